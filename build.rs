@@ -1,0 +1,35 @@
+//! Compiles the protos in Rust (no protoc), Flight's own for reflection only, and records the commit for `--version`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use prost::Message as _;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+
+    let files = protox::compile(["proto/dovetail.proto"], ["proto"])?;
+    let descriptor_set = files.encode_to_vec();
+    std::fs::write(out.join("dovetail_descriptor.bin"), &descriptor_set)?;
+    tonic_prost_build::configure()
+        .compile_well_known_types(true)
+        .extern_path(".google.protobuf", "::pbjson_types")
+        .compile_fds(files)?;
+    let flight = protox::compile(["proto/flight.proto"], ["proto"])?;
+    std::fs::write(out.join("flight_descriptor.bin"), flight.encode_to_vec())?;
+    pbjson_build::Builder::new().register_descriptors(&descriptor_set)?.build(&[".dovetail.v1"])?;
+
+    println!("cargo::rustc-env=DOVETAIL_COMMIT={}", commit());
+    Ok(())
+}
+
+/// The commit being built, with `-dirty` when the tree differs from it; `unknown` outside a checkout.
+fn commit() -> String {
+    println!("cargo::rerun-if-changed=.git/HEAD");
+    let git =
+        |arguments: &[&str]| Command::new("git").args(arguments).output().ok().filter(|output| output.status.success());
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|status| !status.stdout.is_empty());
+    format!("{}{}", String::from_utf8_lossy(&head.stdout).trim(), if dirty { "-dirty" } else { "" })
+}

@@ -1,0 +1,63 @@
+"""Dovetail's client: joins of large tables on the server's devices, over Arrow Flight.
+
+Example:
+    >>> import dovetail
+    >>> client = dovetail.connect(server)
+    >>> client.put("left", {"k": [1, 2, 3], "a": ["x", "y", "z"]}, mode="replace")
+    3
+    >>> client.put("right", {"k": [2, 3, 3], "b": [0.5, 1.5, 2.5]}, mode="replace")
+    3
+    >>> with client.join("left", "right", on="k", how="left") as result:
+    ...     result.table().sort_by([("k", "ascending"), ("b", "ascending")]).to_pydict()
+    {'k': [1, 2, 3, 3], 'a': ['x', 'y', 'z', 'z'], 'b': [None, 0.5, 1.5, 2.5]}
+    >>> client.drop("left"), client.drop("right")
+    (3, 3)
+"""
+
+from ._result import Explanation, Job, JobStatus, Result
+from .client import Client, How, Mode, Strategy, TableInfo, Tables, UploadProgress, connect
+from .errors import (
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    Error,
+    Exhausted,
+    FailedPrecondition,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyExists",
+    "Cancelled",
+    "Client",
+    "DeadlineExceeded",
+    "Error",
+    "Exhausted",
+    "Explanation",
+    "FailedPrecondition",
+    "How",
+    "InternalError",
+    "InvalidRequest",
+    "Job",
+    "JobStatus",
+    "Mode",
+    "NotFound",
+    "PermissionDenied",
+    "Result",
+    "Strategy",
+    "TableInfo",
+    "Tables",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+    "UploadProgress",
+    "connect",
+]

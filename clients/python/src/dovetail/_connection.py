@@ -1,0 +1,183 @@
+"""Connections: one to ask on, and more for streams that run side by side.
+
+One TCP connection is served by one core at each end and tops out near 3 GB/s, so every parallel stream gets its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow.flight as flight
+
+from .errors import Error, Unavailable, translated
+
+Pem = str | bytes | os.PathLike[str]
+
+_SCHEMES = {
+    "grpc": "grpc+tcp",
+    "grpc+tcp": "grpc+tcp",
+    "http": "grpc+tcp",
+    "grpc+tls": "grpc+tls",
+    "grpcs": "grpc+tls",
+    "https": "grpc+tls",
+}
+DEFAULT_PORT = 8815
+
+# A location that says: the connection on which the endpoint was handed out.
+_REUSE = "arrow-flight-reuse-connection"
+
+
+def location_of(uri: str) -> str:
+    """The URI in the form that pyarrow takes.
+
+    >>> location_of("grpc://127.0.0.1:8815")
+    'grpc+tcp://127.0.0.1:8815'
+    >>> location_of("https://gpu-host")
+    'grpc+tls://gpu-host:8815'
+    >>> location_of("localhost:9000")
+    'grpc+tcp://localhost:9000'
+    """
+    parts = urlsplit(uri if "://" in uri else f"grpc://{uri}")
+    scheme = _SCHEMES.get(parts.scheme)
+    if scheme is None or not parts.hostname:
+        raise ValueError(
+            f"{uri!r} is no address of a server; write one such as grpc://127.0.0.1:8815, or grpc+tls://host:8815"
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{scheme}://{host}:{parts.port or DEFAULT_PORT}"
+
+
+def read_pem(pem: Pem | None) -> bytes | None:
+    """The bytes of a certificate or key: given as they are, or as the path of a file."""
+    if pem is None or isinstance(pem, bytes):
+        return pem
+    if isinstance(pem, str) and pem.lstrip().startswith("-----BEGIN"):
+        return pem.encode()
+    return Path(pem).read_bytes()
+
+
+class Connections:
+    """Opens connections to one server, all with the same credentials.
+
+    Connections that were used for a stream are kept for the next one, so that a client opens as many as it ever uses at
+    once.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        token: str | None,
+        tls_root_certs: Pem | None,
+        cert: Pem | None,
+        key: Pem | None,
+        timeout: float | None,
+    ) -> None:
+        self.location = location_of(uri)
+        self.timeout = timeout
+        if token and not (token.isascii() and token.isprintable()):
+            raise ValueError("the token has characters that no header can carry; it is printable ASCII")
+        self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        # Its own pool makes a connection its own; large frames cost less CPU per byte; no limit on what we receive.
+        self._options: dict[str, Any] = {
+            "generic_options": [
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.http2.max_frame_size", 1 << 20),
+                ("grpc.max_receive_message_length", -1),
+            ]
+        }
+        if tls_root_certs is not None:
+            self._options["tls_root_certs"] = read_pem(tls_root_certs)
+        if (cert is None) != (key is None):
+            raise ValueError("mutual TLS takes both cert and key")
+        if cert is not None:
+            self._options["cert_chain"] = read_pem(cert)
+            self._options["private_key"] = read_pem(key)
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[flight.FlightClient]] = {}
+        self._closed = False
+        self._main = self._open(self.location)
+
+    @property
+    def main(self) -> flight.FlightClient:
+        """The connection on which everything is asked."""
+        if self._closed:
+            raise Unavailable("this client is closed; connect again")
+        return self._main
+
+    @contextmanager
+    def stream(self, locations: Sequence[flight.Location] = ()) -> Iterator[flight.FlightClient]:
+        """A connection for one stream, to the first of `locations` that can be reached, or to the server."""
+        location, client = self._take(locations)
+        try:
+            yield client
+        finally:
+            self._give_back(location, client)
+
+    def options(
+        self, timeout: float | None = None, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> flight.FlightCallOptions:
+        """What every call carries."""
+        return flight.FlightCallOptions(
+            timeout=self.timeout if timeout is None else timeout, headers=[*self._headers, *headers]
+        )
+
+    def action(self, kind: str, body: Any = None, timeout: float | None = None) -> list[Any]:
+        """The answers of an action, read as JSON. `body` is sent as JSON, or as it is when it is bytes."""
+        encoded = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        with translated():
+            answers = [
+                result.body.to_pybytes()
+                for result in self.main.do_action(flight.Action(kind, encoded), self.options(timeout))
+            ]
+        return [answer if isinstance(body, bytes) else json.loads(answer) for answer in answers]
+
+    def close(self) -> None:
+        """Closes all connections."""
+        with self._lock:
+            self._closed = True
+            clients = [self._main, *(client for idle in self._idle.values() for client in idle)]
+            self._idle.clear()
+        for client in clients:
+            client.close()
+
+    def _open(self, location: str) -> flight.FlightClient:
+        with translated():
+            return flight.FlightClient(location, **self._options)
+
+    def _take(self, locations: Sequence[flight.Location]) -> tuple[str, flight.FlightClient]:
+        uris = [location.uri.decode() for location in locations]
+        # Empty, or naming this connection: where we asked.
+        candidates = [uri for uri in uris if not uri.startswith(_REUSE)] or [self.location]
+        if len(candidates) < len(uris):
+            candidates = [self.location]
+        failure: Exception | None = None
+        for candidate in candidates:
+            with self._lock:
+                if self._closed:
+                    raise Unavailable("this client is closed; connect again")
+                idle = self._idle.get(candidate)
+                if idle:
+                    return candidate, idle.pop()
+            try:
+                client = self._open(candidate)
+                if candidate != self.location and len(candidates) > 1:
+                    with translated():
+                        client.wait_for_available(timeout=5)
+                return candidate, client
+            except (Error, OSError) as error:
+                failure = error
+        raise Unavailable(f"none of the locations {', '.join(candidates)} can be reached: {failure}")
+
+    def _give_back(self, location: str, client: flight.FlightClient) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.setdefault(location, []).append(client)
+                return
+        client.close()

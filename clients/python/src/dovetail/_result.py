@@ -1,0 +1,453 @@
+"""Jobs and their results."""
+
+from __future__ import annotations
+
+import html
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ._command import length_delimited
+from ._connection import Connections
+from ._progress import ProgressArgument, human_count, reporter
+from .errors import Cancelled, Error, InternalError, NotFound, translated
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+_ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
+
+_ENDED = frozenset({"complete", "failed", "cancelled", "released"})
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What the server tells about a job at one moment.
+
+    Attributes:
+        id: The job's number.
+        state: ``"queued"``, ``"running"``, ``"complete"``, ``"failed"``, ``"cancelled"`` or ``"released"``.
+        progress: The share of its work that is done, 0 to 1.
+        queue_position: Jobs that start before it, while it is queued.
+        predicted_start: When it is expected to start, while it is queued.
+        rows: Rows of the result so far.
+        bytes: Bytes of the result so far.
+        error: Why it failed.
+        raw: Everything that the server said, as it said it.
+    """
+
+    id: int
+    state: str
+    progress: float
+    queue_position: int | None
+    predicted_start: datetime | None
+    rows: int
+    bytes: int
+    error: str | None
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> JobStatus:
+        """Reads the server's answer."""
+        error = answer.get("error")
+        start = answer.get("predicted_start")
+        return cls(
+            id=int(answer["job"]),
+            state=str(answer["state"]),
+            progress=float(answer.get("progress") or 0.0),
+            queue_position=answer.get("queue_position"),
+            predicted_start=None if start is None else datetime.fromisoformat(start.replace("Z", "+00:00")),
+            rows=int(answer.get("rows") or 0),
+            bytes=int(answer.get("bytes") or 0),
+            error=error.get("message") if isinstance(error, Mapping) else error,
+            raw=answer,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.state in _ENDED
+
+    @property
+    def fraction(self) -> float | None:
+        """The share that is done, for a progress bar."""
+        return 1.0 if self.state == "complete" else self.progress
+
+    @property
+    def summary(self) -> str:
+        """State and rows, for people."""
+        if self.state == "queued" and self.queue_position is not None:
+            return f"queued behind {self.queue_position}"
+        return f"{self.state}, {human_count(self.rows)} rows"
+
+
+class Explanation(Mapping[str, Any]):
+    """How a join runs, and why: the plan, its predicted and measured times, the alternatives and why they lost.
+
+    Printing it gives the server's text; it also is a mapping of the details.
+    """
+
+    def __init__(self, details: Mapping[str, Any]) -> None:
+        self._details = details
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return str(self._details.get("text", ""))
+
+    def __getitem__(self, key: str) -> Any:
+        return self._details[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._details)
+
+    def __len__(self) -> int:
+        return len(self._details)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+class Job:
+    """A join that the server runs, or has run.
+
+    :meth:`dovetail.Client.submit` gives one, and :meth:`dovetail.Client.jobs` all of them.
+    """
+
+    def __init__(self, connections: Connections, identity: int, info: flight.FlightInfo | None = None) -> None:
+        self._connections = connections
+        self._info = info
+        self.id = identity
+
+    def status(self) -> JobStatus:
+        """Where it stands now."""
+        return JobStatus.from_json(_one(self._connections.action("job", {"job": self.id}), "job"))
+
+    def progress(self) -> float:
+        """The share of its work that is done, 0 to 1."""
+        return self.status().fraction or 0.0
+
+    def wait(self, timeout: float | None = None, progress: ProgressArgument = None) -> JobStatus:
+        """Waits until it has ended.
+
+        Args:
+            timeout: Seconds to wait at most.
+            progress: ``True`` for a bar on standard error, or a function that is called with each :class:`JobStatus`.
+
+        Raises:
+            Error: What the job failed with.
+            Cancelled: When somebody stopped it.
+            TimeoutError: When it is not done in time. It goes on.
+        """
+        report = reporter(progress, f"job {self.id}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.005
+        while True:
+            status = self.status()
+            report(status)
+            if status.done:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {self.id} is {status.summary} after {timeout} seconds; it goes on")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+        if status.state == "failed":
+            raise _failure(status)
+        if status.state == "cancelled":
+            raise Cancelled(status.error or f"job {self.id} was cancelled")
+        return status
+
+    def explain(self) -> Explanation:
+        """The plan and why it won, with what was measured so far beside what was predicted."""
+        return Explanation(_one(self._connections.action("explain", {"job": self.id}), "explain"))
+
+    def cancel(self) -> None:
+        """Stops it and releases its result. Cancelling a job that has ended only releases the result."""
+        self._connections.action("cancel_job", {"job": self.id})
+
+    def result(self) -> Result:
+        """Its result.
+
+        Raises:
+            NotFound: When the server has released it.
+        """
+        return Result(self._connections, self._info or self._find_info(), self)
+
+    def _find_info(self) -> flight.FlightInfo:
+        """A job that somebody else submitted, or this client earlier: the listing has its endpoints."""
+        with translated():
+            for info in self._connections.main.list_flights(options=self._connections.options()):
+                if metadata(info).get("job") == self.id:
+                    self._info = info
+                    return info
+        raise NotFound(f"job {self.id} has no result; it failed, was cancelled, or its result was released")
+
+    def __repr__(self) -> str:
+        try:
+            status = self.status()
+        except Error as error:
+            return f"<Job {self.id}: {error}>"
+        return f"<Job {self.id}: {status.summary}, {status.progress:.0%}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _failure(status: JobStatus) -> Error:
+    error = status.raw.get("error")
+    code = error.get("code") if isinstance(error, Mapping) else status.raw.get("code")
+    kind = next((kind for kind in Error.__subclasses__() if kind.code == code), Error)
+    return kind(status.error or f"job {status.id} failed")
+
+
+class Result:
+    """The result of a join: fetched as a table, or read as it comes.
+
+    The server keeps it for its lease (five minutes after it is complete, unless ``retain_seconds`` says otherwise),
+    so it can be fetched more than once. Closing it, or leaving its ``with`` block, releases it at once.
+
+    It speaks the Arrow stream interface, so ``pl.DataFrame(result)``, ``pa.table(result)`` and DuckDB read it directly.
+    """
+
+    def __init__(self, connections: Connections, info: flight.FlightInfo, job: Job | None) -> None:
+        self._connections = connections
+        self._info = info
+        self._job = job
+        self._readers: list[_ParallelReader] = []
+        self._released = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns and their types."""
+        return self._info.schema
+
+    @property
+    def job(self) -> Job:
+        """The job that makes it."""
+        if self._job is None:
+            raise InternalError("this is the contents of a table, which no job makes")
+        return self._job
+
+    @property
+    def job_id(self) -> int:
+        """The number of the job that makes it."""
+        return self.job.id
+
+    @property
+    def expiration_time(self) -> Any:
+        """When the endpoints of the result expire, as far as the server has said; it may be extended by reading."""
+        times = [endpoint.expiration_time for endpoint in self._info.endpoints if endpoint.expiration_time is not None]
+        return min(times) if times else None
+
+    def status(self) -> JobStatus:
+        """Where the job stands now."""
+        return self.job.status()
+
+    def progress(self) -> float:
+        """The share of the job's work that is done, 0 to 1."""
+        return self.job.progress()
+
+    def wait(self, timeout: float | None = None, progress: ProgressArgument = None) -> Result:
+        """Waits until the result is complete, as :meth:`Job.wait`, and returns itself."""
+        self.job.wait(timeout, progress)
+        return self
+
+    def explain(self) -> Explanation:
+        """How the join ran, and why."""
+        return self.job.explain()
+
+    def table(self) -> pa.Table:
+        """The whole result, fetched over one connection per endpoint.
+
+        The order of its rows is not defined.
+        """
+        return fetch(self._connections, self._info)
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The result as it is made, batch by batch, over one connection per endpoint.
+
+        A reader that pauses holds no device; the server keeps what was not read yet. The order of the rows is not
+        defined.
+        """
+        parallel = _ParallelReader(self._connections, self._info)
+        self._readers.append(parallel)
+        return pa.RecordBatchReader.from_batches(self.schema, parallel.batches())
+
+    def to_pandas(self, **options: Any) -> pandas.DataFrame:
+        """The whole result as a pandas DataFrame; options are those of ``pyarrow.Table.to_pandas``."""
+        return self.table().to_pandas(**options)
+
+    def to_polars(self) -> polars.DataFrame:
+        """The whole result as a Polars DataFrame."""
+        import polars
+
+        frame = polars.from_arrow(self.table())
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def cancel(self) -> None:
+        """Stops the job and releases the result."""
+        self._released = True
+        for reader in self._readers:
+            reader.stop()
+        body = length_delimited(1, self._info.serialize())
+        self._connections.action("CancelFlightInfo", body)
+
+    def close(self) -> None:
+        """Releases the result. Closing twice does nothing, nor does closing what the server has released already."""
+        if not self._released:
+            with suppress(Error):
+                self.cancel()
+
+    def __enter__(self) -> Result:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.reader().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        head = f"<Result of {'a table' if self._job is None else repr(self._job)}"
+        columns = ", ".join(f"{column.name}: {column.type}" for column in self.schema)
+        return f"{head}; {columns}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(column.name)}</td><td>{html.escape(str(column.type))}</td></tr>"
+            for column in self.schema
+        )
+        title = "a table" if self._job is None else repr(self._job)
+        return f"<p>{html.escape(title)}</p><table><tr><th>column</th><th>type</th></tr>{rows}</table>"
+
+
+def fetch(connections: Connections, info: flight.FlightInfo) -> pa.Table:
+    """All endpoints at once, each on its own connection; their batches in the order of the endpoints."""
+
+    def one(endpoint: flight.FlightEndpoint) -> list[pa.RecordBatch]:
+        with connections.stream(endpoint.locations) as client, translated():
+            reader = client.do_get(endpoint.ticket, connections.options())
+            batches = []
+            while (chunk := _next(reader)) is not None:
+                if chunk.num_rows:
+                    batches.append(chunk)
+            return batches
+
+    endpoints = info.endpoints
+    if len(endpoints) <= 1:
+        parts = [one(endpoint) for endpoint in endpoints]
+    else:
+        with ThreadPoolExecutor(len(endpoints), thread_name_prefix="dovetail-get") as pool:
+            parts = list(pool.map(one, endpoints))
+    return pa.Table.from_batches([batch for part in parts for batch in part], schema=info.schema)
+
+
+def read(connections: Connections, info: flight.FlightInfo) -> pa.RecordBatchReader:
+    """As :meth:`Result.reader`."""
+    return pa.RecordBatchReader.from_batches(info.schema, _ParallelReader(connections, info).batches())
+
+
+def _next(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
+    try:
+        return reader.read_chunk().data
+    except StopIteration:
+        return None
+
+
+class _ParallelReader:
+    """Reads all endpoints side by side and hands on whatever comes first, a few batches ahead of its consumer.
+
+    All endpoints must be read at the same time: a result that is released while it is read goes on only when none of
+    its streams is left waiting.
+    """
+
+    _AHEAD_PER_ENDPOINT = 2
+
+    def __init__(self, connections: Connections, info: flight.FlightInfo) -> None:
+        self._connections = connections
+        self._endpoints: Sequence[flight.FlightEndpoint] = info.endpoints
+        ahead = max(1, len(self._endpoints)) * self._AHEAD_PER_ENDPOINT
+        self._ready: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(maxsize=ahead)
+        self._stopped = threading.Event()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches; raises what a stream failed with."""
+        threads = [
+            threading.Thread(target=self._read, args=(endpoint,), name="dovetail-read", daemon=True)
+            for endpoint in self._endpoints
+        ]
+        for thread in threads:
+            thread.start()
+        running = len(threads)
+        try:
+            while running:
+                item = self._ready.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield item
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the streams, wherever they are."""
+        self._stopped.set()
+
+    def _read(self, endpoint: flight.FlightEndpoint) -> None:
+        try:
+            with self._connections.stream(endpoint.locations) as client, translated():
+                reader = client.do_get(endpoint.ticket, self._connections.options())
+                while not self._stopped.is_set() and (batch := _next(reader)) is not None:
+                    if batch.num_rows:
+                        self._hand_on(batch)
+                if self._stopped.is_set():
+                    reader.cancel()
+                    with suppress(*_ARROW_FAILURES):
+                        while _next(reader) is not None:
+                            pass
+        except Exception as error:
+            self._hand_on(error)
+        self._hand_on(None)
+
+    def _hand_on(self, item: pa.RecordBatch | Exception | None) -> None:
+        while not self._stopped.is_set():
+            try:
+                return self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+
+def metadata(info: flight.FlightInfo) -> dict[str, Any]:
+    """What the server says about a table or job beside its endpoints."""
+    answer = json.loads(info.app_metadata or b"{}")
+    return answer if isinstance(answer, dict) else {}
+
+
+def _one(answers: Sequence[Any], action: str) -> Mapping[str, Any]:
+    if not answers:
+        raise InternalError(f"the server gave no answer to the action {action!r}")
+    answer: Mapping[str, Any] = answers[0]
+    return answer

@@ -1,0 +1,126 @@
+"""What can be uploaded, brought into one shape: a schema, batches of a good size, and the number of rows when known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+MESSAGE_BYTES = 4 << 20
+"""Batches are cut to messages of about this size: small enough for caches, large enough to be worth a message."""
+
+_SMALL_BYTES = 256 << 10
+"""Batches below this size are put together: each costs a message, and later a step of the join."""
+
+
+@dataclass
+class Source:
+    """Rows to upload."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    rows: int | None
+    """How many, when that is known before they are read."""
+
+
+def source(data: Any) -> Source:
+    """Reads any of the forms that :meth:`dovetail.Client.put` documents."""
+    found = _find(data)
+    return Source(found.schema, _sized(found.schema, found.batches), found.rows)
+
+
+def _find(data: Any) -> Source:
+    if isinstance(data, pa.Table):
+        return Source(data.schema, iter(data.to_batches()), data.num_rows)
+    if isinstance(data, pa.RecordBatch):
+        return Source(data.schema, iter([data]), data.num_rows)
+    if isinstance(data, pa.RecordBatchReader):
+        return Source(data.schema, iter(data), None)
+    if isinstance(data, (str, os.PathLike)):
+        return _dataset(_open_path(data))
+    module = type(data).__module__.split(".")[0]
+    if module == "pandas" and hasattr(data, "to_dict"):
+        return _find(pa.Table.from_pandas(data))
+    if module == "polars" and hasattr(data, "collect"):
+        data = data.collect()
+    if hasattr(data, "scanner") and hasattr(data, "count_rows"):
+        return _dataset(data)
+    if hasattr(data, "__arrow_c_stream__"):
+        rows = len(data) if hasattr(data, "__len__") else None
+        reader = pa.RecordBatchReader.from_stream(data)
+        return Source(reader.schema, iter(reader), rows)
+    if isinstance(data, dict):
+        return _find(pa.table(data))
+    if isinstance(data, Iterable):
+        return _find_in_iterable(iter(data))
+    raise TypeError(
+        f"a {type(data).__name__} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, "
+        "a pandas or Polars DataFrame, the path of a Parquet, Arrow or CSV file, or a sequence of record batches"
+    )
+
+
+def _find_in_iterable(items: Iterator[Any]) -> Source:
+    first = next(items, None)
+    if not isinstance(first, pa.RecordBatch):
+        raise TypeError(
+            "a sequence to upload holds pyarrow RecordBatches, at least one, since the first has the schema"
+        )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from items
+
+    return Source(first.schema, batches(), None)
+
+
+def _open_path(path: str | os.PathLike[str]) -> Any:
+    import pyarrow.dataset as dataset
+
+    text = os.fspath(path)
+    if not os.path.exists(text):
+        raise FileNotFoundError(f"there is no file {text!r} to upload")
+    suffix = os.path.splitext(text)[1].lower()
+    formats = {".csv": "csv", ".arrow": "ipc", ".ipc": "ipc", ".feather": "ipc", ".orc": "orc", ".json": "json"}
+    return dataset.dataset(text, format=formats.get(suffix, "parquet"))
+
+
+def _dataset(data: Any) -> Source:
+    reader = data.scanner(use_threads=True, batch_readahead=4).to_reader()
+    return Source(reader.schema, iter(reader), data.count_rows())
+
+
+def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order: large batches cut, small ones put together."""
+    small: list[pa.RecordBatch] = []
+    small_bytes = 0
+    for batch in batches:
+        if batch.schema != schema:
+            raise ValueError(
+                f"the schema of the batches changes from {schema} to {batch.schema}; upload one schema at a time"
+            )
+        if batch.num_rows == 0:
+            continue
+        size_bytes = batch.nbytes
+        if size_bytes < _SMALL_BYTES:
+            small.append(batch)
+            small_bytes += size_bytes
+            if small_bytes >= _SMALL_BYTES or len(small) >= 1024:
+                yield from _together(small)
+                small, small_bytes = [], 0
+            continue
+        yield from _together(small)
+        small, small_bytes = [], 0
+        rows = max(1, batch.num_rows * MESSAGE_BYTES // size_bytes)
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
+    yield from _together(small)
+
+
+def _together(batches: list[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    if len(batches) < 2:
+        return list(batches)
+    together: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return together

@@ -1,0 +1,218 @@
+"""Uploads: one stream, or several into one table that appears when all of them are through."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ._connection import Connections
+from ._progress import human_bytes, human_count
+from ._source import Source
+from .errors import Error, translated
+
+OPTIONS_HEADER = b"dovetail-upload-options"
+"""pyarrow cannot put metadata on the first message of an upload, so the options travel as a header of the call."""
+
+_ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
+
+
+@dataclass(frozen=True)
+class UploadProgress:
+    """How far an upload is, as the server has acknowledged it.
+
+    Attributes:
+        rows: Rows that the server has taken.
+        bytes: Bytes of their buffers.
+        rows_total: Rows to upload, when that is known.
+        seconds: Since the upload began.
+        done: Whether the table is there.
+    """
+
+    rows: int
+    bytes: int
+    rows_total: int | None
+    seconds: float
+    done: bool = False
+
+    @property
+    def fraction(self) -> float | None:
+        """The share that is done, 0 to 1; ``None`` when the total is not known."""
+        if self.done:
+            return 1.0
+        return None if not self.rows_total else min(1.0, self.rows / self.rows_total)
+
+    @property
+    def summary(self) -> str:
+        """Rows, bytes and rate, for people."""
+        rate = f", {human_bytes(self.bytes / self.seconds)}/s" if self.seconds > 0 else ""
+        left = ""
+        if not self.done and self.fraction and self.seconds > 1:
+            left = f", {self.seconds * (1 - self.fraction) / self.fraction:.0f} s left"
+        return f"{human_count(self.rows)} rows, {human_bytes(self.bytes)}{rate}{left}"
+
+
+def upload(
+    connections: Connections,
+    name: str,
+    data: Source,
+    options: dict[str, Any],
+    streams: int,
+    report: Callable[[UploadProgress], None],
+) -> UploadProgress:
+    """Uploads `data` over `streams` connections and returns what the server took.
+
+    A stream that pyarrow gives up looks to the server like one that ended well, whatever the reason. So even a single
+    stream goes under an upload ID, and the table appears when we say that all of it is there.
+    """
+    identity = uuid.uuid4().hex
+    options = {**options, "upload": identity}
+    tally = _Tally(data.rows, report)
+    batches = _Shared(data.batches)
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            _send(connections, name, data.schema, batches, options, tally)
+        except Exception as error:
+            batches.stop()
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, name=f"dovetail-put-{index}") for index in range(1, streams)]
+    try:
+        for thread in threads:
+            thread.start()
+        work()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise _cause(failures)
+        connections.action("commit_upload", {"upload": identity})
+    except BaseException:
+        # An interrupted or failed upload leaves nothing behind; the server forgets it by itself when we cannot say so.
+        batches.stop()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+        with suppress(Error):
+            connections.action("abort_upload", {"upload": identity})
+        raise
+    return tally.finish()
+
+
+def _cause(failures: Sequence[Exception]) -> Exception:
+    """The failure that the server or the data gave a reason for, before those that only followed from it."""
+    return next((failure for failure in failures if isinstance(failure, Error)), failures[0])
+
+
+def _send(
+    connections: Connections,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    options: dict[str, Any],
+    tally: _Tally,
+) -> None:
+    header = [(OPTIONS_HEADER, json.dumps(options).encode())]
+    with connections.stream() as client, translated():
+        descriptor = flight.FlightDescriptor.for_path(name)
+        writer, acks = client.do_put(descriptor, schema, connections.options(headers=header))
+        # Acknowledgements are read beside the writing, so that neither side waits for the other.
+        listener = threading.Thread(target=_listen, args=(acks, tally.stream()), name="dovetail-acks")
+        listener.start()
+        try:
+            for batch in batches:
+                writer.write_batch(batch)
+            writer.done_writing()
+        except BaseException:
+            with suppress(*_ARROW_FAILURES):
+                writer.done_writing()
+            listener.join()
+            # The status of the call says why writing failed, where writing itself only says that it did.
+            writer.close()
+            raise
+        listener.join()
+        writer.close()
+
+
+def _listen(acks: flight.FlightMetadataReader, stream: _Stream) -> None:
+    # A failure here is the failure of the call, which closing the writer reports.
+    with suppress(*_ARROW_FAILURES):
+        while (ack := acks.read()) is not None:
+            taken = json.loads(ack.to_pybytes() or b"{}")
+            stream.taken(int(taken.get("rows", 0)), int(taken.get("bytes", 0)))
+
+
+class _Tally:
+    """Adds up what the streams of one upload have had acknowledged."""
+
+    def __init__(self, rows_total: int | None, report: Callable[[UploadProgress], None]) -> None:
+        self._rows_total = rows_total
+        self._report = report
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        self._streams: list[_Stream] = []
+
+    def stream(self) -> _Stream:
+        stream = _Stream(self)
+        with self._lock:
+            self._streams.append(stream)
+        return stream
+
+    def changed(self) -> None:
+        with self._lock:
+            self._report(self._now(done=False))
+
+    def finish(self) -> UploadProgress:
+        with self._lock:
+            state = self._now(done=True)
+            self._report(state)
+            return state
+
+    def _now(self, done: bool) -> UploadProgress:
+        return UploadProgress(
+            rows=sum(stream.rows for stream in self._streams),
+            bytes=sum(stream.bytes for stream in self._streams),
+            rows_total=self._rows_total,
+            seconds=time.monotonic() - self._start,
+            done=done,
+        )
+
+
+class _Stream:
+    def __init__(self, tally: _Tally) -> None:
+        self._tally = tally
+        self.rows = 0
+        self.bytes = 0
+
+    def taken(self, rows: int, size_bytes: int) -> None:
+        """The server says how much of this stream it has taken, from its beginning."""
+        self.rows, self.bytes = max(self.rows, rows), max(self.bytes, size_bytes)
+        self._tally.changed()
+
+
+class _Shared(Iterator[pa.RecordBatch]):
+    """One iterator that several threads draw from."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def __next__(self) -> pa.RecordBatch:
+        with self._lock:
+            if self._stopped:
+                raise StopIteration
+            return next(self._batches)
+
+    def stop(self) -> None:
+        """Nothing more comes."""
+        self._stopped = True

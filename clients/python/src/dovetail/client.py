@@ -1,0 +1,418 @@
+"""The client: tables up, joins asked for, results down."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from ._command import On, encode, join_command
+from ._connection import Connections, Pem
+from ._progress import ProgressArgument, human_bytes, human_count, reporter
+from ._result import Explanation, Job, JobStatus, Result, fetch, metadata, read
+from ._source import source
+from ._upload import UploadProgress, upload
+from .errors import InternalError, translated
+
+How = Literal["inner", "left", "right", "full", "left_semi", "left_anti", "right_semi", "right_anti"]
+"""Which rows of a join survive."""
+
+Strategy = Literal["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"]
+"""How a join is composed; ``"auto"`` lets the planner choose. The server may know more than these."""
+
+Mode = Literal["create", "replace", "append", "create_if_missing"]
+"""What an upload does with a table of that name."""
+
+DEFAULT_URI = "grpc://127.0.0.1:8815"
+
+
+def connect(
+    uri: str | None = None,
+    *,
+    token: str | None = None,
+    tls_root_certs: Pem | None = None,
+    cert: Pem | None = None,
+    key: Pem | None = None,
+    timeout: float | None = None,
+) -> Client:
+    """Connects to a server.
+
+    Args:
+        uri: Its address, such as ``"grpc://127.0.0.1:8815"``, or ``"grpc+tls://host:8815"`` with TLS. Default: the
+            environment variable ``DOVETAIL_SERVER``, else the address on which a server listens by default.
+        token: The bearer token. Default: the environment variable ``DOVETAIL_TOKEN``.
+        tls_root_certs: Certificates of the authorities to trust (PEM, or the path of a file). Default: the system's.
+        cert: The client's certificate chain, for mutual TLS.
+        key: Its private key.
+        timeout: Seconds that each call may take, transfers included. Default: no limit.
+
+    Raises:
+        Unavailable: When nothing answers there.
+        Unauthenticated: When the server wants a token, or another one.
+
+    Example:
+        >>> import dovetail
+        >>> client = dovetail.connect(server)
+        >>> client
+        <Client of grpc://...>
+    """
+    uri = uri or os.environ.get("DOVETAIL_SERVER") or DEFAULT_URI
+    token = token or os.environ.get("DOVETAIL_TOKEN") or None
+    client = Client(uri, Connections(uri, token, tls_root_certs, cert, key, timeout))
+    try:
+        client.server_info()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table that the server holds.
+
+    Attributes:
+        name: Its name.
+        rows: Number of rows.
+        bytes: Bytes of its buffers in the server's memory.
+        schema: Columns and their types.
+        details: Everything else that the server says, such as ``sorted_by``.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    schema: pa.Schema
+    details: Mapping[str, Any] = field(repr=False)
+
+
+class Tables(Sequence[TableInfo]):
+    """The tables of a server; shows itself as a table."""
+
+    def __init__(self, tables: Sequence[TableInfo]) -> None:
+        self._tables = list(tables)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tables[index]
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __iter__(self) -> Iterator[TableInfo]:
+        return iter(self._tables)
+
+    def __repr__(self) -> str:
+        if not self._tables:
+            return "no tables"
+        rows = [("table", "rows", "bytes", "columns"), *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            f"{name:{widths[0]}}  {count:>{widths[1]}}  {size:>{widths[2]}}  {columns}"
+            for name, count, size, columns in rows
+        )
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()
+        )
+        return f"<table><tr><th>table</th><th>rows</th><th>bytes</th><th>columns</th></tr>{body}</table>"
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (
+                table.name,
+                human_count(table.rows),
+                human_bytes(table.bytes),
+                ", ".join(f"{column.name}: {column.type}" for column in table.schema),
+            )
+            for table in self._tables
+        ]
+
+
+class Client:
+    """A connection to a Dovetail server. :func:`connect` makes one.
+
+    It may be used from several threads at once. Example:
+
+        >>> import pyarrow as pa
+        >>> client.put("orders", pa.table({"id": [1, 2, 3], "customer": ["ann", "bob", "ann"]}))
+        3
+        >>> client.put("items", pa.table({"order": [1, 1, 3, 4], "price": [5, 7, 9, 11]}))
+        4
+        >>> result = client.join("orders", "items", on={"id": "order"})
+        >>> result.table().sort_by("price").to_pydict()
+        {'id': [1, 1, 3], 'customer': ['ann', 'ann', 'ann'], 'price': [5, 7, 9]}
+        >>> client.drop("orders"), client.drop("items")
+        (3, 4)
+    """
+
+    def __init__(self, uri: str, connections: Connections) -> None:
+        self.uri = uri
+        self._connections = connections
+
+    # Tables
+
+    def put(
+        self,
+        name: str,
+        data: Any,
+        mode: Mode = "create",
+        *,
+        sorted_by: str | Sequence[str] = (),
+        unique: str | Sequence[str | Sequence[str]] = (),
+        streams: int = 1,
+        progress: ProgressArgument = None,
+    ) -> int:
+        """Uploads a table, which appears in whole when all of it is there, or not at all.
+
+        Args:
+            name: The table's name.
+            data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or anything
+                else with the Arrow stream interface; the path of a Parquet, Arrow (IPC) or CSV file or of a folder of
+                Parquet files; a sequence of record batches; a dictionary of columns.
+            mode: ``"create"`` (the name must be free), ``"replace"``, ``"append"`` (the table must be there) or
+                ``"create_if_missing"`` (append, or create).
+            sorted_by: Columns by which the rows are sorted, ascending, nulls first. The server checks it, and saves the
+                sorting in joins.
+            unique: Columns (or sets of columns) whose values are distinct; trusted for planning only.
+            streams: How many connections to send over at once. One tops out near 3 GB/s; with more, the order of the
+                rows is not kept.
+            progress: ``True`` for a bar on standard error, or a function that is called with each
+                :class:`UploadProgress`.
+
+        Returns:
+            The number of rows that the server took.
+
+        Raises:
+            AlreadyExists: In mode ``"create"``, when there is a table of that name.
+            NotFound: In mode ``"append"``, when there is none.
+            InvalidRequest: For a type or option that the server does not accept.
+            Exhausted: When the server has no room for it.
+
+        Example:
+            >>> client.put("letters", {"letter": ["a", "b"], "n": [1, 2]}, mode="replace", sorted_by="letter")
+            2
+            >>> client.put("letters", {"letter": ["c"], "n": [3]}, mode="append")
+            1
+            >>> client.drop("letters")
+            3
+        """
+        if streams < 1:
+            raise ValueError(f"streams is {streams}; an upload takes at least one")
+        if sorted_by and streams > 1:
+            raise ValueError("sorted_by needs streams=1: several streams do not keep the order of the rows")
+        options: dict[str, Any] = {"mode": mode}
+        if sorted_by:
+            options["sorted_by"] = [sorted_by] if isinstance(sorted_by, str) else list(sorted_by)
+        if unique:
+            sets = [unique] if isinstance(unique, str) else list(unique)
+            options["unique"] = [[columns] if isinstance(columns, str) else list(columns) for columns in sets]
+        report = reporter(progress, f"put {name}")
+        return upload(self._connections, name, source(data), options, streams, report).rows
+
+    def get(self, name: str) -> pa.Table:
+        """A whole table, fetched over several connections; rows in the order in which they were uploaded.
+
+        Example:
+            >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
+            2
+            >>> client.get("letters").to_pydict()
+            {'letter': ['a', 'b']}
+            >>> client.drop("letters")
+            2
+        """
+        return fetch(self._connections, self._info(flight.FlightDescriptor.for_path(name)))
+
+    def reader(self, name: str) -> pa.RecordBatchReader:
+        """A table batch by batch, over several connections; the order of the batches is not kept."""
+        return read(self._connections, self._info(flight.FlightDescriptor.for_path(name)))
+
+    def schema(self, name: str) -> pa.Schema:
+        """The columns of a table."""
+        with translated():
+            descriptor = flight.FlightDescriptor.for_path(name)
+            return self._connections.main.get_schema(descriptor, self._connections.options()).schema
+
+    def tables(self) -> Tables:
+        """All tables, by name.
+
+        Example:
+            >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
+            2
+            >>> [(table.name, table.rows) for table in client.tables() if table.name == "letters"]
+            [('letters', 2)]
+            >>> client.drop("letters")
+            2
+        """
+        found = []
+        with translated():
+            for info in self._connections.main.list_flights(options=self._connections.options()):
+                path = info.descriptor.path
+                if info.descriptor.descriptor_type == flight.DescriptorType.PATH and path:
+                    details = metadata(info)
+                    table = TableInfo(path[0].decode(), info.total_records, info.total_bytes, info.schema, details)
+                    found.append(table)
+        return Tables(sorted(found, key=lambda table: table.name))
+
+    def drop(self, name: str) -> int:
+        """Removes a table and returns how many rows it had. Whoever reads it at the moment finishes."""
+        answer = self._answer("drop_table", {"name": name})
+        return int(answer.get("rows", 0))
+
+    # Joins
+
+    def join(
+        self,
+        left: str,
+        right: str,
+        on: On,
+        how: How = "inner",
+        columns: Sequence[str] | None = None,
+        strategy: Strategy | str = "auto",
+        *,
+        nulls_equal: bool = False,
+        into: str | None = None,
+        devices: int | Sequence[str] | None = None,
+        priority: int = 0,
+        retain_seconds: int | None = None,
+        batch_rows: int | None = None,
+        progress: ProgressArgument = None,
+    ) -> Result:
+        """Joins two tables of the server. Returns as soon as the join is queued; fetching the result waits for it.
+
+        Args:
+            left: Name of the left table.
+            right: Name of the right table.
+            on: Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}``, or a list of names
+                and pairs.
+            how: Which rows survive: ``"inner"``, ``"left"``, ``"right"``, ``"full"``, ``"left_semi"``, ``"left_anti"``,
+                ``"right_semi"`` or ``"right_anti"``.
+            columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
+                the keys once, the rest of left, the rest of right, with the suffix ``_right`` where a name clashes.
+            strategy: How it is done; ``"auto"`` lets the planner choose. :meth:`explain` shows the choice.
+            nulls_equal: Whether a null key matches a null key.
+            into: Keeps the result as a table of this name.
+            devices: How many devices may run it, or a list of their names.
+            priority: -100 to 100; jobs of higher priority start first.
+            retain_seconds: How long the result is kept once it is complete. 0: released as it is read, by one reader,
+                so that it may be larger than the server's memory.
+            batch_rows: Rows per batch of the result, at most.
+            progress: ``True`` for a bar on standard error, or a function that is called with each :class:`JobStatus`;
+                waits until the result is complete.
+
+        Raises:
+            NotFound: When there is no such table.
+            InvalidRequest: When a column is missing, types do not fit, or an option has no such value.
+            Exhausted: When the queue is full, or no strategy fits into the devices' memory.
+        """
+        command = join_command(
+            left, right, on, how, columns, strategy, nulls_equal, into, devices, priority, retain_seconds, batch_rows
+        )
+        result = self._submit(command).result()
+        if progress:
+            result.wait(progress=progress)
+        return result
+
+    def submit(self, left: str, right: str, on: On, how: How = "inner", **options: Any) -> Job:
+        """As :meth:`join`, for those who come back later: the job, to wait for, look at or cancel.
+
+        Example:
+            >>> client.put("a", {"k": [1, 2]}), client.put("b", {"k": [2, 3]})
+            (2, 2)
+            >>> job = client.submit("a", "b", on="k", into="both")
+            >>> job.wait().rows
+            1
+            >>> client.get("both").to_pydict()
+            {'k': [2]}
+            >>> [client.drop(name) for name in ("a", "b", "both")]
+            [2, 2, 1]
+        """
+        return self._submit(join_command(left, right, on, how, **options))
+
+    def command(self, command: Mapping[str, Any]) -> Result:
+        """Runs a command in its JSON form, such as ``{"join": {"left": "a", ...}}``."""
+        return self._submit(command).result()
+
+    def explain(self, left: str, right: str, on: On, how: How = "inner", **options: Any) -> Explanation:
+        """How a join would run, and why, without running it. Takes what :meth:`join` takes."""
+        return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
+
+    def jobs(self) -> list[JobStatus]:
+        """What runs, waits, or has ended and is remembered: yours, or everybody's for an admin; oldest first."""
+        return [JobStatus.from_json(answer) for answer in self._connections.action("list_jobs")]
+
+    def job(self, identity: int) -> Job:
+        """The job of that number.
+
+        Raises:
+            NotFound: When the server does not know it (any more).
+        """
+        job = Job(self._connections, identity)
+        job.status()
+        return job
+
+    # The server
+
+    def topology(self) -> Mapping[str, Any]:
+        """The devices of the server, their memory, and the links between them."""
+        return self._answer("topology")
+
+    def server_info(self) -> Mapping[str, Any]:
+        """Version, devices, memory and the limits that a client meets.
+
+        Example:
+            >>> client.server_info()["name"]
+            'dovetail'
+        """
+        return self._answer("server_info")
+
+    def close(self) -> None:
+        """Closes all connections. Results that were not closed stay on the server for their lease."""
+        self._connections.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.uri}>"
+
+    def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        with translated():
+            return self._connections.main.get_flight_info(descriptor, self._connections.options())
+
+    def _submit(self, command: Mapping[str, Any]) -> Job:
+        info = self._info(flight.FlightDescriptor.for_command(encode(command)))
+        details = metadata(info)
+        if "job" not in details:
+            raise InternalError("the server answered a join without naming its job")
+        return Job(self._connections, int(details["job"]), info)
+
+    def _answer(self, action: str, body: Any = None) -> Mapping[str, Any]:
+        answers = self._connections.action(action, body)
+        if not answers:
+            raise InternalError(f"the server gave no answer to the action {action!r}")
+        answer: Mapping[str, Any] = answers[0]
+        return answer
+
+
+__all__ = [
+    "Client",
+    "How",
+    "Mode",
+    "Strategy",
+    "TableInfo",
+    "Tables",
+    "UploadProgress",
+    "connect",
+]

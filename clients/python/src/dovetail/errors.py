@@ -1,0 +1,181 @@
+"""What can go wrong, by who can act on it.
+
+Every failure that the server reports is a subclass of :class:`Error` whose text is exactly the server's sentence,
+without what gRPC and pyarrow put around it. The classes follow the gRPC status codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+
+class Error(Exception):
+    """Something that the server, or the way to it, refused.
+
+    Attributes:
+        code: The gRPC status code in capitals, such as ``"NOT_FOUND"``.
+    """
+
+    code: str = "UNKNOWN"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(Error, ValueError):
+    """The request is wrong as it stands; sending it again changes nothing."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFound(Error, LookupError):
+    """A table, job, upload or ticket of that name does not exist (any more)."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExists(Error):
+    """The name is taken: choose another, or ``mode="replace"``."""
+
+    code = "ALREADY_EXISTS"
+
+
+class FailedPrecondition(Error):
+    """The thing that the request names is in the wrong state for it."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class Unauthenticated(Error):
+    """There is no token, or it is not known to the server."""
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDenied(Error):
+    """The server knows the caller, who may not do this."""
+
+    code = "PERMISSION_DENIED"
+
+
+class Exhausted(Error):
+    """Memory, a quota or the queue is full: wait, ask for less, or raise the setting that the message names."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(Error):
+    """The server cannot be reached, or cannot serve now. Trying again later may work."""
+
+    code = "UNAVAILABLE"
+
+
+class Cancelled(Error):
+    """Somebody stopped the work."""
+
+    code = "CANCELLED"
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """The timeout passed before the work was done."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Unsupported(Error, NotImplementedError):
+    """The protocol allows it and this server does not do it."""
+
+    code = "UNIMPLEMENTED"
+
+
+class InternalError(Error):
+    """A defect of the server. Please report it, with the server's log."""
+
+    code = "INTERNAL"
+
+
+# How pyarrow words each status code.
+_BY_WORDING: dict[str, type[Error]] = {
+    "invalid argument": InvalidRequest,
+    "out-of-range": InvalidRequest,
+    "not found": NotFound,
+    "already exists": AlreadyExists,
+    "precondition failed": FailedPrecondition,
+    "unauthenticated": Unauthenticated,
+    "unauthorized": PermissionDenied,
+    "resource exhausted": Exhausted,
+    "unavailable": Unavailable,
+    "timeout": DeadlineExceeded,
+    "unimplemented": Unsupported,
+    "internal": InternalError,
+    "aborted": InternalError,
+    "data loss": InternalError,
+}
+
+# Where the wording does not help, the class of pyarrow's exception does.
+_BY_CLASS: list[tuple[type[BaseException], type[Error]]] = [
+    (flight.FlightUnavailableError, Unavailable),
+    (flight.FlightCancelledError, Cancelled),
+    (flight.FlightTimedOutError, DeadlineExceeded),
+    (flight.FlightUnauthenticatedError, Unauthenticated),
+    (flight.FlightUnauthorizedError, PermissionDenied),
+    (flight.FlightInternalError, InternalError),
+    (pa.ArrowNotImplementedError, Unsupported),
+]
+
+_WRAPPING = re.compile(
+    r"^(?:[A-Za-z]+: )?(?:Flight|gRPC) "
+    r"(?:returned (?P<status>[a-z -]+) error, with|cancelled call, with|RPC failed with) message: (?P<message>.*)$",
+    re.DOTALL,
+)
+# pyarrow appends this to errors of streams; the server's sentence ends before it.
+_DEBUG_CONTEXT = ". gRPC client debug context: "
+
+
+def from_arrow(error: BaseException) -> Error | None:
+    """The error of this package for an exception of pyarrow's Flight client; ``None`` when it is not one.
+
+    An exception that pyarrow raises by itself, without the server, such as one about the caller's data, has no wrapping
+    to take off and stays as it is.
+    """
+    if isinstance(error, Error):
+        return error
+    text = str(error)
+    wrapped = _WRAPPING.match(text)
+    if wrapped is None:
+        for theirs, ours in _BY_CLASS[:1]:
+            if isinstance(error, theirs):
+                return ours(text)
+        return None
+    message = wrapped["message"].split(_DEBUG_CONTEXT, 1)[0].strip()
+    kind = _BY_WORDING.get(wrapped["status"] or "")
+    if kind is None:
+        kind = next((ours for theirs, ours in _BY_CLASS if isinstance(error, theirs)), Error)
+    if kind is InternalError and _is_a_lost_connection(message):
+        kind = Unavailable
+    return kind(message)
+
+
+def _is_a_lost_connection(message: str) -> bool:
+    return any(words in message for words in ("Stream removed", "Connection reset", "Socket closed", "GOAWAY"))
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises what pyarrow raises inside as an :class:`Error`."""
+    try:
+        yield
+    except (pa.ArrowException, flight.FlightError, KeyError, OSError) as error:
+        ours = from_arrow(error)
+        if ours is None or ours is error:
+            raise
+        raise ours from None

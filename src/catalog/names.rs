@@ -1,0 +1,280 @@
+//! Tables by name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use parking_lot::RwLock;
+
+use super::quota::{Charge, Ledger};
+use super::{Adopter, Table, TenantLimits, TenantUsage};
+use crate::memory::Arena;
+use crate::{Error, Result};
+
+/// Bytes that a name may have.
+const NAME_BYTES_MAX: usize = 255;
+
+/// All tables, by name. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Catalog {
+    arena: Arena,
+    tables_max: Option<usize>,
+    ledger: Ledger,
+    names: Arc<RwLock<Names>>,
+}
+
+/// What names stand for. One lock over both maps: whether a name is free is a question to both.
+#[derive(Debug, Default)]
+struct Names {
+    tables: BTreeMap<String, Arc<Table>>,
+    /// What the name is kept for, to be told to the next who asks.
+    reserved: HashMap<String, Reserved>,
+}
+
+#[derive(Debug)]
+struct Reserved {
+    owner: String,
+    purpose: String,
+}
+
+impl Catalog {
+    /// An empty catalog whose tables live in `arena`.
+    pub fn new(arena: Arena) -> Self {
+        Self::with_limits(arena, TenantLimits::default())
+    }
+
+    /// As [`Catalog::new`], with a limit to what each tenant may hold.
+    pub fn with_limits(arena: Arena, limits: TenantLimits) -> Self {
+        Self { arena, tables_max: limits.tables, ledger: Ledger::new(limits), names: Arc::default() }
+    }
+
+    /// Where the tables' buffers live.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The table of that name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn table(&self, name: &str) -> Result<Arc<Table>> {
+        self.names.read().tables.get(name).cloned().ok_or_else(|| no_table(name))
+    }
+
+    /// All tables, by name.
+    pub fn tables(&self) -> Vec<Arc<Table>> {
+        self.names.read().tables.values().cloned().collect()
+    }
+
+    /// Makes a table appear under a name that is free.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`]; [`Error::Exhausted`] when its owner has as many tables as it may; [`Error::Invalid`] for the
+    /// name.
+    pub fn create(&self, table: Table) -> Result<Arc<Table>> {
+        self.reserve(&table.name, &table.owner, "being created")?.publish(table)
+    }
+
+    /// Makes a table appear, in the place of one of that name if there is one.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] when the name is reserved for a table that is being made; [`Error::Exhausted`] when its owner
+    /// has as many tables as it may; [`Error::Invalid`] for the name.
+    pub fn replace(&self, table: Table) -> Result<Arc<Table>> {
+        check_name(&table.name)?;
+        let mut names = self.names.write();
+        names.check_unreserved(&table.name)?;
+        self.insert(&mut names, table)
+    }
+
+    /// Makes a table appear in the place of `expected`; `None` when something else has happened to the name meanwhile.
+    ///
+    /// # Errors
+    /// As [`Catalog::replace`].
+    pub(super) fn swap(&self, expected: Option<&Arc<Table>>, table: Table) -> Result<Option<Arc<Table>>> {
+        check_name(&table.name)?;
+        let mut names = self.names.write();
+        names.check_unreserved(&table.name)?;
+        let unchanged = match (names.tables.get(&table.name), expected) {
+            (Some(found), Some(expected)) => Arc::ptr_eq(found, expected),
+            (None, None) => true,
+            _ => false,
+        };
+        if !unchanged {
+            return Ok(None);
+        }
+        self.insert(&mut names, table).map(Some)
+    }
+
+    /// Keeps a free name for a table that is being made, until the reservation is used or dropped. `purpose` tells others
+    /// why they cannot have the name: `being uploaded`, `the result of job 7`.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name; [`Error::Exhausted`] when `owner` has as many tables as it
+    /// may, counting its reservations.
+    pub fn reserve(&self, name: &str, owner: &str, purpose: &str) -> Result<NameReservation> {
+        check_name(name)?;
+        let mut names = self.names.write();
+        names.check_unreserved(name)?;
+        if names.tables.contains_key(name) {
+            return Err(exists(name));
+        }
+        self.check_tables(&names, owner)?;
+        names.reserved.insert(name.into(), Reserved { owner: owner.into(), purpose: purpose.into() });
+        Ok(NameReservation { catalog: self.clone(), name: name.into(), held: true })
+    }
+
+    /// Fails when the name is reserved for a table that is being made.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name.
+    pub(super) fn check_unreserved(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        self.names.read().check_unreserved(name)
+    }
+
+    /// Removes a table. Those who read it keep it until they are done.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn drop_table(&self, name: &str) -> Result<Arc<Table>> {
+        self.names.write().tables.remove(name).ok_or_else(|| no_table(name))
+    }
+
+    /// An account of `owner` that bytes can be charged to.
+    pub fn charge(&self, owner: &str) -> Charge {
+        self.ledger.charge(owner)
+    }
+
+    /// What a tenant holds.
+    pub fn usage(&self, owner: &str) -> TenantUsage {
+        let tables = self.names.read().tables.values().filter(|table| table.owner == owner).count();
+        TenantUsage { bytes: self.ledger.bytes(owner), tables }
+    }
+
+    /// What each tenant holds that holds anything, by name.
+    pub fn usage_of_all(&self) -> BTreeMap<String, TenantUsage> {
+        let mut owners = self.ledger.owners();
+        owners.extend(self.names.read().tables.values().map(|table| table.owner.clone()));
+        owners.into_iter().map(|owner| (owner.clone(), self.usage(&owner))).collect()
+    }
+
+    /// The batch with all its buffers in the arena: those that are elsewhere are copied. See [`Adopter`] for batches that
+    /// share dictionaries.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the arena has no room.
+    pub fn adopt(&self, batch: RecordBatch) -> Result<RecordBatch> {
+        Adopter::new(self.arena.clone()).adopt(batch)
+    }
+
+    fn insert(&self, names: &mut Names, table: Table) -> Result<Arc<Table>> {
+        let replaced = names.tables.get(&table.name);
+        if replaced.is_none_or(|replaced| replaced.owner != table.owner) {
+            self.check_tables(names, &table.owner)?;
+        }
+        let table = Arc::new(table);
+        names.tables.insert(table.name.clone(), table.clone());
+        Ok(table)
+    }
+
+    fn check_tables(&self, names: &Names, owner: &str) -> Result<()> {
+        let Some(limit) = self.tables_max else { return Ok(()) };
+        let tables = names.tables.values().filter(|table| table.owner == owner).count();
+        let reserved = names.reserved.values().filter(|reserved| reserved.owner == owner).count();
+        if tables + reserved >= limit {
+            return Err(Error::Exhausted(format!(
+                "tenant {owner:?} has {tables} tables and {reserved} on the way, and may have {limit}; drop one, or raise \
+                 --tenant-tables"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Names {
+    fn check_unreserved(&self, name: &str) -> Result<()> {
+        match self.reserved.get(name) {
+            None => Ok(()),
+            Some(reserved) => Err(Error::AlreadyExists(format!(
+                "the name {name:?} is taken: it is {}; wait for that to end, or pick another name",
+                reserved.purpose
+            ))),
+        }
+    }
+}
+
+/// A name that nobody else can give to a table. Dropping it frees the name.
+#[derive(Debug)]
+pub struct NameReservation {
+    catalog: Catalog,
+    name: String,
+    /// Whether the name is still this reservation's to free.
+    held: bool,
+}
+
+impl NameReservation {
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The catalog that keeps it.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// Makes the table appear, under the name that was kept for it. The reservation is used up then, and stays after a
+    /// failure.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when its owner has as many tables as it may, which can only be when somebody else's reservation
+    /// is used; [`Error::Internal`] when the reservation is used up.
+    pub fn publish(&mut self, mut table: Table) -> Result<Arc<Table>> {
+        table.name.clone_from(&self.name);
+        let mut names = self.catalog.names.write();
+        // The owner's place for a table that the reservation took is the one that the table gets.
+        let Some(reserved) = names.reserved.remove(&self.name).filter(|_| self.held) else {
+            return Err(Error::Internal(format!("the reservation of the name {:?} was used twice", self.name)));
+        };
+        let published = self.catalog.insert(&mut names, table);
+        self.held = published.is_err();
+        if self.held {
+            names.reserved.insert(self.name.clone(), reserved);
+        }
+        published
+    }
+}
+
+impl Drop for NameReservation {
+    fn drop(&mut self) {
+        if self.held {
+            self.catalog.names.write().reserved.remove(&self.name);
+        }
+    }
+}
+
+/// Fails for a name that no table can have.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(super) fn check_name(name: &str) -> Result<()> {
+    let wrong = match name {
+        "" => "is empty".into(),
+        _ if name.len() > NAME_BYTES_MAX => format!("has {} bytes", name.len()),
+        _ if name.chars().any(char::is_control) => "has a control character in it".into(),
+        _ => return Ok(()),
+    };
+    let shown: String = name.chars().take(40).collect();
+    Err(Error::Invalid(format!(
+        "the table name {shown:?} {wrong}; a name has 1 to {NAME_BYTES_MAX} bytes and no control characters"
+    )))
+}
+
+pub(super) fn exists(name: &str) -> Error {
+    Error::AlreadyExists(format!("table {name:?} exists already; use mode replace or append, or another name"))
+}
+
+pub(super) fn no_table(name: &str) -> Error {
+    Error::NotFound(format!("there is no table {name:?}"))
+}

@@ -1,0 +1,117 @@
+//! What each tenant holds, and how much it may.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::memory::human_bytes;
+use crate::{Error, Result};
+
+/// How much each tenant may hold; the same for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantLimits {
+    /// Bytes of tables, uploads under way and results; `None` for no limit.
+    pub bytes: Option<u64>,
+    /// Tables; `None` for no limit.
+    pub tables: Option<usize>,
+}
+
+/// What a tenant holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantUsage {
+    /// Bytes of tables, uploads under way and results. A table that was dropped or replaced counts until its last reader is
+    /// done with it.
+    pub bytes: u64,
+    /// Tables in the catalog.
+    pub tables: usize,
+}
+
+/// The bytes of every tenant. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ledger {
+    bytes_limit: Option<u64>,
+    bytes: Arc<Mutex<HashMap<String, u64>>>,
+}
+
+impl Ledger {
+    pub(super) fn new(limits: TenantLimits) -> Self {
+        Self { bytes_limit: limits.bytes, bytes: Arc::default() }
+    }
+
+    /// Nothing yet, on that tenant's account.
+    pub(super) fn charge(&self, owner: &str) -> Charge {
+        Charge { ledger: self.clone(), owner: owner.into(), bytes: 0 }
+    }
+
+    pub(super) fn bytes(&self, owner: &str) -> u64 {
+        self.bytes.lock().get(owner).copied().unwrap_or(0)
+    }
+
+    pub(super) fn owners(&self) -> Vec<String> {
+        self.bytes.lock().keys().cloned().collect()
+    }
+}
+
+/// Bytes on a tenant's account; dropping it takes them off.
+#[derive(Debug)]
+pub struct Charge {
+    ledger: Ledger,
+    owner: String,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Adds `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the tenant may not hold as many; nothing is added then.
+    pub fn try_grow(&mut self, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut all = self.ledger.bytes.lock();
+        let held = all.get(&self.owner).copied().unwrap_or(0);
+        let total = held.saturating_add(bytes);
+        if let Some(limit) = self.ledger.bytes_limit.filter(|&limit| total > limit) {
+            return Err(Error::Exhausted(format!(
+                "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
+                 result go, or raise --tenant-memory",
+                self.owner,
+                human_bytes(held),
+                human_bytes(bytes),
+                human_bytes(limit),
+            )));
+        }
+        all.insert(self.owner.clone(), total);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Takes `bytes` off; at most those that are on.
+    pub fn shrink(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        if bytes == 0 {
+            return;
+        }
+        let mut all = self.ledger.bytes.lock();
+        if let Some(held) = all.get_mut(&self.owner) {
+            *held -= bytes;
+            if *held == 0 {
+                all.remove(&self.owner);
+            }
+        }
+        self.bytes -= bytes;
+    }
+
+    /// Bytes that this charge holds.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink(self.bytes);
+    }
+}

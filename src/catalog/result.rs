@@ -1,0 +1,483 @@
+//! The result of a join: batches that are written once, read by several readers, and released by a lease.
+//!
+//! ```text
+//!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the lease ends
+//!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader; push waits for room
+//! ```
+//!
+//! A result that is kept can be read again and in parallel, and is bounded: what does not fit is an error. A result that
+//! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. Readers
+//! share one queue rather than fixed shares of it, so that a client which reads its endpoints one after the other does
+//! not wait for batches that are behind those of its later endpoints.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::watch;
+
+use super::adopt::{Adopter, Meter};
+use super::{Charge, NameReservation, Table};
+use crate::memory::{Arena, human_bytes};
+use crate::{Context, Error, Result};
+
+/// How often a writer that waits for a reader looks whether it should stop.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How far a result is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SpoolState {
+    /// More batches may come.
+    Open,
+    /// All batches are there, or were.
+    Complete,
+    /// The join failed; readers see this error.
+    Failed(Error),
+    /// The batches are gone: the lease ended, or somebody let go of them.
+    Released,
+}
+
+/// Asks whether to go on; its error ends the wait.
+pub type Interrupt = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// How a result is kept.
+pub struct SpoolOptions {
+    /// How long it is kept once it is complete or was last read, whichever is later; zero: each batch until it is read.
+    pub retain: Duration,
+    /// Bytes that it may hold at a time.
+    pub bytes_max: u64,
+    /// How long the writer of a result that is consumed waits for readers that take nothing before it fails.
+    pub stall: Duration,
+    /// Where batches are put that are not in an arena yet; `None` takes them as they come.
+    pub arena: Option<Arena>,
+    /// What its bytes are charged to.
+    pub charge: Option<Charge>,
+    /// Looked at while the writer waits for a reader.
+    pub interrupt: Option<Interrupt>,
+}
+
+impl Default for SpoolOptions {
+    fn default() -> Self {
+        Self {
+            retain: Duration::from_secs(300),
+            bytes_max: u64::MAX,
+            stall: Duration::from_secs(30),
+            arena: None,
+            charge: None,
+            interrupt: None,
+        }
+    }
+}
+
+/// Batches between the join that writes them and the clients that read them. Clones share them.
+#[derive(Clone)]
+pub struct ResultSpool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    schema: SchemaRef,
+    retain: Duration,
+    bytes_max: u64,
+    stall: Duration,
+    interrupt: Option<Interrupt>,
+    held: Mutex<Held>,
+    /// Told when batches were taken, or the result was released.
+    room: Condvar,
+    /// Number of batches pushed and state; readers wait on it. Changed while `held` is locked.
+    progress: watch::Sender<(usize, SpoolState)>,
+}
+
+/// What the result holds.
+#[derive(Default)]
+struct Held {
+    /// By index less `taken`. `None`: taken out of turn.
+    batches: VecDeque<Option<(RecordBatch, u64)>>,
+    /// Batches that were taken and are no longer in `batches`.
+    taken: usize,
+    bytes: u64,
+    pushed_bytes: u64,
+    rows: u64,
+    adopter: Option<Adopter>,
+    meter: Meter,
+    charge: Option<Charge>,
+    /// Since when readers have taken nothing.
+    last_taken: Option<Instant>,
+    /// When the lease ends, once the result is complete.
+    expires: Option<SystemTime>,
+}
+
+impl Held {
+    /// Forgets all batches and what they cost; the caller drops them once nothing is locked.
+    fn let_go(&mut self) -> VecDeque<Option<(RecordBatch, u64)>> {
+        let batches = std::mem::take(&mut self.batches);
+        self.taken += batches.len();
+        self.bytes = 0;
+        self.charge = None;
+        self.adopter = None;
+        self.meter = Meter::default();
+        batches
+    }
+}
+
+impl ResultSpool {
+    /// An empty result with the default options.
+    pub fn new(schema: SchemaRef) -> Self {
+        Self::with_options(schema, SpoolOptions::default())
+    }
+
+    /// An empty result.
+    pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
+        let SpoolOptions { retain, bytes_max, stall, arena, charge, interrupt } = options;
+        let (progress, _) = watch::channel((0, SpoolState::Open));
+        let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
+        let room = Condvar::new();
+        Self { inner: Arc::new(Inner { schema, retain, bytes_max, stall, interrupt, held, room, progress }) }
+    }
+
+    /// Columns and their types.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.inner.schema
+    }
+
+    /// Whether each batch goes to one reader and is gone then.
+    pub fn is_consumed_by_reading(&self) -> bool {
+        self.inner.retain.is_zero()
+    }
+
+    /// Adds a batch. When the result is consumed as it is read, waits while it is full.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when there is no room for it, and when readers take nothing for too long;
+    /// [`Error::Cancelled`] when the result was released; whatever the interrupt says.
+    pub fn push(&self, batch: RecordBatch) -> Result<()> {
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
+        let mut held = self.inner.held.lock();
+        let batch = match &mut held.adopter {
+            Some(adopter) => adopter.adopt(batch).map_err(|error| self.too_large(held.bytes, error))?,
+            None => batch,
+        };
+        let bytes = held.meter.referenced_bytes(&batch);
+        if self.is_consumed_by_reading() {
+            self.wait_for_room(&mut held, bytes)?;
+        } else if held.bytes + bytes > self.inner.bytes_max {
+            let limit = human_bytes(self.inner.bytes_max);
+            return Err(self.too_large(held.bytes + bytes, Error::Exhausted(format!("a result may take {limit}"))));
+        }
+        self.check_not_released()?;
+        if let Some(charge) = &mut held.charge {
+            charge.try_grow(bytes).context(|| "keeping the result of the join")?;
+        }
+        held.bytes += bytes;
+        held.pushed_bytes += bytes;
+        held.rows += batch.num_rows() as u64;
+        held.batches.push_back(Some((batch, bytes)));
+        let count = held.taken + held.batches.len();
+        self.inner.progress.send_modify(|progress| progress.0 = count);
+        Ok(())
+    }
+
+    /// Says that no batch follows: the join is complete, or failed. A result that was released stays so. The lease begins.
+    /// A part of a result is good for nothing: the batches of a join that failed go at once, and readers see its error.
+    pub fn finish(&self, outcome: Result<()>) {
+        let mut held = self.inner.held.lock();
+        let state = outcome.map_or_else(SpoolState::Failed, |()| SpoolState::Complete);
+        held.expires = Some(SystemTime::now() + self.inner.retain);
+        let batches = if matches!(state, SpoolState::Failed(_)) { held.let_go() } else { VecDeque::new() };
+        self.inner.progress.send_modify(|progress| {
+            if progress.1 == SpoolState::Open {
+                progress.1 = state;
+            }
+        });
+        drop(held);
+        self.inner.room.notify_all();
+        drop(batches);
+    }
+
+    /// Lets go of all batches, now. Readers find them gone; a writer is stopped.
+    pub fn release(&self) {
+        let mut held = self.inner.held.lock();
+        let batches = held.let_go();
+        self.inner.progress.send_modify(|progress| progress.1 = SpoolState::Released);
+        drop(held);
+        self.inner.room.notify_all();
+        drop(batches);
+    }
+
+    /// Number of batches that were pushed, and state.
+    pub fn progress(&self) -> (usize, SpoolState) {
+        self.inner.progress.borrow().clone()
+    }
+
+    /// Rows that were pushed.
+    pub fn pushed_rows(&self) -> u64 {
+        self.inner.held.lock().rows
+    }
+
+    /// Bytes that were pushed.
+    pub fn pushed_bytes(&self) -> u64 {
+        self.inner.held.lock().pushed_bytes
+    }
+
+    /// Bytes that the result holds now.
+    pub fn held_bytes(&self) -> u64 {
+        self.inner.held.lock().bytes
+    }
+
+    /// When the lease ends; `None` while the join runs. Reading extends it.
+    pub fn expires(&self) -> Option<SystemTime> {
+        self.inner.held.lock().expires
+    }
+
+    /// Extends the lease to `duration` from now; a lease that ends later stays as it is. Answers when it ends; `None` while
+    /// the join runs, since it has not begun.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when the result is released.
+    pub fn renew(&self, duration: Duration) -> Result<Option<SystemTime>> {
+        let mut held = self.inner.held.lock();
+        self.check_readable()?;
+        held.expires = held.expires.map(|expires| expires.max(SystemTime::now() + duration));
+        Ok(held.expires)
+    }
+
+    /// Whether the result is good for nothing any more, so that its owner should [`ResultSpool::release`] and forget it: it
+    /// was released, or its lease ended. One that is consumed has no lease; it stays for as long as a writer would wait for a
+    /// reader, so that whoever reads its endpoints one after the other finds each of them, and what failed can be told.
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        let held = self.inner.held.lock();
+        let grace = if self.is_consumed_by_reading() { self.inner.stall } else { Duration::ZERO };
+        match self.inner.progress.borrow().1 {
+            SpoolState::Released => true,
+            SpoolState::Open => false,
+            SpoolState::Complete | SpoolState::Failed(_) => held.expires.is_some_and(|expires| expires + grace <= now),
+        }
+    }
+
+    /// The batch of that index; waits for it. `None` after the last. In a result that is consumed, the batch is the
+    /// caller's alone.
+    ///
+    /// Dropping the future before it is ready loses nothing.
+    ///
+    /// # Errors
+    /// The join's own error; [`Error::NotFound`] when the result was released;
+    /// [`Error::Precondition`] when the batch was consumed.
+    pub async fn batch(&self, index: usize) -> Result<Option<RecordBatch>> {
+        let mut progress = self.inner.progress.subscribe();
+        let reached = progress.wait_for(|(count, state)| *count > index || *state != SpoolState::Open).await;
+        let (count, state) = reached.map_err(|_| Error::Internal("a result lost its writer".into()))?.clone();
+        match state {
+            SpoolState::Open | SpoolState::Complete if count > index => self.take(index).map(Some),
+            state => end_of(state),
+        }
+    }
+
+    /// A reader of share `endpoint` of `endpoints` equal ones: of all batches, when there is one endpoint.
+    ///
+    /// # Panics
+    /// When `endpoint` is not less than `endpoints`.
+    pub fn reader(&self, endpoint: usize, endpoints: usize) -> ResultReader {
+        assert!(endpoint < endpoints, "endpoint {endpoint} of {endpoints}");
+        ResultReader { spool: self.clone(), next: endpoint, step: endpoints }
+    }
+
+    /// Makes the result appear as a table, under a name that was reserved for it; the rows are not copied, and statistics
+    /// are taken. The writer calls it after its last batch, and before it says that the result is complete, so that whoever
+    /// sees the end of the result finds the table. The result can still be read for its lease.
+    ///
+    /// # Errors
+    /// [`Error::Precondition`] when the result has failed or is gone, or its rows are consumed by reading; else as
+    /// [`NameReservation::publish`].
+    pub fn into_table(&self, mut name: NameReservation, owner: &str) -> Result<Arc<Table>> {
+        let is_whole = matches!(self.progress().1, SpoolState::Open | SpoolState::Complete);
+        if !is_whole || self.is_consumed_by_reading() {
+            return Err(Error::Precondition(format!(
+                "the result cannot become table {:?}: it failed, or is not kept",
+                name.name()
+            )));
+        }
+        let (batches, charge): (Vec<_>, _) = {
+            let mut held = self.inner.held.lock();
+            let batches = held.batches.iter().flatten().map(|(batch, _)| batch.clone());
+            (batches.collect(), held.charge.take())
+        };
+        let mut table = Table::from_batches(name.name(), self.schema().clone(), batches)?;
+        let charge = match charge {
+            Some(charge) => charge,
+            None => {
+                let mut charge = name.catalog().charge(owner);
+                charge.try_grow(table.bytes).context(|| format!("keeping the result as table {:?}", name.name()))?;
+                charge
+            }
+        };
+        table.owner = owner.into();
+        table.charges = vec![Arc::new(charge)];
+        name.publish(table)
+    }
+
+    fn wait_for_room(&self, held: &mut parking_lot::MutexGuard<'_, Held>, bytes: u64) -> Result<()> {
+        let started = Instant::now();
+        while held.bytes > 0 && held.bytes + bytes > self.inner.bytes_max {
+            self.check_not_released()?;
+            if let Some(interrupt) = &self.inner.interrupt {
+                interrupt()?;
+            }
+            let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
+            if idle >= self.inner.stall {
+                return Err(Error::Exhausted(format!(
+                    "the reader of this result took nothing for {} s while {} waited for it; read faster, or let the server \
+                     keep the result with retain_seconds",
+                    idle.as_secs(),
+                    human_bytes(held.bytes),
+                )));
+            }
+            self.inner.room.wait_for(held, INTERRUPT_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Hands out a batch that was pushed.
+    fn take(&self, index: usize) -> Result<RecordBatch> {
+        let mut held = self.inner.held.lock();
+        self.check_readable()?;
+        if !self.is_consumed_by_reading() {
+            if let Some(expires) = held.expires {
+                held.expires = Some(expires.max(SystemTime::now() + self.inner.retain));
+            }
+            let place = held.batches.get(index).and_then(Option::as_ref);
+            return place.map(|(batch, _)| batch.clone()).ok_or_else(|| {
+                Error::Internal(format!("batch {index} of a result is missing, of {} pushed", held.batches.len()))
+            });
+        }
+        let slot = index.checked_sub(held.taken).and_then(|place| held.batches.get_mut(place)).and_then(Option::take);
+        let (batch, bytes) = slot.ok_or_else(consumed)?;
+        self.taken(&mut held, bytes);
+        Ok(batch)
+    }
+
+    /// Hands out the first batch that nobody has taken.
+    fn take_next(&self) -> Option<RecordBatch> {
+        let mut held = self.inner.held.lock();
+        let (batch, bytes) = held.batches.iter_mut().find_map(Option::take)?;
+        self.taken(&mut held, bytes);
+        Some(batch)
+    }
+
+    fn taken(&self, held: &mut Held, bytes: u64) {
+        while held.batches.front().is_some_and(Option::is_none) {
+            held.batches.pop_front();
+            held.taken += 1;
+        }
+        held.bytes -= bytes;
+        held.last_taken = Some(Instant::now());
+        if let Some(charge) = &mut held.charge {
+            charge.shrink(bytes);
+        }
+        if let Some(expires) = held.expires {
+            held.expires = Some(expires.max(SystemTime::now()));
+        }
+        self.inner.room.notify_all();
+    }
+
+    fn check_not_released(&self) -> Result<()> {
+        match &self.inner.progress.borrow().1 {
+            SpoolState::Released => Err(Error::Cancelled("the result was released while it was being written".into())),
+            SpoolState::Failed(error) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_readable(&self) -> Result<()> {
+        match &self.inner.progress.borrow().1 {
+            SpoolState::Released => Err(released()),
+            SpoolState::Failed(error) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn too_large(&self, bytes: u64, cause: Error) -> Error {
+        cause.context(format!(
+            "the result is too large to be kept, after {}; raise --host-memory, drop what is no longer needed, or fetch it \
+             as it is made with retain_seconds 0",
+            human_bytes(bytes)
+        ))
+    }
+}
+
+impl std::fmt::Debug for ResultSpool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (batches, state) = self.progress();
+        f.debug_struct("ResultSpool").field("batches", &batches).field("state", &state).finish_non_exhaustive()
+    }
+}
+
+/// Reads a share of a result. See [`ResultSpool::reader`].
+#[derive(Debug)]
+pub struct ResultReader {
+    spool: ResultSpool,
+    next: usize,
+    step: usize,
+}
+
+impl ResultReader {
+    /// The next batch of the share; waits for it. `None` after the last.
+    ///
+    /// Dropping the future before it is ready loses nothing.
+    ///
+    /// # Errors
+    /// As [`ResultSpool::batch`].
+    pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        if self.spool.is_consumed_by_reading() {
+            return self.spool.next_of_all().await;
+        }
+        let batch = self.spool.batch(self.next).await?;
+        if batch.is_some() {
+            self.next += self.step;
+        }
+        Ok(batch)
+    }
+}
+
+impl ResultSpool {
+    /// The first batch that nobody has taken; waits for it.
+    async fn next_of_all(&self) -> Result<Option<RecordBatch>> {
+        let mut progress = self.inner.progress.subscribe();
+        loop {
+            // The state is read first: what a finished writer has pushed is there.
+            let state = progress.borrow_and_update().1.clone();
+            if let Some(batch) = self.take_next() {
+                return Ok(Some(batch));
+            }
+            if state != SpoolState::Open {
+                return end_of(state);
+            }
+            progress.changed().await.map_err(|_| Error::Internal("a result lost its writer".into()))?;
+        }
+    }
+}
+
+/// What a reader is told after the last batch.
+fn end_of(state: SpoolState) -> Result<Option<RecordBatch>> {
+    match state {
+        SpoolState::Failed(error) => Err(error),
+        SpoolState::Released => Err(released()),
+        SpoolState::Open | SpoolState::Complete => Ok(None),
+    }
+}
+
+fn released() -> Error {
+    Error::NotFound("the result is gone: its lease ended, or its job was cancelled; run the join again".into())
+}
+
+fn consumed() -> Error {
+    Error::Precondition(
+        "this part of the result was read already, and retain_seconds 0 keeps nothing; run the join again, with retain_seconds \
+         if it is to be read twice"
+            .into(),
+    )
+}

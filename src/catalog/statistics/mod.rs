@@ -1,0 +1,173 @@
+//! What is known of a column, taken batch by batch while it is uploaded.
+//!
+//! ```text
+//!   array ─┬─ numbers / strings / dictionary ─► Summary (min, max, order) ─┐
+//!          └─ sample: at most 8192 rows of the column, hashed ─────────────┴─► StatisticsCollector ─► ColumnStatistics
+//! ```
+//!
+//! Minimum, maximum, nulls, order and the longest value are exact. The number of distinct values and the share of the
+//! most frequent one are estimates from the sample (the former is exact where the column is in order). A column in order
+//! costs one pass over its values, any other one as well: the check for order ends at the first row that breaks it.
+
+mod dictionary;
+mod numbers;
+mod sample;
+mod strings;
+mod summary;
+mod value;
+
+use arrow::array::{Array, ArrayRef};
+use arrow::datatypes::DataType;
+
+pub use value::Value;
+
+use sample::Sample;
+use summary::Summary;
+
+/// What is known of a column.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ColumnStatistics {
+    /// Rows that are null.
+    pub nulls: u64,
+    /// The smallest value, exactly; `None` when unknown (all null, or a type without order).
+    pub min: Option<Value>,
+    /// The largest value, exactly.
+    pub max: Option<Value>,
+    /// Roughly how many different values there are; `None` when unknown. Exact when `ascending`.
+    pub distinct: Option<f64>,
+    /// Whether the rows are in ascending order of this column, exactly (nulls first); what the upload saw. A column without
+    /// rows is in order; one of a type without order is not.
+    pub ascending: bool,
+    /// Whether each row is greater than the one before it, with at most one null: `ascending`, and no value repeats.
+    pub unique_ascending: bool,
+    /// The share of rows that the most frequent value of a sample has, 0 to 1; nulls are no value. Near `1 / distinct`
+    /// without skew.
+    pub heaviest_share: f64,
+    /// Bytes of the longest value, for strings and binaries and dictionaries of these; `None` for other types.
+    pub max_value_bytes: Option<u64>,
+}
+
+/// Takes statistics of one column, batch after batch.
+#[derive(Clone, Debug)]
+pub struct StatisticsCollector {
+    rows: u64,
+    nulls: u64,
+    /// `None` before the first value, for a type without order, and after a value that [`Value`] cannot hold.
+    range: Option<(Value, Value)>,
+    /// Whether `range` is the range of all values so far.
+    range_known: bool,
+    ascending: bool,
+    /// Whether no value repeats, given that the rows are ascending.
+    strict: bool,
+    /// Different values so far, given that the rows are ascending.
+    runs: u64,
+    max_value_bytes: Option<u64>,
+    sample: Option<Sample>,
+}
+
+impl StatisticsCollector {
+    /// A collector for a column of that type.
+    pub fn new(data_type: &DataType) -> Self {
+        let ordered = summary::is_ordered(data_type);
+        Self {
+            rows: 0,
+            nulls: 0,
+            range: None,
+            range_known: ordered,
+            ascending: ordered,
+            strict: ordered,
+            runs: 0,
+            max_value_bytes: summary::has_value_bytes(data_type).then_some(0),
+            sample: ordered.then(Sample::default),
+        }
+    }
+
+    /// Takes in the next rows of the column.
+    pub fn update(&mut self, array: &ArrayRef) {
+        let nulls = array.logical_null_count() as u64;
+        if !array.is_empty() && self.sample.is_some() {
+            let summary = summary::summarize(array, nulls as usize, self.ascending);
+            self.add(nulls, summary, array.len() as u64);
+            self.sample.as_mut().expect("checked above").update(array);
+        } else {
+            self.nulls += nulls;
+            self.rows += array.len() as u64;
+        }
+    }
+
+    /// Puts the rows that `later` saw after those that this collector saw.
+    pub fn merge(&mut self, later: &Self) {
+        if later.rows == 0 {
+            return;
+        }
+        let summary = Summary {
+            range: later.range.clone(),
+            range_known: later.range_known,
+            ascending: later.ascending,
+            strict: later.strict,
+            runs: later.runs,
+            max_value_bytes: later.max_value_bytes,
+        };
+        self.add(later.nulls, summary, later.rows);
+        if let (Some(sample), Some(later)) = (&mut self.sample, &later.sample) {
+            sample.merge(later);
+        }
+    }
+
+    /// What was learned.
+    pub fn finish(&self) -> ColumnStatistics {
+        let values = self.rows - self.nulls;
+        let (min, max) = self.range.clone().unzip();
+        let distinct = self.sample.as_ref().map(|sample| match self.ascending {
+            true => self.runs as f64,
+            false => within_range(sample.distinct(values), &self.range),
+        });
+        ColumnStatistics {
+            nulls: self.nulls,
+            min,
+            max,
+            distinct,
+            ascending: self.ascending,
+            unique_ascending: self.ascending && self.strict && self.nulls <= 1,
+            heaviest_share: self.sample.as_ref().map_or(0.0, Sample::heaviest_share),
+            max_value_bytes: self.max_value_bytes,
+        }
+    }
+
+    fn add(&mut self, nulls: u64, later: Summary, rows: u64) {
+        let seen_values = self.rows > self.nulls;
+        self.ascending &= later.ascending && !(nulls > 0 && seen_values);
+        if self.ascending
+            && let (Some((_, last)), Some((first, _))) = (&self.range, &later.range)
+        {
+            // In a column that is in order so far, the last value is the largest.
+            self.ascending = last <= first;
+            self.strict &= last < first;
+            self.runs -= u64::from(last == first);
+        }
+        self.strict &= later.strict;
+        self.runs += later.runs;
+        self.range_known &= later.range_known;
+        self.range = match (self.range.take(), later.range) {
+            _ if !self.range_known => None,
+            (Some((a_min, a_max)), Some((b_min, b_max))) => Some((a_min.min(b_min), a_max.max(b_max))),
+            (one, other) => one.or(other),
+        };
+        self.max_value_bytes = self.max_value_bytes.max(later.max_value_bytes);
+        self.nulls += nulls;
+        self.rows += rows;
+        // Without a range there is nothing to compare the next batch's first value with.
+        self.ascending &= self.range_known;
+    }
+}
+
+/// Between two integers there are no more values than integers.
+fn within_range(distinct: f64, range: &Option<(Value, Value)>) -> f64 {
+    match range {
+        Some((Value::Integer(min), Value::Integer(max))) => distinct.min(max.wrapping_sub(*min) as u128 as f64 + 1.0),
+        _ => distinct,
+    }
+}
+
+#[cfg(test)]
+mod tests;

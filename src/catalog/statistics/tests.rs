@@ -1,0 +1,285 @@
+use std::sync::Arc;
+
+use arrow::array::*;
+use arrow::buffer::NullBuffer;
+use arrow::datatypes::*;
+use half::f16;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+fn collect(batches: &[ArrayRef]) -> ColumnStatistics {
+    let mut collector = StatisticsCollector::new(batches[0].data_type());
+    batches.iter().for_each(|batch| collector.update(batch));
+    collector.finish()
+}
+
+/// Cuts an array at random places, so that batch boundaries fall anywhere.
+fn cut(array: &ArrayRef, random: &mut StdRng) -> Vec<ArrayRef> {
+    let mut batches = Vec::new();
+    let mut start = 0;
+    while start < array.len() {
+        let len = random.random_range(0..=array.len() - start);
+        batches.push(array.slice(start, len));
+        start += len;
+    }
+    batches.push(array.slice(start, 0));
+    batches
+}
+
+/// One value as the collector should see it.
+fn value_at(array: &ArrayRef, row: usize) -> Option<Value> {
+    if array.logical_nulls().is_some_and(|nulls| nulls.is_null(row)) {
+        return None;
+    }
+    macro_rules! integers {
+        ($($pattern:pat => $primitive:ty),*) => {
+            match array.data_type() {
+                $($pattern => Value::Integer(array.as_primitive::<$primitive>().value(row).into()),)*
+                DataType::Boolean => Value::Integer(array.as_boolean().value(row).into()),
+                DataType::Float16 => Value::Float(array.as_primitive::<Float16Type>().value(row).into()),
+                DataType::Float32 => Value::Float(array.as_primitive::<Float32Type>().value(row).into()),
+                DataType::Float64 => Value::Float(array.as_primitive::<Float64Type>().value(row)),
+                DataType::Decimal256(..) => {
+                    Value::Integer(array.as_primitive::<Decimal256Type>().value(row).to_i128().unwrap())
+                }
+                DataType::Utf8 => Value::Bytes(array.as_string::<i32>().value(row).into()),
+                DataType::LargeUtf8 => Value::Bytes(array.as_string::<i64>().value(row).into()),
+                DataType::Utf8View => Value::Bytes(array.as_string_view().value(row).into()),
+                DataType::Binary => Value::Bytes(array.as_binary::<i32>().value(row).into()),
+                DataType::BinaryView => Value::Bytes(array.as_binary_view().value(row).into()),
+                DataType::FixedSizeBinary(_) => Value::Bytes(array.as_fixed_size_binary().value(row).into()),
+                DataType::Dictionary(..) => {
+                    let dictionary = array.as_any_dictionary();
+                    return value_at(dictionary.values(), dictionary.normalized_keys()[row]);
+                }
+                other => panic!("no value of {other}"),
+            }
+        };
+    }
+    Some(integers! {
+        DataType::Int8 => Int8Type, DataType::Int16 => Int16Type, DataType::Int32 => Int32Type,
+        DataType::Int64 => Int64Type, DataType::UInt8 => UInt8Type, DataType::UInt16 => UInt16Type,
+        DataType::UInt32 => UInt32Type, DataType::UInt64 => UInt64Type, DataType::Decimal32(..) => Decimal32Type,
+        DataType::Decimal128(..) => Decimal128Type, DataType::Date32 => Date32Type,
+        DataType::Timestamp(TimeUnit::Microsecond, _) => TimestampMicrosecondType,
+        DataType::Duration(TimeUnit::Second) => DurationSecondType
+    })
+}
+
+/// Everything that is exact, by looking at each value.
+fn check_exact(what: &str, batches: &[ArrayRef]) {
+    let rows: Vec<Option<Value>> =
+        batches.iter().flat_map(|batch| (0..batch.len()).map(|row| value_at(batch, row))).collect();
+    let values: Vec<&Value> = rows.iter().flatten().collect();
+    let found = collect(batches);
+    assert_eq!(found.nulls, (rows.len() - values.len()) as u64, "{what}: nulls");
+    assert_eq!(found.min.as_ref(), values.iter().min().copied(), "{what}: min");
+    assert_eq!(found.max.as_ref(), values.iter().max().copied(), "{what}: max");
+    let is_float_dictionary = matches!(batches[0].data_type(), DataType::Dictionary(_, v) if v.is_floating());
+    if !is_float_dictionary {
+        assert_eq!(found.ascending, rows.is_sorted(), "{what}: ascending");
+        let strict = rows.is_sorted_by(|a, b| a < b);
+        assert_eq!(found.unique_ascending, strict, "{what}: unique_ascending");
+    }
+    let mut distinct = values.clone();
+    distinct.sort();
+    distinct.dedup();
+    if rows.len() < 8192 || found.ascending {
+        assert_eq!(found.distinct, Some(distinct.len() as f64), "{what}: distinct");
+    }
+    let longest = values.iter().filter_map(|value| match value {
+        Value::Bytes(bytes) => Some(bytes.len() as u64),
+        _ => None,
+    });
+    let is_bytes = summary::has_value_bytes(batches[0].data_type());
+    assert_eq!(found.max_value_bytes, is_bytes.then(|| longest.max().unwrap_or(0)), "{what}: max_value_bytes");
+}
+
+/// Columns of every ordered type, from the same random numbers.
+fn columns(numbers: &[Option<i64>]) -> Vec<ArrayRef> {
+    let narrow = |number: &Option<i64>| number.map(|n| n.rem_euclid(100));
+    let float = |number: &Option<i64>| {
+        number.map(|n| match n.rem_euclid(50) {
+            0 => -0.0,
+            1 => 0.0,
+            2 => f64::NAN,
+            3 => -f64::NAN,
+            4 => f64::NEG_INFINITY,
+            5 => f64::INFINITY,
+            _ => n as f64 / 3.0,
+        })
+    };
+    let text = |number: &Option<i64>| {
+        number.map(|n| match n.rem_euclid(4) {
+            0 => format!("{n}"),
+            1 => format!("a common beginning and {n}"),
+            2 => String::new(),
+            _ => format!("\0{}", n.rem_euclid(7)),
+        })
+    };
+    let texts: Vec<Option<String>> = numbers.iter().map(text).collect();
+    let strings = StringArray::from_iter(texts.iter().map(|text| text.as_deref()));
+    let fixed = numbers.iter().map(|n| n.map(|n| n.to_be_bytes()));
+    let dictionary: DictionaryArray<Int32Type> = texts.iter().map(|text| text.as_deref()).collect();
+    let days = Int32Array::from_iter(numbers.iter().map(|n| n.map(|n| n as i32)));
+    let wide = |n: &Option<i64>| n.map(|n| i256::from_i128(i128::from(n) << 40));
+    vec![
+        Arc::new(Int8Array::from_iter(numbers.iter().map(|n| narrow(n).map(|n| n as i8 - 50)))),
+        Arc::new(Int16Array::from_iter(numbers.iter().map(|n| narrow(n).map(|n| n as i16)))),
+        Arc::new(days.clone()),
+        Arc::new(Int64Array::from_iter(numbers.iter().copied())),
+        Arc::new(UInt8Array::from_iter(numbers.iter().map(|n| narrow(n).map(|n| n as u8)))),
+        Arc::new(UInt16Array::from_iter(numbers.iter().map(|n| n.map(|n| n as u16)))),
+        Arc::new(UInt32Array::from_iter(numbers.iter().map(|n| n.map(|n| n as u32)))),
+        Arc::new(UInt64Array::from_iter(numbers.iter().map(|n| n.map(|n| n as u64)))),
+        Arc::new(BooleanArray::from_iter(numbers.iter().map(|n| n.map(|n| n % 2 == 0)))),
+        Arc::new(Float16Array::from_iter(numbers.iter().map(|n| float(n).map(f16::from_f64)))),
+        Arc::new(Float32Array::from_iter(numbers.iter().map(|n| float(n).map(|f| f as f32)))),
+        Arc::new(Float64Array::from_iter(numbers.iter().map(float))),
+        Arc::new(Decimal128Array::from_iter(numbers.iter().map(|n| n.map(|n| i128::from(n) << 50)))),
+        Arc::new(Decimal256Array::from_iter(numbers.iter().map(wide))),
+        Arc::new(Date32Array::from_iter(numbers.iter().map(|n| n.map(|n| n as i32)))),
+        Arc::new(TimestampMicrosecondArray::from_iter(numbers.iter().copied()).with_timezone("Europe/Berlin")),
+        Arc::new(DurationSecondArray::from_iter(numbers.iter().copied())),
+        Arc::new(strings.clone()),
+        Arc::new(LargeStringArray::from_iter(texts.iter().map(|text| text.as_deref()))),
+        Arc::new(StringViewArray::from_iter(texts.iter().map(|text| text.as_deref()))),
+        Arc::new(BinaryArray::from_iter(texts.iter().map(|text| text.as_ref().map(|text| text.as_bytes())))),
+        Arc::new(BinaryViewArray::from_iter(texts.iter().map(|text| text.as_ref().map(|text| text.as_bytes())))),
+        Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size(fixed, 8).unwrap()),
+        Arc::new(dictionary),
+    ]
+}
+
+#[test]
+fn what_is_exact_is_exact_for_every_type_wherever_batches_begin() {
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    for round in 0..60 {
+        let len = [0, 1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1500][round % 13];
+        let null_share = [0.0, 0.1, 1.0][round % 3];
+        let spread = [3, 1 << 40][round % 2];
+        let number = |random: &mut StdRng| {
+            let null = random.random_bool(null_share);
+            (!null).then(|| random.random_range(-spread..spread))
+        };
+        let numbers: Vec<_> = (0..len).map(|_| number(&mut random)).collect();
+        for column in columns(&numbers) {
+            let sorted = arrow::compute::sort(&column, None).unwrap();
+            for (order, array) in [("as they come", column), ("sorted", sorted)] {
+                let what = format!("round {round}, {} of {len} rows {order}", array.data_type());
+                check_exact(&what, &cut(&array, &mut random));
+            }
+        }
+    }
+}
+
+#[test]
+fn nulls_after_values_are_out_of_order_within_and_across_batches() {
+    let array = |values: Vec<Option<i32>>| -> ArrayRef { Arc::new(Int32Array::from(values)) };
+    assert!(collect(&[array(vec![None, None, Some(1)]), array(vec![Some(1)])]).ascending);
+    assert!(!collect(&[array(vec![Some(1), None])]).ascending);
+    assert!(!collect(&[array(vec![Some(1)]), array(vec![None])]).ascending);
+    assert!(collect(&[array(vec![None]), array(vec![None, Some(7)])]).ascending);
+    assert!(collect(&[array(vec![None, Some(1)]), array(vec![Some(2)])]).unique_ascending);
+    assert!(!collect(&[array(vec![None, None, Some(1)])]).unique_ascending);
+}
+
+#[test]
+fn values_under_nulls_are_never_seen() {
+    let nulls = NullBuffer::from_iter([true, false, true].into_iter().cycle().take(300));
+    let values: Vec<i64> = (0..300).map(|row| if row % 3 == 1 { i64::MAX - row } else { row }).collect();
+    let array: ArrayRef = Arc::new(Int64Array::new(values.into(), Some(nulls)));
+    let found = collect(&[array]);
+    assert_eq!((found.min, found.max), (Some(Value::Integer(0)), Some(Value::Integer(299))));
+}
+
+#[test]
+fn dictionary_entries_that_no_row_uses_do_not_count() {
+    let values: ArrayRef = Arc::new(StringArray::from(vec![Some("zz unused"), Some("b"), None, Some("a"), Some("b")]));
+    let keys = Int8Array::from(vec![Some(3), None, Some(1), Some(2), Some(4)]);
+    let array: ArrayRef = Arc::new(DictionaryArray::new(keys, values));
+    let found = collect(&[array]);
+    assert_eq!(found.min, Some(Value::Bytes(b"a".into())));
+    assert_eq!(found.max, Some(Value::Bytes(b"b".into())));
+    assert_eq!((found.nulls, found.distinct, found.max_value_bytes), (2, Some(2.0), Some(1)));
+}
+
+#[test]
+fn decimals_beyond_128_bits_have_no_range_and_no_order() {
+    let big = i256::from_i128(i128::MAX).wrapping_add(i256::ONE);
+    let fits: ArrayRef = Arc::new(Decimal256Array::from(vec![i256::ONE]));
+    let exceeds: ArrayRef = Arc::new(Decimal256Array::from(vec![big]));
+    let found = collect(&[fits.clone(), exceeds, fits]);
+    assert_eq!((found.min, found.max, found.ascending), (None, None, false));
+}
+
+#[test]
+fn types_without_order_have_their_nulls_counted() {
+    let list: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1)]), None]));
+    let found = collect(&[list]);
+    assert_eq!(found, ColumnStatistics { nulls: 1, ..ColumnStatistics::default() });
+}
+
+#[test]
+fn merged_collectors_know_what_one_collector_would() {
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    for round in 0..30 {
+        let mut numbers: Vec<Option<i64>> =
+            (0..random.random_range(0..200)).map(|_| Some(random.random_range(0..60))).collect();
+        match round % 3 {
+            0 => numbers.sort(),
+            1 => (0..3).for_each(|_| numbers.insert(0, None)),
+            _ => (),
+        }
+        for array in columns(&numbers) {
+            let at = random.random_range(0..=array.len());
+            let mut merged = StatisticsCollector::new(array.data_type());
+            for part in [array.slice(0, at), array.slice(at, array.len() - at)] {
+                let mut collector = StatisticsCollector::new(array.data_type());
+                collector.update(&part);
+                merged.merge(&collector);
+            }
+            assert_eq!(
+                merged.finish(),
+                collect(std::slice::from_ref(&array)),
+                "round {round}, {}, cut at {at}",
+                array.data_type()
+            );
+        }
+    }
+}
+
+/// Within a factor of two: enough to size a hash table, and what a sample of 8192 rows can promise for even spreads.
+#[test]
+fn distinct_values_are_estimated_within_a_factor_of_two() {
+    let mut random = StdRng::seed_from_u64(1);
+    let rows = 300_000i64;
+    for distinct in [1, 2, 100, 5_000, 100_000, rows] {
+        let mut values: Vec<i64> = (0..rows).map(|row| row % distinct * 1_000_003).collect();
+        values.shuffle(&mut random);
+        let batches: Vec<ArrayRef> =
+            values.chunks(65_536).map(|c| Arc::new(Int64Array::from(c.to_vec())) as _).collect();
+        let found = collect(&batches).distinct.unwrap();
+        let ratio = found / distinct as f64;
+        assert!((0.5..2.0).contains(&ratio), "{distinct} distinct values, estimated {found}");
+    }
+}
+
+#[test]
+fn the_heaviest_value_is_found_in_shuffled_and_in_patterned_columns() {
+    let rows = 1_000_000i64;
+    let patterned = (0..rows).map(|row| row % 1024);
+    let skewed = (0..rows).map(|row| if row % 5 == 0 { -1 } else { row });
+    for (column, share) in [(patterned.collect::<Vec<_>>(), 1.0 / 1024.0), (skewed.collect(), 0.2)] {
+        let batches: Vec<ArrayRef> = column.chunks(4096).map(|c| Arc::new(Int64Array::from(c.to_vec())) as _).collect();
+        let found = collect(&batches).heaviest_share;
+        assert!((found - share).abs() < 0.02, "{found} instead of {share}");
+    }
+}

@@ -1,0 +1,110 @@
+//! A table.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::adopt::Meter;
+use super::quota::Charge;
+use super::{ColumnStatistics, StatisticsCollector};
+use crate::{Error, Result};
+
+/// An immutable table whose buffers live in the arena.
+#[derive(Debug)]
+pub struct Table {
+    /// The name it is found by.
+    pub name: String,
+    /// The tenant who created it; empty for anonymous.
+    pub owner: String,
+    /// Columns and their types.
+    pub schema: SchemaRef,
+    /// The rows, in upload order; every batch has this schema.
+    pub batches: Vec<RecordBatch>,
+    /// Number of rows.
+    pub rows: u64,
+    /// Bytes of the parts of all buffers that the rows refer to; a dictionary that several batches share counts once.
+    pub bytes: u64,
+    /// What is known of each column, in schema order.
+    pub statistics: Vec<ColumnStatistics>,
+    /// Columns by which the rows are sorted, ascending; empty when they are not known to be.
+    pub sorted_by: Vec<usize>,
+    /// Sets of columns that the uploader said are distinct. For planning only.
+    pub unique: Vec<Vec<usize>>,
+    /// When it appeared.
+    pub created: SystemTime,
+    pub(super) collectors: Vec<StatisticsCollector>,
+    /// What its rows cost whom; shared by the tables that share batches.
+    pub(super) charges: Vec<Arc<Charge>>,
+}
+
+impl Table {
+    /// A table of those batches, with statistics; nobody is charged.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a batch has another schema.
+    pub fn from_batches(name: &str, schema: SchemaRef, batches: Vec<RecordBatch>) -> Result<Self> {
+        let mut collectors: Vec<_> =
+            schema.fields().iter().map(|field| StatisticsCollector::new(field.data_type())).collect();
+        let mut meter = Meter::default();
+        let (mut rows, mut bytes) = (0, 0);
+        for batch in &batches {
+            if batch.schema_ref().fields() != schema.fields() {
+                return Err(Error::Invalid(format!(
+                    "table {name:?} has columns {:?}, and one of its batches has {:?}",
+                    schema.fields(),
+                    batch.schema_ref().fields()
+                )));
+            }
+            for (collector, column) in collectors.iter_mut().zip(batch.columns()) {
+                collector.update(column);
+            }
+            rows += batch.num_rows() as u64;
+            bytes += meter.referenced_bytes(batch);
+        }
+        let statistics: Vec<_> = collectors.iter().map(StatisticsCollector::finish).collect();
+        Ok(Self {
+            name: name.into(),
+            owner: String::new(),
+            schema,
+            batches,
+            rows,
+            bytes,
+            sorted_by: detected_order(&statistics, rows),
+            statistics,
+            unique: Vec::new(),
+            created: SystemTime::now(),
+            collectors,
+            charges: Vec::new(),
+        })
+    }
+
+    /// The index of a column.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the columns that exist.
+    pub fn column_index(&self, column: &str) -> Result<usize> {
+        let of = format!("table {:?}", self.name);
+        column_index(&self.schema, column, &of)
+    }
+}
+
+/// The index of a column; `of` says whose, for the error.
+pub(super) fn column_index(schema: &SchemaRef, column: &str, of: &str) -> Result<usize> {
+    schema.index_of(column).map_err(|_| {
+        let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+        Error::Invalid(format!("{of} has no column {column:?}; its columns are {}", names.join(", ")))
+    })
+}
+
+/// The column by which the rows were seen to be sorted, if there is one. One that is strictly ascending comes first, since
+/// it orders the rows completely; one that never changes says nothing.
+pub(super) fn detected_order(statistics: &[ColumnStatistics], rows: u64) -> Vec<usize> {
+    if rows < 2 {
+        return Vec::new();
+    }
+    let strict = statistics.iter().position(|column| column.unique_ascending);
+    let ascending = || statistics.iter().position(|column| column.ascending && column.distinct > Some(1.0));
+    strict.or_else(ascending).into_iter().collect()
+}

@@ -1,0 +1,96 @@
+use super::*;
+use crate::catalog::{Table, TenantUsage, Upload};
+
+fn table(name: &str, owner: &str) -> Table {
+    let mut table = Table::from_batches(name, schema(), vec![batch([1, 2])]).unwrap();
+    table.owner = owner.into();
+    table
+}
+
+fn upload(catalog: &Catalog, owner: &str, name: &str, mode: UploadMode, rows: i64) -> Result<()> {
+    let mut upload = Upload::begin_for(catalog, owner, name, schema(), options(mode))?;
+    upload.append(batch(0..rows))?;
+    upload.commit().map(|_| ())
+}
+
+#[test]
+fn a_reserved_name_is_nobody_elses_until_it_is_used_or_dropped() {
+    let catalog = catalog();
+    let mut reservation = catalog.reserve("t", "ada", "the result of job 7").unwrap();
+    assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["\"t\"", "the result of job 7"]);
+    assert_refused(catalog.create(table("t", "")), is!(AlreadyExists), &["job 7"]);
+    assert_refused(catalog.replace(table("t", "")), is!(AlreadyExists), &["job 7"]);
+    assert!(catalog.table("t").is_err());
+    reservation.publish(table("another name", "ada")).unwrap();
+    assert_eq!(catalog.table("t").unwrap().name, "t");
+    // What became of the name later is no business of a reservation that was used.
+    catalog.drop_table("t").unwrap();
+    let second = catalog.reserve("t", "ada", "job 8").unwrap();
+    drop(reservation);
+    assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["job 8"]);
+    drop(second);
+    catalog.create(table("t", "")).unwrap();
+}
+
+#[test]
+fn tables_are_listed_by_name_and_dropped_once() {
+    let catalog = catalog();
+    for name in ["b", "c", "a"] {
+        catalog.create(table(name, "")).unwrap();
+    }
+    let names: Vec<_> = catalog.tables().iter().map(|table| table.name.clone()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    catalog.drop_table("b").unwrap();
+    assert_refused(catalog.drop_table("b"), is!(NotFound), &["\"b\""]);
+}
+
+#[test]
+fn a_tenant_may_hold_only_so_many_tables() {
+    let catalog = limited(None, Some(2));
+    upload(&catalog, "ada", "a", UploadMode::Create, 1).unwrap();
+    let reserved = catalog.reserve("r", "ada", "job 1").unwrap();
+    assert_refused(
+        upload(&catalog, "ada", "b", UploadMode::Create, 1),
+        is!(Exhausted),
+        &["\"ada\"", "1 tables and 1 on the way", "may have 2", "--tenant-tables"],
+    );
+    upload(&catalog, "eve", "b", UploadMode::Create, 1).unwrap();
+    drop(reserved);
+    upload(&catalog, "ada", "c", UploadMode::Create, 1).unwrap();
+    upload(&catalog, "ada", "c", UploadMode::Replace, 1).unwrap();
+    assert_eq!(catalog.usage("ada").tables, 2);
+    assert_refused(upload(&catalog, "ada", "d", UploadMode::Replace, 1), is!(Exhausted), &["may have 2"]);
+    assert!(catalog.table("d").is_err());
+}
+
+#[test]
+fn a_tenant_may_hold_only_so_many_bytes() {
+    let catalog = limited(Some(100_000), None);
+    upload(&catalog, "ada", "a", UploadMode::Create, 2000).unwrap();
+    let held = catalog.usage("ada").bytes;
+    assert_eq!(held, catalog.table("a").unwrap().bytes);
+    let refused = upload(&catalog, "ada", "b", UploadMode::Create, 4000);
+    assert_refused(refused, is!(Exhausted), &["\"ada\"", "--tenant-memory"]);
+    assert_eq!(catalog.usage("ada").bytes, held);
+    upload(&catalog, "eve", "b", UploadMode::Create, 3000).unwrap();
+    // A reader keeps a dropped table's memory, and its charge.
+    let reader = catalog.drop_table("a").unwrap();
+    assert_eq!(catalog.usage("ada"), TenantUsage { bytes: held, tables: 0 });
+    drop(reader);
+    assert_eq!(catalog.usage("ada"), TenantUsage::default());
+    assert_eq!(catalog.usage_of_all().into_keys().collect::<Vec<_>>(), ["eve"]);
+}
+
+#[test]
+fn who_appends_pays_for_what_was_appended() {
+    let catalog = limited(Some(100_000), None);
+    upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
+    let before = catalog.usage("ada").bytes;
+    upload(&catalog, "eve", "t", UploadMode::Append, 20).unwrap();
+    let table = catalog.table("t").unwrap();
+    assert_eq!((table.owner.as_str(), catalog.usage("ada").bytes), ("ada", before));
+    assert_eq!(before + catalog.usage("eve").bytes, table.bytes);
+    drop(table);
+    catalog.drop_table("t").unwrap();
+    assert!(catalog.usage_of_all().is_empty());
+}

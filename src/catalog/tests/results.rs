@@ -1,0 +1,283 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::catalog::{ResultSpool, SpoolOptions, SpoolState, Upload};
+
+/// Bytes that a batch of those many rows counts for.
+fn bytes_of(rows: i64) -> u64 {
+    let spool = ResultSpool::new(schema());
+    spool.push(batch(0..rows)).unwrap();
+    spool.held_bytes()
+}
+
+fn consumed(bytes_max: u64, stall: Duration) -> SpoolOptions {
+    SpoolOptions { retain: Duration::ZERO, bytes_max, stall, ..SpoolOptions::default() }
+}
+
+async fn read(spool: &ResultSpool, endpoint: usize, endpoints: usize) -> Result<Vec<i64>> {
+    let mut reader = spool.reader(endpoint, endpoints);
+    let mut found = Vec::new();
+    while let Some(batch) = reader.next().await? {
+        found.extend(keys(&[batch]));
+    }
+    Ok(found)
+}
+
+#[tokio::test]
+async fn endpoints_share_the_batches_and_can_be_read_again() {
+    let spool = ResultSpool::new(schema());
+    (0..7).for_each(|key| spool.push(batch([key])).unwrap());
+    spool.push(batch([])).unwrap();
+    spool.finish(Ok(()));
+    for _ in 0..2 {
+        assert_eq!(read(&spool, 0, 3).await.unwrap(), [0, 3, 6]);
+        assert_eq!(read(&spool, 1, 3).await.unwrap(), [1, 4]);
+        assert_eq!(read(&spool, 2, 3).await.unwrap(), [2, 5]);
+    }
+    assert_eq!((spool.pushed_rows(), spool.progress()), (7, (7, SpoolState::Complete)));
+    assert_eq!(spool.pushed_bytes(), spool.held_bytes());
+}
+
+#[tokio::test]
+async fn readers_wait_for_the_writer_and_a_failure_takes_the_place_of_all_batches() {
+    let spool = ResultSpool::new(schema());
+    let (delivered, arrived) = tokio::sync::oneshot::channel();
+    let reader = tokio::spawn({
+        let spool = spool.clone();
+        async move {
+            delivered.send(spool.batch(0).await).unwrap();
+            spool.batch(1).await
+        }
+    });
+    tokio::task::yield_now().await;
+    spool.push(batch([1])).unwrap();
+    assert_eq!(keys(&[arrived.await.unwrap().unwrap().unwrap()]), [1]);
+    spool.finish(Err(Error::Unavailable("the device is lost".into())));
+    assert_refused(reader.await.unwrap(), is!(Unavailable), &["the device is lost"]);
+    assert_refused(spool.batch(0).await, is!(Unavailable), &["the device is lost"]);
+    assert_eq!(spool.held_bytes(), 0, "part of a result is good for nothing");
+}
+
+#[tokio::test]
+async fn a_released_result_is_gone_for_readers_and_stops_its_writer() {
+    let catalog = limited(Some(1 << 20), None);
+    let arena = catalog.arena().clone();
+    let options =
+        SpoolOptions { arena: Some(arena.clone()), charge: Some(catalog.charge("ada")), ..Default::default() };
+    let spool = ResultSpool::with_options(schema(), options);
+    spool.push(batch(0..1000)).unwrap();
+    assert!(arena.budget().used_bytes() > 0 && catalog.usage("ada").bytes == spool.held_bytes());
+    let waiting = tokio::spawn({
+        let spool = spool.clone();
+        async move { spool.batch(1).await }
+    });
+    tokio::task::yield_now().await;
+    spool.release();
+    assert_refused(waiting.await.unwrap(), is!(NotFound), &["gone"]);
+    assert_refused(spool.batch(0).await, is!(NotFound), &["gone", "run the join again"]);
+    assert_refused(spool.push(batch([1])), is!(Cancelled), &["released"]);
+    spool.finish(Ok(()));
+    assert_eq!(spool.progress().1, SpoolState::Released);
+    assert_eq!((arena.budget().used_bytes(), catalog.usage("ada").bytes), (0, 0));
+    assert!(spool.is_expired(SystemTime::now()));
+}
+
+#[test]
+fn a_kept_result_that_grows_too_large_says_what_to_do() {
+    let spool =
+        ResultSpool::with_options(schema(), SpoolOptions { bytes_max: bytes_of(100) * 2, ..SpoolOptions::default() });
+    spool.push(batch(0..100)).unwrap();
+    spool.push(batch(0..100)).unwrap();
+    let refused = spool.push(batch(0..100));
+    assert_refused(refused, is!(Exhausted), &["too large", "--host-memory", "retain_seconds 0"]);
+    let arena = SpoolOptions { arena: Some(arena_of(1024)), ..SpoolOptions::default() };
+    let refused = ResultSpool::with_options(schema(), arena).push(batch(0..1000));
+    assert_refused(refused, is!(Exhausted), &["too large", "--host-memory", "retain_seconds 0"]);
+}
+
+#[tokio::test]
+async fn the_lease_begins_with_the_end_and_is_extended_by_renewal_and_by_reading() {
+    let spool = ResultSpool::new(schema());
+    spool.push(batch([1])).unwrap();
+    assert_eq!((spool.expires(), spool.renew(Duration::from_secs(9)).unwrap()), (None, None));
+    assert!(!spool.is_expired(SystemTime::now() + Duration::from_secs(1 << 30)), "a join under way has no lease");
+    let finished = SystemTime::now();
+    spool.finish(Ok(()));
+    let first = spool.expires().unwrap();
+    assert!(first >= finished + Duration::from_secs(300) && first < finished + Duration::from_secs(400));
+    assert!(!spool.is_expired(first - Duration::from_secs(1)) && spool.is_expired(first));
+    assert_eq!(spool.renew(Duration::from_secs(1)).unwrap(), Some(first), "a lease is never cut short");
+    let renewed = spool.renew(Duration::from_secs(1000)).unwrap().unwrap();
+    assert!(renewed > first && !spool.is_expired(first));
+    let short = ResultSpool::with_options(
+        schema(),
+        SpoolOptions { retain: Duration::from_millis(50), ..SpoolOptions::default() },
+    );
+    short.push(batch([1])).unwrap();
+    short.finish(Ok(()));
+    let before = short.expires().unwrap();
+    std::thread::sleep(Duration::from_millis(5));
+    short.batch(0).await.unwrap();
+    assert!(short.expires().unwrap() > before);
+    short.release();
+    assert_refused(short.renew(Duration::from_secs(1)), is!(NotFound), &["gone"]);
+}
+
+#[test]
+fn a_failed_result_is_forgotten_with_its_lease() {
+    let spool = ResultSpool::new(schema());
+    spool.finish(Err(Error::Cancelled("stop".into())));
+    assert!(!spool.is_expired(SystemTime::now()));
+    assert!(spool.is_expired(SystemTime::now() + Duration::from_secs(301)));
+}
+
+#[tokio::test]
+async fn a_consumed_batch_is_freed_by_reading_and_cannot_be_read_twice() {
+    let arena = arena_of(1 << 20);
+    let options = SpoolOptions { arena: Some(arena.clone()), ..consumed(u64::MAX, Duration::from_secs(60)) };
+    let spool = ResultSpool::with_options(schema(), options);
+    (0..3).for_each(|key| spool.push(batch([key])).unwrap());
+    spool.finish(Ok(()));
+    assert_eq!(keys(&[spool.batch(1).await.unwrap().unwrap()]), [1]);
+    assert_refused(spool.batch(1).await, is!(Precondition), &["read already", "retain_seconds"]);
+    assert!(!spool.is_expired(SystemTime::now()), "there is more to read");
+    assert_eq!(read(&spool, 0, 1).await.unwrap(), [0, 2]);
+    assert_refused(spool.batch(0).await, is!(Precondition), &["read already"]);
+    assert_eq!((arena.budget().used_bytes(), spool.held_bytes(), spool.pushed_rows()), (0, 0, 3));
+    assert!(!spool.is_expired(SystemTime::now()), "a client may still ask for its next endpoint");
+    assert!(read(&spool, 1, 2).await.unwrap().is_empty());
+    assert!(spool.is_expired(SystemTime::now() + Duration::from_secs(61)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumed_result_of_any_size_passes_through_a_small_bound() {
+    let bound = bytes_of(10) * 3;
+    let spool = ResultSpool::with_options(schema(), consumed(bound, Duration::from_secs(60)));
+    let writer = std::thread::spawn({
+        let spool = spool.clone();
+        move || {
+            for key in 0..200 {
+                spool.push(batch(key * 10..key * 10 + 10)).unwrap();
+                assert!(spool.held_bytes() <= bound);
+            }
+            spool.finish(Ok(()));
+        }
+    });
+    let readers = (0..4).map(|endpoint| {
+        let spool = spool.clone();
+        tokio::spawn(async move { read(&spool, endpoint, 4).await.unwrap() })
+    });
+    let mut found = Vec::new();
+    for reader in readers.collect::<Vec<_>>() {
+        found.extend(reader.await.unwrap());
+    }
+    writer.join().unwrap();
+    found.sort();
+    assert_eq!(found, (0..2000).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_consumed_endpoints_in_turn_gets_everything() {
+    let spool = ResultSpool::with_options(schema(), consumed(bytes_of(1), Duration::from_secs(60)));
+    let writer = std::thread::spawn({
+        let spool = spool.clone();
+        move || {
+            (0..50).for_each(|key| spool.push(batch([key])).unwrap());
+            spool.finish(Ok(()));
+        }
+    });
+    let mut found = Vec::new();
+    for endpoint in 0..3 {
+        found.extend(read(&spool, endpoint, 3).await.unwrap());
+    }
+    writer.join().unwrap();
+    assert_eq!(found, (0..50).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_writer_whose_readers_take_nothing_gives_up_and_says_why() {
+    let spool = ResultSpool::with_options(schema(), consumed(bytes_of(1), Duration::from_millis(50)));
+    spool.push(batch([1])).unwrap();
+    assert_refused(spool.push(batch([2])), is!(Exhausted), &["reader", "took nothing", "retain_seconds"]);
+    assert_eq!(spool.pushed_rows(), 1);
+}
+
+#[test]
+fn a_batch_larger_than_the_bound_passes_when_nothing_else_is_held() {
+    let spool = ResultSpool::with_options(schema(), consumed(1, Duration::from_millis(50)));
+    spool.push(batch(0..100)).unwrap();
+    assert!(spool.held_bytes() > 1);
+}
+
+#[test]
+fn a_waiting_writer_ends_with_its_interrupt_or_with_the_release() {
+    let stop = Arc::new(AtomicBool::new(false));
+    let interrupt = {
+        let stop = stop.clone();
+        move || match stop.load(Ordering::Acquire) {
+            true => Err(Error::Cancelled("the job was cancelled".into())),
+            false => Ok(()),
+        }
+    };
+    let options = SpoolOptions { interrupt: Some(Arc::new(interrupt)), ..consumed(1, Duration::from_secs(600)) };
+    let spool = ResultSpool::with_options(schema(), options);
+    spool.push(batch([1])).unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| spool.push(batch([2])));
+        stop.store(true, Ordering::Release);
+        assert_refused(writer.join().unwrap(), is!(Cancelled), &["the job was cancelled"]);
+    });
+    stop.store(false, Ordering::Release);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| spool.push(batch([2])));
+        spool.release();
+        assert_refused(writer.join().unwrap(), is!(Cancelled), &["released"]);
+    });
+}
+
+#[tokio::test]
+async fn a_reader_that_is_dropped_while_it_waits_loses_nothing() {
+    let spool = ResultSpool::with_options(schema(), consumed(u64::MAX, Duration::from_secs(60)));
+    let mut reader = spool.reader(0, 1);
+    for key in 0..20 {
+        let waited = tokio::time::timeout(Duration::from_millis(1), reader.next()).await;
+        assert!(waited.is_err(), "there is nothing to read yet");
+        spool.push(batch([key])).unwrap();
+        assert_eq!(keys(&[reader.next().await.unwrap().unwrap()]), [key]);
+    }
+}
+
+#[tokio::test]
+async fn a_complete_result_becomes_a_table_that_outlives_it() {
+    let catalog = limited(Some(1 << 20), None);
+    let reservation = catalog.reserve("kept", "ada", "the result of job 1").unwrap();
+    let begun = Upload::begin(&catalog, "kept", schema(), UploadOptions::default());
+    assert_refused(begun, is!(AlreadyExists), &["the result of job 1"]);
+    let options = SpoolOptions { charge: Some(catalog.charge("ada")), ..SpoolOptions::default() };
+    let spool = ResultSpool::with_options(schema(), options);
+    spool.push(batch([1, 2])).unwrap();
+    spool.push(batch([3])).unwrap();
+    spool.finish(Ok(()));
+    let table = spool.into_table(reservation, "ada").unwrap();
+    assert_eq!(catalog.usage("ada").bytes, table.bytes, "charged once, though result and table share it");
+    spool.release();
+    assert_eq!((keys(&table.batches), table.rows, table.sorted_by.clone()), (vec![1, 2, 3], 3, vec![0]));
+    assert_eq!(catalog.usage("ada").bytes, table.bytes);
+    assert_eq!(catalog.table("kept").unwrap().owner, "ada");
+}
+
+#[test]
+fn a_result_that_failed_or_is_consumed_becomes_no_table_and_frees_the_name() {
+    let catalog = catalog();
+    let failed = ResultSpool::new(schema());
+    failed.push(batch([1])).unwrap();
+    failed.finish(Err(Error::Internal("x".into())));
+    let consumed = ResultSpool::with_options(schema(), consumed(u64::MAX, Duration::from_secs(60)));
+    consumed.push(batch([1])).unwrap();
+    for spool in [failed, consumed] {
+        let refused = spool.into_table(catalog.reserve("t", "", "a result").unwrap(), "");
+        assert_refused(refused, is!(Precondition), &["\"t\"", "failed, or is not kept"]);
+    }
+    catalog.reserve("t", "", "a result").unwrap();
+}

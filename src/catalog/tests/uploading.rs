@@ -1,0 +1,481 @@
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema};
+
+use super::*;
+use crate::catalog::{Finished, Table, Upload, UploadStream, Uploads, UploadsLimits, Value};
+
+fn uploads(catalog: &Catalog) -> Uploads {
+    Uploads::new(catalog.clone(), UploadsLimits { under_way: 8, idle: Duration::from_secs(60) })
+}
+
+fn upload(catalog: &Catalog, mode: UploadMode, batches: &[RecordBatch]) -> Result<Arc<Table>> {
+    upload_with(catalog, options(mode), batches)
+}
+
+fn upload_with(catalog: &Catalog, options: UploadOptions, batches: &[RecordBatch]) -> Result<Arc<Table>> {
+    let mut upload = Upload::begin(catalog, "t", schema(), options)?;
+    for batch in batches {
+        upload.append(batch.clone())?;
+    }
+    upload.commit()
+}
+
+#[test]
+fn a_table_appears_with_the_commit_and_not_before() {
+    let catalog = catalog();
+    let mut upload = Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
+    upload.append(batch([3, 1])).unwrap();
+    assert!(catalog.table("t").is_err());
+    assert!(catalog.tables().is_empty());
+    upload.append(batch([])).unwrap();
+    upload.append(batch([2])).unwrap();
+    assert_eq!(upload.rows(), 3);
+    let table = upload.commit().unwrap();
+    assert_eq!((table.rows, table.batches.len()), (3, 2));
+    assert_eq!(keys(&catalog.table("t").unwrap().batches), [3, 1, 2]);
+    assert_eq!(table.statistics[0].max, Some(Value::Integer(3)));
+}
+
+#[test]
+fn a_dropped_upload_leaves_neither_memory_nor_name() {
+    let catalog = catalog();
+    let mut upload = Upload::begin_for(&catalog, "ada", "t", schema(), UploadOptions::default()).unwrap();
+    upload.append(batch(0..1000)).unwrap();
+    assert!(catalog.arena().budget().used_bytes() > 0);
+    assert!(catalog.usage("ada").bytes > 0);
+    drop(upload);
+    assert_eq!(catalog.arena().budget().used_bytes(), 0);
+    assert_eq!(catalog.usage("ada"), Default::default());
+    Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
+}
+
+#[test]
+fn create_keeps_its_name_from_the_beginning_on() {
+    let catalog = catalog();
+    let first = Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
+    for mode in [UploadMode::Create, UploadMode::Replace, UploadMode::CreateIfMissing] {
+        let second = Upload::begin(&catalog, "t", schema(), options(mode));
+        assert_refused(second, is!(AlreadyExists), &["\"t\"", "being uploaded"]);
+    }
+    first.commit().unwrap();
+    assert_refused(upload(&catalog, UploadMode::Create, &[]), is!(AlreadyExists), &["replace or append"]);
+}
+
+#[test]
+fn replace_takes_the_place_and_readers_keep_the_old_table() {
+    let catalog = catalog();
+    let old = upload(&catalog, UploadMode::Replace, &[batch([1])]).unwrap();
+    upload(&catalog, UploadMode::Replace, &[batch([2])]).unwrap();
+    assert_eq!(keys(&catalog.table("t").unwrap().batches), [2]);
+    assert_eq!(keys(&old.batches), [1]);
+}
+
+#[test]
+fn append_shares_the_old_batches_and_merges_what_is_known() {
+    let catalog = catalog();
+    assert_refused(upload(&catalog, UploadMode::Append, &[]), is!(NotFound), &["\"t\""]);
+    let old = upload(&catalog, UploadMode::Create, &[batch([1, 2])]).unwrap();
+    let new = upload(&catalog, UploadMode::Append, &[batch([2, 5])]).unwrap();
+    assert_eq!((old.rows, new.rows, keys(&new.batches)), (2, 4, vec![1, 2, 2, 5]));
+    assert!(old.batches[0].column(0).to_data().ptr_eq(&new.batches[0].column(0).to_data()));
+    let k = &new.statistics[0];
+    assert_eq!((&k.min, &k.max, k.distinct), (&Some(Value::Integer(1)), &Some(Value::Integer(5)), Some(3.0)));
+    assert!(k.ascending && !k.unique_ascending);
+    assert_eq!(new.bytes, old.bytes + 2 * 8 + 3 * 4 + 12);
+}
+
+#[test]
+fn create_if_missing_creates_once_and_adds_then() {
+    let catalog = catalog();
+    upload(&catalog, UploadMode::CreateIfMissing, &[batch([1])]).unwrap();
+    upload(&catalog, UploadMode::CreateIfMissing, &[batch([2])]).unwrap();
+    assert_eq!(keys(&catalog.table("t").unwrap().batches), [1, 2]);
+}
+
+#[test]
+fn appended_rows_must_have_the_tables_columns() {
+    let catalog = catalog();
+    upload(&catalog, UploadMode::Create, &[batch([1])]).unwrap();
+    let begin = |fields: Vec<Field>| {
+        Upload::begin(&catalog, "t", Arc::new(Schema::new(fields)), options(UploadMode::Append)).map(|_| ())
+    };
+    let (k, name) = (Field::new("k", DataType::Int64, true), Field::new("name", DataType::Utf8, true));
+    assert_refused(begin(vec![k.clone()]), is!(Invalid), &["2 columns", "1"]);
+    let renamed = Field::new("nom", DataType::Utf8, true);
+    assert_refused(begin(vec![k.clone(), renamed]), is!(Invalid), &["column 1", "\"name\"", "\"nom\""]);
+    let narrow = Field::new("k", DataType::Int32, true);
+    assert_refused(begin(vec![narrow, name.clone()]), is!(Invalid), &["Int64", "Int32"]);
+    let strict = k.with_nullable(false).with_metadata([("origin".to_string(), "test".to_string())].into());
+    begin(vec![strict, name]).unwrap();
+}
+
+#[test]
+fn rows_that_may_not_be_null_join_a_table_where_they_may() {
+    let catalog = catalog();
+    upload(&catalog, UploadMode::Create, &[batch([1])]).unwrap();
+    let fields: Vec<Field> = schema().fields().iter().map(|field| (**field).clone().with_nullable(false)).collect();
+    let strict = Arc::new(Schema::new(fields));
+    let mut upload = Upload::begin(&catalog, "t", strict.clone(), options(UploadMode::Append)).unwrap();
+    upload.append(RecordBatch::try_new(strict, batch([2]).columns().to_vec()).unwrap()).unwrap();
+    let table = upload.commit().unwrap();
+    assert_eq!(keys(&table.batches), [1, 2]);
+    assert!(table.batches.iter().all(|batch| batch.schema() == table.schema));
+}
+
+#[test]
+fn a_schema_that_changes_in_mid_stream_is_refused_by_the_column() {
+    let catalog = catalog();
+    let mut upload = Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
+    upload.append(batch([1])).unwrap();
+    let fields = vec![Field::new("k", DataType::Float64, true), Field::new("name", DataType::Utf8, true)];
+    let columns: Vec<ArrayRef> = vec![Arc::new(Float64Array::from(vec![1.0])), batch([1]).column(1).clone()];
+    let other = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap();
+    assert_refused(upload.append(other), is!(Invalid), &["mid-stream", "after 1 rows", "Int64", "Float64"]);
+}
+
+#[test]
+fn schemas_that_no_join_could_use_are_refused() {
+    let catalog = catalog();
+    let begin = |fields: Vec<Field>| {
+        Upload::begin(&catalog, "t", Arc::new(Schema::new(fields)), UploadOptions::default()).map(|_| ())
+    };
+    assert_refused(begin(vec![]), is!(Invalid), &["no columns"]);
+    let twice = vec![Field::new("a", DataType::Int8, true), Field::new("a", DataType::Int8, true)];
+    assert_refused(begin(twice), is!(Invalid), &["two columns", "\"a\""]);
+}
+
+#[test]
+fn names_without_sense_are_refused() {
+    let catalog = catalog();
+    let begin = |name: &str| Upload::begin(&catalog, name, schema(), UploadOptions::default()).map(|_| ());
+    assert_refused(begin(""), is!(Invalid), &["empty"]);
+    assert_refused(begin("line\nbreak"), is!(Invalid), &["control character"]);
+    assert_refused(begin(&"x".repeat(256)), is!(Invalid), &["256 bytes", "255"]);
+    begin(&"ü".repeat(127)).unwrap();
+    begin("a name with spaces, and \"quotes\"").unwrap();
+}
+
+#[test]
+fn unknown_columns_in_options_are_refused_at_the_beginning() {
+    let catalog = catalog();
+    let sorted = UploadOptions { sorted_by: vec!["key".into()], ..UploadOptions::default() };
+    assert_refused(upload_with(&catalog, sorted, &[]), is!(Invalid), &["sorted_by", "\"key\"", "k, name"]);
+    let unique = UploadOptions { unique: vec![vec!["k".into(), "id".into()]], ..UploadOptions::default() };
+    assert_refused(upload_with(&catalog, unique, &[]), is!(Invalid), &["unique", "\"id\"", "k, name"]);
+    let empty = UploadOptions { unique: vec![vec![]], ..UploadOptions::default() };
+    assert_refused(upload_with(&catalog, empty, &[]), is!(Invalid), &["unique"]);
+    upload(&catalog, UploadMode::Create, &[]).unwrap();
+}
+
+#[test]
+fn a_declared_order_is_checked_and_the_first_row_that_breaks_it_is_named() {
+    let catalog = catalog();
+    let sorted = |columns: &[&str]| UploadOptions {
+        sorted_by: columns.iter().map(|column| column.to_string()).collect(),
+        ..UploadOptions::default()
+    };
+    let within = upload_with(&catalog, sorted(&["k"]), &[batch([1, 2]), batch([3, 2, 1])]);
+    assert_refused(within, is!(Invalid), &["sorted by k", "row 3 (2)", "before it (3)"]);
+    let across = upload_with(&catalog, sorted(&["k", "name"]), &[batch([1, 2]), batch([1])]);
+    assert_refused(across, is!(Invalid), &["sorted by k, name", "row 2 (1, name 1)", "(2, name 2)"]);
+    // By text, "name 10" comes before "name 9".
+    let second = upload_with(&catalog, sorted(&["name"]), &[batch([9, 10])]);
+    assert_refused(second, is!(Invalid), &["row 1 (name 10)"]);
+    assert_eq!(catalog.arena().budget().used_bytes(), 0);
+    let table = upload_with(&catalog, sorted(&["k", "name"]), &[batch([1, 1]), batch([1, 2])]).unwrap();
+    assert_eq!(table.sorted_by, [0, 1]);
+}
+
+#[test]
+fn an_order_of_floats_takes_both_zeros_as_one_and_ends_with_every_nan() {
+    let catalog = catalog();
+    let fields = vec![Field::new("a", DataType::Float64, true), Field::new("b", DataType::Int64, true)];
+    let schema = Arc::new(Schema::new(fields));
+    let sorted = UploadOptions { sorted_by: vec!["a".into(), "b".into()], ..UploadOptions::default() };
+    let upload = |name: &str, a: Vec<Option<f64>>, b: Vec<i64>| {
+        let columns: Vec<ArrayRef> = vec![Arc::new(Float64Array::from(a)), Arc::new(Int64Array::from(b))];
+        let mut upload = Upload::begin(&catalog, name, schema.clone(), sorted.clone()).unwrap();
+        upload.append(RecordBatch::try_new(schema.clone(), columns).unwrap()).unwrap();
+        upload.commit()
+    };
+    let nan = f64::NAN;
+    upload("in order", vec![None, Some(0.0), Some(-0.0), Some(1.0), Some(nan), Some(-nan)], vec![9, 1, 2, 0, 1, 2])
+        .unwrap();
+    assert_refused(upload("zeros", vec![Some(0.0), Some(-0.0)], vec![2, 1]), is!(Invalid), &["row 1"]);
+    assert_refused(upload("nulls", vec![Some(0.0), None], vec![1, 1]), is!(Invalid), &["row 1 (null, 1)"]);
+}
+
+#[test]
+fn an_order_that_nobody_declared_is_found() {
+    let catalog = catalog();
+    let create = |keys: Vec<i64>| upload(&catalog, UploadMode::Replace, &[batch(keys)]).unwrap().sorted_by.clone();
+    assert_eq!(create(vec![1, 2, 2]), [0]);
+    assert_eq!(create(vec![12, 2]), [1], "by text, names are in order");
+    assert!(create(vec![2, 12, 1]).is_empty());
+    assert!(create(vec![7, 7, 7]).is_empty(), "a column that never changes orders nothing");
+}
+
+#[test]
+fn an_appended_table_stays_sorted_when_the_seam_is_in_order() {
+    let catalog = catalog();
+    let sorted = |mode| UploadOptions { mode, sorted_by: vec!["k".into(), "name".into()], ..UploadOptions::default() };
+    let create = || upload_with(&catalog, sorted(UploadMode::Replace), &[batch([5, 5])]).unwrap();
+    create();
+    let table = upload_with(&catalog, sorted(UploadMode::Append), &[batch([5, 6])]).unwrap();
+    assert_eq!(table.sorted_by, [0, 1]);
+    create();
+    let table = upload_with(&catalog, sorted(UploadMode::Append), &[batch([4, 6])]).unwrap();
+    assert!(table.sorted_by.is_empty(), "{:?}", table.sorted_by);
+    assert!(!table.statistics[0].ascending);
+}
+
+#[test]
+fn appends_from_many_threads_all_survive() {
+    let catalog = catalog();
+    upload(&catalog, UploadMode::Create, &[]).unwrap();
+    let threads = 16;
+    let start = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        for thread in 0..threads as i64 {
+            let (catalog, start) = (&catalog, &start);
+            scope.spawn(move || {
+                start.wait();
+                for round in 0..20 {
+                    upload(catalog, UploadMode::Append, &[batch([thread * 100 + round])]).unwrap();
+                }
+            });
+        }
+    });
+    let table = catalog.table("t").unwrap();
+    let mut found = keys(&table.batches);
+    found.sort();
+    let expected: Vec<i64> = (0..threads as i64).flat_map(|t| (0..20).map(move |round| t * 100 + round)).collect();
+    assert_eq!(found, expected);
+    assert_eq!((table.rows, table.statistics[0].distinct), (320, Some(320.0)));
+}
+
+#[test]
+fn of_many_creators_one_wins_and_the_others_are_told() {
+    for _ in 0..50 {
+        let catalog = catalog();
+        let start = Barrier::new(8);
+        let wins: usize = std::thread::scope(|scope| {
+            let create = |key| {
+                let (catalog, start) = (&catalog, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    match upload(catalog, UploadMode::Create, &[batch([key])]) {
+                        Ok(_) => 1,
+                        Err(Error::AlreadyExists(_)) => 0,
+                        Err(error) => panic!("{error:?}"),
+                    }
+                })
+            };
+            let threads: Vec<_> = (0..8).map(create).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!((wins, catalog.table("t").unwrap().rows), (1, 1));
+    }
+}
+
+#[test]
+fn racing_creates_if_missing_lose_no_row() {
+    for _ in 0..20 {
+        let catalog = catalog();
+        let start = Barrier::new(8);
+        std::thread::scope(|scope| {
+            for key in 0..8 {
+                let (catalog, start) = (&catalog, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    upload(catalog, UploadMode::CreateIfMissing, &[batch([key])]).unwrap();
+                });
+            }
+        });
+        let mut found = keys(&catalog.table("t").unwrap().batches);
+        found.sort();
+        assert_eq!(found, (0..8).collect::<Vec<_>>());
+    }
+}
+
+// ---- Several streams -------------------------------------------------------------------------------------------------
+
+fn shared(part: Option<u64>) -> UploadOptions {
+    UploadOptions { upload: Some("id".into()), part, ..UploadOptions::default() }
+}
+
+fn open(uploads: &Uploads, options: UploadOptions) -> Result<UploadStream> {
+    uploads.open("ada", "t", schema(), options)
+}
+
+fn send(uploads: &Uploads, options: UploadOptions, keys: impl IntoIterator<Item = i64>) {
+    let mut stream = open(uploads, options).unwrap();
+    stream.append(batch(keys)).unwrap();
+    assert!(matches!(stream.finish().unwrap(), Finished::Part { .. }));
+}
+
+#[test]
+fn a_single_stream_is_an_upload_by_itself() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    let mut stream = open(&uploads, UploadOptions::default()).unwrap();
+    assert_eq!(uploads.under_way(), 1);
+    stream.append(batch([1])).unwrap();
+    let Finished::Table(table) = stream.finish().unwrap() else { panic!("it was a part") };
+    assert_eq!((table.rows, table.owner.as_str(), uploads.under_way()), (1, "ada", 0));
+}
+
+#[test]
+fn several_streams_fill_one_table_that_appears_with_the_commit() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(Some(2)), [30, 31]);
+    send(&uploads, shared(None), [40]);
+    send(&uploads, shared(Some(1)), [10, 20]);
+    assert!(catalog.table("t").is_err());
+    assert_eq!(uploads.under_way(), 1);
+    let table = uploads.commit("ada", "id").unwrap();
+    assert_eq!(keys(&table.batches), [10, 20, 30, 31, 40], "numbered parts by number, then the others");
+    assert_eq!(table.sorted_by, [0]);
+    assert_eq!(uploads.under_way(), 0);
+    assert!(Arc::ptr_eq(&table, &uploads.commit("ada", "id").unwrap()), "a repeated commit gives the same table");
+    assert_refused(open(&uploads, shared(None)), is!(AlreadyExists), &["\"id\"", "was committed"]);
+}
+
+#[test]
+fn streams_of_one_upload_agree_on_table_schema_and_options() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(None), [1]);
+    let elsewhere = uploads.open("ada", "u", schema(), shared(None));
+    assert_refused(elsewhere, is!(Invalid), &["\"id\"", "table's name", "\"t\""]);
+    let narrow = Arc::new(schema().project(&[0]).unwrap());
+    assert_refused(uploads.open("ada", "t", narrow, shared(None)), is!(Invalid), &["the schema"]);
+    let replace = UploadOptions { mode: UploadMode::Replace, ..shared(None) };
+    assert_refused(open(&uploads, replace), is!(Invalid), &["the options"]);
+    assert_eq!(uploads.commit("ada", "id").unwrap().rows, 1);
+}
+
+#[test]
+fn another_tenant_finds_no_upload_under_that_id() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(None), [1]);
+    assert_refused(uploads.commit("eve", "id"), is!(NotFound), &["\"id\""]);
+    assert_refused(uploads.abort("eve", "id"), is!(NotFound), &["\"id\""]);
+    assert_refused(uploads.open("eve", "t", schema(), shared(None)), is!(AlreadyExists), &["\"t\""]);
+    uploads.commit("ada", "id").unwrap();
+}
+
+#[test]
+fn a_stream_that_breaks_off_leaves_its_rows_out_and_the_upload_open() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(None), [1]);
+    let mut killed = open(&uploads, shared(None)).unwrap();
+    killed.append(batch([2])).unwrap();
+    assert_refused(uploads.commit("ada", "id"), is!(Precondition), &["1 of its streams"]);
+    drop(killed);
+    assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1]);
+}
+
+#[test]
+fn a_numbered_part_that_broke_off_must_be_sent_again() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(Some(0)), [1]);
+    let killed = open(&uploads, shared(Some(1))).unwrap();
+    assert_refused(open(&uploads, shared(Some(1))), is!(AlreadyExists), &["that part"]);
+    drop(killed);
+    assert_refused(uploads.commit("ada", "id"), is!(Precondition), &["part 1", "again"]);
+    send(&uploads, shared(Some(1)), [2]);
+    assert_refused(open(&uploads, shared(Some(0))), is!(AlreadyExists), &["that part"]);
+    assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1, 2]);
+}
+
+#[test]
+fn an_aborted_upload_leaves_neither_memory_nor_name() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(None), 0..1000);
+    let mut open_still = open(&uploads, shared(None)).unwrap();
+    uploads.abort("ada", "id").unwrap();
+    assert_refused(open_still.append(batch([1])), is!(NotFound), &["was aborted"]);
+    assert_refused(open_still.finish(), is!(NotFound), &["was aborted"]);
+    assert_refused(uploads.commit("ada", "id"), is!(NotFound), &["was aborted"]);
+    assert_refused(uploads.abort("ada", "never"), is!(NotFound), &["there is no upload"]);
+    assert_eq!(catalog.arena().budget().used_bytes(), 0);
+    assert_eq!(catalog.usage("ada"), Default::default());
+    upload(&catalog, UploadMode::Create, &[]).unwrap();
+}
+
+#[test]
+fn an_upload_for_which_nothing_comes_is_forgotten() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    send(&uploads, shared(None), 0..1000);
+    assert!(uploads.forget_idle(Instant::now() + Duration::from_secs(59)).is_empty());
+    let forgotten = uploads.forget_idle(Instant::now() + Duration::from_secs(61));
+    assert_eq!(forgotten, [("ada".to_string(), "id".to_string())]);
+    assert_refused(uploads.commit("ada", "id"), is!(NotFound), &["forgotten", "60 s"]);
+    assert_eq!(catalog.arena().budget().used_bytes(), 0);
+}
+
+#[test]
+fn rows_out_of_their_declared_order_end_the_upload_when_it_is_committed() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    let sorted = |part| UploadOptions { sorted_by: vec!["k".into()], ..shared(Some(part)) };
+    send(&uploads, sorted(0), [2, 3]);
+    send(&uploads, sorted(1), [1, 2]);
+    assert_refused(uploads.commit("ada", "id"), is!(Invalid), &["\"t\"", "row 2 (1)"]);
+    assert_eq!((catalog.arena().budget().used_bytes(), uploads.under_way()), (0, 0));
+}
+
+#[test]
+fn a_commit_that_failed_for_want_of_a_place_can_be_repeated() {
+    let catalog = limited(None, Some(1));
+    let uploads = uploads(&catalog);
+    let replace = UploadOptions { mode: UploadMode::Replace, ..shared(None) };
+    send(&uploads, replace, [1]);
+    Upload::begin_for(&catalog, "ada", "other", schema(), UploadOptions::default()).unwrap().commit().unwrap();
+    assert_refused(uploads.commit("ada", "id"), is!(Exhausted), &["--tenant-tables"]);
+    catalog.drop_table("other").unwrap();
+    assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1]);
+}
+
+#[test]
+fn more_uploads_than_there_may_be_are_refused() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    let name = |index: usize| format!("t{index}");
+    let begin = |index: usize| uploads.open("ada", &name(index), schema(), UploadOptions::default());
+    let mut streams: Vec<_> = (0..7).map(|index| begin(index).unwrap()).collect();
+    send(&uploads, shared(None), [1]);
+    send(&uploads, shared(None), [2]);
+    assert_refused(begin(9), is!(Exhausted), &["8 uploads", "--upload-limit"]);
+    streams.pop();
+    begin(9).unwrap();
+}
+
+#[test]
+fn parallel_streams_from_many_threads_lose_no_row() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    std::thread::scope(|scope| {
+        for part in 0..8 {
+            let uploads = &uploads;
+            scope.spawn(move || {
+                let mut stream = open(uploads, shared(Some(part))).unwrap();
+                (0..50).for_each(|row| stream.append(batch([part as i64 * 50 + row])).unwrap());
+                stream.finish().unwrap();
+            });
+        }
+    });
+    let table = uploads.commit("ada", "id").unwrap();
+    assert_eq!(keys(&table.batches), (0..400).collect::<Vec<_>>());
+    assert!(table.statistics[0].unique_ascending);
+}

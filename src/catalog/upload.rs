@@ -1,0 +1,402 @@
+//! Tables on their way in: invisible until they are committed.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use serde::Deserialize;
+
+use super::adopt::{Adopter, Meter};
+use super::names::{exists, no_table};
+use super::order::{check_order, is_seam_in_order};
+use super::quota::Charge;
+use super::table::{column_index, detected_order};
+use super::{Catalog, NameReservation, StatisticsCollector, Table};
+use crate::{Context, Error, Result};
+
+/// What the first DoPut message may say about the table, as JSON.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields)]
+pub struct UploadOptions {
+    /// What to do with a table of that name.
+    pub mode: UploadMode,
+    /// Columns by which the rows of this upload are sorted, ascending, nulls first. Checked when it is committed.
+    pub sorted_by: Vec<String>,
+    /// Sets of columns whose values are distinct. Trusted for planning, never for correctness.
+    pub unique: Vec<Vec<String>>,
+    /// Several streams that fill one table name the same upload; it appears with the action `commit_upload`.
+    pub upload: Option<String>,
+    /// The place of this stream's rows among those of the other streams of the same upload, lowest first. Streams without
+    /// one come after those with one, in the order in which they were opened.
+    pub part: Option<u64>,
+}
+
+/// What to do with a table of that name.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum UploadMode {
+    /// It must not exist; the name is kept for this upload from its beginning on.
+    #[default]
+    Create,
+    /// Take its place, whatever it is by then; without one, create it.
+    Replace,
+    /// It must exist; add to it.
+    Append,
+    /// Add to it, or create it.
+    CreateIfMissing,
+}
+
+/// A table that is being uploaded in one stream. Dropping it forgets it. See [`Uploads`](super::Uploads) for uploads that
+/// are counted, and for those in several streams.
+#[derive(Debug)]
+pub struct Upload {
+    target: Target,
+    rows: Rows,
+}
+
+impl Upload {
+    /// Starts an upload of an anonymous tenant. What can be refused at this point is.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`], [`Error::NotFound`], [`Error::Invalid`] (name, schema, options), [`Error::Exhausted`] (the
+    /// tenant's tables).
+    pub fn begin(catalog: &Catalog, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<Self> {
+        Self::begin_for(catalog, "", name, schema, options)
+    }
+
+    /// As [`Upload::begin`], of that tenant.
+    ///
+    /// # Errors
+    /// As [`Upload::begin`].
+    pub fn begin_for(
+        catalog: &Catalog,
+        owner: &str,
+        name: &str,
+        schema: SchemaRef,
+        options: UploadOptions,
+    ) -> Result<Self> {
+        let target = Target::new(catalog, owner, name, schema, &options)?;
+        let rows = Rows::new(&target);
+        Ok(Self { target, rows })
+    }
+
+    /// Adds rows. Buffers that are not in the arena yet are copied into it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the batch has another schema, [`Error::Exhausted`] when the arena or the tenant's quota has no
+    /// room for it. The upload is good for nothing then.
+    pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
+        self.rows.append(batch)
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows.rows
+    }
+
+    /// Makes the table appear, in whole.
+    ///
+    /// # Errors
+    /// As [`Upload::begin`], when the catalog changed meanwhile; [`Error::Invalid`] when the rows are not in the order that
+    /// `sorted_by` says.
+    pub fn commit(mut self) -> Result<Arc<Table>> {
+        self.target.commit(&self.rows.done())
+    }
+}
+
+/// Where an upload's rows will appear.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) catalog: Catalog,
+    pub(super) owner: String,
+    pub(super) name: String,
+    pub(super) schema: SchemaRef,
+    pub(super) mode: UploadMode,
+    pub(super) sorted_by: Vec<usize>,
+    pub(super) unique: Vec<Vec<usize>>,
+    /// In [`UploadMode::Create`], the name.
+    reservation: Option<NameReservation>,
+}
+
+impl Target {
+    pub(super) fn new(
+        catalog: &Catalog,
+        owner: &str,
+        name: &str,
+        schema: SchemaRef,
+        options: &UploadOptions,
+    ) -> Result<Self> {
+        catalog.check_unreserved(name)?;
+        let of = format!("the schema of {name:?}");
+        check_columns(&schema, &of)?;
+        let indexes = |columns: &Vec<String>| -> Result<Vec<usize>> {
+            columns.iter().map(|column| column_index(&schema, column, &of)).collect()
+        };
+        let sorted_by = indexes(&options.sorted_by).context(|| "sorted_by")?;
+        let unique: Vec<_> = options.unique.iter().map(indexes).collect::<Result<_>>().context(|| "unique")?;
+        if unique.iter().any(Vec::is_empty) {
+            return Err(Error::Invalid("unique: a set of columns is empty; write [[\"k\"], [\"a\", \"b\"]]".into()));
+        }
+        match options.mode {
+            UploadMode::Create | UploadMode::Replace => (),
+            UploadMode::Append => check_appendable(&*catalog.table(name)?, &schema)?,
+            UploadMode::CreateIfMissing => {
+                if let Ok(table) = catalog.table(name) {
+                    check_appendable(&table, &schema)?;
+                }
+            }
+        }
+        let reservation = match options.mode {
+            UploadMode::Create => Some(catalog.reserve(name, owner, "being uploaded")?),
+            _ => None,
+        };
+        let (catalog, owner, name, mode) = (catalog.clone(), owner.into(), name.into(), options.mode);
+        Ok(Self { catalog, owner, name, schema, mode, sorted_by, unique, reservation })
+    }
+
+    /// Makes the rows appear. After a failure it may be tried again.
+    pub(super) fn commit(&mut self, rows: &DoneRows) -> Result<Arc<Table>> {
+        self.check_declared_order(rows).context(|| format!("uploading {:?}", self.name))?;
+        match self.mode {
+            UploadMode::Create => {
+                let table = self.table(rows);
+                match &mut self.reservation {
+                    Some(reservation) => reservation.publish(table),
+                    None => Err(exists(&self.name)),
+                }
+            }
+            UploadMode::Replace => self.catalog.replace(self.table(rows)),
+            UploadMode::Append | UploadMode::CreateIfMissing => self.append(rows),
+        }
+    }
+
+    /// Compare and swap: when another append was first, its rows come before these.
+    fn append(&self, rows: &DoneRows) -> Result<Arc<Table>> {
+        loop {
+            let existing = self.catalog.table(&self.name).ok();
+            let table = match &existing {
+                Some(existing) => self.appended(existing, rows)?,
+                None if self.mode == UploadMode::Append => return Err(no_table(&self.name)),
+                None => self.table(rows),
+            };
+            if let Some(table) = self.catalog.swap(existing.as_ref(), table)? {
+                return Ok(table);
+            }
+        }
+    }
+
+    fn check_declared_order(&self, rows: &DoneRows) -> Result<()> {
+        let known = match self.sorted_by[..] {
+            [] => true,
+            [only] => rows.collectors[only].finish().ascending,
+            [first, ..] => rows.collectors[first].finish().unique_ascending,
+        };
+        if known { Ok(()) } else { check_order(&self.schema, &rows.batches, &self.sorted_by) }
+    }
+
+    /// The rows alone.
+    fn table(&self, rows: &DoneRows) -> Table {
+        let statistics: Vec<_> = rows.collectors.iter().map(StatisticsCollector::finish).collect();
+        let sorted_by = match self.sorted_by.is_empty() {
+            true => detected_order(&statistics, rows.rows),
+            false => self.sorted_by.clone(),
+        };
+        Table {
+            name: self.name.clone(),
+            owner: self.owner.clone(),
+            schema: self.schema.clone(),
+            batches: rows.batches.clone(),
+            rows: rows.rows,
+            bytes: rows.bytes,
+            statistics,
+            sorted_by,
+            unique: self.unique.clone(),
+            created: SystemTime::now(),
+            collectors: rows.collectors.clone(),
+            charges: rows.charges.clone(),
+        }
+    }
+
+    /// The rows after those of `existing`.
+    fn appended(&self, existing: &Table, rows: &DoneRows) -> Result<Table> {
+        check_appendable(existing, &self.schema)?;
+        let schema = existing.schema.clone();
+        // Metadata may differ, and a column may have no nulls where the table allows them.
+        let relabel = |batch: &RecordBatch| RecordBatch::try_new(schema.clone(), batch.columns().to_vec());
+        let mut collectors = existing.collectors.clone();
+        collectors.iter_mut().zip(&rows.collectors).for_each(|(before, after)| before.merge(after));
+        let statistics: Vec<_> = collectors.iter().map(StatisticsCollector::finish).collect();
+        let mut batches = existing.batches.clone();
+        batches.extend(rows.batches.iter().map(relabel).collect::<Result<Vec<_>, _>>()?);
+        let sorted_by = match (existing.rows, rows.rows) {
+            (0, _) => self.table(rows).sorted_by,
+            (_, 0) => existing.sorted_by.clone(),
+            _ if self.stays_sorted(existing, rows, &statistics)? => existing.sorted_by.clone(),
+            _ => detected_order(&statistics, existing.rows + rows.rows),
+        };
+        let both = |set: &&Vec<usize>| existing.rows == 0 || existing.unique.contains(set);
+        let unique = match rows.rows {
+            0 => existing.unique.clone(),
+            _ => self.unique.iter().filter(both).cloned().collect(),
+        };
+        Ok(Table {
+            name: self.name.clone(),
+            owner: existing.owner.clone(),
+            rows: existing.rows + rows.rows,
+            bytes: existing.bytes + rows.bytes,
+            created: SystemTime::now(),
+            charges: existing.charges.iter().chain(&rows.charges).cloned().collect(),
+            schema,
+            batches,
+            statistics,
+            sorted_by,
+            unique,
+            collectors,
+        })
+    }
+
+    /// Whether both parts are sorted by what the existing one is, and so is the seam between them.
+    fn stays_sorted(&self, existing: &Table, rows: &DoneRows, statistics: &[super::ColumnStatistics]) -> Result<bool> {
+        match (&existing.sorted_by[..], existing.batches.last(), rows.batches.first()) {
+            ([only], ..) => Ok(statistics[*only].ascending),
+            (columns @ [_, ..], Some(before), Some(after)) if self.sorted_by.starts_with(columns) => {
+                is_seam_in_order(before, after, columns)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Rows that were taken in, and what is known of them.
+#[derive(Debug)]
+pub(super) struct Rows {
+    schema: SchemaRef,
+    adopter: Adopter,
+    meter: Meter,
+    batches: Vec<RecordBatch>,
+    collectors: Vec<StatisticsCollector>,
+    pub(super) rows: u64,
+    bytes: u64,
+    charge: Charge,
+}
+
+impl Rows {
+    pub(super) fn new(target: &Target) -> Self {
+        let fields = target.schema.fields();
+        Self {
+            schema: target.schema.clone(),
+            adopter: Adopter::new(target.catalog.arena().clone()),
+            meter: Meter::default(),
+            batches: Vec::new(),
+            collectors: fields.iter().map(|field| StatisticsCollector::new(field.data_type())).collect(),
+            rows: 0,
+            bytes: 0,
+            charge: target.catalog.charge(&target.owner),
+        }
+    }
+
+    pub(super) fn append(&mut self, batch: RecordBatch) -> Result<()> {
+        if !Arc::ptr_eq(batch.schema_ref(), &self.schema) && batch.schema_ref() != &self.schema {
+            return Err(Error::Invalid(format!(
+                "the schema changed in mid-stream, after {} rows: {}; every batch must have the columns of the first \
+                 message",
+                self.rows,
+                difference(&self.schema, batch.schema_ref()),
+            )));
+        }
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
+        let batch = self.adopter.adopt(batch)?;
+        let bytes = self.meter.referenced_bytes(&batch);
+        self.charge.try_grow(bytes)?;
+        for (collector, column) in self.collectors.iter_mut().zip(batch.columns()) {
+            collector.update(column);
+        }
+        self.rows += batch.num_rows() as u64;
+        self.bytes += bytes;
+        self.batches.push(batch);
+        Ok(())
+    }
+
+    /// No rows follow.
+    pub(super) fn done(self) -> DoneRows {
+        let Self { batches, collectors, rows, bytes, charge, .. } = self;
+        DoneRows { batches, collectors, rows, bytes, charges: vec![Arc::new(charge)] }
+    }
+}
+
+/// The rows of one or several streams that ended well.
+#[derive(Debug)]
+pub(super) struct DoneRows {
+    pub(super) batches: Vec<RecordBatch>,
+    pub(super) collectors: Vec<StatisticsCollector>,
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+    pub(super) charges: Vec<Arc<Charge>>,
+}
+
+impl DoneRows {
+    /// Adds the rows that come after.
+    pub(super) fn extend(&mut self, later: Self) {
+        self.batches.extend(later.batches);
+        self.collectors.iter_mut().zip(&later.collectors).for_each(|(before, after)| before.merge(after));
+        self.rows += later.rows;
+        self.bytes += later.bytes;
+        self.charges.extend(later.charges);
+    }
+}
+
+/// A table needs columns, and different names for them.
+fn check_columns(schema: &SchemaRef, of: &str) -> Result<()> {
+    if schema.fields().is_empty() {
+        return Err(Error::Invalid(format!("{of} has no columns; a table has at least one")));
+    }
+    let mut names = std::collections::HashSet::new();
+    match schema.fields().iter().find(|field| !names.insert(field.name())) {
+        None => Ok(()),
+        Some(field) => Err(Error::Invalid(format!(
+            "{of} has two columns named {:?}; rename one, since joins find columns by name",
+            field.name()
+        ))),
+    }
+}
+
+/// Rows fit a table when names, order and types of the columns are equal, and no column that may be null meets one that
+/// may not. Metadata does not matter.
+fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
+    let (fields, new) = (table.schema.fields(), schema.fields());
+    let fits = fields.len() == new.len()
+        && fields.iter().zip(new).all(|(field, new)| {
+            field.name() == new.name()
+                && field.data_type() == new.data_type()
+                && (field.is_nullable() || !new.is_nullable())
+        });
+    if fits {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "the rows do not fit table {:?}: {}; upload the same columns, or use mode replace",
+        table.name,
+        difference(&table.schema, schema),
+    )))
+}
+
+/// The first difference between two schemas, in words.
+fn difference(before: &SchemaRef, after: &SchemaRef) -> String {
+    let describe = |field: &arrow::datatypes::Field| {
+        let null = if field.is_nullable() { "" } else { " not null" };
+        format!("{:?} of type {}{null}", field.name(), field.data_type())
+    };
+    let (fields, new) = (before.fields(), after.fields());
+    for (index, (field, new)) in fields.iter().zip(new).enumerate() {
+        if describe(field) != describe(new) {
+            return format!("column {index} was {} and is {}", describe(field), describe(new));
+        }
+    }
+    match fields.len() == new.len() {
+        true => "the schemas' metadata differ".into(),
+        false => format!("there were {} columns and there are {}", fields.len(), new.len()),
+    }
+}

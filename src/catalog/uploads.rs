@@ -1,0 +1,439 @@
+//! Uploads under way: how many there may be, and those that several streams fill together.
+//!
+//! ```text
+//!   open(ID) ─► UploadStream ─ append, append … ─ finish ─► part ┐
+//!   open(ID) ─► UploadStream ─ append, append … ─ finish ─► part ┼─ commit(ID) ─► Table
+//!   open(ID) ─► UploadStream ─ append ─ (broken off) ─► nothing  ┘
+//! ```
+//!
+//! A stream that breaks off leaves its rows out and the upload open, so that the client can send that stream again. A
+//! client that numbers its streams cannot forget to: the commit is refused until every number that was begun has ended
+//! well.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parking_lot::Mutex;
+
+use super::upload::{DoneRows, Rows, Target};
+use super::{Catalog, Table, UploadOptions};
+use crate::{Error, Result};
+
+/// Ended uploads whose IDs are remembered, so that a repeated commit is answered and a repeated ID is refused.
+const ENDED_MAX: usize = 1024;
+
+/// How many uploads there may be, and how long they may rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UploadsLimits {
+    /// Uploads under way at once: single streams, and IDs that several streams fill.
+    pub under_way: usize,
+    /// How long nothing may arrive for an upload with an ID before it is forgotten.
+    pub idle: Duration,
+}
+
+/// All uploads under way. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Uploads {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    catalog: Catalog,
+    limits: UploadsLimits,
+    state: Mutex<State>,
+}
+
+/// Whose upload, and which.
+type Key = (String, String);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Streams that are an upload by themselves.
+    single: usize,
+    shared: HashMap<Key, Shared>,
+    ended: VecDeque<(Key, Ended)>,
+}
+
+/// An upload that several streams fill.
+#[derive(Debug)]
+struct Shared {
+    /// `None` while it is being committed.
+    target: Option<Target>,
+    /// As the first stream said, to be compared with what the others say.
+    name: String,
+    schema: SchemaRef,
+    options: UploadOptions,
+    parts: BTreeMap<Place, DoneRows>,
+    streams_open: BTreeSet<Place>,
+    /// Numbered parts whose stream broke off.
+    broken: BTreeSet<u64>,
+    streams: u64,
+    last_activity: Instant,
+}
+
+/// Order of the parts: numbered ones by number, then the others by the order in which they were opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Numbered(u64),
+    Opened(u64),
+}
+
+/// How an upload with an ID ended.
+#[derive(Debug)]
+enum Ended {
+    Committed(Weak<Table>),
+    Aborted,
+    Forgotten(Duration),
+}
+
+/// What became of a stream that ended well.
+#[derive(Debug)]
+pub enum Finished {
+    /// It was an upload by itself: this table has appeared.
+    Table(Arc<Table>),
+    /// It was one of several: its rows wait for the commit.
+    Part {
+        /// Rows of this stream.
+        rows: u64,
+    },
+}
+
+impl Uploads {
+    /// No uploads yet.
+    pub fn new(catalog: Catalog, limits: UploadsLimits) -> Self {
+        Self { inner: Arc::new(Inner { catalog, limits, state: Mutex::default() }) }
+    }
+
+    /// Starts a stream: an upload by itself, or one of those that fill the upload that `options` names. What can be
+    /// refused at this point is.
+    ///
+    /// # Errors
+    /// As [`Upload::begin`](super::Upload::begin); [`Error::Exhausted`] when there are as many uploads under way as there
+    /// may be; [`Error::Invalid`] when the streams of one upload differ in table, schema or options;
+    /// [`Error::AlreadyExists`] when the ID or the part is taken.
+    pub fn open(&self, owner: &str, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<UploadStream> {
+        match &options.upload {
+            None => self.open_single(owner, name, schema, &options),
+            Some(id) => self.open_shared((owner.into(), id.clone()), name, schema, options),
+        }
+    }
+
+    /// Makes the table of an upload with an ID appear, in whole: the rows of all streams that ended well. A commit that is
+    /// repeated gives the same table.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while a stream is open, or when a numbered part broke off and
+    /// was not sent again; else as [`Upload::commit`](super::Upload::commit). After [`Error::Invalid`] the upload is
+    /// forgotten; after any other error it can be committed again.
+    pub fn commit(&self, owner: &str, id: &str) -> Result<Arc<Table>> {
+        let key = (owner.into(), id.into());
+        let (mut target, rows) = {
+            let mut state = self.inner.state.lock();
+            if !state.shared.contains_key(&key) {
+                return state.committed(&key);
+            }
+            state.take_complete(&key)?
+        };
+        // The registry is not locked while the rows are looked through; `target: None` keeps others out.
+        let committed = target.commit(&rows);
+        let mut state = self.inner.state.lock();
+        match &committed {
+            Ok(table) => state.end(key, Ended::Committed(Arc::downgrade(table))),
+            Err(Error::Invalid(_)) => state.end(key, Ended::Aborted),
+            Err(_) => {
+                if let Some(shared) = state.shared.get_mut(&key) {
+                    shared.target = Some(target);
+                    shared.parts = BTreeMap::from([(Place::Numbered(0), rows)]);
+                    shared.last_activity = Instant::now();
+                }
+            }
+        }
+        committed
+    }
+
+    /// Forgets an upload with an ID and all its rows. Streams that are still open fail with their next rows.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while it is being committed.
+    pub fn abort(&self, owner: &str, id: &str) -> Result<()> {
+        let key = (owner.into(), id.into());
+        let mut state = self.inner.state.lock();
+        match state.shared.get(&key) {
+            None => return Err(state.no_upload(&key)),
+            Some(shared) if shared.target.is_none() => return Err(being_committed(id)),
+            Some(_) => state.end(key, Ended::Aborted),
+        }
+        Ok(())
+    }
+
+    /// Forgets the uploads with an ID for which nothing has arrived for too long, and tells which (owner, ID). To be called
+    /// every few seconds.
+    pub fn forget_idle(&self, now: Instant) -> Vec<(String, String)> {
+        let mut state = self.inner.state.lock();
+        let limit = self.inner.limits.idle;
+        let idle =
+            |shared: &Shared| shared.target.is_some() && now.saturating_duration_since(shared.last_activity) > limit;
+        let keys: Vec<Key> =
+            state.shared.iter().filter(|(_, shared)| idle(shared)).map(|(key, _)| key.clone()).collect();
+        for key in &keys {
+            state.end(key.clone(), Ended::Forgotten(limit));
+        }
+        keys
+    }
+
+    /// Uploads under way.
+    pub fn under_way(&self) -> usize {
+        let state = self.inner.state.lock();
+        state.single + state.shared.len()
+    }
+
+    fn open_single(&self, owner: &str, name: &str, schema: SchemaRef, options: &UploadOptions) -> Result<UploadStream> {
+        if options.part.is_some() {
+            return Err(Error::Invalid("\"part\" is of no use without \"upload\", the ID that the parts share".into()));
+        }
+        let mut state = self.inner.state.lock();
+        self.check_limit(&state)?;
+        let target = Target::new(&self.inner.catalog, owner, name, schema, options)?;
+        state.single += 1;
+        drop(state);
+        let rows = Some(Rows::new(&target));
+        Ok(UploadStream { uploads: self.clone(), rows, kind: Kind::Single(target) })
+    }
+
+    fn open_shared(&self, key: Key, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<UploadStream> {
+        let (owner, id) = &key;
+        super::names::check_name(id).map_err(|error| error.context("the upload ID is held to a table name's rules"))?;
+        let mut state = self.inner.state.lock();
+        if let Some((_, ended)) = state.ended.iter().find(|(ended, _)| *ended == key) {
+            return Err(Error::AlreadyExists(format!("upload {id:?} {}; start another under a new ID", ended.told())));
+        }
+        if !state.shared.contains_key(&key) {
+            self.check_limit(&state)?;
+            let target = Target::new(&self.inner.catalog, owner, name, schema.clone(), &options)?;
+            let shared = Shared::new(target, options.clone());
+            state.shared.insert(key.clone(), shared);
+        }
+        let shared = state.shared.get_mut(&key).expect("it was there, or was just put there");
+        let (rows, place) = shared.open(id, name, &schema, &options)?;
+        drop(state);
+        Ok(UploadStream { uploads: self.clone(), rows: Some(rows), kind: Kind::Shared(key, place) })
+    }
+
+    fn check_limit(&self, state: &State) -> Result<()> {
+        let limit = self.inner.limits.under_way;
+        if state.single + state.shared.len() < limit {
+            return Ok(());
+        }
+        Err(Error::Exhausted(format!(
+            "{limit} uploads are under way, which is as many as there may be; wait for one to end, or raise --upload-limit"
+        )))
+    }
+}
+
+/// One stream of rows. Dropping it without [`UploadStream::finish`] leaves its rows out.
+#[derive(Debug)]
+pub struct UploadStream {
+    uploads: Uploads,
+    /// `None` once it is finished.
+    rows: Option<Rows>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Single(Target),
+    Shared(Key, Place),
+}
+
+impl UploadStream {
+    /// Adds rows. Buffers that are not in the arena yet are copied into it.
+    ///
+    /// # Errors
+    /// As [`Upload::append`](super::Upload::append); [`Error::NotFound`] when the upload was aborted or forgotten meanwhile.
+    pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
+        if let Kind::Shared(key, _) = &self.kind {
+            let mut state = self.uploads.inner.state.lock();
+            match state.shared.get_mut(key) {
+                Some(shared) => shared.last_activity = Instant::now(),
+                None => return Err(state.no_upload(key)),
+            }
+        }
+        self.rows.as_mut().expect("`finish` consumes the stream").append(batch)
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.rows)
+    }
+
+    /// Says that the stream ended well: the table appears, or the part waits for the commit.
+    ///
+    /// # Errors
+    /// As [`Upload::commit`](super::Upload::commit); [`Error::NotFound`] when the upload was aborted or forgotten meanwhile.
+    pub fn finish(mut self) -> Result<Finished> {
+        let done = self.rows.take().expect("`finish` consumes the stream").done();
+        match &mut self.kind {
+            Kind::Single(target) => {
+                let table = target.commit(&done);
+                self.uploads.inner.state.lock().single -= 1;
+                Ok(Finished::Table(table?))
+            }
+            Kind::Shared(key, place) => {
+                let mut state = self.uploads.inner.state.lock();
+                let rows = done.rows;
+                match state.shared.get_mut(key) {
+                    Some(shared) => shared.take_part(*place, done),
+                    None => return Err(state.no_upload(key)),
+                }
+                Ok(Finished::Part { rows })
+            }
+        }
+    }
+}
+
+impl Drop for UploadStream {
+    fn drop(&mut self) {
+        if self.rows.take().is_none() {
+            return;
+        }
+        let mut state = self.uploads.inner.state.lock();
+        match &self.kind {
+            Kind::Single(_) => state.single -= 1,
+            Kind::Shared(key, place) => {
+                if let Some(shared) = state.shared.get_mut(key) {
+                    shared.lose_part(*place);
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn new(target: Target, options: UploadOptions) -> Self {
+        Self {
+            name: target.name.clone(),
+            schema: target.schema.clone(),
+            target: Some(target),
+            options: UploadOptions { part: None, ..options },
+            parts: BTreeMap::new(),
+            streams_open: BTreeSet::new(),
+            broken: BTreeSet::new(),
+            streams: 0,
+            last_activity: Instant::now(),
+        }
+    }
+
+    fn open(&mut self, id: &str, name: &str, schema: &SchemaRef, options: &UploadOptions) -> Result<(Rows, Place)> {
+        let Some(target) = &self.target else { return Err(being_committed(id)) };
+        let differs = |what: &str| {
+            Err(Error::Invalid(format!(
+                "this stream and the first one of upload {id:?} differ in {what}; all must fill one table, {:?}, with one \
+                 schema and the same options",
+                self.name
+            )))
+        };
+        if name != self.name {
+            return differs("the table's name");
+        }
+        if schema != &self.schema {
+            return differs("the schema");
+        }
+        if (UploadOptions { part: None, ..options.clone() }) != self.options {
+            return differs("the options");
+        }
+        let place = options.part.map_or(Place::Opened(self.streams), Place::Numbered);
+        if self.parts.contains_key(&place) || self.streams_open.contains(&place) {
+            return Err(Error::AlreadyExists(format!(
+                "upload {id:?} has that part already, or another stream is sending it; give each stream a number of its own"
+            )));
+        }
+        self.streams += 1;
+        self.streams_open.insert(place);
+        self.last_activity = Instant::now();
+        Ok((Rows::new(target), place))
+    }
+
+    fn take_part(&mut self, place: Place, rows: DoneRows) {
+        self.streams_open.remove(&place);
+        if let Place::Numbered(part) = place {
+            self.broken.remove(&part);
+        }
+        self.parts.insert(place, rows);
+        self.last_activity = Instant::now();
+    }
+
+    fn lose_part(&mut self, place: Place) {
+        self.streams_open.remove(&place);
+        if let Place::Numbered(part) = place {
+            self.broken.insert(part);
+        }
+    }
+}
+
+impl State {
+    /// Takes the rows of all parts, when nothing is missing.
+    fn take_complete(&mut self, key: &Key) -> Result<(Target, DoneRows)> {
+        let id = &key.1;
+        let shared = self.shared.get_mut(key).expect("the caller looked");
+        let open = shared.streams_open.len();
+        if open > 0 {
+            return Err(Error::Precondition(format!(
+                "upload {id:?} cannot be committed while {open} of its streams are open; end them first"
+            )));
+        }
+        if let Some(part) = shared.broken.first() {
+            return Err(Error::Precondition(format!(
+                "upload {id:?} cannot be committed: the stream of part {part} broke off; send it again, or abort the upload"
+            )));
+        }
+        let Some(target) = shared.target.take() else { return Err(being_committed(id)) };
+        let mut rows = Rows::new(&target).done();
+        for part in std::mem::take(&mut shared.parts).into_values() {
+            rows.extend(part);
+        }
+        Ok((target, rows))
+    }
+
+    fn end(&mut self, key: Key, how: Ended) {
+        self.shared.remove(&key);
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((key, how));
+    }
+
+    /// The table of an upload that was committed before.
+    fn committed(&self, key: &Key) -> Result<Arc<Table>> {
+        let ended = self.ended.iter().find(|(ended, _)| ended == key).map(|(_, how)| how);
+        match ended {
+            Some(Ended::Committed(table)) => table.upgrade().ok_or_else(|| self.no_upload(key)),
+            _ => Err(self.no_upload(key)),
+        }
+    }
+
+    fn no_upload(&self, key: &Key) -> Error {
+        let ended = self.ended.iter().find(|(ended, _)| ended == key);
+        Error::NotFound(match ended {
+            Some((_, how)) => format!("upload {:?} {}", key.1, how.told()),
+            None => format!("there is no upload {:?}; the first stream that names it begins it", key.1),
+        })
+    }
+}
+
+impl Ended {
+    fn told(&self) -> String {
+        match self {
+            Self::Committed(_) => "was committed".into(),
+            Self::Aborted => "was aborted".into(),
+            Self::Forgotten(idle) => format!("was forgotten, since nothing came for {} s", idle.as_secs()),
+        }
+    }
+}
+
+fn being_committed(id: &str) -> Error {
+    Error::Precondition(format!("upload {id:?} is being committed"))
+}

@@ -1,0 +1,159 @@
+//! The engine under measurement: one host device, one catalog, and no server.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use parking_lot::Mutex;
+
+use super::generate::{Summary, Workload};
+use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
+use crate::device::host::HostDevice;
+use crate::device::{CancelFlag, Device};
+use crate::join::{self, BatchSink, Monitor, PhaseRecord};
+use crate::memory::{Arena, Budget};
+use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Strategy, Target};
+use crate::{Error, Result};
+
+/// A device and the tables.
+#[derive(Debug)]
+pub struct Engine {
+    catalog: Catalog,
+    device: Arc<dyn Device>,
+    /// The device as the planner sees it, with rates measured on this machine.
+    target: Target,
+    threads: usize,
+}
+
+/// What was measured of one strategy on one workload.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Of each run, ascending.
+    pub seconds: Vec<f64>,
+    /// Rows of the result.
+    pub rows: u64,
+    /// Bytes of both tables.
+    pub bytes_in: u64,
+    /// Bytes of the result.
+    pub bytes_out: u64,
+    /// The strategy that ran.
+    pub strategy: Strategy,
+    /// Of the untimed run.
+    pub phases: Vec<PhaseRecord>,
+    /// The most device memory that was in use.
+    pub device_memory_max_bytes: u64,
+    /// Threads of the device.
+    pub threads: usize,
+}
+
+impl Measured {
+    /// The middle one of the runs' times.
+    pub fn median(&self) -> f64 {
+        self.seconds[self.seconds.len() / 2]
+    }
+}
+
+/// Keeps all batches: the result is materialized, and freed when the clock has stopped.
+#[derive(Default)]
+struct Keep {
+    batches: Mutex<Vec<RecordBatch>>,
+}
+
+impl BatchSink for Keep {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.batches.lock().push(batch);
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// An empty engine.
+    ///
+    /// # Errors
+    /// What opening the device answers.
+    pub fn new(threads: Option<usize>, device_memory: u64, host_memory: u64) -> Result<Self> {
+        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let memory = Budget::new("memory of device host:0", "--device-memory", device_memory);
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(0, threads, memory, None)?);
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory));
+        let target = Target::of(&*device, planner::calibrate(&*device));
+        Ok(Self { catalog: Catalog::new(arena), device, target, threads })
+    }
+
+    /// Uploads a table, as a client's would be: into the arena, with statistics.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`].
+    pub fn put(&self, name: &str, batches: Vec<RecordBatch>) -> Result<()> {
+        let schema = batches.first().map(RecordBatch::schema).ok_or_else(|| Error::Internal("no batches".into()))?;
+        let options = UploadOptions { mode: UploadMode::Replace, ..UploadOptions::default() };
+        let mut upload = Upload::begin(&self.catalog, name, schema, options)?;
+        for batch in batches {
+            upload.append(batch)?;
+        }
+        upload.commit().map(drop)
+    }
+
+    /// Joins build with probe: once to warm up and check, then `runs` times against the clock.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
+    pub fn measure(
+        &self,
+        workload: &Workload,
+        strategy: Option<Strategy>,
+        expected: Summary,
+        runs: u32,
+    ) -> Result<Measured> {
+        let (_, batches, phases, strategy) = self.join(strategy)?;
+        let got = Summary::of(&batches, workload.payloads)?;
+        if got != expected {
+            return Err(Error::Internal(format!(
+                "the result is wrong: {} rows with checksum {:x}, and {} with {:x} were expected",
+                got.rows, got.checksum, expected.rows, expected.checksum
+            )));
+        }
+        let bytes_out = batches.iter().map(super::super::client::batch_bytes).sum();
+        drop(batches);
+        let mut seconds = Vec::with_capacity(runs as usize);
+        for _ in 0..runs {
+            seconds.push(self.join(Some(strategy))?.0);
+        }
+        seconds.sort_by(f64::total_cmp);
+        let bytes_in = self.catalog.table("build")?.bytes + self.catalog.table("probe")?.bytes;
+        let device_memory_max_bytes = self.device.memory().used_bytes_max();
+        Ok(Measured {
+            seconds,
+            rows: expected.rows,
+            bytes_in,
+            bytes_out,
+            strategy,
+            phases,
+            device_memory_max_bytes,
+            threads: self.threads,
+        })
+    }
+
+    fn join(&self, strategy: Option<Strategy>) -> Result<(f64, Vec<RecordBatch>, Vec<PhaseRecord>, Strategy)> {
+        let spec = JoinSpec {
+            left: "build".into(),
+            right: "probe".into(),
+            on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
+            how: JoinKind::Inner,
+            columns: Vec::new(),
+            strategy,
+            nulls_equal: false,
+            devices: DeviceRequest::Any,
+            batch_rows: None,
+            priority: 0,
+            retain_seconds: None,
+            into: None,
+        };
+        let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, strategy, &self.target)?;
+        let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
+        let start = Instant::now();
+        join::run(&plan, &*self.device, self.catalog.arena(), &sink, &monitor)?;
+        let seconds = start.elapsed().as_secs_f64();
+        Ok((seconds, sink.batches.into_inner(), monitor.phases(), plan.strategy))
+    }
+}

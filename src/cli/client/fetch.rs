@@ -1,0 +1,109 @@
+//! Fetching: the batches of a table or a result, from all of its endpoints at once.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_flight::error::FlightError;
+use arrow_flight::{FlightInfo, Ticket};
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::{Client, from_status};
+use crate::{Error, Result};
+
+/// Decoded batches of one endpoint that wait for the consumer.
+const BATCHES_AHEAD: usize = 4;
+
+/// Batches from a server. Dropping it ends the streams behind it.
+pub struct BatchStream {
+    schema: SchemaRef,
+    batches: BoxStream<'static, Result<RecordBatch>>,
+    /// The readers end with their stream.
+    _readers: JoinSet<()>,
+}
+
+impl BatchStream {
+    /// Columns and their types.
+    pub fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+impl Stream for BatchStream {
+    type Item = Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Option<Self::Item>> {
+        self.batches.poll_next_unpin(cx)
+    }
+}
+
+impl std::fmt::Debug for BatchStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchStream").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Reads all endpoints of a flight at once, each over its own connection. An ordered flight arrives in order;
+    /// otherwise batches come as they are ready.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the server's answer makes no sense; what goes wrong later comes with the batches.
+    pub fn fetch(&self, info: &FlightInfo) -> Result<BatchStream> {
+        let schema = Arc::new(info.clone().try_decode_schema()?);
+        let mut readers = JoinSet::new();
+        let mut streams = Vec::with_capacity(info.endpoint.len());
+        for (at, endpoint) in info.endpoint.iter().enumerate() {
+            let ticket = endpoint.ticket.clone();
+            let ticket =
+                ticket.ok_or_else(|| Error::Internal("the server gave an endpoint without a ticket".into()))?;
+            let (batches, incoming) = mpsc::channel(BATCHES_AHEAD);
+            let client = self.clone();
+            readers.spawn(async move {
+                if let Err(error) = client.read_endpoint(at, ticket, &batches).await {
+                    let _ = batches.send(Err(error)).await;
+                }
+            });
+            streams.push(tokio_stream::wrappers::ReceiverStream::new(incoming));
+        }
+        let batches = match info.ordered {
+            true => futures::stream::iter(streams).flatten().boxed(),
+            false => futures::stream::select_all(streams).boxed(),
+        };
+        Ok(BatchStream { schema, batches, _readers: readers })
+    }
+
+    async fn read_endpoint(
+        &self,
+        at: usize,
+        ticket: Ticket,
+        batches: &mpsc::Sender<Result<RecordBatch>>,
+    ) -> Result<()> {
+        let client = if at == 0 { self.clone() } else { self.fresh().await? };
+        let messages = client.service().do_get(ticket).await.map_err(from_status)?.into_inner();
+        let messages = messages.map_err(|status| FlightError::Tonic(Box::new(status)));
+        let mut decoded = FlightRecordBatchStream::new_from_flight_data(messages);
+        while let Some(batch) = decoded.next().await {
+            let batch = batch.map_err(from_flight)?;
+            // Empty batches only say that the job is still at work.
+            if batch.num_rows() > 0 && batches.send(Ok(batch)).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn from_flight(error: FlightError) -> Error {
+    match error {
+        FlightError::Tonic(status) => from_status(*status),
+        FlightError::Arrow(error) => error.into(),
+        other => Error::Internal(other.to_string()),
+    }
+}

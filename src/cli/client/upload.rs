@@ -1,0 +1,290 @@
+//! Uploads: one stream, or several that fill one table and appear together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use arrow_flight::FlightData;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::{Notify, mpsc};
+
+use super::encode::Encoder;
+use super::{Client, from_status, table_descriptor};
+use crate::{Error, Result};
+
+/// Encoded messages that wait for the socket; enough to keep it busy, few enough to bound memory at some 16 MB a stream.
+const MESSAGES_AHEAD: usize = 8;
+
+/// How a table is uploaded.
+#[derive(Clone, Debug, Default)]
+pub struct PutOptions {
+    /// `create`, `replace`, `append` or `create_if_missing`; `None` is the server's default, `create`.
+    pub mode: Option<String>,
+    /// Columns by which the rows are sorted.
+    pub sorted_by: Vec<String>,
+    /// Sets of columns whose values are distinct.
+    pub unique: Vec<Vec<String>>,
+    /// Streams, each over its own connection; 0 counts as 1.
+    pub streams: usize,
+}
+
+/// What was uploaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uploaded {
+    /// Rows sent.
+    pub rows: u64,
+    /// Bytes of Arrow buffers sent.
+    pub bytes: u64,
+}
+
+/// Rows and bytes that have left, counted by all streams of an upload.
+#[derive(Debug, Default)]
+struct Sent {
+    rows: AtomicU64,
+    bytes: AtomicU64,
+}
+
+type Batches = BoxStream<'static, Result<RecordBatch>>;
+
+impl Client {
+    /// Uploads a table; it is there, in whole, when this returns. `advance` hears of the bytes of each message.
+    ///
+    /// # Errors
+    /// Those of `batches`, and the server's; nothing of the table stays behind.
+    pub async fn put(
+        &self,
+        table: &str,
+        options: &PutOptions,
+        schema: SchemaRef,
+        batches: Batches,
+        advance: impl Fn(u64) + Send + Sync + Clone + 'static,
+    ) -> Result<Uploaded> {
+        let sent = Arc::new(Sent::default());
+        let said = options_json(options);
+        if options.streams <= 1 {
+            self.put_stream(table, &said, schema, batches, sent.clone(), advance).await?;
+            return Ok(sent.total());
+        }
+        let upload = uuid::Uuid::new_v4().to_string();
+        let mut said = said;
+        said["upload"] = upload.clone().into();
+        let shares = share(batches, options.streams);
+        let streams = shares.into_iter().enumerate().map(|(at, share)| {
+            let (said, schema, sent, advance) = (&said, schema.clone(), sent.clone(), advance.clone());
+            async move {
+                let client = if at == 0 { self.clone() } else { self.fresh().await? };
+                client.put_stream(table, said, schema, share, sent, advance).await
+            }
+        });
+        let name = json!({ "upload": upload });
+        match futures::future::try_join_all(streams).await {
+            Ok(_) => {
+                self.action("commit_upload", &name).await?;
+                Ok(sent.total())
+            }
+            Err(error) => {
+                // The first failure is what the caller must hear; an upload that cannot be aborted expires by itself.
+                let _ = self.action("abort_upload", &name).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// One DoPut, from descriptor to the last acknowledgement.
+    async fn put_stream(
+        &self,
+        table: &str,
+        options: &Value,
+        schema: SchemaRef,
+        batches: Batches,
+        sent: Arc<Sent>,
+        advance: impl Fn(u64) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let (mut encoder, mut first) = Encoder::new(&schema);
+        first.flight_descriptor = Some(table_descriptor(table));
+        first.app_metadata = options.to_string().into();
+
+        // Encoding has a task of its own, so that it overlaps with the socket.
+        let (messages, outgoing) = mpsc::channel::<Result<FlightData>>(MESSAGES_AHEAD);
+        tokio::spawn(async move {
+            let encoded = encode_all(&mut encoder, first, batches, &messages, &sent, &advance).await;
+            if let Err(Some(error)) = encoded {
+                let _ = messages.send(Err(error)).await;
+            }
+        });
+
+        let failure = Arc::new(Failure::default());
+        let request = request_stream(outgoing, failure.clone());
+        let rpc = async {
+            let answers = self.service().do_put(request).await.map_err(from_status)?.into_inner();
+            // Acknowledgements say how many rows were taken so far; only the end of the stream says that all were.
+            answers.try_for_each(|_| async { Ok(()) }).await.map_err(from_status)
+        };
+        tokio::select! {
+            outcome = rpc => outcome,
+            error = failure.wait() => Err(error),
+        }
+    }
+}
+
+impl Sent {
+    fn total(&self) -> Uploaded {
+        Uploaded { rows: self.rows.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
+    }
+}
+
+fn options_json(options: &PutOptions) -> Value {
+    let mut said = json!({});
+    if let Some(mode) = &options.mode {
+        said["mode"] = mode.clone().into();
+    }
+    if !options.sorted_by.is_empty() {
+        said["sorted_by"] = options.sorted_by.clone().into();
+    }
+    if !options.unique.is_empty() {
+        said["unique"] = json!(options.unique);
+    }
+    said
+}
+
+/// Encodes until the end; `Err(None)` when nobody takes messages any more, which the call itself reports better.
+async fn encode_all(
+    encoder: &mut Encoder,
+    first: FlightData,
+    mut batches: Batches,
+    messages: &mpsc::Sender<Result<FlightData>>,
+    sent: &Sent,
+    advance: &impl Fn(u64),
+) -> Result<(), Option<Error>> {
+    messages.send(Ok(first)).await.map_err(|_| None)?;
+    while let Some(batch) = batches.next().await {
+        let batch = batch.map_err(Some)?;
+        for message in encoder.encode(&batch).map_err(Some)? {
+            let bytes = message.data_body.len() as u64;
+            messages.send(Ok(message)).await.map_err(|_| None)?;
+            sent.bytes.fetch_add(bytes, Ordering::Relaxed);
+            advance(bytes);
+        }
+        sent.rows.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// A failure on this side of an upload.
+#[derive(Debug, Default)]
+struct Failure {
+    error: Mutex<Option<Error>>,
+    raised: Notify,
+}
+
+impl Failure {
+    fn raise(&self, error: Error) {
+        *self.error.lock() = Some(error);
+        self.raised.notify_one();
+    }
+
+    async fn wait(&self) -> Error {
+        self.raised.notified().await;
+        self.error.lock().take().unwrap_or_else(|| Error::Internal("an upload failed without a reason".into()))
+    }
+}
+
+/// The body of the request. Its regular end is what makes the table appear, so a failure must not look like one: the
+/// stream then stays silent until the call is dropped, which resets it.
+fn request_stream(
+    outgoing: mpsc::Receiver<Result<FlightData>>,
+    failure: Arc<Failure>,
+) -> BoxStream<'static, FlightData> {
+    let next = |(mut outgoing, failure): (mpsc::Receiver<Result<FlightData>>, Arc<Failure>)| async move {
+        match outgoing.recv().await? {
+            Ok(message) => Some((message, (outgoing, failure))),
+            Err(error) => {
+                failure.raise(error);
+                std::future::pending().await
+            }
+        }
+    };
+    futures::stream::unfold((outgoing, failure), next).boxed()
+}
+
+/// Deals batches out to several takers, each batch to whoever asks next.
+fn share(batches: Batches, takers: usize) -> Vec<Batches> {
+    let source = Arc::new(tokio::sync::Mutex::new(Some(batches)));
+    let taker = |_| {
+        let next = |source: Arc<tokio::sync::Mutex<Option<Batches>>>| async move {
+            let mut guard = source.lock().await;
+            let batch = guard.as_mut()?.next().await;
+            // After an error or the end nobody may poll the source again.
+            if !matches!(batch, Some(Ok(_))) {
+                *guard = None;
+            }
+            drop(guard);
+            batch.map(|batch| (batch, source))
+        };
+        futures::stream::unfold(source.clone(), next).boxed()
+    };
+    (0..takers).map(taker).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::Int32Array;
+
+    use super::*;
+
+    fn batches(count: i32, fail_at: Option<i32>) -> Batches {
+        let batch = move |at: i32| {
+            if Some(at) == fail_at {
+                return Err(Error::Invalid("the file ends too early".into()));
+            }
+            let column = Arc::new(Int32Array::from(vec![at])) as _;
+            Ok(RecordBatch::try_from_iter([("k", column)]).unwrap())
+        };
+        futures::stream::iter((0..count).map(batch)).boxed()
+    }
+
+    #[tokio::test]
+    async fn shares_are_disjoint_and_complete() {
+        for takers in [1, 2, 7] {
+            let all = futures::future::join_all(
+                share(batches(20, None), takers).into_iter().map(StreamExt::collect::<Vec<_>>),
+            )
+            .await;
+            let mut values: Vec<i32> = all
+                .into_iter()
+                .flatten()
+                .map(|batch| batch.unwrap().column(0).as_any().downcast_ref::<Int32Array>().unwrap().value(0))
+                .collect();
+            values.sort_unstable();
+            assert_eq!(values, (0..20).collect::<Vec<_>>(), "{takers} takers");
+        }
+    }
+
+    #[tokio::test]
+    async fn one_taker_hears_of_an_error_and_the_others_end() {
+        let shares = share(batches(20, Some(5)), 3);
+        let all = futures::future::join_all(shares.into_iter().map(StreamExt::collect::<Vec<_>>)).await;
+        let errors = all.iter().flatten().filter(|batch| batch.is_err()).count();
+        assert_eq!(errors, 1);
+        assert_eq!(all.iter().flatten().count(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_failed_request_body_never_ends() {
+        let (messages, outgoing) = mpsc::channel(2);
+        messages.send(Ok(FlightData::default())).await.unwrap();
+        messages.send(Err(Error::Invalid("torn".into()))).await.unwrap();
+        drop(messages);
+        let failure = Arc::new(Failure::default());
+        let mut body = request_stream(outgoing, failure.clone());
+        assert!(body.next().await.is_some());
+        tokio::select! {
+            _ = body.next() => panic!("the body ended as if all was sent"),
+            error = failure.wait() => assert_eq!(error, Error::Invalid("torn".into())),
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! `dovetail demo`: the main job on generated data, in one command.
+//!
+//! ```text
+//!   tpchgen ─► tables on the client ─┬─► put (DoPut over loopback) ─► server in this process ─► join ─► rows
+//!                                    └─► counted with plain hash maps ────────────── must be equal ──────┘
+//! ```
+//!
+//! The client half talks to the server half through a socket, as any client would.
+
+mod count;
+mod joins;
+mod tables;
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+use futures::StreamExt;
+use serde_json::{Value, json};
+
+use self::joins::Step;
+use self::tables::{Local, Tables};
+use super::client::{Client, ConnectArgs, PutOptions, batch_bytes, command_descriptor, table_descriptor};
+use super::output::{self, Align, Style};
+use super::progress::Progress;
+use super::{jobs, rows, settings};
+use crate::memory::human_bytes;
+use crate::service::Server;
+use crate::{Context, Error, Result};
+
+/// Width of text beside a label, for terminals of 100 columns.
+const TEXT_WIDTH: usize = 88;
+
+/// Arguments of `dovetail demo`.
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Scale factor of TPC-H: at 1 there are 6,000,000 lines and about 1 GB
+    #[arg(long, default_value_t = 0.1, value_parser = parse_scale)]
+    scale: f64,
+
+    /// Streams that each table is uploaded in
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: u16,
+
+    /// Devices of the server, as in `dovetail serve`
+    #[arg(long, default_value = "auto")]
+    devices: String,
+
+    /// How joins are done, in place of the planner's choice
+    #[arg(long, default_value = "auto")]
+    strategy: String,
+
+    /// Rows shown of each result
+    #[arg(long, default_value_t = 5, value_name = "ROWS")]
+    sample: usize,
+
+    /// Leave the server running at the end, with all tables, until it is interrupted
+    #[arg(long)]
+    keep: bool,
+}
+
+fn parse_scale(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(scale) if (0.001..=1000.0).contains(&scale) => Ok(scale),
+        _ => Err("write a number from 0.001 to 1000".into()),
+    }
+}
+
+/// Shows everything.
+///
+/// # Errors
+/// Whatever fails on the way; [`Error::Internal`] when a join has not the rows that it must have.
+pub async fn run(args: DemoArgs) -> Result<()> {
+    tokio::select! {
+        outcome = show(&args) => outcome,
+        _ = tokio::signal::ctrl_c() => Err(Error::Cancelled("interrupted".into())),
+    }
+}
+
+async fn show(args: &DemoArgs) -> Result<()> {
+    let start = Instant::now();
+    let tables = generate(args.scale).await?;
+    let server = start_server(args).await?;
+    let address = format!("http://{}", server.flight_address());
+    let connect = ConnectArgs { server: address.clone(), token: None, ca: None, cert: None, key: None };
+    let client = Client::connect(&connect).await?;
+    remark_server(&client, &address).await?;
+    upload(&client, &tables, args).await?;
+
+    let steps = joins::steps();
+    let mut right = 0;
+    let mut table_rows: HashMap<String, u64> =
+        tables.iter().map(|table| (table.name.to_owned(), table.rows())).collect();
+    for (at, step) in steps.iter().enumerate() {
+        let join = &step.command["join"];
+        let rows_of = |side: &str| join[side].as_str().and_then(|table| table_rows.get(table)).copied().unwrap_or(0);
+        let rows_in = rows_of("left") + rows_of("right");
+        let outcome = run_step(&client, step, rows_in, args).await.context(|| step.title.to_owned())?;
+        if let Some(into) = join["into"].as_str() {
+            table_rows.insert(into.to_owned(), outcome.rows);
+        }
+        let expected = (step.expected)(&tables);
+        report(at + 1, step, &outcome, expected)?;
+        right += usize::from(outcome.rows == expected);
+    }
+    conclude(right, steps.len(), start.elapsed().as_secs_f64(), args)?;
+    if args.keep {
+        people(&format!(
+            "
+The server stays until it is interrupted. In another terminal:
+  export DOVETAIL_SERVER={address}
+  dovetail tables
+  dovetail explain orders lineitem --on o_orderkey=l_orderkey
+  dovetail join orders lineitem --on o_orderkey=l_orderkey -o joined.parquet"
+        ));
+        std::future::pending::<()>().await;
+    }
+    drop(server);
+    Ok(())
+}
+
+async fn generate(scale: f64) -> Result<Tables> {
+    let start = Instant::now();
+    let progress = Progress::spinner(&format!("generating TPC-H at scale factor {scale}"));
+    let tables = tokio::task::spawn_blocking(move || Tables::generate(scale)).await;
+    progress.finish();
+    let tables = tables.map_err(|error| Error::Internal(format!("the generator: {error}")))??;
+    let rows: u64 = tables.iter().map(Local::rows).sum();
+    heading(&format!(
+        "Generated TPC-H at scale factor {scale}: {} rows in {}",
+        output::count(rows),
+        output::seconds(start.elapsed().as_secs_f64())
+    ));
+    Ok(tables)
+}
+
+async fn start_server(args: &DemoArgs) -> Result<Server> {
+    let mut settings = settings::defaults()?;
+    settings.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    settings.admin_listen = "off".into();
+    settings.devices = args.devices.clone();
+    Server::start(&settings).await
+}
+
+async fn remark_server(client: &Client, address: &str) -> Result<()> {
+    let mut answers = client.action("server_info", &Value::Null).await?;
+    let info = answers.pop().unwrap_or(Value::Null);
+    let devices = info["devices"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let device = |device: &Value| {
+        let name = device["device"].as_str().or(device.as_str()).unwrap_or("?");
+        let memory = device["memory_bytes"].as_u64().map(|bytes| format!(" ({})", human_bytes(bytes)));
+        format!("{name}{}", memory.unwrap_or_default())
+    };
+    let devices = devices.iter().map(device).collect::<Vec<_>>().join(", ");
+    heading(&format!("Server at {address}, devices: {devices}"));
+    Ok(())
+}
+
+async fn upload(client: &Client, tables: &Tables, args: &DemoArgs) -> Result<()> {
+    let start = Instant::now();
+    let options = PutOptions { streams: args.streams.into(), ..PutOptions::default() };
+    let mut lines = Vec::new();
+    let mut total = 0;
+    for table in tables.iter() {
+        let started = Instant::now();
+        let progress = Progress::bytes(&format!("uploading {}", table.name), None);
+        let advancing = progress.clone();
+        let batches = futures::stream::iter(table.batches.clone().into_iter().map(Ok)).boxed();
+        let put =
+            client.put(table.name, &options, table.schema.clone(), batches, move |bytes| advancing.advance(bytes));
+        let uploaded = put.await?;
+        progress.finish();
+        let seconds = started.elapsed().as_secs_f64();
+        total += uploaded.bytes;
+        if output::is_json() {
+            output::json(&json!({ "event": "upload", "table": table.name, "rows": uploaded.rows,
+                                  "bytes": uploaded.bytes, "seconds": seconds }));
+        }
+        lines.push(vec![
+            table.name.to_owned(),
+            output::count(uploaded.rows),
+            human_bytes(uploaded.bytes),
+            output::seconds(seconds),
+            format!("{}/s", human_bytes((uploaded.bytes as f64 / seconds) as u64)),
+        ]);
+    }
+    heading(&format!(
+        "Uploaded {} tables through Flight: {} in {}",
+        lines.len(),
+        human_bytes(total),
+        output::seconds(start.elapsed().as_secs_f64())
+    ));
+    let columns = ["table", "rows", "size", "time", "rate"];
+    let align = |at| if at == 0 { Align::Left } else { Align::Right };
+    let columns: Vec<_> = columns.into_iter().enumerate().map(|(at, name)| (name, align(at))).collect();
+    people(&indented(&output::table(&columns, &lines)));
+    Ok(())
+}
+
+/// What a join did.
+struct Outcome {
+    /// Rows of both sides.
+    rows_in: u64,
+    /// Rows that came back, or that are in the table it was kept as.
+    rows: u64,
+    /// Bytes of them.
+    bytes: u64,
+    /// The first of them.
+    sample: Vec<RecordBatch>,
+    schema: arrow::datatypes::SchemaRef,
+    /// What the server tells of the job.
+    job: Value,
+    /// What it tells of the plan, and how it went.
+    plan: Value,
+    /// From the request to the last row.
+    seconds: f64,
+}
+
+async fn run_step(client: &Client, step: &Step, rows_in: u64, args: &DemoArgs) -> Result<Outcome> {
+    let mut command = step.command.clone();
+    command["join"]["strategy"] = args.strategy.clone().into();
+    let start = Instant::now();
+    let info = client.info(command_descriptor(&command)).await?;
+    let job = jobs::id_of(&info)?;
+    let mut info = info;
+    if let Some(into) = command["join"]["into"].as_str() {
+        // The table is there when the job is complete.
+        super::join::wait(client, job, step.title).await?;
+        info = client.info(table_descriptor(into)).await?;
+    }
+    let mut batches = client.fetch(&info)?;
+    let (mut rows, mut bytes, mut sample) = (0, 0, Vec::new());
+    let progress = Progress::bytes(step.title, None);
+    while let Some(batch) = batches.next().await {
+        let batch = batch?;
+        if rows < args.sample as u64 {
+            sample.push(batch.slice(0, batch.num_rows().min(args.sample - rows as usize)));
+        }
+        rows += batch.num_rows() as u64;
+        let size = batch_bytes(&batch);
+        bytes += size;
+        progress.advance(size);
+    }
+    progress.finish();
+    let seconds = start.elapsed().as_secs_f64();
+    let schema = batches.schema();
+    let plan = client.action("explain", &json!({ "job": job })).await?.pop().unwrap_or(Value::Null);
+    let job = jobs::status(client, job).await?;
+    Ok(Outcome { rows_in, rows, bytes, sample, schema, job, plan, seconds })
+}
+
+fn report(number: usize, step: &Step, outcome: &Outcome, expected: u64) -> Result<()> {
+    let (rows, right) = (outcome.rows, outcome.rows == expected);
+    if output::is_json() {
+        output::json(&json!({
+            "event": "join", "title": step.title, "command": step.command, "rows": rows, "expected": expected,
+            "ok": right, "rows_in": outcome.rows_in, "bytes": outcome.bytes, "seconds": outcome.seconds,
+            "job": outcome.job, "plan": outcome.plan,
+        }));
+        return Ok(());
+    }
+    heading(&format!("{number}  {}", step.title));
+    people(&indented(&output::styled(step.why, Style::Dim)));
+    let verdict = match right {
+        true => output::styled(&format!("= independent count {}", output::count(expected)), Style::Good),
+        false => output::styled(&format!("WRONG: the independent count is {}", output::count(expected)), Style::Error),
+    };
+    labelled("join", &in_words(&step.command["join"]));
+    labelled("plan", &plan_of(&outcome.job, &outcome.plan));
+    labelled("rows", &format!("{}  {verdict}", output::count(rows)));
+    labelled("time", &time_of(outcome));
+    people(&indented(&rows::render(&outcome.schema, &outcome.sample)?));
+    Ok(())
+}
+
+/// `customer left_anti orders on c_custkey = o_custkey`.
+fn in_words(join: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let pair = |pair: &Value| format!("{} = {}", text(&pair["left"]), text(&pair["right"]));
+    let on: Vec<String> = join["on"].as_array().map(|pairs| pairs.iter().map(pair).collect()).unwrap_or_default();
+    let how = join["how"].as_str().map_or_else(|| "⋈".into(), |how| format!("({how})"));
+    let into = join["into"].as_str().map(|into| format!(" -> {into}")).unwrap_or_default();
+    format!("{} {how} {} on {}{into}", text(&join["left"]), text(&join["right"]), on.join(", "))
+}
+
+/// The strategy and why, the steps as a tree, and the phases with their times.
+fn plan_of(job: &Value, plan: &Value) -> String {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let mut lines = Vec::new();
+    let strategy = text(&job["strategy"]).unwrap_or_else(|| "?".into());
+    let on = text(&plan["device"]["name"]).or_else(|| text(&job["device"])).map(|device| format!(" on {device}"));
+    let why = text(&plan["reason"]).map(|reason| format!(": {reason}"));
+    lines.push(format!("{strategy}{}{}", on.unwrap_or_default(), why.unwrap_or_default()));
+    match plan["tree"].as_array() {
+        Some(tree) => lines.extend(tree.iter().filter_map(text)),
+        None => lines.extend(text(&job["build_side"]).map(|side| format!("built on the {side} side"))),
+    }
+    let phase = |phase: &Value| {
+        let seconds = output::seconds(phase["seconds"].as_f64().unwrap_or(0.0));
+        format!("{} {seconds}", phase["name"].as_str().unwrap_or("?"))
+    };
+    let phases: Vec<String> =
+        job["phases"].as_array().map(|phases| phases.iter().map(phase).collect()).unwrap_or_default();
+    if !phases.is_empty() {
+        lines.push(phases.join(", "));
+    }
+    lines.join("\n")
+}
+
+/// Rates count the rows that go in and those that come out: an anti join may give hardly any, and a join of many to many
+/// takes its time for what it gives.
+fn time_of(outcome: &Outcome) -> String {
+    let phases = outcome.job["phases"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let engine: f64 = phases.iter().filter_map(|phase| phase["seconds"].as_f64()).sum();
+    let mut lines = Vec::new();
+    if engine > 0.0 {
+        let rate = output::short((outcome.rows_in + outcome.rows) as f64 / engine);
+        let (rows_in, rows_out) = (output::count(outcome.rows_in), output::count(outcome.rows));
+        lines.push(format!("{rows_in} rows in, {rows_out} out, in {}: {rate} rows/s", output::seconds(engine)));
+    }
+    lines.push(format!(
+        "with submitting and fetching {} in {}: {}/s",
+        human_bytes(outcome.bytes),
+        output::seconds(outcome.seconds),
+        human_bytes((outcome.bytes as f64 / outcome.seconds) as u64)
+    ));
+    lines.join("\n")
+}
+
+fn conclude(right: usize, steps: usize, seconds: f64, args: &DemoArgs) -> Result<()> {
+    if output::is_json() {
+        output::json(&json!({ "event": "done", "joins": steps, "right": right, "seconds": seconds }));
+    }
+    if right < steps {
+        return Err(Error::Internal(format!("{} of {steps} joins have a wrong number of rows", steps - right)));
+    }
+    heading(&format!("All {steps} joins have the rows they must have; the demo took {}", output::seconds(seconds)));
+    if !args.keep {
+        people(
+            "
+What to try next
+  dovetail demo --keep                       the same; the server stays, to look around in
+  dovetail serve                             a server of your own; then, in another terminal:
+  dovetail put orders.parquet lineitem.csv   your tables
+  dovetail join orders lineitem --on o_orderkey=l_orderkey -o joined.parquet
+  dovetail explain orders lineitem --on o_orderkey=l_orderkey
+                                             why this plan, and what the others would have taken",
+        );
+    }
+    Ok(())
+}
+
+fn heading(text: &str) {
+    people(&format!("\n{}", output::styled(text, Style::Heading)));
+}
+
+/// Text for people; machines get events.
+fn people(text: &str) {
+    if !output::is_json() {
+        output::line(text);
+    }
+}
+
+/// A word in the margin, and what it says beside it.
+fn labelled(label: &str, text: &str) {
+    let wrapped = text.lines().map(|line| rows::wrap(line, TEXT_WIDTH)).collect::<Vec<_>>().join("\n");
+    for (at, line) in wrapped.lines().enumerate() {
+        let label = if at == 0 { label } else { "" };
+        people(&format!("   {label:6}  {line}"));
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("   {line}")).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,149 @@
+//! The demo's tables: TPC-H as its generator makes them, and what the joins of the demo need besides.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::compute::{cast, filter_record_batch};
+use arrow::datatypes::{DataType, Date32Type, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use rayon::prelude::*;
+use tpchgen::generators::{CustomerGenerator, LineItemGenerator, OrderGenerator, PartSuppGenerator, SupplierGenerator};
+use tpchgen_arrow::{CustomerArrow, LineItemArrow, OrderArrow, PartSuppArrow, SupplierArrow};
+
+use crate::{Error, Result};
+
+/// Rows of a generated batch.
+const ROWS_PER_BATCH: usize = 64 * 1024;
+
+/// 1995-03-15, the date of TPC-H query 3, in days since 1970.
+const Q3_DATE: i32 = 9204;
+
+/// A table on the client's side.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// The name it is uploaded under.
+    pub name: &'static str,
+    /// Columns and their types.
+    pub schema: SchemaRef,
+    /// The rows.
+    pub batches: Vec<RecordBatch>,
+}
+
+impl Local {
+    /// Number of rows.
+    pub fn rows(&self) -> u64 {
+        self.batches.iter().map(|batch| batch.num_rows() as u64).sum()
+    }
+
+    /// A column, batch by batch.
+    pub fn column(&self, name: &str) -> impl Iterator<Item = &ArrayRef> {
+        self.batches.iter().map(move |batch| {
+            batch.column_by_name(name).unwrap_or_else(|| panic!("table {} has no column {name:?}", self.name))
+        })
+    }
+}
+
+/// All tables of the demo, in the order of upload.
+#[derive(Debug)]
+pub struct Tables {
+    tables: Vec<Local>,
+}
+
+impl Tables {
+    /// Generates them.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the generator and Arrow disagree.
+    pub fn generate(scale: f64) -> Result<Self> {
+        // A part per thread and then some, so that none waits long for the last.
+        let parts = i32::try_from(rayon::current_num_threads() * 2).unwrap_or(8);
+        macro_rules! generate {
+            ($name:literal, $generator:ident, $arrow:ident) => {
+                parts_of($name, parts, |part| {
+                    $arrow::new($generator::new(scale, part, parts)).with_batch_size(ROWS_PER_BATCH)
+                })?
+            };
+        }
+        let customer = generate!("customer", CustomerGenerator, CustomerArrow);
+        let orders = generate!("orders", OrderGenerator, OrderArrow);
+        let lineitem = generate!("lineitem", LineItemGenerator, LineItemArrow);
+        let supplier = generate!("supplier", SupplierGenerator, SupplierArrow);
+        let partsupp = generate!("partsupp", PartSuppGenerator, PartSuppArrow);
+        let clerks = clerks(&orders)?;
+        let building = |batch: &RecordBatch| {
+            let segments = column(batch, "c_mktsegment")?.as_string::<i32>().clone();
+            Ok(segments.iter().map(|segment| Some(segment == Some("BUILDING"))).collect())
+        };
+        let q3_customer = filtered("q3_customer", &customer, building)?;
+        let q3_orders = filtered("q3_orders", &orders, |batch| by_date(batch, "o_orderdate", |day| day < Q3_DATE))?;
+        let q3_lineitem =
+            filtered("q3_lineitem", &lineitem, |batch| by_date(batch, "l_shipdate", |day| day > Q3_DATE))?;
+        let tables = vec![customer, orders, lineitem, supplier, partsupp, clerks, q3_customer, q3_orders, q3_lineitem];
+        Ok(Self { tables })
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Local> {
+        self.tables.iter()
+    }
+
+    /// The table of that name, which must be one of the demo's.
+    pub fn get(&self, name: &str) -> &Local {
+        self.tables.iter().find(|table| table.name == name).unwrap_or_else(|| panic!("the demo has no table {name:?}"))
+    }
+}
+
+/// Generates the parts of a table on all threads, and puts them together in order.
+fn parts_of<I>(name: &'static str, parts: i32, part: impl Fn(i32) -> I + Sync) -> Result<Local>
+where
+    I: Iterator<Item = Result<RecordBatch, ArrowError>>,
+{
+    let generate = |at: i32| part(at).map(|batch| plain_strings(&batch?)).collect::<Result<Vec<_>>>();
+    let batches: Vec<RecordBatch> =
+        (1..=parts).into_par_iter().map(generate).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    let first = batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
+    Ok(Local { name, schema: first.schema(), batches })
+}
+
+/// The generator gives string views; plain strings are what most clients send.
+fn plain_strings(batch: &RecordBatch) -> Result<RecordBatch> {
+    let plain =
+        |data_type: &DataType| if *data_type == DataType::Utf8View { DataType::Utf8 } else { data_type.clone() };
+    let fields = batch
+        .schema_ref()
+        .fields()
+        .iter()
+        .map(|field| Field::new(field.name(), plain(field.data_type()), field.is_nullable()));
+    let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    let columns = batch.columns().iter().map(|column| cast(column, &plain(column.data_type())));
+    Ok(RecordBatch::try_new(schema, columns.collect::<Result<Vec<_>, _>>()?)?)
+}
+
+/// A table with a string for its key: the clerks that occur in orders, each with a desk.
+fn clerks(orders: &Local) -> Result<Local> {
+    let mut names = BTreeSet::new();
+    for column in orders.column("o_clerk") {
+        names.extend(column.as_string::<i32>().iter().flatten().map(str::to_owned));
+    }
+    let desk = |at: usize| format!("{}-{:03}", ["North", "East", "South", "West"][at % 4], at / 4);
+    let desks: StringArray = (0..names.len()).map(|at| Some(desk(at))).collect();
+    let names = StringArray::from_iter_values(&names);
+    let batch = RecordBatch::try_from_iter([("clerk", Arc::new(names) as ArrayRef), ("desk", Arc::new(desks) as _)])?;
+    Ok(Local { name: "clerks", schema: batch.schema(), batches: vec![batch] })
+}
+
+fn filtered(name: &'static str, table: &Local, keep: impl Fn(&RecordBatch) -> Result<BooleanArray>) -> Result<Local> {
+    let filter = |batch: &RecordBatch| Ok(filter_record_batch(batch, &keep(batch)?)?);
+    let batches = table.batches.iter().map(filter).collect::<Result<Vec<_>>>()?;
+    Ok(Local { name, schema: table.schema.clone(), batches })
+}
+
+fn by_date(batch: &RecordBatch, name: &str, keep: impl Fn(i32) -> bool) -> Result<BooleanArray> {
+    let dates = column(batch, name)?.as_primitive::<Date32Type>();
+    Ok(dates.iter().map(|day| day.map(&keep)).collect())
+}
+
+fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
+    batch.column_by_name(name).ok_or_else(|| Error::Internal(format!("the generator made no column {name:?}")))
+}

@@ -1,0 +1,143 @@
+//! JSON as a person reads it: names and values, lists of alike things as tables.
+//!
+//! What a server tells of jobs, plans and devices grows from version to version; this shows all of it, without knowing
+//! what it is. Units are in the names: `seconds` and `bytes` at the end of one choose how its number reads.
+
+use serde_json::{Map, Value};
+
+use super::output::{self, Align};
+use crate::memory::human_bytes;
+
+/// The value as indented text. Nulls and empty lists say nothing, and are left out.
+pub fn value(value: &Value) -> String {
+    let mut lines = Vec::new();
+    match value {
+        Value::Object(fields) => object(fields, 0, &mut lines),
+        other => lines.push(scalar("", other)),
+    }
+    lines.join("\n")
+}
+
+fn object(fields: &Map<String, Value>, indent: usize, lines: &mut Vec<String>) {
+    let said = || fields.iter().filter(|(_, value)| !is_nothing(value));
+    let width = said().filter(|(_, value)| is_scalar(value)).map(|(key, _)| title(key).len()).max().unwrap_or(0);
+    let margin = " ".repeat(indent);
+    for (key, value) in said() {
+        match value {
+            Value::Object(inner) => {
+                lines.push(format!("{margin}{}", title(key)));
+                object(inner, indent + 2, lines);
+            }
+            Value::Array(items) if items.iter().all(Value::is_object) => {
+                lines.push(format!("{margin}{}", title(key)));
+                let table = table(items);
+                lines.extend(table.lines().map(|line| format!("{margin}  {line}")));
+            }
+            Value::Array(items) => lines.push(format!("{margin}{:width$}  {}", title(key), list(key, items))),
+            Value::String(text) if text.contains('\n') => {
+                lines.push(format!("{margin}{}", title(key)));
+                lines.extend(text.lines().map(|line| format!("{margin}  {line}")));
+            }
+            scalar_value => lines.push(format!("{margin}{:width$}  {}", title(key), scalar(key, scalar_value))),
+        }
+    }
+}
+
+/// Objects with some keys in common: a column for each key that any of them fills with something short.
+fn table(items: &[Value]) -> String {
+    let mut keys: Vec<&String> = Vec::new();
+    for (key, value) in items.iter().filter_map(Value::as_object).flatten() {
+        if !keys.contains(&key) && !is_nothing(value) {
+            keys.push(key);
+        }
+    }
+    let is_number = |key: &str| items.iter().all(|item| item[key].is_number() || item[key].is_null());
+    let titles: Vec<String> = keys.iter().map(|key| title(key)).collect();
+    let columns: Vec<(&str, Align)> = keys
+        .iter()
+        .zip(&titles)
+        .map(|(key, title)| (title.as_str(), if is_number(key) { Align::Right } else { Align::Left }))
+        .collect();
+    let cell = |item: &Value, key: &str| match &item[key] {
+        Value::Array(inner) => list(key, inner),
+        Value::Object(inner) => inner
+            .iter()
+            .map(|(key, value)| format!("{} {}", title(key), scalar(key, value)))
+            .collect::<Vec<_>>()
+            .join(", "),
+        other => scalar(key, other),
+    };
+    let rows = items.iter().map(|item| keys.iter().map(|key| cell(item, key)).collect()).collect::<Vec<Vec<String>>>();
+    output::table(&columns, &rows)
+}
+
+fn list(key: &str, items: &[Value]) -> String {
+    items.iter().map(|item| scalar(key, item)).collect::<Vec<_>>().join(", ")
+}
+
+fn scalar(key: &str, value: &Value) -> String {
+    let ends_with = |unit: &str| key == unit || key.ends_with(&format!("_{unit}"));
+    match value {
+        Value::Null => String::new(),
+        Value::Bool(true) => "yes".into(),
+        Value::Bool(false) => "no".into(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) => match (number.as_u64(), number.as_f64()) {
+            (Some(bytes), _) if key.contains("bytes") => human_bytes(bytes),
+            (_, Some(seconds)) if ends_with("seconds") => output::seconds(seconds),
+            (_, Some(share)) if ends_with("progress") || ends_with("share") => format!("{:.0} %", share * 100.0),
+            (Some(count), _) if ends_with("rows") => output::count(count),
+            (None, Some(float)) => format!("{float:.4}").trim_end_matches('0').trim_end_matches('.').to_owned(),
+            _ => number.to_string(),
+        },
+        nested => nested.to_string(),
+    }
+}
+
+fn title(key: &str) -> String {
+    key.replace('_', " ")
+}
+
+fn is_scalar(value: &Value) -> bool {
+    match value {
+        Value::Object(_) => false,
+        Value::Array(items) => !items.iter().all(Value::is_object),
+        _ => true,
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_job_reads_as_names_values_and_a_table_of_phases() {
+        let job = json!({
+            "job": 7, "state": "running", "progress": 0.5, "queue_position": null, "rows": 1200000,
+            "phases": [{"name": "partition", "seconds": 0.25, "bytes": 1048576}, {"name": "match", "seconds": 2.0, "bytes": 0}],
+            "tables": ["a", "b"],
+        });
+        let expected = "\
+job       7
+state     running
+progress  50 %
+rows      1,200,000
+phases
+  name        seconds    bytes
+  partition  250.0 ms  1.0 MiB
+  match        2.00 s      0 B
+tables    a, b";
+        assert_eq!(value(&job), expected);
+    }
+}

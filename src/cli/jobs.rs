@@ -1,0 +1,145 @@
+//! `dovetail jobs` and `dovetail cancel`.
+
+use arrow_flight::FlightInfo;
+use serde_json::{Value, json};
+
+use super::client::{Client, ConnectArgs};
+use super::describe;
+use super::output::{self, Align};
+use crate::{Error, Result};
+
+/// Arguments of `dovetail jobs`.
+#[derive(Debug, clap::Args)]
+pub struct JobsArgs {
+    /// Number of a job, to show all that is known of it
+    job: Option<u64>,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Arguments of `dovetail cancel`.
+#[derive(Debug, clap::Args)]
+pub struct CancelArgs {
+    /// Numbers of the jobs
+    #[arg(required = true)]
+    jobs: Vec<u64>,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Lists jobs, or shows one.
+///
+/// # Errors
+/// The server's.
+pub async fn run_jobs(args: JobsArgs) -> Result<()> {
+    let client = Client::connect(&args.connect).await?;
+    if let Some(job) = args.job {
+        let status = status(&client, job).await?;
+        match output::is_json() {
+            true => output::json(&status),
+            false => output::line(describe::value(&status)),
+        }
+        return Ok(());
+    }
+    let jobs = client.action("list_jobs", &Value::Null).await?;
+    if output::is_json() {
+        jobs.iter().for_each(output::json);
+    } else if jobs.is_empty() {
+        output::line("no jobs");
+    } else {
+        output::line(render(&jobs));
+    }
+    Ok(())
+}
+
+fn render(jobs: &[Value]) -> String {
+    let row = |job: &Value| {
+        let text = |key: &str| job[key].as_str().unwrap_or("").to_owned();
+        let progress = format!("{:.0} %", job["progress"].as_f64().unwrap_or(0.0) * 100.0);
+        vec![
+            job["job"].to_string(),
+            text("state"),
+            if job["state"] == "complete" { "100 %".into() } else { progress },
+            format!("{} {} {}", text("left"), text("how"), text("right")),
+            text("strategy"),
+            text("device"),
+            job["rows"].as_u64().map(output::count).unwrap_or_default(),
+            text("submitted"),
+        ]
+    };
+    let columns = [
+        ("job", Align::Right),
+        ("state", Align::Left),
+        ("done", Align::Right),
+        ("join", Align::Left),
+        ("strategy", Align::Left),
+        ("device", Align::Left),
+        ("rows", Align::Right),
+        ("submitted", Align::Left),
+    ];
+    output::table(&columns, &jobs.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Cancels.
+///
+/// # Errors
+/// The server's, for the first job that cannot be cancelled; those before it are.
+pub async fn run_cancel(args: CancelArgs) -> Result<()> {
+    let client = Client::connect(&args.connect).await?;
+    for job in args.jobs {
+        client.action("cancel_job", &json!({ "job": job })).await?;
+        match output::is_json() {
+            true => output::json(&json!({ "job": job, "cancelled": true })),
+            false => output::line(format!("job {job} is cancelled and its result released")),
+        }
+    }
+    Ok(())
+}
+
+/// What the server tells about a job.
+///
+/// # Errors
+/// The server's.
+pub async fn status(client: &Client, job: u64) -> Result<Value> {
+    let mut answers = client.action("job", &json!({ "job": job })).await?;
+    answers.pop().ok_or_else(|| Error::Internal(format!("the server says nothing about job {job}")))
+}
+
+/// The number of the job behind a flight.
+///
+/// # Errors
+/// [`Error::Internal`] when it has none.
+pub fn id_of(info: &FlightInfo) -> Result<u64> {
+    let said: Option<Value> = serde_json::from_slice(&info.app_metadata).ok();
+    let job = said.as_ref().and_then(|said| said["job"].as_u64());
+    job.ok_or_else(|| Error::Internal("the server did not say which job it started".into()))
+}
+
+/// The flight of a job whose result is live.
+///
+/// # Errors
+/// The server's; [`Error::NotFound`] when there is no such result.
+pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
+    let flights = client.list().await?;
+    match flights.into_iter().find(|info| id_of(info).is_ok_and(|id| id == job)) {
+        Some(info) => Ok(info),
+        None => {
+            // The server knows why: there is no such job, or it failed.
+            let status = status(client, job).await?;
+            Err(match status["state"].as_str() {
+                Some("failed" | "cancelled") => failure(&status),
+                _ => Error::NotFound(format!("job {job} has no result to fetch any more")),
+            })
+        }
+    }
+}
+
+/// The error of a job that did not complete.
+pub fn failure(status: &Value) -> Error {
+    match status["error"]["message"].as_str().or(status["error"].as_str()) {
+        Some(message) => Error::Precondition(format!("job {} failed: {message}", status["job"])),
+        None => Error::Cancelled(format!("job {} is {}", status["job"], status["state"].as_str().unwrap_or("gone"))),
+    }
+}

@@ -1,0 +1,351 @@
+//! `dovetail join` and `dovetail explain`.
+
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use arrow_flight::FlightInfo;
+use serde_json::{Value, json};
+
+use super::client::{Client, ConnectArgs, command_descriptor};
+use super::get::{self, OutputArgs};
+use super::progress::Progress;
+use super::{describe, jobs, output};
+use crate::{Error, Result};
+
+/// How often a running job is asked how far it is.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Arguments of `dovetail join`.
+#[derive(Debug, clap::Args)]
+pub struct JoinArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+
+    /// Keep the result as a table of this name, on the server
+    #[arg(long, value_name = "TABLE")]
+    into: Option<String>,
+
+    /// Jobs of higher priority start first, -100 to 100
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
+    priority: i32,
+
+    /// Seconds that the server keeps the result; 0 releases it while it is read
+    #[arg(long, value_name = "SECONDS")]
+    retain_seconds: Option<u32>,
+
+    /// Rows per batch of the result, at most
+    #[arg(long, value_name = "ROWS")]
+    batch_rows: Option<u32>,
+
+    /// Show the plan, with predicted and measured times, after the rows
+    #[arg(long)]
+    explain: bool,
+
+    #[command(flatten)]
+    to: OutputArgs,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Arguments of `dovetail explain`.
+#[derive(Debug, clap::Args)]
+pub struct ExplainArgs {
+    #[command(flatten)]
+    spec: SpecArgs,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// What is joined, and how.
+#[derive(Clone, Debug, clap::Args)]
+struct SpecArgs {
+    /// Left table
+    left: String,
+
+    /// Right table
+    right: String,
+
+    /// Columns that must be equal: LEFT=RIGHT, or a name that both have; several with commas
+    #[arg(long, required = true, value_delimiter = ',', value_name = "COLUMNS")]
+    on: Vec<KeyArg>,
+
+    /// Which rows survive: inner, left, right, full, left_semi, left_anti, right_semi, right_anti
+    #[arg(long, default_value = "inner", value_name = "KIND")]
+    how: String,
+
+    /// Columns of the result, in order; "left." and "right." tell equal names apart
+    #[arg(long, value_delimiter = ',')]
+    columns: Vec<String>,
+
+    /// How it is done; auto lets the planner choose
+    #[arg(long, default_value = "auto")]
+    strategy: String,
+
+    /// Null keys match null keys
+    #[arg(long)]
+    nulls_equal: bool,
+
+    /// Devices that may run it: a count, or names such as host:0,host:1
+    #[arg(long, value_delimiter = ',')]
+    devices: Vec<String>,
+}
+
+/// One pair of columns that must be equal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct KeyArg {
+    left: String,
+    right: String,
+}
+
+impl FromStr for KeyArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (left, right) = text.split_once('=').unwrap_or((text, text));
+        let (left, right) = (left.trim(), right.trim());
+        if left.is_empty() || right.is_empty() {
+            return Err("write LEFT=RIGHT, or the name of a column that both tables have".into());
+        }
+        Ok(Self { left: left.into(), right: right.into() })
+    }
+}
+
+impl SpecArgs {
+    /// The join in the JSON form of the wire. What is not given is not said.
+    fn to_json(&self) -> Value {
+        let pairs = self.on.iter().map(|pair| json!({ "left": pair.left, "right": pair.right }));
+        let mut join = json!({
+            "left": self.left,
+            "right": self.right,
+            "on": pairs.collect::<Vec<_>>(),
+            // Hyphens are what a command line makes people write.
+            "how": self.how.replace('-', "_"),
+            "strategy": self.strategy,
+        });
+        if !self.columns.is_empty() {
+            join["columns"] = self.columns.clone().into();
+        }
+        if self.nulls_equal {
+            join["nulls_equal"] = true.into();
+        }
+        match self.devices.as_slice() {
+            [] => {}
+            [count] if count.parse::<u32>().is_ok() => join["devices"] = count.parse::<u32>().unwrap_or(1).into(),
+            names => join["devices"] = names.into(),
+        }
+        join
+    }
+}
+
+impl JoinArgs {
+    fn command(&self) -> Value {
+        let mut join = self.spec.to_json();
+        if let Some(into) = &self.into {
+            join["into"] = into.clone().into();
+        }
+        if self.priority != 0 {
+            join["priority"] = self.priority.into();
+        }
+        if let Some(seconds) = self.retain_seconds {
+            join["retain_seconds"] = seconds.into();
+        }
+        if let Some(rows) = self.batch_rows {
+            join["batch_rows"] = rows.into();
+        }
+        json!({ "join": join })
+    }
+}
+
+/// Joins.
+///
+/// # Errors
+/// The server's, and those of the file that the result goes to.
+pub async fn run(args: JoinArgs) -> Result<()> {
+    if let Some(path) = &args.to.output {
+        get::check_format(path, args.to.format)?;
+    }
+    let client = Client::connect(&args.connect).await?;
+    let start = Instant::now();
+    let info = client.info(command_descriptor(&args.command())).await?;
+    let job = jobs::id_of(&info)?;
+    let work = finish(&client, &args, &info, job, start);
+    tokio::select! {
+        outcome = work => outcome,
+        _ = tokio::signal::ctrl_c() => {
+            // Whoever interrupts the command wants the job gone too.
+            let _ = client.action("cancel_job", &json!({ "job": job })).await;
+            Err(Error::Cancelled(format!("interrupted; job {job} was cancelled")))
+        }
+    }
+}
+
+/// From the submitted job to the report.
+async fn finish(client: &Client, args: &JoinArgs, info: &FlightInfo, job: u64, start: Instant) -> Result<()> {
+    let what = format!("{} ⋈ {}", args.spec.left, args.spec.right);
+    let keeps_only = args.into.is_some() && args.to.output.is_none();
+    if keeps_only {
+        let done = wait(client, job, &what).await?;
+        report(&what, &done, start, args.into.as_deref());
+    } else {
+        let watched = watch(client, job, &what);
+        let received = tokio::select! {
+            received = get::receive(client, &what, info, &args.to, start) => received?,
+            error = watched => return Err(error),
+        };
+        // A result that is released while it is read, and was read in part, ends its job with it.
+        let whole = args.to.output.is_some() || received.rows < args.to.limit as u64 || args.to.limit == 0;
+        if args.retain_seconds != Some(0) && args.to.output.is_none() {
+            let done = wait(client, job, &what).await?;
+            report(&what, &done, start, args.into.as_deref());
+        } else if !whole {
+            output::remark("the rest of the result is released");
+        }
+    }
+    if args.explain {
+        let plan = client.action("explain", &json!({ "job": job })).await?;
+        plan.iter().for_each(show_plan);
+    }
+    Ok(())
+}
+
+/// Waits for the end of a job, showing how far it is, and returns what the server tells of it then.
+///
+/// # Errors
+/// The job's, and the server's.
+pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
+    let progress = Progress::share(what);
+    let done = loop {
+        let status = jobs::status(client, job).await?;
+        match status["state"].as_str() {
+            Some("queued" | "running") => {}
+            Some("complete") | None => break Ok(status),
+            Some(_) => break Err(jobs::failure(&status)),
+        }
+        show(&progress, what, &status);
+        tokio::time::sleep(if progress.elapsed() < POLL_INTERVAL { POLL_INTERVAL / 20 } else { POLL_INTERVAL }).await;
+    };
+    progress.finish();
+    done
+}
+
+/// Shows how far a job is while its rows are awaited. Returns only when the job failed, which its streams report as
+/// well; asking less often than they answer is enough.
+async fn watch(client: &Client, job: u64, what: &str) -> Error {
+    let progress = Progress::share(what);
+    loop {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        match jobs::status(client, job).await {
+            Ok(status) if matches!(status["state"].as_str(), Some("queued" | "running")) => {
+                show(&progress, what, &status);
+            }
+            // Whatever ended the job, its streams say it.
+            Ok(_) | Err(_) => {
+                progress.finish();
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+fn show(progress: &Progress, what: &str, status: &Value) {
+    progress.set_share(status["progress"].as_f64().unwrap_or(0.0));
+    progress.set_message(match (status["state"].as_str(), status["queue_position"].as_u64()) {
+        (Some("queued"), Some(0)) => format!("{what}: next in the queue"),
+        (Some("queued"), Some(before)) => format!("{what}: queued behind {before}"),
+        (Some("queued"), None) => format!("{what}: queued"),
+        _ => format!("{what}: joining"),
+    });
+}
+
+fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) {
+    if output::is_json() {
+        // With a table kept on the server there are no rows in between; otherwise machines have the rows already.
+        if into.is_some() {
+            output::json(job);
+        }
+        return;
+    }
+    let rows = job["rows"].as_u64().unwrap_or(0);
+    let kept = into.map(|table| format!(" -> table {table}")).unwrap_or_default();
+    let text = format!(
+        "{what}: {} rows in {} (job {}, {}{}){kept}",
+        output::count(rows),
+        output::seconds(start.elapsed().as_secs_f64()),
+        job["job"],
+        job["strategy"].as_str().unwrap_or("?"),
+        job["device"].as_str().map(|device| format!(" on {device}")).unwrap_or_default(),
+    );
+    match into {
+        Some(_) => output::line(text),
+        None => output::remark(text),
+    }
+}
+
+/// Explains.
+///
+/// # Errors
+/// The server's.
+pub async fn run_explain(args: ExplainArgs) -> Result<()> {
+    let client = Client::connect(&args.connect).await?;
+    let plan = client.action("explain", &json!({ "join": args.spec.to_json() })).await?;
+    plan.iter().for_each(show_plan);
+    Ok(())
+}
+
+/// A plan: in the server's own words where it has some, else each of its fields.
+fn show_plan(plan: &Value) {
+    match plan["text"].as_str() {
+        _ if output::is_json() => output::json(plan),
+        Some(text) => output::line(text.trim_end()),
+        None => output::line(describe::value(plan)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        join: JoinArgs,
+    }
+
+    fn command(words: &str) -> Value {
+        Line::try_parse_from(std::iter::once("join").chain(words.split(' '))).unwrap().join.command()
+    }
+
+    #[test]
+    fn a_short_line_says_only_what_it_must() {
+        assert_eq!(
+            command("orders lineitem --on o_orderkey=l_orderkey"),
+            json!({"join": {"left": "orders", "right": "lineitem", "how": "inner", "strategy": "auto",
+                            "on": [{"left": "o_orderkey", "right": "l_orderkey"}]}})
+        );
+    }
+
+    #[test]
+    fn everything_reaches_the_wire() {
+        let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
+                     --into c --priority -5 --retain-seconds 0 --batch-rows 1000";
+        assert_eq!(
+            command(words),
+            json!({"join": {"left": "a", "right": "b", "how": "left_anti", "strategy": "hash", "nulls_equal": true,
+                            "on": [{"left": "x", "right": "x"}, {"left": "y", "right": "z"}],
+                            "columns": ["x", "left.q"], "devices": 2, "into": "c", "priority": -5,
+                            "retain_seconds": 0, "batch_rows": 1000}})
+        );
+        assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
+    }
+
+    #[test]
+    fn a_key_without_a_name_is_refused() {
+        for wrong in ["=b", "a=", "="] {
+            assert!(wrong.parse::<KeyArg>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The command line: everything that can be asked of Dovetail from a shell, through the same doors as any client.
+//!
+//! ```text
+//!   dovetail serve ── settings (flags > environment > file > defaults) ──► service::Server
+//!   dovetail put, get, join, tables, ... ── client (Flight over TCP) ────► any server
+//!   dovetail demo ── both, in one process, over loopback
+//!   dovetail bench ── the engine itself, without a server
+//! ```
+//!
+//! Results go to stdout, in a form for people or, with `--json`, one JSON value per line; progress, logs and errors go to
+//! stderr. The exit status is 0 for success, 1 for a failure, 2 for a command line or configuration that is wrong.
+//!
+//! The client commands know the wire only: what they do, any Flight client can do.
+
+mod bench;
+mod client;
+mod demo;
+mod describe;
+mod files;
+mod get;
+mod jobs;
+mod join;
+mod logging;
+mod output;
+mod progress;
+mod put;
+mod rows;
+mod serve;
+mod settings;
+mod tables;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::{Error, Result};
+
+/// The version of the crate and the commit it was built from.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DOVETAIL_COMMIT"), ")");
+
+/// The clap id of `--config`, which names a file of settings and is none itself.
+const CONFIG_ID: &str = "config";
+
+/// Exit status of a command line or configuration that is wrong.
+const EXIT_USAGE: u8 = 2;
+
+/// An Arrow Flight server that joins large tables, and its client.
+#[derive(Debug, Parser)]
+#[command(name = "dovetail", version = VERSION, max_term_width = 120, propagate_version = true)]
+struct Cli {
+    /// Print JSON, one value per line, for machines
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the server
+    Serve(Box<serve::ServeArgs>),
+    /// Show the main job on generated TPC-H tables: start a server, upload, join, check
+    Demo(demo::DemoArgs),
+    /// Upload files (Parquet, Arrow IPC, CSV) as tables
+    Put(put::PutArgs),
+    /// Fetch a table, or the result of a job, into a file or onto the terminal
+    Get(get::GetArgs),
+    /// Join two tables
+    Join(join::JoinArgs),
+    /// Show the plan of a join, what it is predicted to cost, and why, without running it
+    Explain(join::ExplainArgs),
+    /// List tables and kept results
+    Tables(tables::TablesArgs),
+    /// List jobs, or show one of them
+    Jobs(jobs::JobsArgs),
+    /// Stop a job and release its result
+    Cancel(jobs::CancelArgs),
+    /// Drop tables
+    Drop(tables::DropArgs),
+    /// Show the devices of a server and how they are linked
+    Topology(tables::TopologyArgs),
+    /// Measure the engine on this machine, without a server
+    Bench(bench::BenchArgs),
+}
+
+/// Runs the command line and returns the process's exit status.
+pub fn main() -> ExitCode {
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => {
+            // Help and version come this way too, with status 0.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
+        }
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.format(&mut command()).print();
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    output::set_json(cli.json);
+    let outcome = match cli.command {
+        Command::Serve(args) => {
+            let matches = matches.subcommand_matches("serve").unwrap_or(&matches);
+            match settings::layer(matches, args.config.as_deref()) {
+                Ok(layered) => serve::run(&args, &layered),
+                Err(error) => {
+                    output::error(&error);
+                    return ExitCode::from(EXIT_USAGE);
+                }
+            }
+        }
+        Command::Demo(args) => block_on(demo::run(args)),
+        Command::Put(args) => block_on(put::run(args)),
+        Command::Get(args) => block_on(get::run(args)),
+        Command::Join(args) => block_on(join::run(args)),
+        Command::Explain(args) => block_on(join::run_explain(args)),
+        Command::Tables(args) => block_on(tables::run_tables(args)),
+        Command::Jobs(args) => block_on(jobs::run_jobs(args)),
+        Command::Cancel(args) => block_on(jobs::run_cancel(args)),
+        Command::Drop(args) => block_on(tables::run_drop(args)),
+        Command::Topology(args) => block_on(tables::run_topology(args)),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The whole command line, with `serve`'s switches able to say no.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand("serve", settings::with_valued_switches)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|error| Error::Unavailable(format!("starting the threads for network work: {error}")))
+}
+
+fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(work);
+    // A blocking read of a file that nobody waits for any more must not hold the process.
+    runtime.shutdown_background();
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+}

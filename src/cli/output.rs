@@ -1,0 +1,195 @@
+//! What goes to stdout and stderr, for people or for machines.
+
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::Error;
+
+/// Set once, from the command line, before anything is printed.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Says whether machines read along.
+pub fn set_json(json: bool) {
+    JSON.store(json, Ordering::Relaxed);
+}
+
+/// Whether `--json` was given.
+pub fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
+
+/// A line on stdout. Ends the process quietly when nobody reads any more (`dovetail tables | head -1`).
+pub fn line(text: impl AsRef<str>) {
+    let mut stdout = std::io::stdout().lock();
+    let written = writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush());
+    if written.is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// A JSON value on a line of stdout.
+pub fn json(value: &serde_json::Value) {
+    line(value.to_string());
+}
+
+/// A remark for people, on stderr; machines do not get it.
+pub fn remark(text: impl AsRef<str>) {
+    if !is_json() {
+        eprintln!("{}", text.as_ref());
+    }
+}
+
+/// A failure, on stderr: the sentence alone, or an object with its kind.
+pub fn error(error: &Error) {
+    if is_json() {
+        eprintln!("{}", serde_json::json!({ "error": { "kind": kind(error), "message": error.message() } }));
+    } else {
+        eprintln!("{} {error}", style("error:", Style::Error, std::io::stderr().is_terminal()));
+    }
+}
+
+/// The name of an error's kind, for machines; the gRPC status's own name.
+fn kind(error: &Error) -> &'static str {
+    match error {
+        Error::Invalid(_) => "invalid_argument",
+        Error::NotFound(_) => "not_found",
+        Error::AlreadyExists(_) => "already_exists",
+        Error::Precondition(_) => "failed_precondition",
+        Error::Unauthenticated(_) => "unauthenticated",
+        Error::Denied(_) => "permission_denied",
+        Error::Exhausted(_) => "resource_exhausted",
+        Error::Unavailable(_) => "unavailable",
+        Error::Cancelled(_) => "cancelled",
+        Error::DeadlineExceeded(_) => "deadline_exceeded",
+        Error::Unsupported(_) => "unimplemented",
+        Error::Internal(_) => "internal",
+    }
+}
+
+/// How a piece of text stands out on a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Headings.
+    Heading,
+    /// Side information.
+    Dim,
+    /// It is right.
+    Good,
+    /// It is wrong.
+    Error,
+}
+
+/// Colours for stdout: only on a terminal, and not where `NO_COLOR` is set.
+pub fn styled(text: &str, how: Style) -> String {
+    style(text, how, std::io::stdout().is_terminal())
+}
+
+fn style(text: &str, how: Style, terminal: bool) -> String {
+    if !terminal || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+        return text.into();
+    }
+    let code = match how {
+        Style::Heading => "1",
+        Style::Dim => "2",
+        Style::Good => "32",
+        Style::Error => "1;31",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// A whole number with thousands apart: `6,001,215`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count or a rate in three digits: `950`, `12.3 M`, `1.20 G`.
+pub fn short(number: f64) -> String {
+    let (value, unit) = match number {
+        n if n >= 1e9 => (n / 1e9, " G"),
+        n if n >= 1e6 => (n / 1e6, " M"),
+        n if n >= 1e4 => (n / 1e3, " k"),
+        n => (n, ""),
+    };
+    match value {
+        v if unit.is_empty() => format!("{v:.0}"),
+        v if v >= 100.0 => format!("{v:.0}{unit}"),
+        v if v >= 10.0 => format!("{v:.1}{unit}"),
+        v => format!("{v:.2}{unit}"),
+    }
+}
+
+/// Seconds in the unit that a person would choose: `85 µs`, `12.3 ms`, `1.25 s`, `3 min 12 s`.
+pub fn seconds(value: f64) -> String {
+    match value {
+        s if s < 1e-3 => format!("{:.0} µs", s * 1e6),
+        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.2} s"),
+        s => format!("{:.0} min {:.0} s", (s / 60.0).floor(), s % 60.0),
+    }
+}
+
+/// Where a column's text stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// Rows under a heading, in columns as wide as they need, two spaces apart.
+pub fn table(columns: &[(&str, Align)], rows: &[Vec<String>]) -> String {
+    let width = |text: &str| text.chars().count();
+    let widths: Vec<usize> = (0..columns.len())
+        .map(|at| rows.iter().map(|row| width(&row[at])).chain([width(columns[at].0)]).max().unwrap_or(0))
+        .collect();
+    let render = |cells: &[String]| {
+        let mut text = String::new();
+        for (at, cell) in cells.iter().enumerate() {
+            let padding = " ".repeat(widths[at] - width(cell));
+            let gap = if at == 0 { "" } else { "  " };
+            match columns[at].1 {
+                Align::Left => text.extend([gap, cell, &padding]),
+                Align::Right => text.extend([gap, &padding, cell]),
+            }
+        }
+        text.trim_end().to_owned()
+    };
+    let heading = render(&columns.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>());
+    let lines = std::iter::once(styled(&heading, Style::Dim)).chain(rows.iter().map(|row| render(row)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(999), "999");
+        assert_eq!(count(6_001_215), "6,001,215");
+        assert_eq!(short(950.0), "950");
+        assert_eq!(short(9_999.0), "9999");
+        assert_eq!(short(12_345_678.0), "12.3 M");
+        assert_eq!(short(1.2e9), "1.20 G");
+        assert_eq!(seconds(0.0000853), "85 µs");
+        assert_eq!(seconds(1.254), "1.25 s");
+        assert_eq!(seconds(192.0), "3 min 12 s");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_they_need() {
+        let rows = vec![vec!["orders".into(), "15".into()], vec!["né".into(), "1,500".into()]];
+        let text = table(&[("table", Align::Left), ("rows", Align::Right)], &rows);
+        assert_eq!(text, "table    rows\norders     15\nné      1,500");
+    }
+}

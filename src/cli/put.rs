@@ -1,0 +1,148 @@
+//! `dovetail put`: files become tables.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use futures::StreamExt;
+use serde_json::json;
+
+use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
+use super::files::{CsvArgs, Format, Source};
+use super::output;
+use super::progress::Progress;
+use crate::memory::human_bytes;
+use crate::{Error, Result};
+
+/// Arguments of `dovetail put`.
+#[derive(Debug, clap::Args)]
+pub struct PutArgs {
+    /// Files to upload; each becomes a table named like it, or with --table all fill one
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Name of the table
+    #[arg(long, short)]
+    table: Option<String>,
+
+    /// What to do with a table of that name
+    #[arg(long, default_value = "create", value_parser = ["create", "replace", "append", "create_if_missing"])]
+    mode: String,
+
+    /// Parallel streams, each over its own connection
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: u16,
+
+    /// Columns by which the rows are sorted, ascending; the server checks
+    #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
+    sorted_by: Vec<String>,
+
+    /// Columns whose values are distinct together; may be given several times
+    #[arg(long, value_name = "COLUMNS")]
+    unique: Vec<String>,
+
+    /// Format of the files, where their names and contents do not tell
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+
+    #[command(flatten)]
+    csv: CsvArgs,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Uploads.
+///
+/// # Errors
+/// Those of the files and the server's; tables before the one that failed are there.
+pub async fn run(args: PutArgs) -> Result<()> {
+    let uploads = plan(&args)?;
+    // The files are opened before anything is sent: a wrong name among them leaves no trace.
+    let mut opened = Vec::with_capacity(uploads.len());
+    for (table, files) in uploads {
+        let open = |file: &PathBuf| Source::open(file, args.format, &args.csv);
+        let sources: Vec<Source> = files.iter().map(open).collect::<Result<_>>()?;
+        check_schemas(&sources, &files)?;
+        opened.push((table, sources));
+    }
+    let client = Client::connect(&args.connect).await?;
+    let options = PutOptions {
+        mode: Some(args.mode.clone()),
+        sorted_by: args.sorted_by.clone(),
+        unique: args.unique.iter().map(|set| set.split(',').map(|column| column.trim().to_owned()).collect()).collect(),
+        streams: args.streams.into(),
+    };
+    for (table, sources) in opened {
+        let start = Instant::now();
+        let schema = sources[0].schema.clone();
+        let batches = futures::stream::iter(sources.into_iter().map(Source::into_stream)).flatten().boxed();
+        let progress = Progress::bytes(&format!("uploading {table}"), None);
+        let advancing = progress.clone();
+        let outcome = client.put(&table, &options, schema, batches, move |bytes| advancing.advance(bytes)).await;
+        progress.finish();
+        let uploaded = outcome?;
+        report(&table, uploaded, start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn report(table: &str, uploaded: Uploaded, seconds: f64) {
+    let Uploaded { rows, bytes } = uploaded;
+    if output::is_json() {
+        output::json(&json!({ "table": table, "rows": rows, "bytes": bytes, "seconds": seconds }));
+    } else {
+        output::line(format!(
+            "{table}: {} rows, {} in {} ({}/s)",
+            output::count(rows),
+            human_bytes(bytes),
+            output::seconds(seconds),
+            human_bytes((bytes as f64 / seconds) as u64)
+        ));
+    }
+}
+
+/// Which files go into which table, in the order given.
+fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
+    if let Some(table) = &args.table {
+        return Ok(vec![(table.clone(), args.files.clone())]);
+    }
+    let mut uploads: Vec<(String, Vec<PathBuf>)> = Vec::new();
+    for file in &args.files {
+        let table = stem(file)?;
+        if let Some((_, others)) = uploads.iter().find(|(name, _)| *name == table) {
+            return Err(Error::Invalid(format!(
+                "{} and {} would both become table {table:?}; give --table to put both into one",
+                others[0].display(),
+                file.display()
+            )));
+        }
+        uploads.push((table, vec![file.clone()]));
+    }
+    Ok(uploads)
+}
+
+fn stem(file: &Path) -> Result<String> {
+    let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    stem.ok_or_else(|| Error::Invalid(format!("{} is not the name of a file", file.display())))
+}
+
+/// Files that fill one table must have the same columns; the CSV reader's guesses included.
+fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
+    for (source, file) in sources.iter().zip(files).skip(1) {
+        let (first, fields) = (sources[0].schema.fields(), source.schema.fields());
+        if first == fields {
+            continue;
+        }
+        let difference = first.iter().zip(fields).find(|(a, b)| a != b);
+        let what = match difference {
+            Some((a, b)) => format!("{:?} {} there, {:?} {} here", a.name(), a.data_type(), b.name(), b.data_type()),
+            None => format!("{} columns there, {} here", first.len(), fields.len()),
+        };
+        return Err(Error::Invalid(format!(
+            "{} does not have the columns of {}: {what}",
+            file.display(),
+            files[0].display()
+        )));
+    }
+    Ok(())
+}

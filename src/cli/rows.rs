@@ -1,0 +1,151 @@
+//! Rows of a table for people to look at, or for machines one JSON object each.
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Schema};
+use arrow::json::LineDelimitedWriter;
+use arrow::util::display::{ArrayFormatter, FormatOptions};
+
+use super::output::{self, Align};
+use crate::Result;
+
+/// Longest text of one value; more is cut.
+const CELL_WIDTH_MAX: usize = 32;
+
+/// Width when stdout is no terminal, or does not say how wide it is.
+const WIDTH: usize = 100;
+
+/// The rows under their column names. Columns that do not fit the terminal are named below instead.
+///
+/// # Errors
+/// Arrow's, for a type that has no text.
+pub fn render(schema: &Schema, batches: &[RecordBatch]) -> Result<String> {
+    render_in(schema, batches, width())
+}
+
+fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<String> {
+    let mut columns = Vec::with_capacity(schema.fields().len());
+    for at in 0..schema.fields().len() {
+        columns.push(cells(batches, at)?);
+    }
+    let column_width = |at: usize| {
+        let name = schema.field(at).name().chars().count();
+        columns[at].iter().map(|cell| cell.chars().count()).chain([name]).max().unwrap_or(0)
+    };
+    let mut used = 0;
+    let mut shown = 0;
+    while shown < columns.len() {
+        let gap = if shown == 0 { 0 } else { 2 };
+        if shown > 0 && used + gap + column_width(shown) > width {
+            break;
+        }
+        used += gap + column_width(shown);
+        shown += 1;
+    }
+    let heading: Vec<(&str, Align)> =
+        (0..shown).map(|at| (schema.field(at).name().as_str(), align(schema.field(at).data_type()))).collect();
+    let rows = columns.first().map_or(0, Vec::len);
+    let rows: Vec<Vec<String>> =
+        (0..rows).map(|row| columns[..shown].iter().map(|column| column[row].clone()).collect()).collect();
+    let mut text = output::table(&heading, &rows);
+    if shown < columns.len() {
+        let rest: Vec<&str> = schema.fields()[shown..].iter().map(|field| field.name().as_str()).collect();
+        let rest = wrap(&format!("and {} more columns: {}", rest.len(), rest.join(", ")), width);
+        text.push('\n');
+        text.push_str(&output::styled(&rest, output::Style::Dim));
+    }
+    Ok(text)
+}
+
+/// Prints each row as a JSON object on a line of its own.
+///
+/// # Errors
+/// Arrow's, for a type that has no JSON.
+pub fn print_json(batch: &RecordBatch) -> Result<()> {
+    let mut lines = LineDelimitedWriter::new(Vec::new());
+    lines.write(batch)?;
+    lines.finish()?;
+    let text = String::from_utf8_lossy(&lines.into_inner()).into_owned();
+    text.lines().for_each(output::line);
+    Ok(())
+}
+
+fn cells(batches: &[RecordBatch], at: usize) -> Result<Vec<String>> {
+    let options = FormatOptions::default().with_null("null");
+    let mut cells = Vec::new();
+    for batch in batches {
+        let values = ArrayFormatter::try_new(batch.column(at), &options)?;
+        for row in 0..batch.num_rows() {
+            cells.push(cut(&values.value(row).try_to_string()?));
+        }
+    }
+    Ok(cells)
+}
+
+/// One line of limited length: control characters would break the table.
+fn cut(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    match text.chars().count() > CELL_WIDTH_MAX {
+        true => text.chars().take(CELL_WIDTH_MAX - 1).map(clean).chain(['…']).collect(),
+        false => text.chars().map(clean).collect(),
+    }
+}
+
+fn align(data_type: &DataType) -> Align {
+    if data_type.is_numeric() { Align::Right } else { Align::Left }
+}
+
+/// Breaks a line at spaces. What follows a break is indented as the line was.
+pub fn wrap(text: &str, width: usize) -> String {
+    let indent = &text[..text.len() - text.trim_start_matches(' ').len()];
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.trim_start_matches(' ').split(' ') {
+        if line.is_empty() {
+            line = format!("{indent}{word}");
+        } else if line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(std::mem::replace(&mut line, format!("{indent}{word}")));
+        } else {
+            line.push(' ');
+            line.push_str(word);
+        }
+    }
+    lines.push(line);
+    lines.join("\n")
+}
+
+fn width() -> usize {
+    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let measured = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
+    told.or_else(measured).filter(|columns| *columns > 0).unwrap_or(WIDTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int64Array, StringArray};
+
+    use super::*;
+
+    #[test]
+    fn long_lines_break_at_spaces_and_stay_indented() {
+        assert_eq!(wrap("", 10), "");
+        assert_eq!(wrap("one two", 7), "one two");
+        assert_eq!(wrap("  one two three", 9), "  one two\n  three");
+        assert_eq!(wrap("immeasurable", 5), "immeasurable");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_cut_or_named() {
+        let batch = RecordBatch::try_from_iter_with_nullable([
+            ("key", Arc::new(Int64Array::from(vec![1, 20])) as _, true),
+            ("text", Arc::new(StringArray::from(vec![Some("a\nb"), None])) as _, true),
+            ("long", Arc::new(StringArray::from(vec!["x".repeat(40), "y".into()])) as _, true),
+        ])
+        .unwrap();
+        let wide = render_in(&batch.schema(), std::slice::from_ref(&batch), 100).unwrap();
+        assert_eq!(wide, format!("key  text  long\n  1  a b   {}…\n 20  null  y", "x".repeat(31)));
+        let narrow = render_in(&batch.schema(), &[batch], 20).unwrap();
+        assert_eq!(narrow, "key  text\n  1  a b\n 20  null\nand 1 more columns:\nlong");
+    }
+}

@@ -1,0 +1,106 @@
+//! `dovetail serve`: the server, from settings to the last drained stream.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use super::settings::Layered;
+use super::{logging, output};
+use crate::service::Server;
+use crate::service::settings::Settings;
+use crate::{Context, Error, Result};
+
+/// Arguments of `dovetail serve`.
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    settings: Settings,
+
+    /// File of settings (TOML), one "flag-name = value" per line
+    #[arg(long, env = "DOVETAIL_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Print the settings in effect as a configuration file, and where each came from, and exit
+    #[arg(long)]
+    print_config: bool,
+
+    /// Check the settings, and the files they name, and exit
+    #[arg(long, conflicts_with = "print_config")]
+    check_config: bool,
+
+    /// File that gets one line of JSON with the addresses, {"flight": "IP:PORT", "admin": "IP:PORT"}, once they listen
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+}
+
+/// Runs the server until it is told to stop.
+///
+/// # Errors
+/// What starting or running the server answers.
+pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
+    let settings = &layered.settings;
+    if args.print_config {
+        match output::is_json() {
+            true => output::json(&layered.to_json()),
+            false => output::line(layered.to_toml().trim_end()),
+        }
+        return Ok(());
+    }
+    check_files(settings)?;
+    if args.check_config {
+        match output::is_json() {
+            true => output::json(&serde_json::json!({ "ok": true })),
+            false => output::line("the configuration is sound"),
+        }
+        return Ok(());
+    }
+    logging::start(settings)?;
+    let runtime = super::runtime()?;
+    runtime.block_on(async {
+        let server = Server::start(settings).await?;
+        let (flight, admin) = (server.flight_address(), server.admin_address());
+        announce(settings, flight, admin);
+        if let Some(path) = &args.ready_file {
+            write_ready_file(path, flight, admin)?;
+        }
+        server.run().await
+    })
+}
+
+/// One line that says where to connect.
+fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) {
+    let scheme = if settings.tls_cert.is_some() { "grpc+tls" } else { "grpc" };
+    let (flight, admin) = (format!("{scheme}://{flight}"), admin.map(|address| format!("http://{address}")));
+    if output::is_json() {
+        output::json(&serde_json::json!({ "event": "ready", "flight": flight, "admin": admin }));
+    } else {
+        let admin = admin.map(|admin| format!(", metrics and health on {admin}")).unwrap_or_default();
+        output::line(format!("listening on {flight}{admin}"));
+    }
+}
+
+/// Written aside and renamed, so that whoever waits for the file never reads half of it.
+fn write_ready_file(path: &Path, flight: SocketAddr, admin: Option<SocketAddr>) -> Result<()> {
+    let admin = admin.map(|address| address.to_string());
+    let line = serde_json::json!({ "flight": flight.to_string(), "admin": admin });
+    let aside = path.with_extension(format!("{}.part", std::process::id()));
+    let written = std::fs::write(&aside, format!("{line}\n")).and_then(|()| std::fs::rename(&aside, path));
+    written.context(|| format!("writing the ready file {}", path.display()))
+}
+
+/// Every file that a setting names must be readable now, and not when the first client needs it.
+fn check_files(settings: &Settings) -> Result<()> {
+    let files = [
+        ("tls-cert", &settings.tls_cert),
+        ("tls-key", &settings.tls_key),
+        ("tls-client-ca", &settings.tls_client_ca),
+        ("token-file", &settings.token_file),
+        ("topology", &settings.topology),
+    ];
+    for (key, path) in files {
+        let Some(path) = path else { continue };
+        std::fs::File::open(path).map_err(|error| {
+            Error::Invalid(format!("{key} names {}, which cannot be read: {error}", path.display()))
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,333 @@
+//! The server's settings, layered: flags over environment over configuration file over defaults.
+//!
+//! ```text
+//!   command line ─┐
+//!   environment  ─┴─ clap, first pass ─► raw words and where each came from ─┐
+//!   file (TOML) ─── known keys only ───► raw words ──────────────────────────┴─ clap, second pass ─► Settings
+//! ```
+//!
+//! Everything is derived from the one definition in [`Settings`]: the file's keys are the flags' names, its values go
+//! through the flags' parsers, and `--print-config` writes the flags' help as comments.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::builder::BoolishValueParser;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+use crate::memory::parse_bytes;
+use crate::service::settings::Settings;
+use crate::{Context, Error, Result};
+
+/// Settings, and where each of them came from.
+#[derive(Clone, Debug)]
+pub struct Layered {
+    /// The values that are in effect.
+    pub settings: Settings,
+    entries: Vec<Entry>,
+}
+
+/// One setting.
+#[derive(Clone, Debug)]
+struct Entry {
+    /// The flag's name without dashes in front; the key in the file.
+    key: String,
+    help: String,
+    /// As written by whoever gave it; empty when it is not set.
+    words: Vec<String>,
+    kind: Kind,
+    origin: Origin,
+}
+
+/// How a value looks in TOML.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Number,
+    Switch,
+    List,
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Origin {
+    Flag,
+    Environment(String),
+    File(PathBuf),
+    Default,
+}
+
+/// Makes the switches of [`Settings`] take an optional value, so that a flag can turn off what a file turned on
+/// (`--insecure=false`), and an environment variable can say `1` or `no`.
+pub fn with_valued_switches(command: Command) -> Command {
+    command.mut_args(|arg| if is_setting(&arg) { with_valued_switch(arg) } else { arg })
+}
+
+fn with_valued_switch(arg: Arg) -> Arg {
+    if !matches!(arg.get_action(), ArgAction::SetTrue) {
+        return arg;
+    }
+    arg.action(ArgAction::Set)
+        .value_parser(BoolishValueParser::new())
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("true")
+        .default_value("false")
+        .hide_default_value(true)
+        .hide_possible_values(true)
+        .value_name("BOOL")
+}
+
+/// Lays a configuration file under what the command line and the environment say.
+///
+/// # Errors
+/// [`Error::Invalid`] when the file cannot be read, is not TOML, has a key that is no setting, or a value that its
+/// setting does not take; the message names the file and the key.
+pub fn layer(matches: &ArgMatches, file: Option<&Path>) -> Result<Layered> {
+    let in_file = file.map(read_file).transpose()?.unwrap_or_default();
+    let mut entries = Vec::new();
+    for arg in setting_args() {
+        let key = key_of(&arg);
+        let given = |origin| (raw_words(matches, &arg), origin);
+        let (words, origin) = match (matches.value_source(arg.get_id().as_str()), &arg.get_env()) {
+            (Some(ValueSource::CommandLine), _) => given(Origin::Flag),
+            (Some(ValueSource::EnvVariable), Some(variable)) => {
+                given(Origin::Environment(variable.to_string_lossy().into_owned()))
+            }
+            _ => match (in_file.get(&key), file) {
+                (Some(value), Some(file)) => {
+                    let context = || format!("configuration file {}: setting {key:?}", file.display());
+                    (words_of(value).context(context)?, Origin::File(file.into()))
+                }
+                _ => given(Origin::Default),
+            },
+        };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        entries.push(Entry { kind: kind_of(&arg), key, help, words, origin });
+    }
+    let settings = parse(&entries).map_err(|error| blame(&error, &entries))?;
+    check_relations(&settings)?;
+    Ok(Layered { settings, entries })
+}
+
+/// The defaults, whatever the environment says.
+///
+/// # Errors
+/// None, unless a default is wrong.
+pub fn defaults() -> Result<Settings> {
+    parse(&[]).map_err(|error| blame(&error, &[]))
+}
+
+impl Layered {
+    /// The settings as a configuration file that gives the same settings again, each with its help and its origin.
+    pub fn to_toml(&self) -> String {
+        let mut text =
+            String::from("# Settings of `dovetail serve`; the comment after a value says where it came from.\n");
+        for entry in &self.entries {
+            let value = entry.toml_value();
+            let (mark, value) = if entry.words.is_empty() { ("# ", "\"\"") } else { ("", value.as_str()) };
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\n# {}\n{mark}{} = {value}  # {}\n", entry.help, entry.key, entry.origin.describe());
+        }
+        text
+    }
+
+    /// The settings as a JSON object: key to value and origin.
+    pub fn to_json(&self) -> serde_json::Value {
+        let entry = |entry: &Entry| {
+            let word = || entry.words.first().cloned().unwrap_or_default();
+            let value = match entry.kind {
+                _ if entry.words.is_empty() && entry.kind != Kind::List => serde_json::Value::Null,
+                Kind::List => entry.words.clone().into(),
+                Kind::Switch => boolish(&word()).into(),
+                Kind::Number => word().parse::<u64>().map_or_else(|_| word().into(), Into::into),
+                Kind::Text => word().into(),
+            };
+            (entry.key.clone(), serde_json::json!({ "value": value, "origin": entry.origin.describe() }))
+        };
+        serde_json::Value::Object(self.entries.iter().map(entry).collect())
+    }
+}
+
+impl Entry {
+    fn toml_value(&self) -> String {
+        let quoted = |word: &String| toml::Value::String(word.clone()).to_string();
+        match (self.kind, self.words.first()) {
+            (Kind::List, _) => format!("[{}]", self.words.iter().map(quoted).collect::<Vec<_>>().join(", ")),
+            (Kind::Switch, Some(word)) => boolish(word).to_string(),
+            (Kind::Number, Some(word)) => word.clone(),
+            (Kind::Text, Some(word)) => quoted(word),
+            (_, None) => String::new(),
+        }
+    }
+}
+
+impl Origin {
+    fn describe(&self) -> String {
+        match self {
+            Self::Flag => "flag".into(),
+            Self::Environment(variable) => format!("environment variable {variable}"),
+            Self::File(path) => format!("file {}", path.display()),
+            Self::Default => "default".into(),
+        }
+    }
+}
+
+/// The definitions of all settings.
+fn setting_args() -> Vec<Arg> {
+    let mut command = with_valued_switches(Settings::augment_args(Command::new("settings")));
+    command.build();
+    command.get_arguments().filter(|arg| is_setting(arg)).cloned().collect()
+}
+
+/// The arguments that clap adds by itself are no settings; neither are those without an environment variable.
+fn is_setting(arg: &Arg) -> bool {
+    arg.get_env().is_some_and(|variable| variable.to_string_lossy().starts_with("DOVETAIL_"))
+        && arg.get_id().as_str() != super::CONFIG_ID
+}
+
+fn key_of(arg: &Arg) -> String {
+    arg.get_long().unwrap_or(arg.get_id().as_str()).to_owned()
+}
+
+fn kind_of(arg: &Arg) -> Kind {
+    let integers = [
+        std::any::TypeId::of::<u16>(),
+        std::any::TypeId::of::<u32>(),
+        std::any::TypeId::of::<u64>(),
+        std::any::TypeId::of::<usize>(),
+    ];
+    let value_type = arg.get_value_parser().type_id();
+    if matches!(arg.get_action(), ArgAction::Append) {
+        Kind::List
+    } else if value_type == std::any::TypeId::of::<bool>() {
+        Kind::Switch
+    } else if integers.iter().any(|integer| value_type == *integer) {
+        Kind::Number
+    } else {
+        Kind::Text
+    }
+}
+
+fn raw_words(matches: &ArgMatches, arg: &Arg) -> Vec<String> {
+    let raw = matches.get_raw(arg.get_id().as_str());
+    raw.map(|words| words.map(|word| word.to_string_lossy().into_owned()).collect()).unwrap_or_default()
+}
+
+fn boolish(word: &str) -> bool {
+    matches!(word.to_ascii_lowercase().as_str(), "y" | "yes" | "t" | "true" | "on" | "1")
+}
+
+/// Reads a configuration file, refusing keys that are no settings.
+fn read_file(path: &Path) -> Result<toml::Table> {
+    let context = || format!("configuration file {}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| Error::Invalid(error.to_string())).context(context)?;
+    let table: toml::Table =
+        text.parse().map_err(|error: toml::de::Error| Error::Invalid(error.to_string())).context(context)?;
+    let known: Vec<String> = setting_args().iter().map(key_of).collect();
+    for key in table.keys() {
+        if !known.contains(key) {
+            return Err(Error::Invalid(format!("unknown setting {key:?}{}", suggestion(key, &known)))).context(context);
+        }
+    }
+    Ok(table)
+}
+
+/// `; did you mean "listen"?`, or where to find all of them when nothing is close.
+fn suggestion(key: &str, known: &[String]) -> String {
+    let key = key.replace('_', "-");
+    let closeness = |name: &String| strsim::jaro_winkler(name, &key);
+    match known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b))) {
+        Some(name) if closeness(name) > 0.75 => format!("; did you mean {name:?}?"),
+        _ => "; `dovetail serve --print-config` lists all settings".into(),
+    }
+}
+
+/// A value of the file in the words that a flag would have been given.
+fn words_of(value: &toml::Value) -> Result<Vec<String>> {
+    Ok(match value {
+        toml::Value::String(text) => vec![text.clone()],
+        toml::Value::Integer(number) => vec![number.to_string()],
+        toml::Value::Boolean(switch) => vec![switch.to_string()],
+        toml::Value::Array(values) => {
+            values.iter().map(words_of).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()
+        }
+        other => {
+            return Err(Error::Invalid(format!(
+                "a {} cannot be a setting; write a string, an integer, true or false, or a list of strings",
+                other.type_str()
+            )));
+        }
+    })
+}
+
+/// Parses the words of every setting that has been given any, through the flags' own parsers.
+fn parse(entries: &[Entry]) -> Result<Settings, clap::Error> {
+    let no_environment = |arg: Arg| arg.env(None::<&'static str>);
+    let command = with_valued_switches(Settings::augment_args(Command::new("serve"))).mut_args(no_environment);
+    let words = entries.iter().filter(|entry| entry.origin != Origin::Default);
+    let flags = words.flat_map(|entry| entry.words.iter().map(move |word| format!("--{}={word}", entry.key)));
+    let line = std::iter::once("serve".to_owned()).chain(flags).map(OsString::from);
+    Settings::from_arg_matches(&command.try_get_matches_from(line)?)
+}
+
+/// Flags and environment have passed clap once, so whatever it refuses now stands in the file.
+fn blame(error: &clap::Error, entries: &[Entry]) -> Error {
+    let text = error.to_string();
+    // Without clap's hints on usage, which speak of the command line.
+    let said =
+        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage") && !line.starts_with("For more"));
+    let sentence = said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let sentence = sentence.trim_start_matches("error: ");
+    let file = entries.iter().find_map(|entry| match &entry.origin {
+        Origin::File(path) => Some(path.display().to_string()),
+        _ => None,
+    });
+    let error = Error::Invalid(sentence.to_owned());
+    match file {
+        Some(file) => error.context(format!("configuration file {file}")),
+        None => error,
+    }
+}
+
+/// What no single flag's parser can see: settings that need each other, and the sizes that are kept as text.
+fn check_relations(settings: &Settings) -> Result<()> {
+    let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
+    match (&settings.tls_cert, &settings.tls_key) {
+        (Some(_), None) => return refuse("tls-cert needs tls-key, the private key of that certificate"),
+        (None, Some(_)) => return refuse("tls-key needs tls-cert, the certificate chain of that key"),
+        _ => {}
+    }
+    if settings.tls_client_ca.is_some() && settings.tls_cert.is_none() {
+        return refuse("tls-client-ca needs tls-cert and tls-key; clients present certificates over TLS only");
+    }
+    let size = |key: &str, text: &str, word: Option<&str>| match Some(text) == word {
+        true => Ok(()),
+        false => parse_bytes(text).map(drop).context(|| key.to_owned()),
+    };
+    if !settings.host_memory.trim().ends_with('%') {
+        size("host-memory", &settings.host_memory, None)?;
+    } else if !share_is_sound(&settings.host_memory) {
+        return refuse("host-memory as a share is a number above 0% and up to 100%, such as 60%");
+    }
+    size("device-memory", &settings.device_memory, Some("auto"))?;
+    size("message-limit", &settings.message_limit, None)?;
+    size("tenant-memory", &settings.tenant_memory, Some("none"))?;
+    if settings.admin_listen != "off" && settings.admin_listen.parse::<std::net::SocketAddr>().is_err() {
+        return Err(Error::Invalid(format!(
+            "admin-listen {:?} is neither an address with a port, such as 127.0.0.1:8816, nor \"off\"",
+            settings.admin_listen
+        )));
+    }
+    Ok(())
+}
+
+fn share_is_sound(text: &str) -> bool {
+    let number = text.trim().trim_end_matches('%').trim().parse::<f64>();
+    number.is_ok_and(|share| share > 0.0 && share <= 100.0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+use super::*;
+
+/// Settings from flags and a file, without the environment, which tests share.
+fn layered(flags: &[&str], file: Option<&str>) -> Result<Layered> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file.map(|text| {
+        let path = folder.path().join("dovetail.toml");
+        std::fs::write(&path, text).unwrap();
+        path
+    });
+    let command = with_valued_switches(Settings::augment_args(Command::new("serve")));
+    let command = command.mut_args(|arg| if is_from_environment(&arg) { arg.env(None::<&'static str>) } else { arg });
+    let matches = command.try_get_matches_from(std::iter::once(&"serve").chain(flags)).unwrap();
+    layer(&matches, path.as_deref())
+}
+
+/// Those that a test sets.
+fn is_from_environment(arg: &Arg) -> bool {
+    arg.get_env().is_some_and(|variable| std::env::var_os(variable).is_some())
+}
+
+fn origin(layered: &Layered, key: &str) -> Origin {
+    layered.entries.iter().find(|entry| entry.key == key).unwrap().origin.clone()
+}
+
+#[test]
+fn defaults_are_sound() {
+    let layered = layered(&[], None).unwrap();
+    assert_eq!(layered.settings.listen.port(), 8815);
+    assert!(layered.entries.iter().all(|entry| entry.origin == Origin::Default));
+    assert_eq!(format!("{:?}", layered.settings), format!("{:?}", defaults().unwrap()));
+}
+
+#[test]
+fn a_flag_wins_over_the_file_which_wins_over_the_default() {
+    let file = "stream-limit = 7\nqueue-limit = 9\ninsecure = true\n";
+    let layered = layered(&["--stream-limit", "8"], Some(file)).unwrap();
+    assert_eq!(layered.settings.stream_limit, 8);
+    assert_eq!(layered.settings.queue_limit, 9);
+    assert!(layered.settings.insecure);
+    assert_eq!(origin(&layered, "stream-limit"), Origin::Flag);
+    assert!(matches!(origin(&layered, "queue-limit"), Origin::File(_)));
+    assert_eq!(origin(&layered, "endpoints"), Origin::Default);
+}
+
+#[test]
+fn a_flag_can_turn_off_what_the_file_turned_on() {
+    let file = Some("insecure = true");
+    assert!(!layered(&["--insecure=false"], file).unwrap().settings.insecure);
+    assert!(layered(&["--insecure"], None).unwrap().settings.insecure);
+    assert!(layered(&["--insecure=yes"], None).unwrap().settings.insecure);
+}
+
+#[test]
+fn the_file_takes_strings_numbers_switches_and_lists() {
+    let file = r#"
+        listen = "127.0.0.1:0"
+        host-memory = "1GiB"
+        endpoints = 3
+        public-locations = ["grpc://a:1", "grpc://b:2"]
+        log = "info,dovetail::scheduler=debug"
+    "#;
+    let settings = layered(&[], Some(file)).unwrap().settings;
+    assert_eq!((settings.listen.port(), settings.endpoints), (0, 3));
+    assert_eq!(settings.public_locations, ["grpc://a:1", "grpc://b:2"]);
+    assert_eq!(settings.log, "info,dovetail::scheduler=debug");
+}
+
+#[test]
+fn what_is_wrong_in_the_file_is_named() {
+    let cases = [
+        ("lsiten = \"127.0.0.1:1\"", "did you mean \"listen\"?"),
+        ("host_memory = \"1GiB\"", "did you mean \"host-memory\"?"),
+        ("xyzzy = 1", "--print-config"),
+        ("listen = \"nowhere\"", "--listen"),
+        ("endpoints = -1", "--endpoints"),
+        ("log-format = \"xml\"", "text, json"),
+        ("listen = 1979-05-27", "\"listen\": a datetime cannot be a setting"),
+        ("[listen]\nport = 1", "a table cannot be a setting"),
+        ("listen =", "configuration file"),
+        ("host-memory = \"lots\"", "not a size"),
+        ("host-memory = \"0%\"", "above 0%"),
+        ("tls-cert = \"c.pem\"", "needs tls-key"),
+        ("tls-client-ca = \"c.pem\"", "needs tls-cert"),
+        ("admin-listen = \"on\"", "\"off\""),
+    ];
+    for (file, expected) in cases {
+        let error = layered(&[], Some(file)).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{file}: {error:?}");
+        assert!(error.message().contains(expected), "{file}: {error}");
+        assert!(!error.message().contains("Usage"), "{file}: {error}");
+    }
+}
+
+#[test]
+fn tls_settings_may_come_from_different_layers() {
+    let layered = layered(&["--tls-key", "key.pem"], Some("tls-cert = \"cert.pem\"")).unwrap();
+    assert_eq!(layered.settings.tls_cert, Some(PathBuf::from("cert.pem")));
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let matches = Settings::augment_args(Command::new("serve")).try_get_matches_from(["serve"]).unwrap();
+    let error = layer(&matches, Some(Path::new("/nowhere/dovetail.toml"))).unwrap_err();
+    assert!(error.message().contains("/nowhere/dovetail.toml"), "{error}");
+}
+
+#[test]
+fn the_printed_configuration_gives_the_same_settings_again() {
+    let flags =
+        ["--listen=127.0.0.1:0", "--insecure", "--public-locations=grpc://a:1,grpc://b:2", "--log=info,h2=\"warn\""];
+    let first = layered(&flags, None).unwrap();
+    let text = first.to_toml();
+    let again = layered(&[], Some(&text)).unwrap();
+    assert_eq!(format!("{:?}", again.settings), format!("{:?}", first.settings), "{text}");
+    for entry in &first.entries {
+        assert!(!entry.help.is_empty(), "setting {} is not documented", entry.key);
+        assert!(text.contains(&entry.help), "{} is printed without its help", entry.key);
+    }
+}

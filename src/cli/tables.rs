@@ -1,0 +1,199 @@
+//! `dovetail tables`, `dovetail drop` and `dovetail topology`.
+
+use arrow_flight::FlightInfo;
+use serde_json::{Value, json};
+
+use super::client::{Client, ConnectArgs};
+use super::describe;
+use super::output::{self, Align};
+use crate::Result;
+use crate::memory::human_bytes;
+
+/// Arguments of `dovetail tables`.
+#[derive(Debug, clap::Args)]
+pub struct TablesArgs {
+    /// Show the columns of this table
+    table: Option<String>,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Arguments of `dovetail drop`.
+#[derive(Debug, clap::Args)]
+pub struct DropArgs {
+    /// Names of the tables
+    #[arg(required = true)]
+    tables: Vec<String>,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Arguments of `dovetail topology`.
+#[derive(Debug, clap::Args)]
+pub struct TopologyArgs {
+    #[command(flatten)]
+    connect: ConnectArgs,
+}
+
+/// Lists.
+///
+/// # Errors
+/// The server's.
+pub async fn run_tables(args: TablesArgs) -> Result<()> {
+    let client = Client::connect(&args.connect).await?;
+    if let Some(table) = &args.table {
+        let info = client.info(super::client::table_descriptor(table)).await?;
+        return show_one(&info);
+    }
+    let flights = client.list().await?;
+    let (results, tables): (Vec<_>, Vec<_>) = flights.into_iter().partition(|info| said(info)["job"].is_u64());
+    if output::is_json() {
+        tables.iter().for_each(|info| output::json(&to_json(info)));
+        results.iter().for_each(|info| output::json(&said(info)));
+        return Ok(());
+    }
+    match tables.is_empty() {
+        true => output::line("no tables; `dovetail put FILE` uploads one"),
+        false => output::line(render_tables(&tables)),
+    }
+    if !results.is_empty() {
+        output::line(format!("\n{}", render_results(&results)));
+    }
+    Ok(())
+}
+
+fn render_tables(tables: &[FlightInfo]) -> String {
+    let row = |info: &FlightInfo| {
+        let columns = info.clone().try_decode_schema().map(|schema| schema.fields().len()).unwrap_or(0);
+        let sorted = said(info)["sorted_by"].as_array().map(|names| join_names(names)).unwrap_or_default();
+        vec![name_of(info), count(info.total_records), bytes(info.total_bytes), columns.to_string(), sorted]
+    };
+    let columns = [
+        ("table", Align::Left),
+        ("rows", Align::Right),
+        ("size", Align::Right),
+        ("columns", Align::Right),
+        ("sorted by", Align::Left),
+    ];
+    output::table(&columns, &tables.iter().map(row).collect::<Vec<_>>())
+}
+
+fn render_results(results: &[FlightInfo]) -> String {
+    let row = |info: &FlightInfo| {
+        let job = said(info);
+        let text = |key: &str| job[key].as_str().unwrap_or("").to_owned();
+        vec![
+            job["job"].to_string(),
+            text("state"),
+            job["rows"].as_u64().map(output::count).unwrap_or_default(),
+            bytes(info.total_bytes),
+            format!("{} {} {}", text("left"), text("how"), text("right")),
+        ]
+    };
+    let columns = [
+        ("job", Align::Right),
+        ("state", Align::Left),
+        ("rows", Align::Right),
+        ("size", Align::Right),
+        ("result of", Align::Left),
+    ];
+    output::table(&columns, &results.iter().map(row).collect::<Vec<_>>())
+}
+
+fn show_one(info: &FlightInfo) -> Result<()> {
+    if output::is_json() {
+        output::json(&to_json(info));
+        return Ok(());
+    }
+    let schema = info.clone().try_decode_schema()?;
+    output::line(format!("{}: {} rows, {}", name_of(info), count(info.total_records), bytes(info.total_bytes)));
+    let row = |field: &arrow::datatypes::FieldRef| {
+        vec![field.name().clone(), field.data_type().to_string(), if field.is_nullable() { "yes" } else { "" }.into()]
+    };
+    let columns = [("column", Align::Left), ("type", Align::Left), ("nulls", Align::Left)];
+    output::line(output::table(&columns, &schema.fields().iter().map(row).collect::<Vec<_>>()));
+    Ok(())
+}
+
+/// What the server says of a table, and its columns.
+fn to_json(info: &FlightInfo) -> Value {
+    let mut table = said(info);
+    if !table.is_object() {
+        table = json!({});
+    }
+    table["table"] = name_of(info).into();
+    table["rows"] = info.total_records.into();
+    table["bytes"] = info.total_bytes.into();
+    if let Ok(schema) = info.clone().try_decode_schema() {
+        let field = |field: &arrow::datatypes::FieldRef| json!({ "name": field.name(), "type": field.data_type().to_string(), "nullable": field.is_nullable() });
+        table["columns"] = schema.fields().iter().map(field).collect();
+    }
+    table
+}
+
+fn said(info: &FlightInfo) -> Value {
+    serde_json::from_slice(&info.app_metadata).unwrap_or(Value::Null)
+}
+
+fn name_of(info: &FlightInfo) -> String {
+    info.flight_descriptor.as_ref().map(|descriptor| descriptor.path.join(".")).unwrap_or_default()
+}
+
+fn join_names(names: &[Value]) -> String {
+    names.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Flight writes -1 for what it does not know.
+fn count(number: i64) -> String {
+    u64::try_from(number).map(output::count).unwrap_or_default()
+}
+
+fn bytes(number: i64) -> String {
+    u64::try_from(number).map(human_bytes).unwrap_or_default()
+}
+
+/// Drops.
+///
+/// # Errors
+/// The server's, for the first table that cannot be dropped; those before it are gone.
+pub async fn run_drop(args: DropArgs) -> Result<()> {
+    let client = Client::connect(&args.connect).await?;
+    for table in args.tables {
+        let answers = client.action("drop_table", &json!({ "name": table })).await?;
+        let dropped = answers.into_iter().next().unwrap_or_else(|| json!({ "table": table }));
+        match output::is_json() {
+            true => output::json(&dropped),
+            false => output::line(match dropped["rows"].as_u64() {
+                Some(rows) => format!("dropped {table} ({} rows)", output::count(rows)),
+                None => format!("dropped {table}"),
+            }),
+        }
+    }
+    Ok(())
+}
+
+/// Shows the devices.
+///
+/// # Errors
+/// The server's.
+pub async fn run_topology(args: TopologyArgs) -> Result<()> {
+    let client = Client::connect(&args.connect).await?;
+    for answer in client.action("topology", &Value::Null).await? {
+        match output::is_json() {
+            true => output::json(&answer),
+            false => show_topology(&answer),
+        }
+    }
+    Ok(())
+}
+
+/// The server's own picture where it has one, and what each device has.
+fn show_topology(answer: &Value) {
+    match answer["text"].as_str() {
+        Some(text) => output::line(format!("{}\n", text.trim_end())),
+        None => output::line(describe::value(&json!({ "topology": answer["topology"] }))),
+    }
+    output::line(describe::value(&json!({ "devices": answer["devices"] })));
+}

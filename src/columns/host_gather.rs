@@ -1,0 +1,294 @@
+//! Gathering on the host: columns that a device does not move (variable length, nested, booleans), by row number.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    AnyDictionaryArray, Array, ArrayData, ArrayRef, AsArray, GenericByteArray, new_empty_array, new_null_array,
+};
+use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow::compute::interleave;
+use arrow::datatypes::{
+    ArrowDictionaryKeyType, ArrowNativeType, ByteArrayType, DataType, GenericBinaryType, GenericStringType, Int8Type,
+    Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+};
+use rayon::prelude::*;
+
+use super::rows::Rows;
+use crate::device::{HostColumn, NO_ROW};
+use crate::memory::Arena;
+use crate::{Error, Result};
+
+/// The rows `numbers` of a column, in that order; [`NO_ROW`] gives a null. Strings and binaries are written straight into
+/// the arena; what else there is goes through Arrow's own kernels. A dictionary column comes as its plain values.
+///
+/// # Errors
+/// [`Error::Exhausted`] when the arena refuses; [`Error::Invalid`] when strings gathered into one batch exceed what
+/// their 32-bit offsets can address (fewer rows per batch help, or the type's large variant).
+pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef> {
+    match rows.data_type(column) {
+        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(rows, column, numbers, arena),
+        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(rows, column, numbers, arena),
+        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(rows, column, numbers, arena),
+        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(rows, column, numbers, arena),
+        DataType::Dictionary(key_type, _) => gather_dictionary(rows, column, numbers, key_type),
+        _ => gather_any(rows, column, numbers),
+    }
+}
+
+/// An array over gathered values of a fixed-width type, or over gathered keys of `dictionary`.
+///
+/// # Errors
+/// [`Error::Internal`] when the buffers do not make an array of that type.
+pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<&ArrayRef>) -> Result<ArrayRef> {
+    let mut data = ArrayData::builder(data_type.clone()).len(column.rows).add_buffer(column.data);
+    if let Some((validity, null_count)) = column.validity {
+        data = data.null_bit_buffer(Some(validity)).null_count(null_count);
+    }
+    if let Some(dictionary) = dictionary {
+        data = data.add_child_data(dictionary.to_data());
+    }
+    let data = data.build().map_err(|error| Error::Internal(format!("assembling a {data_type} column: {error}")))?;
+    Ok(arrow::array::make_array(data))
+}
+
+/// Where rows are, batch by batch.
+struct Batches<'a, T> {
+    arrays: Vec<&'a T>,
+    starts: Vec<usize>,
+}
+
+impl<'a, T: Array + 'static> Batches<'a, T> {
+    fn of(rows: &'a Rows, column: usize) -> Self {
+        let downcast =
+            |array: &'a ArrayRef| array.as_any().downcast_ref::<T>().expect("a column has its schema's type");
+        let arrays: Vec<&T> = rows.column(column).map(downcast).collect();
+        let mut starts = vec![0];
+        for array in &arrays {
+            starts.push(starts[starts.len() - 1] + array.len());
+        }
+        Self { arrays, starts }
+    }
+
+    /// The array that holds a row, and the row's place in it.
+    fn find(&self, row: usize) -> (&'a T, usize) {
+        let batch = find_batch(&self.starts, row);
+        (self.arrays[batch], row - self.starts[batch])
+    }
+}
+
+fn find_batch(starts: &[usize], row: usize) -> usize {
+    if starts.len() == 2 {
+        return 0;
+    }
+    starts.partition_point(|&start| start <= row) - 1
+}
+
+/// Rows that one task gathers; a multiple of 8, so that tasks share no byte of the validity.
+const TASK_ROWS: usize = 16 * 1024;
+
+fn gather_bytes<T: ByteArrayType>(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef>
+where
+    T::Offset: bytemuck::Pod,
+{
+    let batches = Batches::<GenericByteArray<T>>::of(rows, column);
+    let value = |number: u32| -> Option<&[u8]> {
+        if number == NO_ROW {
+            return None;
+        }
+        let (array, index) = batches.find(number as usize);
+        (!array.is_null(index)).then(|| AsRef::<[u8]>::as_ref(array.value(index)))
+    };
+
+    // How many bytes each task writes, so that tasks know where to start.
+    let lengths: Vec<usize> = numbers
+        .par_chunks(TASK_ROWS)
+        .map(|task| task.iter().map(|&number| value(number).map_or(0, <[u8]>::len)).sum())
+        .collect();
+    let total: usize = lengths.iter().sum();
+    let too_long = || {
+        Error::Invalid(format!(
+            "{total} bytes of strings in one batch of {} rows exceed the 32-bit offsets of type {}; ask for smaller batches with \
+             batch_rows, or upload the column with 64-bit offsets",
+            numbers.len(),
+            T::DATA_TYPE
+        ))
+    };
+    T::Offset::from_usize(total).ok_or_else(too_long)?;
+
+    let mut offsets = arena.allocate((numbers.len() + 1) * size_of::<T::Offset>(), "string offsets of a result")?;
+    let mut bytes = arena.allocate(total, "strings of a result")?;
+    let mut validity = arena.allocate(numbers.len().div_ceil(8), "the validity of a result")?;
+    let (first, ends) = bytemuck::cast_slice_mut::<u8, T::Offset>(&mut offsets).split_at_mut(1);
+    first[0] = T::Offset::default();
+    let mut pieces: Vec<&mut [u8]> = Vec::with_capacity(lengths.len());
+    let mut rest: &mut [u8] = &mut bytes;
+    for &length in &lengths {
+        let (piece, after) = rest.split_at_mut(length);
+        pieces.push(piece);
+        rest = after;
+    }
+    let starts = lengths.iter().scan(0, |start, length| Some(std::mem::replace(start, *start + length)));
+    let tasks: Vec<_> = starts
+        .zip(pieces)
+        .zip(ends.chunks_mut(TASK_ROWS))
+        .zip(validity.chunks_mut(TASK_ROWS / 8))
+        .zip(numbers.chunks(TASK_ROWS))
+        .collect();
+    let nulls: usize = tasks
+        .into_par_iter()
+        .map(|((((start, piece), ends), bits), numbers)| {
+            bits.fill(0);
+            let (mut written, mut nulls) = (0, 0);
+            for (at, &number) in numbers.iter().enumerate() {
+                match value(number) {
+                    Some(bytes) => {
+                        piece[written..written + bytes.len()].copy_from_slice(bytes);
+                        written += bytes.len();
+                        bits[at / 8] |= 1 << (at % 8);
+                    }
+                    None => nulls += 1,
+                }
+                ends[at] = T::Offset::from_usize(start + written).expect("the total fits");
+            }
+            nulls
+        })
+        .sum();
+    let nulls = (nulls > 0).then(|| NullBuffer::new(BooleanBuffer::new(validity.freeze(), 0, numbers.len())));
+    let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, numbers.len() + 1));
+    Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, bytes.freeze(), nulls)?))
+}
+
+/// Dictionary columns whose batches do not share a dictionary: the values behind the keys, as a plain column. (The
+/// batches' dictionaries together may have more values than the key type can number.)
+fn gather_dictionary(rows: &Rows, column: usize, numbers: &[u32], key_type: &DataType) -> Result<ArrayRef> {
+    fn value_index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> Option<usize> {
+        let keys = keys.as_primitive::<K>();
+        (!keys.is_null(row)).then(|| keys.value(row).as_usize())
+    }
+    let value_index = match key_type {
+        DataType::Int8 => value_index::<Int8Type>,
+        DataType::Int16 => value_index::<Int16Type>,
+        DataType::Int32 => value_index::<Int32Type>,
+        DataType::Int64 => value_index::<Int64Type>,
+        DataType::UInt8 => value_index::<UInt8Type>,
+        DataType::UInt16 => value_index::<UInt16Type>,
+        DataType::UInt32 => value_index::<UInt32Type>,
+        _ => value_index::<UInt64Type>,
+    };
+    let batches: Vec<&dyn AnyDictionaryArray> = rows.column(column).map(|array| array.as_any_dictionary()).collect();
+    let starts = starts_of(batches.iter().map(|batch| batch.len()));
+    let values: Vec<ArrayRef> = batches.iter().map(|batch| batch.values().clone()).collect();
+    let DataType::Dictionary(_, value_type) = rows.data_type(column) else { unreachable!("a dictionary column") };
+    let place = |number: u32| {
+        let batch = find_batch(&starts, number as usize);
+        Some((batch, value_index(batches[batch].keys(), number as usize - starts[batch])?))
+    };
+    interleave_places(&values, value_type, numbers, place)
+}
+
+fn gather_any(rows: &Rows, column: usize, numbers: &[u32]) -> Result<ArrayRef> {
+    let arrays: Vec<ArrayRef> = rows.column(column).cloned().collect();
+    let starts = starts_of(arrays.iter().map(|array| array.len()));
+    let place = |number: u32| {
+        let batch = find_batch(&starts, number as usize);
+        Some((batch, number as usize - starts[batch]))
+    };
+    interleave_places(&arrays, rows.data_type(column), numbers, place)
+}
+
+fn starts_of(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut starts = vec![0];
+    for length in lengths {
+        starts.push(starts[starts.len() - 1] + length);
+    }
+    starts
+}
+
+/// The values at `place` (array, index) of each row number; a null where there is no place, or no row.
+fn interleave_places(
+    arrays: &[ArrayRef],
+    data_type: &DataType,
+    numbers: &[u32],
+    place: impl Fn(u32) -> Option<(usize, usize)>,
+) -> Result<ArrayRef> {
+    if numbers.is_empty() {
+        return Ok(new_empty_array(data_type));
+    }
+    // A row that does not exist is row 0 of an array of one null.
+    let null = new_null_array(data_type, 1);
+    let missing = (arrays.len(), 0);
+    let arrays: Vec<&dyn Array> = arrays.iter().chain([&null]).map(|array| &**array).collect();
+    let found = |&number: &u32| if number == NO_ROW { missing } else { place(number).unwrap_or(missing) };
+    let places: Vec<_> = numbers.iter().map(found).collect();
+    interleave(&arrays, &places).map_err(|error| Error::Internal(format!("gathering a {data_type} column: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Int32Array, ListArray, RecordBatch, StringArray};
+    use arrow::datatypes::{Field, Schema};
+
+    use super::*;
+    use crate::memory::Budget;
+
+    fn arena() -> Arena {
+        Arena::new(Budget::new("host memory", "--host-memory", 1 << 30))
+    }
+
+    fn rows_of(parts: Vec<ArrayRef>) -> Rows {
+        let schema = Arc::new(Schema::new(vec![Field::new("v", parts[0].data_type().clone(), true)]));
+        let batches: Vec<_> =
+            parts.into_iter().map(|part| RecordBatch::try_new(schema.clone(), vec![part]).unwrap()).collect();
+        let count = batches.iter().map(|batch| batch.num_rows() as u64).sum();
+        Rows::of(&schema, &batches, 0..count)
+    }
+
+    #[test]
+    fn strings_are_gathered_across_batches_with_nulls_and_missing_rows() {
+        let first: ArrayRef = Arc::new(StringArray::from(vec![Some("zero"), None, Some("")]));
+        let second: ArrayRef = Arc::new(StringArray::from(vec![Some("drei"), Some("vier und mehr")]));
+        let rows = rows_of(vec![first, second]);
+        let gathered = gather_on_host(&rows, 0, &[4, 4, 1, NO_ROW, 2, 0, 3], &arena()).unwrap();
+        let expected = StringArray::from(vec![
+            Some("vier und mehr"),
+            Some("vier und mehr"),
+            None,
+            None,
+            Some(""),
+            Some("zero"),
+            Some("drei"),
+        ]);
+        assert_eq!(gathered.as_string::<i32>(), &expected);
+    }
+
+    #[test]
+    fn tasks_meet_without_a_seam() {
+        let values: Vec<String> = (0..3 * TASK_ROWS + 5).map(|row| format!("value {}", row % 1013)).collect();
+        let rows = rows_of(vec![Arc::new(StringArray::from_iter_values(&values))]);
+        let numbers: Vec<u32> = (0..values.len() as u32).rev().collect();
+        let gathered = gather_on_host(&rows, 0, &numbers, &arena()).unwrap();
+        let expected = StringArray::from_iter_values(values.iter().rev());
+        assert_eq!(gathered.as_string::<i32>(), &expected);
+    }
+
+    #[test]
+    fn nested_columns_and_missing_rows_are_gathered() {
+        let lists =
+            ListArray::from_iter_primitive::<Int32Type, _, _>(vec![Some(vec![Some(1), None]), None, Some(vec![])]);
+        let rows = rows_of(vec![Arc::new(lists)]);
+        let gathered = gather_on_host(&rows, 0, &[2, NO_ROW, 0, 1], &arena()).unwrap();
+        let expected = ListArray::from_iter_primitive::<Int32Type, _, _>(vec![
+            Some(vec![]),
+            None,
+            Some(vec![Some(1), None]),
+            None,
+        ]);
+        assert_eq!(gathered.as_list::<i32>(), &expected);
+    }
+
+    #[test]
+    fn gathering_nothing_gives_an_empty_column() {
+        let rows = rows_of(vec![Arc::new(Int32Array::from(vec![1]))]);
+        assert_eq!(gather_on_host(&rows, 0, &[], &arena()).unwrap().len(), 0);
+    }
+}

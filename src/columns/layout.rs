@@ -1,0 +1,465 @@
+//! How the key columns of a join become one key of fixed width per row.
+//!
+//! Keys that fit in 128 bits are packed exactly, so that equal keys mean equal values. Integers take as many bits as the
+//! range of both sides needs, short strings their bytes and their length:
+//!
+//! ```text
+//!   (o_custkey: 1..=150000, o_flag: strings of at most 3 bytes, o_day: 8035..=10591, nulls match)
+//!   bit 0              18                      44               56      57
+//!       | custkey - 1   | bytes, 24 + length, 2 | day - 8035, 12 | null? |        57 bits: a key of 8 bytes
+//! ```
+//!
+//! Wider keys become a 128-bit hash of all their values. Whoever joins by such keys compares the real values behind equal
+//! hashes ([`SideKeys::values_equal`]) before a row is emitted.
+
+use arrow::buffer::Buffer;
+use arrow::datatypes::DataType;
+use bytemuck::Pod;
+use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+use super::KeyClass;
+use super::reader::{KeyReader, KeyValue};
+use super::rows::{Rows, fixed_width};
+use crate::Result;
+use crate::device::{BitSlice, Column, Device, KeyEncoding, KeyField, KeyWidth, PackedKeys, Stream, Width};
+use crate::memory::Arena;
+
+/// What is known of one pair of key columns before any value is read.
+#[derive(Clone, Debug)]
+pub struct KeyFacts {
+    /// What both sides hold.
+    pub class: KeyClass,
+    /// The type on the build side.
+    pub build_type: DataType,
+    /// The type on the probe side.
+    pub probe_type: DataType,
+    /// The smallest and the largest value of both sides, for types that are stored as integers.
+    pub range: Option<(i128, i128)>,
+    /// The longest value of both sides in bytes, for strings and binaries.
+    pub bytes_max: Option<usize>,
+    /// Whether null matches null.
+    pub nulls_equal: bool,
+}
+
+/// Which of the two roles a side has in a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Tables are built on it.
+    Build,
+    /// Its rows look for matches.
+    Probe,
+}
+
+/// How keys are made, the same for both sides.
+#[derive(Clone, Debug)]
+pub struct KeyLayout {
+    facts: Vec<KeyFacts>,
+    form: Form,
+}
+
+#[derive(Clone, Debug)]
+enum Form {
+    /// All values exactly, in a key of that width.
+    Packed { width: KeyWidth, fields: Vec<Field> },
+    /// A hash of all values with that seed. `mask` is all ones, except in tests that want collisions.
+    Hashed { seed: u64, mask: u128 },
+}
+
+/// One pair of columns in a packed key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Field {
+    source: Source,
+    shift: u32,
+    bits: u32,
+    null_bit: Option<u32>,
+}
+
+/// Who turns values into bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The device, from the column as it is; the encoding of each side follows from its type.
+    Device { min: i128 },
+    /// The device, bits as they are: both sides have one width and sign.
+    Raw,
+    /// The device, floats.
+    Float,
+    /// The host: numbers minus `min`.
+    HostNumber { min: i128 },
+    /// The host: bytes, then their length.
+    HostBytes { bytes_max: usize },
+}
+
+/// The keys of some rows of one side.
+#[derive(Debug)]
+pub struct SideKeys {
+    /// On the device.
+    pub packed: PackedKeys,
+    /// The real values; empty for packed keys, which need no comparison.
+    readers: Vec<KeyReader>,
+}
+
+impl KeyLayout {
+    /// The layout for those key columns. `seed` is the hash's, should the keys be too wide to pack.
+    pub fn new(facts: Vec<KeyFacts>, seed: u64) -> Self {
+        let form = packed_form(&facts).unwrap_or(Form::Hashed { seed, mask: u128::MAX });
+        Self { facts, form }
+    }
+
+    /// A layout whose hashes have only the bits of `mask`, so that tests see collisions.
+    #[cfg(test)]
+    pub fn with_colliding_hashes(facts: Vec<KeyFacts>, mask: u128) -> Self {
+        Self { facts, form: Form::Hashed { seed: 0, mask } }
+    }
+
+    /// The same layout with another seed for its hashes, after two different values had the same.
+    pub fn with_another_seed(self, seed: u64) -> Self {
+        let form = match self.form {
+            Form::Hashed { .. } => Form::Hashed { seed, mask: u128::MAX },
+            packed => packed,
+        };
+        Self { facts: self.facts, form }
+    }
+
+    /// Whether equal keys have to be compared by their real values.
+    pub fn is_hashed(&self) -> bool {
+        matches!(self.form, Form::Hashed { .. })
+    }
+
+    /// Bytes per key.
+    pub fn width(&self) -> KeyWidth {
+        match &self.form {
+            Form::Packed { width, .. } => *width,
+            Form::Hashed { .. } => KeyWidth::W16,
+        }
+    }
+
+    /// Whether the packed key is the one key column itself, bit for bit, on both sides: its type then needs no gathering of
+    /// the original column.
+    pub fn is_raw(&self) -> bool {
+        let Form::Packed { width, fields } = &self.form else { return false };
+        let whole = |field: &Field| field.source == Source::Raw && field.bits as usize == 8 * width.bytes();
+        fields.len() == 1 && whole(&fields[0]) && self.facts[0].build_type == self.facts[0].probe_type
+    }
+
+    /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side.
+    ///
+    /// # Errors
+    /// The device's; [`Exhausted`](crate::Error::Exhausted) when host memory for the hashes runs out.
+    pub fn pack(
+        &self,
+        role: Role,
+        rows: &Rows,
+        columns: &[usize],
+        device: &dyn Device,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<SideKeys> {
+        let reader = |at: usize| KeyReader::new(rows, columns[at], self.facts[at].is_wide_decimal());
+        match &self.form {
+            Form::Packed { width, fields } => {
+                let mut key_fields = Vec::with_capacity(fields.len());
+                for (at, field) in fields.iter().enumerate() {
+                    let (column, encoding) = match field.source {
+                        Source::HostNumber { min } => (
+                            host_column(
+                                &reader(at)?,
+                                field.bits,
+                                |value| number_bits(value, min),
+                                device,
+                                arena,
+                                stream,
+                            )?,
+                            KeyEncoding::Unsigned,
+                        ),
+                        Source::HostBytes { bytes_max } => {
+                            let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
+                            (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
+                        }
+                        Source::Raw => (rows.copy_in(columns[at], device, stream)?, KeyEncoding::Unsigned),
+                        Source::Float => (rows.copy_in(columns[at], device, stream)?, KeyEncoding::Float),
+                        Source::Device { min } => {
+                            let encoding = match self.facts[at].type_of(role).is_unsigned_integer() {
+                                true => KeyEncoding::Offset { min: min as u128 },
+                                false => KeyEncoding::Signed { min },
+                            };
+                            (rows.copy_in(columns[at], device, stream)?, encoding)
+                        }
+                    };
+                    let Field { shift, bits, null_bit, .. } = *field;
+                    key_fields.push(KeyField { column, encoding, shift, bits, null_bit });
+                }
+                Ok(SideKeys { packed: device.pack_keys(&key_fields, *width, stream)?, readers: Vec::new() })
+            }
+            Form::Hashed { seed, mask } => {
+                let readers = (0..columns.len()).map(reader).collect::<Result<Vec<_>>>()?;
+                let hash = |row: usize| self.hash(&readers, row, *seed).map(|hash| hash & mask);
+                let column = filled_column(rows.len(), Width::W16, hash, device, arena, stream)?;
+                let field = KeyField { column, encoding: KeyEncoding::Unsigned, shift: 0, bits: 128, null_bit: None };
+                Ok(SideKeys { packed: device.pack_keys(&[field], KeyWidth::W16, stream)?, readers })
+            }
+        }
+    }
+
+    /// Whether the real values of two rows are equal. For hashed keys only.
+    pub fn values_equal(&self, a: &SideKeys, row_a: usize, b: &SideKeys, row_b: usize) -> bool {
+        let pairs = a.readers.iter().zip(&b.readers).zip(&self.facts);
+        pairs.fold(true, |equal, ((a, b), facts)| {
+            equal
+                && match (a.value(row_a), b.value(row_b)) {
+                    (None, None) => facts.nulls_equal,
+                    (a, b) => a == b,
+                }
+        })
+    }
+
+    /// The hash of a row's values; `None` when it has a null that matches nothing.
+    fn hash(&self, readers: &[KeyReader], row: usize, seed: u64) -> Option<u128> {
+        let mut state = seed;
+        let mut hash = 0;
+        for (reader, facts) in readers.iter().zip(&self.facts) {
+            hash = match reader.value(row) {
+                Some(KeyValue::Number(number)) => xxh3_128_with_seed(&number.to_le_bytes(), state),
+                Some(KeyValue::Bytes(bytes)) => xxh3_128_with_seed(bytes, state),
+                None if facts.nulls_equal => xxh3_128_with_seed(&[], !state),
+                None => return None,
+            };
+            // The next field's hash depends on all fields before it, so that ("a", "b") and ("b", "a") differ.
+            state = (hash ^ (hash >> 64)) as u64;
+        }
+        Some(hash)
+    }
+}
+
+impl KeyFacts {
+    fn type_of(&self, role: Role) -> &DataType {
+        match role {
+            Role::Build => &self.build_type,
+            Role::Probe => &self.probe_type,
+        }
+    }
+
+    fn is_wide_decimal(&self) -> bool {
+        let is_wide = |data_type: &DataType| match data_type {
+            DataType::Dictionary(_, values) => matches!(**values, DataType::Decimal256(..)),
+            other => matches!(other, DataType::Decimal256(..)),
+        };
+        is_wide(&self.build_type) || is_wide(&self.probe_type)
+    }
+}
+
+/// Places all fields side by side; `None` when they need more than 128 bits, or an unknown number.
+fn packed_form(facts: &[KeyFacts]) -> Option<Form> {
+    let mut fields = Vec::with_capacity(facts.len());
+    let mut next_bit = 0;
+    for fact in facts {
+        let (source, bits) = field_bits(fact, facts.len() == 1)?;
+        let null_bit = fact.nulls_equal.then_some(next_bit + bits);
+        fields.push(Field { source, shift: next_bit, bits, null_bit });
+        next_bit += bits + u32::from(fact.nulls_equal);
+    }
+    Some(Form::Packed { width: KeyWidth::for_bits(next_bit)?, fields })
+}
+
+fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
+    let on_device = [&fact.build_type, &fact.probe_type].into_iter().all(|data_type| fixed_width(data_type).is_some());
+    let bits_of_range = |(min, max): (i128, i128)| (128 - (max.wrapping_sub(min) as u128).leading_zeros()).max(1);
+    Some(match &fact.class {
+        KeyClass::String | KeyClass::Binary => {
+            let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= 15)?;
+            let length_bits = usize::BITS - bytes_max.leading_zeros();
+            (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits).max(1))
+        }
+        KeyClass::Decimal { .. } if fact.is_wide_decimal() => return None,
+        KeyClass::Boolean => (Source::HostNumber { min: 0 }, 1),
+        KeyClass::Float { bytes } if on_device => (Source::Float, 8 * u32::from(*bytes)),
+        KeyClass::Float { bytes } => (Source::HostNumber { min: 0 }, 8 * u32::from(*bytes)),
+        // One column of one width on both sides is a key as it lies: no pass over it is needed.
+        _ if alone && on_device && !fact.nulls_equal && same_integers(&fact.build_type, &fact.probe_type) => {
+            (Source::Raw, 8 * fixed_width(&fact.build_type)?.bytes() as u32)
+        }
+        _ => {
+            let range = fact.range.unwrap_or_else(|| range_of_types(&fact.build_type, &fact.probe_type));
+            let source = if on_device { Source::Device { min: range.0 } } else { Source::HostNumber { min: range.0 } };
+            (source, bits_of_range(range))
+        }
+    })
+}
+
+/// Whether equal values have equal bits without any conversion.
+fn same_integers(a: &DataType, b: &DataType) -> bool {
+    fixed_width(a) == fixed_width(b) && a.is_unsigned_integer() == b.is_unsigned_integer()
+}
+
+/// The range that the stored numbers of two types can have.
+fn range_of_types(a: &DataType, b: &DataType) -> (i128, i128) {
+    let range = |data_type: &DataType| match data_type {
+        DataType::Dictionary(_, values) => fixed_width(values).map(|width| (width, values.is_unsigned_integer())),
+        other => fixed_width(other).map(|width| (width, other.is_unsigned_integer())),
+    };
+    let bounds = |data_type: &DataType| match range(data_type) {
+        Some((width, true)) if width.bytes() <= 8 => (0, (1i128 << (8 * width.bytes())) - 1),
+        Some((width, false)) if width.bytes() <= 8 => {
+            (-(1i128 << (8 * width.bytes() - 1)), (1i128 << (8 * width.bytes() - 1)) - 1)
+        }
+        _ => (i128::MIN, i128::MAX),
+    };
+    let ((a_min, a_max), (b_min, b_max)) = (bounds(a), bounds(b));
+    (a_min.min(b_min), a_max.max(b_max))
+}
+
+fn number_bits(value: KeyValue<'_>, min: i128) -> u128 {
+    match value {
+        KeyValue::Number(number) => number.wrapping_sub(min) as u128,
+        KeyValue::Bytes(_) => unreachable!("number fields hold numbers"),
+    }
+}
+
+fn short_bytes(value: KeyValue<'_>, bytes_max: usize) -> u128 {
+    match value {
+        KeyValue::Bytes(bytes) => {
+            let mut low = [0; 16];
+            low[..bytes.len()].copy_from_slice(bytes);
+            u128::from_le_bytes(low) | (bytes.len() as u128) << (8 * bytes_max)
+        }
+        KeyValue::Number(_) => unreachable!("byte fields hold bytes"),
+    }
+}
+
+/// The values of a host-made field as a device column of the narrowest key width.
+fn host_column(
+    reader: &KeyReader,
+    bits: u32,
+    pack: impl Fn(KeyValue<'_>) -> u128 + Sync,
+    device: &dyn Device,
+    arena: &Arena,
+    stream: &Stream,
+) -> Result<Column> {
+    let value = |row: usize| reader.value(row).map(&pack);
+    match KeyWidth::for_bits(bits).expect("a field has at most 128 bits") {
+        KeyWidth::W4 => {
+            filled_column(reader.len(), Width::W4, |row| value(row).map(|bits| bits as u32), device, arena, stream)
+        }
+        KeyWidth::W8 => {
+            filled_column(reader.len(), Width::W8, |row| value(row).map(|bits| bits as u64), device, arena, stream)
+        }
+        KeyWidth::W16 => filled_column(reader.len(), Width::W16, value, device, arena, stream),
+    }
+}
+
+/// Rows that one task computes: a multiple of 8, so that tasks share no byte of the validity.
+const TASK_ROWS: usize = 16 * 1024;
+
+/// Computes a column on all cores, and brings it to the device.
+fn filled_column<T: Pod + Send + Sync>(
+    rows: usize,
+    width: Width,
+    value: impl Fn(usize) -> Option<T> + Sync,
+    device: &dyn Device,
+    arena: &Arena,
+    stream: &Stream,
+) -> Result<Column> {
+    let mut values = arena.allocate(rows * width.bytes(), "join keys")?;
+    let mut validity = arena.allocate(rows.div_ceil(8), "the validity of join keys")?;
+    let out: &mut [T] = bytemuck::cast_slice_mut(&mut values);
+    let tasks = out.par_chunks_mut(TASK_ROWS).zip(validity.par_chunks_mut(TASK_ROWS / 8)).enumerate();
+    let nulls: usize = tasks
+        .map(|(task, (out, bits))| {
+            stream.cancel.check()?;
+            bits.fill(0);
+            let mut nulls = 0;
+            for (at, slot) in out.iter_mut().enumerate() {
+                match value(task * TASK_ROWS + at) {
+                    Some(found) => {
+                        *slot = found;
+                        bits[at / 8] |= 1 << (at % 8);
+                    }
+                    None => {
+                        *slot = T::zeroed();
+                        nulls += 1;
+                    }
+                }
+            }
+            Ok::<usize, crate::Error>(nulls)
+        })
+        .try_reduce(|| 0, |a, b| Ok(a + b))?;
+    let data = device.copy_in(&[values.freeze()], stream)?;
+    let bits = |buffer: Buffer| device.copy_in_bits(&[BitSlice::Bits { buffer, offset: 0, len: rows }], stream);
+    let validity = (nulls > 0).then(|| bits(validity.freeze())).transpose()?;
+    Ok(Column { data, width, rows, validity })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fact(class: KeyClass, data_type: DataType) -> KeyFacts {
+        KeyFacts {
+            class,
+            build_type: data_type.clone(),
+            probe_type: data_type,
+            range: None,
+            bytes_max: None,
+            nulls_equal: false,
+        }
+    }
+
+    #[test]
+    fn one_integer_column_is_its_own_key() {
+        for (data_type, width) in [(DataType::Int32, KeyWidth::W4), (DataType::UInt64, KeyWidth::W8)] {
+            let layout = KeyLayout::new(vec![fact(KeyClass::Integer, data_type)], 0);
+            assert!(layout.is_raw() && !layout.is_hashed());
+            assert_eq!(layout.width(), width);
+        }
+        let narrow = KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int8)], 0);
+        assert!(!narrow.is_raw(), "8 bits are widened to 32");
+    }
+
+    #[test]
+    fn integers_of_two_widths_or_signs_share_their_range() {
+        let mut mixed = fact(KeyClass::Integer, DataType::Int32);
+        mixed.probe_type = DataType::UInt64;
+        let layout = KeyLayout::new(vec![mixed.clone()], 0);
+        assert_eq!(layout.width(), KeyWidth::W16, "from -2^31 to 2^64 takes 65 bits");
+        mixed.range = Some((-5, 1000));
+        assert_eq!(KeyLayout::new(vec![mixed], 0).width(), KeyWidth::W4);
+    }
+
+    #[test]
+    fn composite_keys_take_the_bits_of_their_ranges() {
+        let mut key = fact(KeyClass::Integer, DataType::Int64);
+        key.range = Some((1, 150_000));
+        let mut flag = fact(KeyClass::String, DataType::Utf8);
+        flag.bytes_max = Some(3);
+        let mut day = fact(KeyClass::Date32, DataType::Date32);
+        day.range = Some((8035, 10591));
+        day.nulls_equal = true;
+        let layout = KeyLayout::new(vec![key, flag, day], 0);
+        let Form::Packed { width, fields } = &layout.form else { panic!("57 bits are packed") };
+        assert_eq!(*width, KeyWidth::W8);
+        let places: Vec<_> = fields.iter().map(|field| (field.shift, field.bits, field.null_bit)).collect();
+        assert_eq!(places, [(0, 18, None), (18, 26, None), (44, 12, Some(56))]);
+    }
+
+    #[test]
+    fn wide_and_unbounded_keys_are_hashed() {
+        assert!(KeyLayout::new(vec![fact(KeyClass::String, DataType::Utf8)], 0).is_hashed());
+        let mut long = fact(KeyClass::Binary, DataType::Binary);
+        long.bytes_max = Some(16);
+        assert!(KeyLayout::new(vec![long], 0).is_hashed());
+        assert!(KeyLayout::new(vec![fact(KeyClass::Decimal { scale: 2 }, DataType::Decimal256(50, 2))], 0).is_hashed());
+        assert!(KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int64); 3], 0).is_hashed());
+        assert!(!KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int64); 2], 0).is_hashed());
+    }
+
+    #[test]
+    fn strings_of_different_length_never_pack_alike() {
+        let packed: Vec<u128> = [&b""[..], b"\0", b"\0\0", b"a", b"a\0", b"ab"]
+            .iter()
+            .map(|bytes| short_bytes(KeyValue::Bytes(bytes), 2))
+            .collect();
+        for (at, value) in packed.iter().enumerate() {
+            assert!(!packed[..at].contains(value), "value {at} collides");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Arrow to device columns and back: key normalisation, validity, row numbers, and the assembly of results.
+//!
+//! ```text
+//!   record batches ── Rows ──► fixed-width columns ── copy_in ──► device
+//!        │                                                         ▲
+//!        └─ key columns ── KeyLayout: packed in 32, 64 or 128 bits, or hashed and later compared ── SideKeys
+//!
+//!   device ── gather_to_host ──► fixed_array ──┐
+//!   record batches ── gather_on_host ──────────┴──► arrays of the result
+//! ```
+//!
+//! This room knows of devices and memory, and nothing of tables, strategies or the wire.
+
+mod host_gather;
+mod key;
+mod layout;
+mod reader;
+mod rows;
+
+pub use host_gather::{fixed_array, gather_on_host};
+pub use key::{KeyClass, key_class};
+pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};
+pub use rows::{Movable, Rows, fixed_width, movable};

@@ -1,0 +1,200 @@
+//! Consecutive rows of one side of a join, as they lie in host memory, and their way to a device.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
+use arrow::datatypes::{DataType, SchemaRef};
+
+use crate::Result;
+use crate::device::{BitSlice, Column, Device, Stream, Width};
+
+/// Consecutive rows of a table: slices of its batches. Row numbers count from the first of these rows.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+    rows: usize,
+}
+
+impl Rows {
+    /// The rows `range` of the rows of all batches, one after the other.
+    ///
+    /// # Panics
+    /// When the range reaches past the last row.
+    pub fn of(schema: &SchemaRef, batches: &[RecordBatch], range: Range<u64>) -> Self {
+        let wanted = (range.end - range.start) as usize;
+        let mut slices = Vec::new();
+        let mut batch_start = 0u64;
+        for batch in batches {
+            let batch_end = batch_start + batch.num_rows() as u64;
+            let (start, end) = (range.start.max(batch_start), range.end.min(batch_end));
+            if start < end {
+                slices.push(batch.slice((start - batch_start) as usize, (end - start) as usize));
+            }
+            batch_start = batch_end;
+        }
+        let rows = slices.iter().map(RecordBatch::num_rows).sum();
+        assert_eq!(rows, wanted, "rows {range:?} of {batch_start}");
+        Self { schema: schema.clone(), batches: slices, rows }
+    }
+
+    /// The type of a column.
+    pub fn data_type(&self, index: usize) -> &DataType {
+        self.schema.field(index).data_type()
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// One array per batch.
+    pub fn column(&self, index: usize) -> impl Iterator<Item = &ArrayRef> {
+        self.batches.iter().map(move |batch| batch.column(index))
+    }
+
+    /// Whether any of the rows is null in that column, by its own validity.
+    pub fn has_nulls(&self, index: usize) -> bool {
+        self.column(index).any(|array| array.null_count() > 0)
+    }
+
+    /// Brings a fixed-width column to a device.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Panics
+    /// When it is neither of fixed width nor a dictionary column ([`movable`]).
+    pub fn copy_in(&self, index: usize, device: &dyn Device, stream: &Stream) -> Result<Column> {
+        let moved_type = match self.data_type(index) {
+            DataType::Dictionary(key_type, _) => key_type,
+            other => other,
+        };
+        let width = fixed_width(moved_type).expect("only fixed-width columns go to a device");
+        let part = |array: &ArrayRef| {
+            let data = array.to_data();
+            data.buffers()[0].slice_with_length(data.offset() * width.bytes(), data.len() * width.bytes())
+        };
+        let parts: Vec<_> = self.column(index).map(part).collect();
+        let data = device.copy_in(&parts, stream)?;
+        let validity = match self.has_nulls(index) {
+            true => Some(device.copy_in_bits(&self.validity(index), stream)?),
+            false => None,
+        };
+        Ok(Column { data, width, rows: self.rows, validity })
+    }
+
+    /// The validity of a column, batch after batch.
+    pub fn validity(&self, index: usize) -> Vec<BitSlice> {
+        let of_array = |array: &ArrayRef| match array.nulls() {
+            Some(nulls) if nulls.null_count() > 0 => {
+                BitSlice::Bits { buffer: nulls.buffer().clone(), offset: nulls.offset(), len: nulls.len() }
+            }
+            _ => BitSlice::Ones { len: array.len() },
+        };
+        self.column(index).map(of_array).collect()
+    }
+}
+
+/// How a device moves a column's values.
+#[derive(Clone, Debug)]
+pub struct Movable {
+    /// Bytes per value, or per dictionary key.
+    pub width: Width,
+    /// The dictionary that the moved keys refer to, for dictionary columns.
+    pub dictionary: Option<ArrayRef>,
+}
+
+/// How a device can move a column of some batches: fixed-width values as they are, dictionary columns by their keys when
+/// all batches share one dictionary. `None` for the rest, which is gathered on the host by row number.
+pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Option<Movable> {
+    let data_type = schema.field(index).data_type();
+    let DataType::Dictionary(key_type, value_type) = data_type else {
+        return Some(Movable { width: fixed_width(data_type)?, dictionary: None });
+    };
+    let mut dictionaries = batches.iter().map(|batch| batch.column(index).as_any_dictionary().values());
+    let dictionary = match dictionaries.next() {
+        Some(first) => dictionaries
+            .all(|other| Arc::ptr_eq(first, other) || first.to_data().ptr_eq(&other.to_data()))
+            .then(|| first.clone())?,
+        None => new_empty_array(value_type),
+    };
+    Some(Movable { width: fixed_width(key_type)?, dictionary: Some(dictionary) })
+}
+
+/// The width of a type's values when they are of fixed width in whole bytes, so that a device can move them; `None` for
+/// the others, which are gathered on the host by row number.
+pub fn fixed_width(data_type: &DataType) -> Option<Width> {
+    match data_type {
+        DataType::FixedSizeBinary(bytes) => Width::from_bytes(usize::try_from(*bytes).ok()?),
+        DataType::Boolean => None,
+        other => other.primitive_width().and_then(Width::from_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{DictionaryArray, Int32Array, StringArray};
+    use arrow::datatypes::{Field, Int8Type, Schema};
+
+    use super::*;
+
+    fn batches(lengths: &[i32]) -> Vec<RecordBatch> {
+        let schema = Arc::new(Schema::new(vec![Field::new("v", DataType::Int32, true)]));
+        let mut next = 0;
+        let batch = |&length: &i32| {
+            let values: Int32Array = (next..next + length).collect();
+            next += length;
+            RecordBatch::try_new(schema.clone(), vec![Arc::new(values)]).unwrap()
+        };
+        lengths.iter().map(batch).collect()
+    }
+
+    #[test]
+    fn any_range_of_rows_is_found_across_batches() {
+        let batches = batches(&[3, 0, 4, 1]);
+        for start in 0..=8u64 {
+            for end in start..=8 {
+                let rows = Rows::of(&batches[0].schema(), &batches, start..end);
+                let values: Vec<i32> = rows
+                    .column(0)
+                    .flat_map(|array| array.as_any().downcast_ref::<Int32Array>().unwrap().values().to_vec())
+                    .collect();
+                assert_eq!(values, (start as i32..end as i32).collect::<Vec<_>>());
+                assert_eq!(rows.len() as u64, end - start);
+            }
+        }
+    }
+
+    #[test]
+    fn only_whole_byte_types_of_device_widths_are_fixed() {
+        assert_eq!(fixed_width(&DataType::Int16), Some(Width::W2));
+        assert_eq!(fixed_width(&DataType::Decimal256(40, 2)), Some(Width::W32));
+        assert_eq!(fixed_width(&DataType::FixedSizeBinary(16)), Some(Width::W16));
+        assert_eq!(fixed_width(&DataType::FixedSizeBinary(5)), None);
+        assert_eq!(fixed_width(&DataType::Boolean), None);
+        assert_eq!(fixed_width(&DataType::Utf8), None);
+    }
+
+    #[test]
+    fn dictionaries_move_by_key_when_all_batches_share_one() {
+        let values = Arc::new(StringArray::from(vec!["a", "b"]));
+        let shared = |keys: Vec<i8>, values: &Arc<StringArray>| {
+            let array = DictionaryArray::<Int8Type>::try_new(keys.into(), values.clone()).unwrap();
+            RecordBatch::try_from_iter([("d", Arc::new(array) as ArrayRef)]).unwrap()
+        };
+        let mut batches = vec![shared(vec![0, 1], &values), shared(vec![1], &values)];
+        let schema = batches[0].schema();
+        let movable_now = movable(&schema, &batches, 0).unwrap();
+        assert_eq!((movable_now.width, movable_now.dictionary.unwrap().len()), (Width::W1, 2));
+        batches.push(shared(vec![0], &Arc::new(StringArray::from(vec!["b"]))));
+        assert!(movable(&schema, &batches, 0).is_none());
+        assert!(movable(&schema, &[], 0).is_some());
+    }
+}

@@ -1,0 +1,500 @@
+//! A slice of the CPU as a device: some threads, a memory budget, and every primitive of joins written for caches.
+//!
+//! ```text
+//!   mod.rs        the device itself: threads, streams; hands each call to the file named for it
+//!   transfer.rs   host memory in and out, through an emulated link if there is one (link.rs)
+//!   pack.rs       key columns to keys of one width            hash.rs    keys as numbers, mixing
+//!   partition.rs  by bits of the mixed key, and grouping      slots.rs   the open-addressing table
+//!   sort.rs       by key                                      buffer.rs  charged, pooled memory
+//!   table.rs      one table over all keys, hashed or dense    raw.rs     the only unsafe code
+//!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
+//!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
+//! ```
+//!
+//! Every call runs on the device's own threads and is finished when it returns. It works in morsels of [`MORSEL_ROWS`]
+//! and looks at the stream's cancel flag before each. Memory that lives longer than a morsel is charged to the budget,
+//! except for small bookkeeping per thread and partition (counters, line buffers).
+//!
+//! This room knows nothing of other kinds of device.
+
+mod buffer;
+mod expand;
+mod gather;
+mod hash;
+mod link;
+mod match_partitions;
+mod merge;
+mod pack;
+mod partition;
+#[allow(unsafe_code)]
+mod raw;
+mod select;
+mod slots;
+mod sort;
+mod table;
+#[cfg(test)]
+mod testing;
+mod transfer;
+
+use std::any::Any;
+use std::ops::Range;
+
+use arrow::buffer::Buffer;
+use bytemuck::Pod;
+pub use link::EmulatedLink;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use self::buffer::{HostBuffer, Pool, Values};
+use self::hash::with_key;
+use self::link::Direction;
+use super::{
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, Event,
+    HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
+    RadixBits, Sorted, Stream, Table, Unmatched, Which,
+};
+use crate::memory::{Arena, Budget};
+use crate::{Error, Result};
+
+/// Rows that a thread takes at a time: long enough to forget the cost of taking them, short enough that a cancelled job
+/// stops at once and threads finish together. A multiple of 64, so that morsels never share a word of a bitmap.
+const MORSEL_ROWS: usize = 1 << 14;
+
+/// A slice of the CPU as a device.
+#[derive(Debug)]
+pub struct HostDevice {
+    id: DeviceId,
+    info: DeviceInfo,
+    pool: Pool,
+    threads: ThreadPool,
+    link: Option<Link>,
+}
+
+/// Both directions of an emulated link.
+#[derive(Debug)]
+struct Link {
+    to_device: Direction,
+    from_device: Direction,
+}
+
+impl HostDevice {
+    /// Device number `index` with `threads` threads of its own and `memory`. With a link, transfers are copies that take
+    /// the time they would on a bus of those rates; without, they are as quick as the memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no threads or a link without a rate, [`Error::Exhausted`] when the system refuses threads.
+    pub fn new(index: u16, threads: usize, memory: Budget, link: Option<EmulatedLink>) -> Result<Self> {
+        if threads == 0 {
+            return Err(Error::Invalid(format!("device host:{index} has no threads; give it at least one")));
+        }
+        if let Some(link) = link {
+            for rate in [link.to_device_bytes_per_second, link.from_device_bytes_per_second] {
+                if !(rate >= 1.0 && rate.is_finite()) {
+                    return Err(Error::Invalid(format!(
+                        "the link of device host:{index} has a rate of {rate} bytes per second; give it one of at least 1"
+                    )));
+                }
+            }
+        }
+        let name = move |thread| format!("host{index}-{thread}");
+        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
+            Error::Exhausted(format!("starting {threads} threads for device host:{index}: {cause}; use fewer"))
+        })?;
+        Ok(Self {
+            id: DeviceId { kind: DeviceKind::Host, index },
+            info: info(threads),
+            pool: Pool::new(memory),
+            threads: pool,
+            link: link.map(|link| Link {
+                to_device: Direction::new(link.to_device_bytes_per_second),
+                from_device: Direction::new(link.from_device_bytes_per_second),
+            }),
+        })
+    }
+
+    /// Runs one primitive on the device's threads.
+    fn run<R: Send>(&self, stream: &Stream, primitive: impl FnOnce(&Run<'_>) -> Result<R> + Send) -> Result<R> {
+        let run = Run { pool: &self.pool, cancel: &stream.cancel, threads: self.info.parallelism, info: &self.info };
+        run.cancel.check()?;
+        self.threads.install(|| primitive(&run))
+    }
+}
+
+/// The sizes are for caches of today's servers: 1–2 MiB of second level per core, 32–48 KiB of first.
+fn info(threads: usize) -> DeviceInfo {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+    let unit = if threads == 1 { "thread" } else { "threads" };
+    DeviceInfo {
+        name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
+        parallelism: threads,
+        wave_rows: (1 << 18) * threads.next_power_of_two().min(16),
+        partition_rows: 1 << 15,
+        pass_bits_max: 11,
+    }
+}
+
+/// What a primitive works with, on a thread of the device.
+struct Run<'a> {
+    pool: &'a Pool,
+    cancel: &'a CancelFlag,
+    threads: usize,
+    info: &'a DeviceInfo,
+}
+
+impl Run<'_> {
+    /// `rows` values whose contents are unspecified.
+    fn values<T: Pod>(&self, rows: usize, purpose: &str) -> Result<Values<T>> {
+        self.pool.values(rows, purpose)
+    }
+
+    /// Calls `work` with the number of its first row and the rows, for each morsel of `out`, in parallel.
+    fn fill<T: Send>(&self, out: &mut [T], work: impl Fn(usize, &mut [T]) + Sync) -> Result<()> {
+        out.par_chunks_mut(MORSEL_ROWS).enumerate().try_for_each(|(morsel, chunk)| {
+            self.cancel.check()?;
+            work(morsel * MORSEL_ROWS, chunk);
+            Ok(())
+        })
+    }
+
+    /// Calls `work` for each morsel of `rows`, in parallel, and returns what each gave, in order.
+    fn map<R: Send>(&self, rows: Range<usize>, work: impl Fn(Range<usize>) -> R + Sync) -> Result<Vec<R>> {
+        (0..rows.len().div_ceil(MORSEL_ROWS))
+            .into_par_iter()
+            .map(|morsel| {
+                self.cancel.check()?;
+                let start = rows.start + morsel * MORSEL_ROWS;
+                Ok(work(start..rows.end.min(start + MORSEL_ROWS)))
+            })
+            .collect()
+    }
+
+    /// Copies in parallel.
+    fn copy<T: Pod + Send + Sync>(&self, from: &[T], to: &mut [T]) -> Result<()> {
+        self.fill(to, |start, to| to.copy_from_slice(&from[start..start + to.len()]))
+    }
+}
+
+/// Calls are finished when they return, so that a stream needs no state.
+#[derive(Debug)]
+struct Done;
+
+impl DeviceHandle for Done {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Device for HostDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> &Budget {
+        &self.pool.budget
+    }
+
+    fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
+        Ok(Stream { handle: std::sync::Arc::new(Done), cancel })
+    }
+
+    fn record_event(&self, _stream: &Stream) -> Result<Event> {
+        Ok(Event { handle: std::sync::Arc::new(Done) })
+    }
+
+    fn wait_event(&self, _event: &Event, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<()> {
+        stream.cancel.check()
+    }
+
+    fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        self.pass_in(stream, || self.run(stream, |run| transfer::copy_in(run, parts, self.link.is_some())))
+    }
+
+    fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
+        self.pass_in(stream, || self.run(stream, |run| transfer::copy_in_bits(run, parts)))
+    }
+
+    fn copy_out(&self, buffer: &DeviceBuffer, len: usize, arena: &Arena, stream: &Stream) -> Result<Buffer> {
+        self.pass_out(stream, len, || self.run(stream, |run| transfer::copy_out(run, buffer, len, arena)))
+    }
+
+    fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
+        self.run(stream, |run| with_key!(width, K => pack::pack_keys::<K>(run, fields, width)))
+    }
+
+    fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions> {
+        self.run(stream, |run| with_key!(keys.width, K => partition::partition::<K>(run, keys, carry, bits)))
+    }
+
+    fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions> {
+        self.run(stream, |run| with_key!(partitions.keys.width, K => partition::group::<K>(run, partitions)))
+    }
+
+    fn sort(&self, keys: &Keys, carry: &[Carry], stream: &Stream) -> Result<Sorted> {
+        self.run(stream, |run| with_key!(keys.width, K => sort::sort::<K>(run, keys, carry)))
+    }
+
+    fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool> {
+        self.run(stream, |run| with_key!(keys.width, K => sort::is_sorted::<K>(run, keys)))
+    }
+
+    fn build_table(&self, keys: &Keys, stream: &Stream) -> Result<Table> {
+        self.run(stream, |run| with_key!(keys.width, K => table::build::<K>(run, keys)))
+    }
+
+    fn build_dense_table(&self, keys: &Keys, key_min: u128, key_max: u128, stream: &Stream) -> Result<Option<Table>> {
+        self.run(stream, |run| with_key!(keys.width, K => table::build_dense::<K>(run, keys, key_min, key_max)))
+    }
+
+    fn probe_table(&self, table: &Table, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {
+        self.run(stream, |run| with_key!(probe.width, K => table::probe::<K>(run, table, probe, rows)))
+    }
+
+    fn match_partitions(
+        &self,
+        build: &Partitions,
+        probe: &Partitions,
+        partitions: Range<usize>,
+        stream: &Stream,
+    ) -> Result<PartitionMatches> {
+        assert_eq!(build.keys.width, probe.keys.width, "both sides of a match have keys of one width");
+        assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a match have as many partitions");
+        self.run(stream, |run| {
+            with_key!(probe.keys.width, K => match_partitions::match_partitions::<K>(run, build, probe, partitions))
+        })
+    }
+
+    fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {
+        assert_eq!(build.width, probe.width, "both sides of a match have keys of one width");
+        self.run(stream, |run| with_key!(probe.width, K => merge::match_sorted::<K>(run, build, probe, rows)))
+    }
+
+    fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs> {
+        self.run(stream, |run| expand::expand(run, matches, pairs, unmatched))
+    }
+
+    fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions> {
+        self.run(stream, |run| select::matches(run, matches, which))
+    }
+
+    fn new_flags(&self, rows: usize, stream: &Stream) -> Result<DeviceBuffer> {
+        self.run(stream, |run| HostBuffer::flags(rows, run.pool))
+    }
+
+    fn mark_build(&self, matches: &Matches, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {
+        self.run(stream, |run| select::mark_build(run, matches, flags))
+    }
+
+    fn mark(&self, positions: &Positions, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {
+        self.run(stream, |run| select::mark(run, positions, flags))
+    }
+
+    fn select_flags(&self, flags: &DeviceBuffer, rows: usize, which: Which, stream: &Stream) -> Result<Positions> {
+        self.run(stream, |run| select::flags(run, flags, rows, which))
+    }
+
+    fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions> {
+        self.run(stream, |run| gather::compose(run, map, positions))
+    }
+
+    fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column> {
+        self.run(stream, |run| gather::gather(run, column, positions))
+    }
+
+    fn gather_to_host(
+        &self,
+        column: &Column,
+        positions: &Positions,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<HostColumn> {
+        let bytes = positions.len() * column.width.bytes();
+        self.pass_out(stream, bytes, || self.run(stream, |run| gather::gather_to_host(run, column, positions, arena)))
+    }
+
+    fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
+        let bytes = positions.len() * size_of::<u32>();
+        self.pass_out(stream, bytes, || self.run(stream, |run| transfer::positions_to_host(run, positions, arena)))
+    }
+}
+
+impl HostDevice {
+    /// A transfer to the device takes at least what the link needs for what arrived.
+    fn pass_in(&self, stream: &Stream, copy: impl FnOnce() -> Result<DeviceBuffer>) -> Result<DeviceBuffer> {
+        let Some(link) = &self.link else {
+            return copy();
+        };
+        let buffer = copy()?;
+        link.to_device.wait(link.to_device.begin(buffer.size_bytes()), &stream.cancel)?;
+        Ok(buffer)
+    }
+
+    /// A transfer from the device takes at least what the link needs for its bytes.
+    fn pass_out<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
+        let Some(link) = &self.link else {
+            return copy();
+        };
+        let end = link.from_device.begin(bytes);
+        let copied = copy()?;
+        link.from_device.wait(end, &stream.cancel)?;
+        Ok(copied)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::testing::{Bench, numbers, patterns, random};
+    use super::*;
+    use crate::device::{BitSlice, Width};
+
+    /// Calls every primitive once, each with what the one before gave.
+    fn every_primitive(bench: &Bench, rows: usize) -> Result<()> {
+        let Bench { device, stream, arena } = bench;
+        let numbers: Vec<u32> = patterns(rows, &mut random(5)).swap_remove(1).1;
+        let part = Buffer::from_vec(numbers);
+        let data = device.copy_in(&[part.clone(), Buffer::from(&[][..])], stream)?;
+        let bits = [BitSlice::Ones { len: rows / 2 }, BitSlice::Ones { len: rows - rows / 2 }];
+        let validity = Some(device.copy_in_bits(&bits, stream)?);
+        let column = Column { data, width: Width::W4, rows, validity };
+        let encoding = crate::device::KeyEncoding::Signed { min: 0 };
+        let field = KeyField { column: column.clone(), encoding, shift: 0, bits: 32, null_bit: None };
+        let keys = device.pack_keys(&[field], KeyWidth::W8, stream)?.keys;
+        let carry = [Carry::RowNumber, Carry::Column(column.clone())];
+        let bits = RadixBits { skip: 0, bits: 4 };
+        let partitions = device.partition(&keys, &carry, bits, stream)?;
+        let grouped = device.group_partitions(partitions.clone(), stream)?;
+        device.match_partitions(&partitions, &partitions, 0..16, stream)?;
+        device.match_partitions(&grouped, &partitions, 0..16, stream)?;
+        let sorted = device.sort(&keys, &carry, stream)?;
+        device.is_sorted(&keys, stream)?;
+        device.match_sorted(&sorted.keys, &sorted.keys, 0..rows, stream)?;
+        device.build_dense_table(&keys, 0, rows as u128 * 2, stream)?;
+        let table = device.build_table(&keys, stream)?;
+        let matches = device.probe_table(&table, &keys, 0..rows, stream)?;
+        let pairs = device.expand(&matches, 0..matches.total, Unmatched::Skip, stream)?;
+        device.select_matches(&matches, Which::Unmatched, stream)?;
+        let flags = device.new_flags(rows, stream)?;
+        device.mark_build(&matches, &flags, stream)?;
+        device.mark(&pairs.probe, &flags, stream)?;
+        device.select_flags(&flags, rows, Which::Unmatched, stream)?;
+        device.compose(&table.order.clone().expect("keys repeat"), &pairs.build, stream)?;
+        device.gather(&column, &pairs.probe, stream)?;
+        device.gather_to_host(&column, &pairs.probe, arena, stream)?;
+        device.positions_to_host(&pairs.probe, arena, stream)?;
+        device.copy_out(&column.data, 4 * rows, arena, stream)?;
+        device.synchronize(stream)
+    }
+
+    #[test]
+    fn a_budget_that_is_too_small_refuses_and_gets_every_byte_back() {
+        let rows = 20_000;
+        let enough = Bench::new(2);
+        every_primitive(&enough, rows).unwrap();
+        assert_eq!(enough.used_bytes(), 0);
+        let needed = enough.device.memory().used_bytes_max();
+        for step in 0..60 {
+            let bench = Bench::with_memory(2, needed * step / 60);
+            match every_primitive(&bench, rows) {
+                Err(Error::Exhausted(text)) => assert!(text.contains("--device-memory"), "{text}"),
+                other => panic!("{} of {needed} bytes gave {other:?}", needed * step / 60),
+            }
+            assert_eq!((bench.used_bytes(), bench.arena.budget().used_bytes()), (0, 0), "{step} of 60");
+        }
+    }
+
+    #[test]
+    fn a_cancelled_stream_runs_nothing() {
+        let bench = Bench::new(2);
+        let (keys, _) = bench.keys::<u32>(&[3, 1, 2]);
+        bench.stream.cancel.raise();
+        assert!(matches!(bench.device.sort(&keys, &[], &bench.stream), Err(Error::Cancelled(_))));
+        assert!(matches!(bench.device.build_table(&keys, &bench.stream), Err(Error::Cancelled(_))));
+        assert!(matches!(bench.device.synchronize(&bench.stream), Err(Error::Cancelled(_))));
+    }
+
+    #[test]
+    fn a_flag_raised_in_the_middle_stops_the_work_and_frees_its_memory() {
+        let bench = Bench::new(2);
+        for pause_ms in [0, 1, 3, 10, 30, 100] {
+            let stream = bench.device.stream(CancelFlag::new()).unwrap();
+            let cancel = stream.cancel.clone();
+            let raiser = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(pause_ms));
+                cancel.raise();
+            });
+            let again = Bench {
+                stream,
+                device: HostDevice::new(1, 2, bench.device.memory().clone(), None).unwrap(),
+                arena: bench.arena.clone(),
+            };
+            // Until it is stopped, the work goes on for ever.
+            let stopped = loop {
+                if let Err(error) = every_primitive(&again, 100_000) {
+                    break error;
+                }
+            };
+            assert!(matches!(stopped, Error::Cancelled(_)), "{stopped:?}");
+            assert_eq!((bench.used_bytes(), bench.arena.budget().used_bytes()), (0, 0));
+            raiser.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_link_makes_transfers_copies_that_take_their_time() {
+        let link = EmulatedLink { to_device_bytes_per_second: 10e6, from_device_bytes_per_second: 20e6 };
+        let memory = Budget::new("memory of device host:0", "--device-memory", 1 << 30);
+        let device = HostDevice::new(0, 2, memory, Some(link)).unwrap();
+        let stream = device.stream(CancelFlag::new()).unwrap();
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
+        let part = Buffer::from_vec(vec![1u8; 1_000_000]);
+        let start = Instant::now();
+        let buffer = device.copy_in(&[part], &stream).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(100));
+        assert!(device.memory().used_bytes() >= 1_000_000, "a copy is charged");
+        let start = Instant::now();
+        device.copy_out(&buffer, 1_000_000, &arena, &stream).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(50));
+        // Both of two streams at once wait for the other's bytes.
+        let column = Column { data: buffer, width: Width::W1, rows: 1_000_000, validity: None };
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    device.gather_to_host(&column, &Positions::Range(0..1_000_000), &arena, &stream).unwrap()
+                });
+            }
+        });
+        assert!(start.elapsed() >= Duration::from_millis(100));
+        drop(column);
+        assert_eq!(device.memory().used_bytes(), 0);
+    }
+
+    #[test]
+    fn devices_without_threads_or_links_without_rates_are_refused() {
+        let memory = || Budget::new("memory of device host:0", "--device-memory", 1 << 20);
+        assert!(matches!(HostDevice::new(0, 0, memory(), None), Err(Error::Invalid(_))));
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let link = EmulatedLink { to_device_bytes_per_second: 1e9, from_device_bytes_per_second: rate };
+            assert!(matches!(HostDevice::new(0, 1, memory(), Some(link)), Err(Error::Invalid(_))), "{rate}");
+        }
+    }
+
+    #[test]
+    fn positions_reach_the_host_as_numbers() {
+        let bench = Bench::new(2);
+        for positions in [Positions::Range(7..50_000), bench.list(&[5, crate::device::NO_ROW, 0], true)] {
+            let host = bench.device.positions_to_host(&positions, &bench.arena, &bench.stream).unwrap();
+            assert_eq!(bytemuck::cast_slice::<u8, u32>(&host), numbers(&positions));
+        }
+    }
+}

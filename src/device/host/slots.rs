@@ -1,0 +1,202 @@
+//! Open addressing: the one hash table of the host device, used whole by `table` and per partition by
+//! `match_partitions`.
+//!
+//! A table is a slice of slots, a power of two of them and at most half full, probed linearly from the slot that the
+//! lowest bits of the mixed key name. It may be divided into regions of equal size, each a power of two, in which probing
+//! wraps around; then regions can be filled by different threads.
+
+use bytemuck::Pod;
+
+use super::hash::Key;
+use super::raw::{RunSlot4, Slot4, Slot8, Slot16, prefetch};
+use crate::device::NO_ROW;
+
+/// One entry of a table. It is empty while `first` is [`NO_ROW`].
+pub(super) trait Slot<K>: Pod + Send + Sync + std::fmt::Debug {
+    /// Whether runs longer than one can be kept.
+    fn new(key: K, first: u32, count: u32) -> Self;
+    fn key(&self) -> K;
+    fn first(&self) -> u32;
+    fn count(&self) -> u32;
+
+    /// A slot without a key.
+    fn empty() -> Self
+    where
+        K: Key,
+    {
+        Self::new(K::default(), NO_ROW, 0)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first() == NO_ROW
+    }
+}
+
+impl Slot<u32> for Slot4 {
+    #[inline(always)]
+    fn new(key: u32, first: u32, _count: u32) -> Self {
+        Self { key, first }
+    }
+
+    #[inline(always)]
+    fn key(&self) -> u32 {
+        self.key
+    }
+
+    #[inline(always)]
+    fn first(&self) -> u32 {
+        self.first
+    }
+
+    #[inline(always)]
+    fn count(&self) -> u32 {
+        1
+    }
+}
+
+macro_rules! run_slot {
+    ($name:ident, $key:ty $(, $padding:ident)?) => {
+        impl Slot<$key> for $name {
+            #[inline(always)]
+            fn new(key: $key, first: u32, count: u32) -> Self {
+                Self { key, first, count $(, $padding: 0)? }
+            }
+
+            #[inline(always)]
+            fn key(&self) -> $key {
+                self.key
+            }
+
+            #[inline(always)]
+            fn first(&self) -> u32 {
+                self.first
+            }
+
+            #[inline(always)]
+            fn count(&self) -> u32 {
+                self.count
+            }
+        }
+    };
+}
+
+run_slot!(RunSlot4, u32, padding);
+run_slot!(Slot8, u64);
+run_slot!(Slot16, u128, padding);
+
+/// How many slots a table of `rows` distinct keys has.
+pub(super) fn slot_count(rows: usize) -> usize {
+    (2 * rows).next_power_of_two().max(16)
+}
+
+/// Where keys go in a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addressing {
+    /// Slots in the whole table, less one.
+    pub(super) mask: usize,
+    /// Slots in a region, less one; `mask` for a table of one region.
+    pub(super) region_mask: usize,
+}
+
+impl Addressing {
+    /// A table of one region.
+    pub(super) fn whole(slot_count: usize) -> Self {
+        Self { mask: slot_count - 1, region_mask: slot_count - 1 }
+    }
+
+    #[inline(always)]
+    pub(super) fn start<K: Key>(self, key: K) -> usize {
+        key.mix().low() & self.mask
+    }
+
+    #[inline(always)]
+    fn next(self, index: usize) -> usize {
+        (index & !self.region_mask) | ((index + 1) & self.region_mask)
+    }
+
+    /// The slot that holds `key`, or the empty slot where it belongs. There must be an empty slot in its region.
+    #[inline(always)]
+    pub(super) fn find<K: Key, S: Slot<K>>(self, slots: &[S], key: K, start: usize) -> usize {
+        let mut index = start;
+        loop {
+            let slot = &slots[index];
+            if slot.is_empty() || slot.key() == key {
+                return index;
+            }
+            index = self.next(index);
+        }
+    }
+}
+
+/// What a range of probe rows found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// Rows with a match.
+    pub(super) matched_rows: usize,
+    /// The sum of run lengths.
+    pub(super) total: u64,
+    /// The longest run.
+    pub(super) longest: u32,
+}
+
+impl Tally {
+    pub(super) fn add(self, other: Self) -> Self {
+        Self {
+            matched_rows: self.matched_rows + other.matched_rows,
+            total: self.total + other.total,
+            longest: self.longest.max(other.longest),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn count(&mut self, run: u32) {
+        self.matched_rows += usize::from(run > 0);
+        self.total += u64::from(run);
+        self.longest = self.longest.max(run);
+    }
+}
+
+/// Looks `keys` up and writes what each found to `first` and, if asked for, `count`.
+pub(super) fn probe<K: Key, S: Slot<K>>(
+    slots: &[S],
+    addressing: Addressing,
+    keys: &[K],
+    first: &mut [u32],
+    count: Option<&mut [u32]>,
+) -> Tally {
+    match count {
+        None => probe_with(slots, addressing, keys, first, |_, _| ()),
+        Some(count) => {
+            let count = &mut count[..keys.len()];
+            probe_with(slots, addressing, keys, first, |row, run| count[row] = run)
+        }
+    }
+}
+
+#[inline(always)]
+fn probe_with<K: Key, S: Slot<K>>(
+    slots: &[S],
+    addressing: Addressing,
+    keys: &[K],
+    first: &mut [u32],
+    mut put_count: impl FnMut(usize, u32),
+) -> Tally {
+    /// Keys in flight at once: enough to cover the latency of memory, few enough for the line fill buffers.
+    const BATCH: usize = 32;
+    let mut tally = Tally::default();
+    let mut starts = [0usize; BATCH];
+    for (batch, (keys, first)) in keys.chunks(BATCH).zip(first.chunks_mut(BATCH)).enumerate() {
+        for (start, &key) in starts.iter_mut().zip(keys) {
+            *start = addressing.start(key);
+            prefetch(slots, *start);
+        }
+        for (row, (&key, first)) in keys.iter().zip(first).enumerate() {
+            let slot = &slots[addressing.find(slots, key, starts[row])];
+            *first = slot.first();
+            let run = if slot.is_empty() { 0 } else { slot.count() };
+            put_count(batch * BATCH + row, run);
+            tally.count(run);
+        }
+    }
+    tally
+}

@@ -1,0 +1,253 @@
+//! Sorting by key: one pass that divides rows into ranges of keys, then radix sorts of the ranges in cache.
+//!
+//! ```text
+//!   rows ── scatter by leading bits (or by splitters) ──►  [ range 0 | range 1 | ... ]   all threads, everything carried
+//!   each range ── radix sort of (key, row of the range) ── permute what is carried, in place    a range per thread
+//! ```
+//!
+//! The leading bits are the highest in which any two keys differ, so that small numbers in wide keys lose nothing. Where
+//! a sample says that bits would divide badly (clustered keys), ranges are bounded by splitters from the sample instead.
+//! Digits in which no two keys of a range differ are skipped; sorted input and ranges are left as they are.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytemuck::Pod;
+use rayon::prelude::*;
+
+use super::buffer::{split_at_bounds, values_of};
+use super::hash::{Key, with_cell};
+use super::partition::{Scattered, carried_as_is, scatter};
+use super::slots::Slot;
+use super::{MORSEL_ROWS, Run};
+use crate::Result;
+use crate::device::{Carry, Column, Keys, Sorted, Width};
+
+/// Rows that a range should have: two copies of its keys and row numbers, and one column, stay in the second cache.
+const RANGE_ROWS: usize = 1 << 14;
+
+/// Ranges shorter than this are sorted by comparison: counters would cost more than the rows.
+const COMPARED_ROWS_MAX: usize = 256;
+
+/// Bits that one pass over a range resolves: its counters and the lines that it writes stay in the first cache.
+const DIGIT_BITS_MAX: u32 = 11;
+
+pub(super) fn is_sorted<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<bool> {
+    let values = values_of::<K>(&keys.data, keys.rows);
+    let disorder = AtomicBool::new(false);
+    run.map(0..keys.rows, |range| {
+        if disorder.load(Ordering::Relaxed) {
+            return;
+        }
+        // One row of overlap with the next morsel.
+        let end = keys.rows.min(range.end + 1);
+        if !values[range.start..end].is_sorted() {
+            disorder.store(true, Ordering::Relaxed);
+        }
+    })?;
+    Ok(!disorder.into_inner())
+}
+
+/// The keys of one range, and its piece of each column.
+type SortRange<'a, K> = (&'a mut [K], Vec<(Width, &'a mut [u8])>);
+
+pub(super) fn sort<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sorted> {
+    if is_sorted::<K>(run, keys)? {
+        let carried = carry.iter().map(|carry| carried_as_is(run, carry, keys.rows)).collect::<Result<_>>()?;
+        return Ok(Sorted { keys: keys.clone(), carried });
+    }
+    let rows = keys.rows;
+    let Scattered { keys: mut sorted, mut columns, bounds } = divide::<K>(run, keys, carry)?;
+    let mut ranges: Vec<SortRange<'_, K>> =
+        split_at_bounds(&mut sorted, &bounds, 1).into_iter().map(|keys| (keys, Vec::new())).collect();
+    for (width, column) in &mut columns {
+        let pieces = split_at_bounds(column, &bounds, width.bytes());
+        ranges.iter_mut().zip(pieces).for_each(|(range, piece)| range.1.push((*width, piece)));
+    }
+    ranges.into_par_iter().try_for_each(|(keys, columns)| sort_range(run, keys, columns))?;
+    let carried =
+        columns.into_iter().map(|(width, column)| Column { data: column.freeze(), width, rows, validity: None });
+    Ok(Sorted { keys: Keys { data: sorted.freeze(), width: keys.width, rows }, carried: carried.collect() })
+}
+
+/// Moves rows into ranges of ascending keys.
+fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scattered<K>> {
+    let values = values_of::<K>(&keys.data, keys.rows);
+    let bits = (keys.rows / RANGE_ROWS).next_power_of_two().trailing_zeros().min(run.info.pass_bits_max);
+    let differing = run.map(0..keys.rows, |range| differing_bits(values[0], &values[range]))?;
+    let differing = differing.into_iter().fold(K::default(), K::or);
+    let bits_used = K::BITS - differing.leading_zeros();
+    let bits = bits.min(bits_used);
+    if bits == 0 {
+        return scatter::<K>(run, keys, carry, 1, |_| 0);
+    }
+    let (shift, mask) = (bits_used - bits, (1usize << bits) - 1);
+    let digit = |key: K| key.bits_from(shift) & mask;
+
+    // Sixteen keys a range, from all over the rows.
+    let ranges = 1usize << bits;
+    let step = (keys.rows / (SAMPLES_PER_RANGE * ranges)).max(1);
+    let mut sample: Vec<K> = values.iter().step_by(step).copied().collect();
+    let mut counts = vec![0usize; ranges];
+    sample.iter().for_each(|&key| counts[digit(key)] += 1);
+    let crowded = counts.iter().any(|&count| count > 8 * sample.len() / ranges + SAMPLES_PER_RANGE);
+    if !crowded {
+        return scatter(run, keys, carry, ranges, digit);
+    }
+    sample.sort_unstable();
+    let mut splitters: Vec<K> = (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect();
+    splitters.dedup();
+    scatter(run, keys, carry, splitters.len() + 1, |key| splitters.partition_point(|&splitter| splitter <= key))
+}
+
+/// Keys per range in the sample that decides how to divide.
+const SAMPLES_PER_RANGE: usize = 16;
+
+/// The bits in which any of `keys` differs from `reference`.
+fn differing_bits<K: Key>(reference: K, keys: &[K]) -> K {
+    keys.iter().fold(K::default(), |bits, &key| bits.or(key.xor(reference)))
+}
+
+/// Sorts one range and what is carried with it, in place.
+fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
+    run.cancel.check()?;
+    if keys.is_sorted() {
+        return Ok(());
+    }
+    // The position within the range sits where a table would have it.
+    let mut rows = run.values::<K::Unique>(keys.len(), "sorting a range of rows")?;
+    rows.iter_mut().zip(keys.iter()).zip(0..).for_each(|((row, &key), index)| *row = K::Unique::new(key, index, 0));
+    if keys.len() <= COMPARED_ROWS_MAX {
+        rows.sort_unstable_by_key(|row| row.key());
+        return put(run, &rows, keys, columns);
+    }
+    let mut spare = run.values::<K::Unique>(keys.len(), "sorting a range of rows")?;
+    let (mut from, mut to) = (&mut rows[..], &mut spare[..]);
+    let differing = differing_bits(keys[0], keys);
+    let end = K::BITS - differing.leading_zeros();
+    let mut shift = differing.trailing_zeros();
+    // Digits of equal width: 22 bits are two of 11, not one of 11 and one of 8 and one of 3.
+    let digit_bits = (end - shift).div_ceil((end - shift).div_ceil(DIGIT_BITS_MAX));
+    while shift < end {
+        let mask = (1usize << digit_bits.min(end - shift)) - 1;
+        if differing.bits_from(shift) & mask != 0 {
+            move_by_digit::<K, _>(run, from, to, |key| key.bits_from(shift) & mask)?;
+            (from, to) = (to, from);
+        }
+        shift += digit_bits;
+    }
+    put(run, from, keys, columns)
+}
+
+/// One stable pass of a radix sort.
+fn move_by_digit<K: Key, S: Slot<K>>(
+    run: &Run<'_>,
+    from: &[S],
+    to: &mut [S],
+    digit: impl Fn(K) -> usize,
+) -> Result<()> {
+    const DIGITS: usize = 1 << DIGIT_BITS_MAX;
+    let mut places = [0u32; DIGITS];
+    for rows in from.chunks(MORSEL_ROWS) {
+        run.cancel.check()?;
+        rows.iter().for_each(|row| places[digit(row.key()) & (DIGITS - 1)] += 1);
+    }
+    let mut start = 0;
+    for place in &mut places {
+        start += std::mem::replace(place, start);
+    }
+    for rows in from.chunks(MORSEL_ROWS) {
+        run.cancel.check()?;
+        for row in rows {
+            let place = &mut places[digit(row.key()) & (DIGITS - 1)];
+            to[*place as usize] = *row;
+            *place += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the sorted keys, and the columns in their order.
+fn put<K: Key, S: Slot<K>>(run: &Run<'_>, rows: &[S], keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
+    keys.iter_mut().zip(rows).for_each(|(key, row)| *key = row.key());
+    for (width, column) in columns {
+        run.cancel.check()?;
+        let mut before = run.values::<u8>(column.len(), "arranging a carried column")?;
+        before.copy_from_slice(column);
+        with_cell!(width, T => permute::<K, S, T>(rows, bytemuck::cast_slice(&before), bytemuck::cast_slice_mut(column)));
+    }
+    Ok(())
+}
+
+fn permute<K, S: Slot<K>, T: Pod>(rows: &[S], from: &[T], to: &mut [T]) {
+    to.iter_mut().zip(rows).for_each(|(to, row)| *to = from[row.first() as usize]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_moved, for_every_key, patterns, random};
+
+    fn sorts_what_it_is_given<K: Key>() {
+        let mut random = random(31);
+        for threads in THREADS {
+            let bench = Bench::new(threads);
+            for rows in SIZES {
+                let carry: Vec<Carry> = [Carry::RowNumber]
+                    .into_iter()
+                    .chain(bench.columns_of_every_width(rows).into_iter().map(Carry::Column))
+                    .collect();
+                for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
+                    if rows > 2000 && (index + threads) % 3 != 0 {
+                        continue;
+                    }
+                    let (keys, mut values) = bench.keys::<K>(&numbers);
+                    let situation = format!("{rows} rows {pattern}, {threads} threads");
+                    let found = bench.device.sort(&keys, &carry, &bench.stream).unwrap();
+                    let order = values_of::<u32>(&found.carried[0].data, rows);
+                    let found_keys = values_of::<K>(&found.keys.data, rows);
+                    assert!(
+                        order.iter().zip(found_keys).all(|(&row, &key)| values[row as usize] == key),
+                        "{situation}"
+                    );
+                    assert_moved(&found.carried[1..], order, &situation);
+                    let mut rows_seen = order.to_vec();
+                    rows_seen.sort_unstable();
+                    assert!(rows_seen.into_iter().eq(0..rows as u32), "{situation}");
+                    let was_sorted = values.is_sorted();
+                    assert_eq!(bench.device.is_sorted(&keys, &bench.stream).unwrap(), was_sorted, "{situation}");
+                    values.sort_unstable();
+                    assert!(values == found_keys, "{situation}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_sorted_with_all_they_carry() {
+        for_every_key!(sorts_what_it_is_given);
+    }
+
+    #[test]
+    fn sorted_keys_are_not_copied() {
+        let bench = Bench::new(2);
+        let (keys, _) = bench.keys::<u32>(&(0..100_000).collect::<Vec<_>>());
+        let sorted = bench.device.sort(&keys, &[], &bench.stream).unwrap();
+        assert!(std::sync::Arc::ptr_eq(&keys.data, &sorted.keys.data));
+    }
+
+    #[test]
+    fn one_row_out_of_order_is_found_wherever_it_is() {
+        let bench = Bench::new(3);
+        let rows = 2 * MORSEL_ROWS + 10;
+        for place in [1, 2, MORSEL_ROWS - 1, MORSEL_ROWS, MORSEL_ROWS + 1, 2 * MORSEL_ROWS, rows - 1] {
+            let mut numbers: Vec<u32> = (10..rows as u32 + 10).collect();
+            numbers[place] = numbers[place - 1] - 1;
+            let (keys, _) = bench.keys::<u32>(&numbers);
+            assert!(
+                !bench.device.is_sorted(&keys, &bench.stream).unwrap(),
+                "row {place} is smaller than the one before"
+            );
+        }
+    }
+}

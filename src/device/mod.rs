@@ -1,0 +1,178 @@
+//! Devices: where joins run, behind one trait.
+//!
+//! A device is memory with a budget, and a set of primitives over it. There are two kinds: a slice of the CPU
+//! ([`host`]), and an NVIDIA GPU (`cuda`, to come). A strategy in [`join`](crate::join) is written once, against
+//! [`Device`], and runs unchanged on either.
+//!
+//! ```text
+//!   host memory ── copy_in ──►  columns ─ pack_keys ─► keys ─┬─ (as they lie) ── build_table ── probe_table ─┐
+//!                                                            ├─ partition ────── match_partitions ───────────┤
+//!                                                            └─ sort ─────────── match_sorted ───────────────┤
+//!   host memory ◄─ gather_to_host ── positions ◄─ expand / select_matches / select_flags ◄──── matches ◄─────┘
+//! ```
+//!
+//! # Vocabulary
+//! * *Position*: the place of a row in an arrangement (original, partitioned or sorted), 32 bits. A device is never given
+//!   more than [`ROWS_MAX`] rows of one side at a time.
+//! * *Arrangement*: rows in some order, with what was carried along: original row numbers, or payload columns.
+//! * *Matches*: for each probe row of a range, the run of build positions that have its key: `first` and `count`. All
+//!   three ways of matching give this same shape, because each keeps equal build keys adjacent.
+//!
+//! # Execution model
+//! Work is queued on a [`Stream`] and done in order; two streams may overlap. A call may return before its work is done;
+//! what it returns can be given to later calls on the same stream at once, to another stream after an [`Event`], and
+//! to the CPU after [`Device::synchronize`]. Calls whose result is a number or has a data-dependent size wait by
+//! themselves. (On host devices every call is finished when it returns.) A stream carries its job's [`CancelFlag`]:
+//! once raised, a primitive returns [`Error::Cancelled`](crate::Error::Cancelled) at the next morsel.
+//!
+//! This room knows nothing of Arrow types beyond buffers, nor of tables, jobs or the wire.
+
+mod cancel;
+pub mod host;
+mod types;
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use arrow::buffer::Buffer;
+
+pub use cancel::CancelFlag;
+pub use types::{
+    BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event,
+    HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
+    Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width,
+};
+
+use crate::Result;
+use crate::memory::{Arena, Budget};
+
+/// Memory with a budget and the primitives of joins over it.
+///
+/// Row counts are in rows and sizes in bytes. Errors, for every call: [`Exhausted`](crate::Error::Exhausted) when the
+/// device's budget refuses, [`Cancelled`](crate::Error::Cancelled) when the stream's job was stopped,
+/// [`Unavailable`](crate::Error::Unavailable) when the device is lost, [`Internal`](crate::Error::Internal) for a defect
+/// of ours. Arguments that contradict each other (columns of unequal length, a buffer of another device) are our
+/// mistakes, and panic.
+pub trait Device: Send + Sync + Debug {
+    /// Which device this is.
+    fn id(&self) -> DeviceId;
+
+    /// What it is made of, and the sizes it works best with.
+    fn info(&self) -> &DeviceInfo;
+
+    /// The memory that its buffers are taken from.
+    fn memory(&self) -> &Budget;
+
+    // ---- Streams -------------------------------------------------------------------------------------------------
+
+    /// A new queue of work for a job.
+    fn stream(&self, cancel: CancelFlag) -> Result<Stream>;
+
+    /// Marks the work queued on `stream` so far.
+    fn record_event(&self, stream: &Stream) -> Result<Event>;
+
+    /// Makes later work on `stream` wait for `event`, which may be of another stream.
+    fn wait_event(&self, event: &Event, stream: &Stream) -> Result<()>;
+
+    /// Waits on the CPU until all work queued on `stream` is done, and reports its first failure.
+    fn synchronize(&self, stream: &Stream) -> Result<()>;
+
+    // ---- Transfers -----------------------------------------------------------------------------------------------
+
+    /// Brings byte ranges of host memory to the device, one after the other in one buffer. Without an emulated link a
+    /// host device takes a single part as it is, without copying.
+    fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
+
+    /// Brings bit ranges (validity, booleans) to the device, one after the other in one bitmap that starts at bit 0.
+    fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer>;
+
+    /// Brings a buffer's first `len` bytes back to host memory, into a piece of the arena. Waits.
+    fn copy_out(&self, buffer: &DeviceBuffer, len: usize, arena: &Arena, stream: &Stream) -> Result<Buffer>;
+
+    // ---- Keys and arrangements -------------------------------------------------------------------------------------
+
+    /// Packs one or several key columns into one key of fixed width per row, such that keys are equal exactly when all
+    /// fields are. Rows with a null in a field that does not match nulls are left out, and the row numbers of those that
+    /// stay are returned beside the keys.
+    fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
+
+    /// Partitions rows by `bits` of the mixed key, and everything carried with them. Order within a partition is
+    /// unspecified but the same for the keys and all that is carried.
+    fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions>;
+
+    /// Makes equal keys adjacent within each partition, moving everything carried with them.
+    fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions>;
+
+    /// Sorts rows by key (as unsigned integers) and everything carried with them.
+    fn sort(&self, keys: &Keys, carry: &[Carry], stream: &Stream) -> Result<Sorted>;
+
+    /// Whether the keys are in ascending order (as unsigned integers) already. Waits.
+    fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool>;
+
+    // ---- Matching ----------------------------------------------------------------------------------------------------
+
+    /// One hash table over all keys, as they lie. Where keys repeat, [`Table::order`] lists rows with equal keys adjacent,
+    /// and matches are positions in that list; where all are distinct it is `None`, and matches are row positions.
+    fn build_table(&self, keys: &Keys, stream: &Stream) -> Result<Table>;
+
+    /// The perfect-hash table of distinct keys in `key_min..=key_max`: an array indexed by `key - key_min`. `None` when a
+    /// key repeats or lies outside. Waits.
+    fn build_dense_table(&self, keys: &Keys, key_min: u128, key_max: u128, stream: &Stream) -> Result<Option<Table>>;
+
+    /// Matches probe rows `rows` against a table.
+    fn probe_table(&self, table: &Table, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches>;
+
+    /// Matches the probe rows of `partitions` against the build rows of the same partitions, with a table per partition
+    /// that lives no longer than it is needed. Answers [`PartitionMatches::RepeatedBuildKeys`], and no matches, when
+    /// `build` was not grouped and a key of it repeats.
+    fn match_partitions(
+        &self,
+        build: &Partitions,
+        probe: &Partitions,
+        partitions: Range<usize>,
+        stream: &Stream,
+    ) -> Result<PartitionMatches>;
+
+    /// Matches probe rows `rows` of sorted keys against sorted build keys by merge path.
+    fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches>;
+
+    // ---- From matches to rows ----------------------------------------------------------------------------------------
+
+    /// The pairs number `pairs` (of [`Matches::pair_count`] for that `unmatched`) in order of probe position. With
+    /// [`Unmatched::Emit`], a probe row without a match gives one pair whose build position is [`NO_ROW`].
+    fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs>;
+
+    /// The positions of the probe rows of `matches` that have a match, or that have none.
+    fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions>;
+
+    /// A byte per row, all zero: which rows have been matched so far.
+    fn new_flags(&self, rows: usize, stream: &Stream) -> Result<DeviceBuffer>;
+
+    /// Sets the flag of every build position that `matches` refers to.
+    fn mark_build(&self, matches: &Matches, flags: &DeviceBuffer, stream: &Stream) -> Result<()>;
+
+    /// Sets the flag at every position listed; [`NO_ROW`] is passed over.
+    fn mark(&self, positions: &Positions, flags: &DeviceBuffer, stream: &Stream) -> Result<()>;
+
+    /// The positions whose flag is set, or is not set, in ascending order.
+    fn select_flags(&self, flags: &DeviceBuffer, rows: usize, which: Which, stream: &Stream) -> Result<Positions>;
+
+    /// Looks positions up in a list of positions: `map[positions[i]]`, [`NO_ROW`] staying as it is. Composes arrangements.
+    fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions>;
+
+    /// The rows of `column` at `positions`, on the device. [`NO_ROW`] gives a null.
+    fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column>;
+
+    /// The rows of `column` at `positions`, written straight to host memory. [`NO_ROW`] gives a null. The buffers are
+    /// complete after the next [`Device::synchronize`]; do not read them earlier.
+    fn gather_to_host(
+        &self,
+        column: &Column,
+        positions: &Positions,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<HostColumn>;
+
+    /// Positions as 32-bit numbers in host memory. Waits.
+    fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer>;
+}

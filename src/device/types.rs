@@ -1,0 +1,425 @@
+//! What passes between a strategy and a device: buffers, columns, keys, arrangements, matches and positions.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::buffer::Buffer;
+
+use super::CancelFlag;
+
+/// The position that means "no row": a null on gathering. No row has it, because [`ROWS_MAX`] is smaller.
+pub const NO_ROW: u32 = u32::MAX;
+
+/// The most rows of one side that a device is given at a time.
+pub const ROWS_MAX: usize = u32::MAX as usize;
+
+/// Which device: its kind and its number among those of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId {
+    /// CPU or GPU.
+    pub kind: DeviceKind,
+    /// From 0, within the kind.
+    pub index: u16,
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind, self.index)
+    }
+}
+
+/// The kinds of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeviceKind {
+    /// A slice of the CPU's threads with a memory budget.
+    Host,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+/// What a device is made of, and the sizes it works best with.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// As the operator knows it: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
+    pub name: String,
+    /// CPU threads, or multiprocessors.
+    pub parallelism: usize,
+    /// Probe rows that one wave of matching and gathering should cover, so that what passes between its primitives stays
+    /// in cache (host) or launches stay few (GPU).
+    pub wave_rows: usize,
+    /// Build rows that a partition should have, so that its hash table stays in the fastest memory.
+    pub partition_rows: usize,
+    /// The most bits that one partition pass resolves well.
+    pub pass_bits_max: u32,
+}
+
+/// Memory of a device. Only the device's own room looks inside.
+pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
+    /// Bytes that may be used.
+    fn size_bytes(&self) -> usize;
+    /// For the owning device, which knows the concrete type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Shared memory of a device; the last clone frees it (in stream order) and gives its budget back.
+pub type DeviceBuffer = Arc<dyn DeviceMemory>;
+
+/// Bytes per value of a fixed-width column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Width {
+    /// 8 bits.
+    W1,
+    /// 16 bits.
+    W2,
+    /// 32 bits.
+    W4,
+    /// 64 bits.
+    W8,
+    /// 128 bits.
+    W16,
+    /// 256 bits (wide decimals). Payload only.
+    W32,
+}
+
+impl Width {
+    /// The width of that many bytes, if there is one.
+    pub fn from_bytes(bytes: usize) -> Option<Self> {
+        Some(match bytes {
+            1 => Self::W1,
+            2 => Self::W2,
+            4 => Self::W4,
+            8 => Self::W8,
+            16 => Self::W16,
+            32 => Self::W32,
+            _ => return None,
+        })
+    }
+
+    /// Bytes per value.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::W1 => 1,
+            Self::W2 => 2,
+            Self::W4 => 4,
+            Self::W8 => 8,
+            Self::W16 => 16,
+            Self::W32 => 32,
+        }
+    }
+}
+
+/// A fixed-width column on a device.
+#[derive(Clone, Debug)]
+pub struct Column {
+    /// `rows` values of `width` bytes.
+    pub data: DeviceBuffer,
+    /// Bytes per value.
+    pub width: Width,
+    /// Number of values.
+    pub rows: usize,
+    /// A bit per row, 1 for a value; `None` when there are no nulls. What lies under a null is unspecified.
+    pub validity: Option<DeviceBuffer>,
+}
+
+/// A gathered column in host memory.
+#[derive(Clone, Debug)]
+pub struct HostColumn {
+    /// Values, in Arrow's layout.
+    pub data: Buffer,
+    /// A bit per row, 1 for a value, and the number of nulls; `None` when there are none.
+    pub validity: Option<(Buffer, usize)>,
+    /// Number of values.
+    pub rows: usize,
+}
+
+/// A run of bits in host memory, in Arrow's order (least significant first).
+#[derive(Clone, Debug)]
+pub enum BitSlice {
+    /// `len` bits of `buffer` from bit `offset`.
+    Bits {
+        /// Where the bits are.
+        buffer: Buffer,
+        /// First bit.
+        offset: usize,
+        /// Number of bits.
+        len: usize,
+    },
+    /// `len` bits that are all one: a chunk without nulls.
+    Ones {
+        /// Number of bits.
+        len: usize,
+    },
+}
+
+/// Bytes per packed key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KeyWidth {
+    /// 32 bits.
+    W4,
+    /// 64 bits.
+    W8,
+    /// 128 bits.
+    W16,
+}
+
+impl KeyWidth {
+    /// The narrowest width that holds `bits` bits.
+    pub fn for_bits(bits: u32) -> Option<Self> {
+        Some(match bits {
+            0..=32 => Self::W4,
+            33..=64 => Self::W8,
+            65..=128 => Self::W16,
+            _ => return None,
+        })
+    }
+
+    /// Bytes per key.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::W4 => 4,
+            Self::W8 => 8,
+            Self::W16 => 16,
+        }
+    }
+}
+
+/// One key column and its place in the packed key.
+#[derive(Clone, Debug)]
+pub struct KeyField {
+    /// The values.
+    pub column: Column,
+    /// How a value becomes bits.
+    pub encoding: KeyEncoding,
+    /// Where the field's lowest bit goes in the packed key.
+    pub shift: u32,
+    /// Bits that the encoded value takes.
+    pub bits: u32,
+    /// `Some(bit)`: nulls match nulls; a null row has this bit of the packed key set, and zeros for the value.
+    /// `None`: a row that is null here has no key.
+    pub null_bit: Option<u32>,
+}
+
+/// How a key value becomes bits, so that equal bits mean equal values. Order is kept where the type has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyEncoding {
+    /// The bits as they are, zero-extended.
+    Unsigned,
+    /// A two's-complement integer of the column's width, minus `min` (wrapping in 128 bits): small ranges take few bits,
+    /// and order is kept. With `min` the type's own minimum this is the usual sign flip.
+    Signed {
+        /// The smallest value of both sides.
+        min: i128,
+    },
+    /// An unsigned integer of the column's width minus `min`.
+    Offset {
+        /// The smallest value of both sides.
+        min: u128,
+    },
+    /// IEEE 754 of the column's width (2, 4 or 8): -0 becomes 0, every NaN the same NaN, and order is kept.
+    Float,
+}
+
+/// Keys of fixed width, as they lie.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// `rows` unsigned integers.
+    pub data: DeviceBuffer,
+    /// Bytes per key.
+    pub width: KeyWidth,
+    /// Number of keys; at most [`ROWS_MAX`].
+    pub rows: usize,
+}
+
+impl Keys {
+    /// The keys as a column, to be gathered.
+    pub fn as_column(&self) -> Column {
+        let width = Width::from_bytes(self.width.bytes()).expect("every key width is a column width");
+        Column { data: self.data.clone(), width, rows: self.rows, validity: None }
+    }
+}
+
+/// Keys made from columns.
+#[derive(Clone, Debug)]
+pub struct PackedKeys {
+    /// The keys of the rows that have one.
+    pub keys: Keys,
+    /// The row number of each key; `None` when every row has a key, so that they are the same.
+    pub rows_kept: Option<Positions>,
+}
+
+/// Something that moves with the keys when rows are arranged.
+#[derive(Clone, Debug)]
+pub enum Carry {
+    /// The number of the row itself, made on the fly; arrives as a column of width 4.
+    RowNumber,
+    /// A column's values. Its validity, if any, is not moved: nullable columns are gathered by row number.
+    Column(Column),
+}
+
+/// Which bits of the mixed key choose the partition. Bits are counted from the most significant, so that levels are disjoint:
+/// a second pass after one of `{0, 8}` uses `{8, b}`, and tables use the lowest bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RadixBits {
+    /// Bits that earlier levels have used.
+    pub skip: u32,
+    /// Bits of this level: `1 << bits` partitions.
+    pub bits: u32,
+}
+
+/// Rows arranged by partition.
+#[derive(Clone, Debug)]
+pub struct Partitions {
+    /// The keys, partition after partition.
+    pub keys: Keys,
+    /// What was carried, in the same order and as it was given.
+    pub carried: Vec<Column>,
+    /// Where each partition starts, and at the end the number of rows: one more entry than partitions.
+    pub bounds: Arc<[usize]>,
+    /// Whether equal keys are known to be adjacent.
+    pub grouped: bool,
+}
+
+/// Rows arranged by key.
+#[derive(Clone, Debug)]
+pub struct Sorted {
+    /// Keys in ascending order.
+    pub keys: Keys,
+    /// What was carried, in the same order and as it was given.
+    pub carried: Vec<Column>,
+}
+
+/// A table over build keys, in the form that its device likes.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// The device's own.
+    pub state: Arc<dyn DeviceMemory>,
+    /// Build rows with equal keys adjacent, when keys repeat: matches are positions in this list.
+    pub order: Option<Positions>,
+    /// Build rows in the table.
+    pub rows: usize,
+}
+
+/// For each probe row of a range, the run of build positions that have its key.
+#[derive(Clone, Debug)]
+pub struct Matches {
+    /// `rows.len()` 32-bit build positions; [`NO_ROW`] where there is no match.
+    pub first: DeviceBuffer,
+    /// `rows.len()` 32-bit run lengths; `None` when no run is longer than one.
+    pub count: Option<DeviceBuffer>,
+    /// The probe positions that were matched.
+    pub rows: Range<usize>,
+    /// How many of them have a match.
+    pub matched_rows: usize,
+    /// The sum of all run lengths.
+    pub total: u64,
+}
+
+impl Matches {
+    /// How many pairs [`expand`](super::Device::expand) can give.
+    pub fn pair_count(&self, unmatched: Unmatched) -> u64 {
+        match unmatched {
+            Unmatched::Skip => self.total,
+            Unmatched::Emit => self.total + (self.rows.len() - self.matched_rows) as u64,
+        }
+    }
+}
+
+/// What [`match_partitions`](super::Device::match_partitions) found.
+#[derive(Clone, Debug)]
+pub enum PartitionMatches {
+    /// The matches of the probe rows of those partitions.
+    Matched(Matches),
+    /// A build key repeats, and equal keys are not adjacent: group the partitions, then ask again.
+    RepeatedBuildKeys,
+}
+
+/// What becomes of probe rows without a match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmatched {
+    /// They are passed over.
+    Skip,
+    /// They give one pair without a build row.
+    Emit,
+}
+
+/// Which rows to select.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those with a match.
+    Matched,
+    /// Those without.
+    Unmatched,
+}
+
+/// A list of row positions on a device.
+#[derive(Clone, Debug)]
+pub enum Positions {
+    /// Consecutive positions; nothing is stored.
+    Range(Range<usize>),
+    /// 32-bit positions.
+    List {
+        /// `rows` unsigned integers of 32 bits.
+        data: DeviceBuffer,
+        /// Number of positions.
+        rows: usize,
+        /// Whether [`NO_ROW`] may be among them.
+        may_miss: bool,
+    },
+}
+
+impl Positions {
+    /// Number of positions.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Range(range) => range.len(),
+            Self::List { rows, .. } => *rows,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Matched rows, side by side.
+#[derive(Clone, Debug)]
+pub struct Pairs {
+    /// Build positions; [`NO_ROW`] beside an unmatched probe row.
+    pub build: Positions,
+    /// Probe positions.
+    pub probe: Positions,
+}
+
+/// A queue of work on a device, for one job.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// The device's own handle.
+    pub handle: Arc<dyn DeviceHandle>,
+    /// Raised when the job should stop.
+    pub cancel: CancelFlag,
+}
+
+/// A mark in a stream.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// The device's own handle.
+    pub handle: Arc<dyn DeviceHandle>,
+}
+
+/// A device's own handle of something that is not memory.
+pub trait DeviceHandle: Any + Send + Sync + fmt::Debug {
+    /// For the owning device, which knows the concrete type.
+    fn as_any(&self) -> &dyn Any;
+}

@@ -1,0 +1,258 @@
+//! Arrangements: rows of one side with their keys, as they lie, partitioned, or sorted, and what was carried along.
+//!
+//! A column of the result comes from one of three places, in this order:
+//!
+//! 1. it was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section 4.2);
+//! 2. it lies on the device as it was copied in, and is gathered by row number (gather from untransformed relation, GFUR);
+//! 3. devices cannot move it (strings, nested, booleans): it is gathered on the host by row number.
+//!
+//! Nullable columns are never carried, because bits do not move well: rule 2.
+
+use std::collections::BTreeMap;
+
+use super::inputs::SideInput;
+use super::monitor::Monitor;
+use crate::Result;
+use crate::columns::{KeyLayout, Role, Rows, SideKeys};
+use crate::device::{Carry, Column, Device, Keys, Partitions, Positions, RadixBits, Sorted, Stream, Which};
+use crate::memory::Arena;
+
+/// How rows are to be arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrangement {
+    /// As they lie.
+    Original,
+    /// By partition.
+    Partitioned(RadixBits),
+    /// By key.
+    Sorted,
+}
+
+/// Whether payload columns move with the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Payload {
+    /// GFTR: they do.
+    Carried,
+    /// GFUR: row numbers do, and payload is gathered from where it lies.
+    ByRowNumber,
+}
+
+/// Everything that arranging needs beside the rows.
+pub(super) struct Workshop<'a> {
+    pub(super) device: &'a dyn Device,
+    pub(super) stream: &'a Stream,
+    pub(super) arena: &'a Arena,
+    pub(super) monitor: &'a Monitor,
+}
+
+/// Rows of one side, arranged. *Arranged positions* count in this order; *row numbers* count in `rows`.
+#[derive(Debug)]
+pub(super) struct Arranged {
+    pub(super) rows: Rows,
+    pub(super) keys: SideKeys,
+    pub(super) order: Order,
+    /// The row number at each arranged position; `None` when they are the same. With partitions and sorted rows that
+    /// carried no row numbers this is `None` too, and `numbered` is false.
+    pub(super) to_rows: Option<Positions>,
+    /// Whether row numbers are known: `to_rows`, or the identity.
+    pub(super) numbered: bool,
+    /// Which table columns were carried, in the order they were given.
+    carried: Vec<usize>,
+    /// Columns on the device as they were copied in, by table column.
+    originals: BTreeMap<usize, Column>,
+    /// Rows that have no key because of a null, if any.
+    pub(super) unkeyed: Option<Positions>,
+}
+
+/// Keys in their arrangement.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// As they lie.
+    Original(Keys),
+    /// By partition.
+    Partitioned(Partitions),
+    /// By key.
+    Sorted(Sorted),
+}
+
+/// Copies in, packs and arranges some rows of one side.
+///
+/// # Errors
+/// The device's.
+pub(super) fn arrange(
+    shop: &Workshop<'_>,
+    input: &SideInput,
+    rows: Rows,
+    layout: &KeyLayout,
+    arrangement: Arrangement,
+    payload: Payload,
+) -> Result<Arranged> {
+    let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
+    let row_count = rows.len();
+    let key_bytes = (row_count * layout.width().bytes()) as u64;
+    let keys = monitor.phase("pack keys", 2 * key_bytes, || {
+        layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
+    })?;
+    let mut originals = BTreeMap::new();
+    let copy_bytes = (row_count * input.device_row_bytes()) as u64;
+    monitor.phase("copy in", copy_bytes, || {
+        for &column in &input.output_columns {
+            // A raw key column is gathered from the keys themselves.
+            if input.movable(column).is_some() && !is_raw_key(layout, input, column, arrangement) {
+                originals.insert(column, rows.copy_in(column, device, stream)?);
+            }
+        }
+        Ok(())
+    })?;
+    let unkeyed = match &keys.packed.rows_kept {
+        Some(kept) if kept.len() < row_count => Some(rows_without_key(shop, kept, row_count)?),
+        _ => None,
+    };
+
+    if arrangement == Arrangement::Original {
+        let order = Order::Original(keys.packed.keys.clone());
+        let to_rows = keys.packed.rows_kept.clone();
+        return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
+    }
+    if arrangement == Arrangement::Sorted && device.is_sorted(&keys.packed.keys, stream)? {
+        let sorted = Sorted { keys: keys.packed.keys.clone(), carried: Vec::new() };
+        let to_rows = keys.packed.rows_kept.clone();
+        return Ok(Arranged {
+            rows,
+            keys,
+            order: Order::Sorted(sorted),
+            to_rows,
+            numbered: true,
+            carried: Vec::new(),
+            originals,
+            unkeyed,
+        });
+    }
+
+    let mut carried = Vec::new();
+    let mut carry = Vec::new();
+    if payload == Payload::Carried {
+        for (&column, original) in &originals {
+            if original.validity.is_none() {
+                carried.push(column);
+                let column = match &keys.packed.rows_kept {
+                    Some(kept) => device.gather(original, kept, stream)?,
+                    None => original.clone(),
+                };
+                carry.push(Carry::Column(column));
+            }
+        }
+    }
+    // Row numbers are needed by whatever is not carried, and by the comparison of real values behind hashed keys.
+    let elsewhere = |&column: &usize| !carried.contains(&column) && !is_raw_key(layout, input, column, arrangement);
+    let numbered = layout.is_hashed() || input.output_columns.iter().any(elsewhere);
+    if numbered {
+        carry.push(Carry::RowNumber);
+    }
+    let moved_bytes = 2 * (key_bytes + carry.iter().map(|carry| carry_bytes(carry, row_count)).sum::<u64>());
+    let order =
+        match arrangement {
+            Arrangement::Partitioned(bits) => {
+                let phase = if input.role == Role::Build { "partition build" } else { "partition probe" };
+                // The histogram reads the keys once more.
+                Order::Partitioned(monitor.phase(phase, moved_bytes + key_bytes, || {
+                    device.partition(&keys.packed.keys, &carry, bits, stream)
+                })?)
+            }
+            _ => {
+                let phase = if input.role == Role::Build { "sort build" } else { "sort probe" };
+                Order::Sorted(monitor.phase(phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?)
+            }
+        };
+    if unkeyed.is_none() {
+        originals.retain(|column, _| !carried.contains(column));
+    }
+    let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
+    arranged.find_row_numbers(shop)?;
+    Ok(arranged)
+}
+
+impl Arranged {
+    /// The keys in their arrangement.
+    pub(super) fn arranged_keys(&self) -> &Keys {
+        match &self.order {
+            Order::Original(keys) => keys,
+            Order::Partitioned(partitions) => &partitions.keys,
+            Order::Sorted(sorted) => &sorted.keys,
+        }
+    }
+
+    /// Number of arranged rows: those that have a key.
+    pub(super) fn len(&self) -> usize {
+        self.arranged_keys().rows
+    }
+
+    /// A table column in arranged order, if it was carried.
+    pub(super) fn carried(&self, column: usize) -> Option<&Column> {
+        let at = self.carried.iter().position(|&carried| carried == column)?;
+        match &self.order {
+            Order::Original(_) => None,
+            Order::Partitioned(partitions) => partitions.carried.get(at),
+            Order::Sorted(sorted) => sorted.carried.get(at),
+        }
+    }
+
+    /// A table column as it was copied in.
+    pub(super) fn original(&self, column: usize) -> Option<&Column> {
+        self.originals.get(&column)
+    }
+
+    /// Makes equal keys of partitions adjacent.
+    pub(super) fn group(&mut self, shop: &Workshop<'_>) -> Result<()> {
+        let Order::Partitioned(partitions) = &self.order else { return Ok(()) };
+        let bytes =
+            2 * partitions.carried.iter().map(|column| (column.rows * column.width.bytes()) as u64).sum::<u64>();
+        let grouped = shop
+            .monitor
+            .phase("group build", bytes, || shop.device.group_partitions(partitions.clone(), shop.stream))?;
+        self.order = Order::Partitioned(grouped);
+        self.find_row_numbers(shop)
+    }
+
+    /// Takes the row numbers out of what was carried.
+    fn find_row_numbers(&mut self, shop: &Workshop<'_>) -> Result<()> {
+        if !self.numbered {
+            return Ok(());
+        }
+        let carried = match &self.order {
+            Order::Original(_) => return Ok(()),
+            Order::Partitioned(partitions) => &partitions.carried,
+            Order::Sorted(sorted) => &sorted.carried,
+        };
+        let Some(numbers) = carried.get(self.carried.len()) else { return Ok(()) };
+        let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, may_miss: false };
+        self.to_rows = Some(match &self.keys.packed.rows_kept {
+            Some(kept) => shop.device.compose(kept, &numbers, shop.stream)?,
+            None => numbers,
+        });
+        Ok(())
+    }
+}
+
+/// Whether a column of the result is gathered from the arranged keys, because it is the one key column, bit for bit.
+pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, arrangement: Arrangement) -> bool {
+    layout.is_raw()
+        && input.key_columns[0] == column
+        && arrangement != Arrangement::Original
+        // Rows without a key are gathered from the original column.
+        && !input.has_nulls(column)
+}
+
+fn carry_bytes(carry: &Carry, rows: usize) -> u64 {
+    let width = match carry {
+        Carry::RowNumber => 4,
+        Carry::Column(column) => column.width.bytes(),
+    };
+    (rows * width) as u64
+}
+
+fn rows_without_key(shop: &Workshop<'_>, kept: &Positions, rows: usize) -> Result<Positions> {
+    let flags = shop.device.new_flags(rows, shop.stream)?;
+    shop.device.mark(kept, &flags, shop.stream)?;
+    shop.device.select_flags(&flags, rows, Which::Unmatched, shop.stream)
+}

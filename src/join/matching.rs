@@ -1,0 +1,139 @@
+//! Matching: a build side that is ready to be probed, and the waves in which a probe chunk is matched against it.
+
+use std::ops::Range;
+
+use arrow::buffer::Buffer;
+
+use super::arrange::{Arranged, Order, Workshop};
+use super::inputs::SideInput;
+use crate::catalog::Value;
+use crate::columns::KeyLayout;
+use crate::device::{Keys, Matches, PartitionMatches, Table};
+use crate::{Error, Result};
+
+/// A build side, arranged and indexed.
+#[derive(Debug)]
+pub(super) struct BuildSide {
+    /// Its rows. Build positions of matches are arranged positions of these.
+    pub(super) arranged: Arranged,
+    /// The table of the `hash` strategy; the others need none beyond the arrangement.
+    table: Option<Table>,
+}
+
+impl BuildSide {
+    /// Indexes an arranged build side. `ahead`: equal keys must be adjacent before the first wave, because marks or
+    /// comparisons refer to positions that may not move later.
+    pub(super) fn new(
+        mut arranged: Arranged,
+        input: &SideInput,
+        layout: &KeyLayout,
+        ahead: bool,
+        shop: &Workshop<'_>,
+    ) -> Result<Self> {
+        let mut table = None;
+        match &arranged.order {
+            Order::Original(keys) => {
+                let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
+                let built = shop.monitor.phase("build table", 3 * bytes, || build_table(keys, input, layout, shop))?;
+                if let Some(order) = &built.order {
+                    arranged.to_rows = Some(match &arranged.to_rows {
+                        Some(rows) => shop.device.compose(rows, order, shop.stream)?,
+                        None => order.clone(),
+                    });
+                }
+                table = Some(built);
+            }
+            Order::Partitioned(_) if ahead => arranged.group(shop)?,
+            _ => {}
+        }
+        Ok(Self { arranged, table })
+    }
+
+    /// The keys in the order of build positions, in host memory.
+    pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Buffer> {
+        let keys = self.arranged.arranged_keys();
+        let ordered = match self.table.as_ref().and_then(|table| table.order.as_ref()) {
+            Some(order) => shop.device.gather(&keys.as_column(), order, shop.stream)?.data,
+            None => keys.data.clone(),
+        };
+        shop.device.copy_out(&ordered, keys.rows * keys.width.bytes(), shop.arena, shop.stream)
+    }
+
+    /// Matches one wave of a probe chunk.
+    pub(super) fn match_wave(&mut self, probe: &Arranged, wave: Range<usize>, shop: &Workshop<'_>) -> Result<Matches> {
+        let (device, stream) = (shop.device, shop.stream);
+        let key_bytes = probe.arranged_keys().width.bytes();
+        let wave_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
+        match (&self.arranged.order, &probe.order) {
+            (Order::Original(_), Order::Original(keys)) => {
+                let table = self.table.as_ref().expect("a build side as it lies has a table");
+                shop.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))
+            }
+            (Order::Sorted(build), Order::Sorted(sorted)) => {
+                shop.monitor.phase("match", wave_bytes(wave.len()), || {
+                    device.match_sorted(&build.keys, &sorted.keys, wave, stream)
+                })
+            }
+            (Order::Partitioned(_), Order::Partitioned(partitions)) => {
+                let rows = partitions.bounds[wave.end] - partitions.bounds[wave.start];
+                loop {
+                    let Order::Partitioned(build) = &self.arranged.order else {
+                        unreachable!("grouping keeps partitions")
+                    };
+                    let found = shop.monitor.phase("match", wave_bytes(rows), || {
+                        device.match_partitions(build, partitions, wave.clone(), stream)
+                    })?;
+                    match found {
+                        PartitionMatches::Matched(matches) => return Ok(matches),
+                        PartitionMatches::RepeatedBuildKeys if build.grouped => {
+                            return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
+                        }
+                        PartitionMatches::RepeatedBuildKeys => self.arranged.group(shop)?,
+                    }
+                }
+            }
+            _ => unreachable!("both sides are arranged alike"),
+        }
+    }
+}
+
+/// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe rows each.
+pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Vec<Range<usize>> {
+    let Order::Partitioned(partitions) = &probe.order else {
+        let rows = probe.len();
+        return (0..rows).step_by(wave_rows).map(|start| start..rows.min(start + wave_rows)).collect();
+    };
+    let bounds = &partitions.bounds;
+    let count = bounds.len() - 1;
+    let mut waves = Vec::new();
+    let mut start = 0;
+    while start < count {
+        let mut end = start + 1;
+        while end < count && bounds[end + 1] - bounds[start] <= wave_rows {
+            end += 1;
+        }
+        waves.push(start..end);
+        start = end;
+    }
+    waves
+}
+
+/// The perfect-hash table when the keys are dense, one integer column as it lies; else the general one.
+fn build_table(keys: &Keys, input: &SideInput, layout: &KeyLayout, shop: &Workshop<'_>) -> Result<Table> {
+    /// An array slot takes 4 bytes and a slot of the general table at least 16 (at half load): up to this many slots per
+    /// row the array is no larger.
+    const SLOTS_PER_ROW_MAX: u128 = 4;
+    if layout.is_raw() {
+        let statistics = &input.table.statistics[input.key_columns[0]];
+        // Raw keys are compared as unsigned integers: a range that crosses zero has no dense image.
+        if let (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) = (&statistics.min, &statistics.max) {
+            let (min, max) = (*min as u128, *max as u128);
+            if max - min < SLOTS_PER_ROW_MAX * (keys.rows as u128).max(1)
+                && let Some(table) = shop.device.build_dense_table(keys, min, max, shop.stream)?
+            {
+                return Ok(table);
+            }
+        }
+    }
+    shop.device.build_table(keys, shop.stream)
+}

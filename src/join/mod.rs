@@ -1,0 +1,39 @@
+//! Strategies: joins composed of a device's primitives, each written once for every kind of device.
+//!
+//! Every strategy arranges both sides, matches probe rows with build rows in waves, and turns each wave's matches into
+//! batches of the result:
+//!
+//! ```text
+//!                     build side                      probe side, a chunk at a time
+//!   hash              as it lies, one table           as it lies
+//!   radix-hash        partitioned, columns carried    partitioned, columns carried          ┐ a wave: match ─► expand ─►
+//!   radix-hash-gfur   partitioned, rows carried       partitioned, rows carried             ├ gather straight into the
+//!   sort-merge        sorted, columns carried         sorted, columns carried               │ arena ─► push to the sink
+//!   sort-merge-gfur   sorted, rows carried            sorted, rows carried                  ┘
+//! ```
+//!
+//! This room knows of devices, columns and memory, and nothing of jobs, queues or the wire.
+
+mod arrange;
+mod emit;
+mod inputs;
+mod matching;
+mod monitor;
+mod run;
+mod verify;
+
+use arrow::array::RecordBatch;
+
+pub use monitor::{Monitor, PhaseRecord};
+pub use run::run;
+
+use crate::Result;
+
+/// Where the batches of a result go.
+pub trait BatchSink: Sync {
+    /// Takes the next batch. May block while the reader catches up.
+    ///
+    /// # Errors
+    /// Whatever makes it pointless to go on.
+    fn push(&self, batch: RecordBatch) -> Result<()>;
+}

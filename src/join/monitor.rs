@@ -1,0 +1,85 @@
+//! What a running join tells, and hears, about itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::Result;
+use crate::device::CancelFlag;
+
+/// One phase of a join that has run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PhaseRecord {
+    /// What was done: `partition build`, `match`, `gather`.
+    pub name: &'static str,
+    /// Wall-clock seconds, all waves together.
+    pub seconds: f64,
+    /// Bytes that had to be read and written.
+    pub bytes: u64,
+}
+
+/// Between a join and whoever watches it: progress and phases come out, the wish to stop goes in.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    cancel: CancelFlag,
+    /// Work done, in the unit of `work_total`.
+    work_done: AtomicU64,
+    work_total: AtomicU64,
+    phases: Mutex<Vec<PhaseRecord>>,
+}
+
+impl Monitor {
+    /// A monitor whose job stops when `cancel` is raised.
+    pub fn new(cancel: CancelFlag) -> Self {
+        Self { cancel, ..Self::default() }
+    }
+
+    /// The flag that stops the job.
+    pub fn cancel(&self) -> &CancelFlag {
+        &self.cancel
+    }
+
+    /// Says how much work the join is, in rows to be passed over (each side once per phase).
+    pub fn expect_work(&self, total: u64) {
+        self.work_total.store(total, Ordering::Relaxed);
+    }
+
+    /// Adds work that is done.
+    pub fn advance(&self, work: u64) {
+        self.work_done.fetch_add(work, Ordering::Relaxed);
+    }
+
+    /// The share of the work that is done, 0 to 1.
+    pub fn progress(&self) -> f64 {
+        match self.work_total.load(Ordering::Relaxed) {
+            0 => 0.0,
+            total => (self.work_done.load(Ordering::Relaxed) as f64 / total as f64).min(1.0),
+        }
+    }
+
+    /// Runs a piece of a phase: not at all when the job was stopped, and adds its time and bytes to the phase's record.
+    ///
+    /// # Errors
+    /// [`Cancelled`](crate::Error::Cancelled), and what `work` returns.
+    pub fn phase<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.cancel.check()?;
+        let start = Instant::now();
+        let outcome = work();
+        let seconds = start.elapsed().as_secs_f64();
+        let mut phases = self.phases.lock();
+        match phases.iter_mut().find(|phase| phase.name == name) {
+            Some(phase) => {
+                phase.seconds += seconds;
+                phase.bytes += bytes;
+            }
+            None => phases.push(PhaseRecord { name, seconds, bytes }),
+        }
+        outcome
+    }
+
+    /// The phases so far, in the order they first ran.
+    pub fn phases(&self) -> Vec<PhaseRecord> {
+        self.phases.lock().clone()
+    }
+}

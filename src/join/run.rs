@@ -1,0 +1,331 @@
+//! The one loop that every strategy runs: arrange the build side, then chunk by chunk arrange the probe side, match it in
+//! waves, and emit.
+//!
+//! ```text
+//!   build side ─► arrange ─► index ─► (hashed keys: compare runs; hash again if two differ)
+//!   probe side ─► chunk ─► arrange ─► wave ─► match ─► (hashed keys: compare) ─► pairs ─► batches
+//!                   ▲                  │                                            │
+//!                   └──── next chunk ──┴──── next wave ◄────────────────────────────┘
+//!   at the end: build rows that the kind of join keeps for having a match, or for having none
+//! ```
+//!
+//! A chunk is what fits in device memory beside the build side, most often all of the probe side. A wave is what keeps
+//! the intermediate results of matching small: in cache on a host device.
+
+use std::ops::Range;
+
+use super::BatchSink;
+use super::arrange::{Arranged, Arrangement, Payload, Workshop, arrange};
+use super::emit::{Emitter, SideRows, batch_rows};
+use super::inputs::{SideInput, check_build_rows, key_facts};
+use super::matching::{BuildSide, waves};
+use super::monitor::Monitor;
+use super::verify::{build_runs_are_exact, exact_matches};
+use crate::Result;
+use crate::columns::{KeyLayout, Role};
+use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX, RadixBits, Unmatched, Which};
+use crate::memory::Arena;
+use crate::planner::{Plan, Strategy};
+
+/// Runs a planned join on one device, pushing the result batch by batch.
+///
+/// # Errors
+/// [`Exhausted`](crate::Error::Exhausted) when the device, or host memory, is too small; [`Cancelled`](crate::Error::Cancelled) soon
+/// after the monitor's flag is raised; [`Unavailable`](crate::Error::Unavailable) when the device is lost; and whatever the sink
+/// answers.
+pub fn run(plan: &Plan, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    let build = SideInput::new(plan, Role::Build);
+    let probe = SideInput::new(plan, Role::Probe);
+    let facts = key_facts(&build, &probe, &plan.join)?;
+    let seed = rand::random();
+    run_with_layout(plan, KeyLayout::new(facts, seed), &build, &probe, device, arena, sink, monitor)
+}
+
+/// As [`run`], with a layout of the caller's: tests make its hashes collide.
+#[allow(clippy::too_many_arguments)]
+fn run_with_layout(
+    plan: &Plan,
+    mut layout: KeyLayout,
+    build: &SideInput,
+    probe: &SideInput,
+    device: &dyn Device,
+    arena: &Arena,
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    let build_rows = check_build_rows(build)?;
+    let (arrangement, payload) = composition(plan.strategy, build_rows, device);
+    let stream = device.stream(monitor.cancel().clone())?;
+    let shop = Workshop { device, stream: &stream, arena, monitor };
+    monitor.expect_work(2 * build.table.rows + 2 * probe.table.rows);
+    let outcome = Outcome::new(plan, build, probe);
+
+    let mut built = loop {
+        let arranged = arrange(&shop, build, build.rows(0..build.table.rows), &layout, arrangement, payload)?;
+        let ahead = layout.is_hashed() || outcome.needs_build_flags();
+        let built = BuildSide::new(arranged, build, &layout, ahead, &shop)?;
+        if !layout.is_hashed() || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))? {
+            break built;
+        }
+        layout = layout.with_another_seed(rand::random());
+    };
+    monitor.advance(2 * build.table.rows);
+
+    let emitter =
+        Emitter { shop: &shop, plan, layout: &layout, arrangement, build, probe, sink, batch_rows: batch_rows(plan) };
+    let flags = match outcome.needs_build_flags() {
+        true => Some(device.new_flags(built.arranged.len(), &stream)?),
+        false => None,
+    };
+    if let (true, Some(unkeyed)) = (outcome.keeps_build_without_key(), &built.arranged.unkeyed) {
+        emitter.emit(SideRows::Numbered(&built.arranged, unkeyed.clone()), SideRows::Missing, unkeyed.len())?;
+    }
+    for chunk in probe_chunks(probe, &layout, device) {
+        let chunk_rows = chunk.end - chunk.start;
+        let arranged = arrange(&shop, probe, probe.rows(chunk), &layout, arrangement, payload)?;
+        monitor.advance(chunk_rows);
+        if let (true, Some(unkeyed)) = (outcome.keeps_probe_without_key(), &arranged.unkeyed) {
+            emitter.emit(SideRows::Missing, SideRows::Numbered(&arranged, unkeyed.clone()), unkeyed.len())?;
+        }
+        let mut matched = 0;
+        for wave in waves(&arranged, wave_rows(device)) {
+            let mut matches = built.match_wave(&arranged, wave, &shop)?;
+            if layout.is_hashed() {
+                matches =
+                    monitor.phase("compare keys", 0, || exact_matches(matches, &built, &arranged, &layout, &shop))?;
+            }
+            matched += matches.rows.len() as u64;
+            monitor.advance(matches.rows.len() as u64);
+            outcome.emit_wave(&emitter, &built, &arranged, &matches, flags.as_ref())?;
+        }
+        // Rows without a key take part in no wave.
+        monitor.advance(chunk_rows - matched);
+    }
+    if let Some(flags) = flags {
+        let which = outcome.build_rows_kept();
+        let positions = device.select_flags(&flags, built.arranged.len(), which, &stream)?;
+        let rows = positions.len();
+        emitter.emit(SideRows::Arranged(&built.arranged, positions), SideRows::Missing, rows)?;
+    }
+    device.synchronize(&stream)
+}
+
+/// How each strategy arranges both sides.
+fn composition(strategy: Strategy, build_rows: usize, device: &dyn Device) -> (Arrangement, Payload) {
+    let partitioned = || Arrangement::Partitioned(radix_bits(build_rows, device));
+    match strategy {
+        Strategy::Hash => (Arrangement::Original, Payload::ByRowNumber),
+        Strategy::RadixHash => (partitioned(), Payload::Carried),
+        Strategy::RadixHashGfur => (partitioned(), Payload::ByRowNumber),
+        Strategy::SortMerge => (Arrangement::Sorted, Payload::Carried),
+        Strategy::SortMergeGfur => (Arrangement::Sorted, Payload::ByRowNumber),
+    }
+}
+
+/// So many partitions that one has about as many build rows as the device likes, within one pass.
+fn radix_bits(build_rows: usize, device: &dyn Device) -> RadixBits {
+    let partitions = build_rows.div_ceil(device.info().partition_rows.max(1)).max(1);
+    let bits = partitions.next_power_of_two().trailing_zeros();
+    RadixBits { skip: 0, bits: bits.min(device.info().pass_bits_max) }
+}
+
+/// Ranges of probe rows whose working set fits beside the build side, in half of what is free.
+fn probe_chunks(probe: &SideInput, layout: &KeyLayout, device: &dyn Device) -> Vec<Range<u64>> {
+    // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
+    // bytes of row numbers, matches and pairs.
+    let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;
+    let fit = device.memory().free_bytes() / 2 / row_bytes as u64;
+    let step = fit.clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
+    let rows = probe.table.rows;
+    (0..rows).step_by(step as usize).map(|start| start..rows.min(start + step)).collect()
+}
+
+/// Fewer rows than this per chunk would cost more in calls than they save in memory.
+const CHUNK_ROWS_MIN: u64 = 1024;
+
+/// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.
+fn wave_rows(device: &dyn Device) -> usize {
+    let fit = (device.memory().free_bytes() / 8 / 64) as usize;
+    device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
+}
+
+/// Pairs that are expanded at once, in half of what is free: two positions, the row numbers of both, and as much again
+/// while they are made.
+fn pairs_that_fit(device: &dyn Device) -> usize {
+    ((device.memory().free_bytes() / 2 / 32) as usize).max(256)
+}
+
+/// Which rows the kind of join emits, in terms of build and probe side.
+struct Outcome {
+    /// `Some`: a semi or anti join, whose rows are of that side only.
+    only: Option<Role>,
+    /// Whether rows of the side in `only` survive for having a match, or for having none.
+    only_which: Which,
+    keeps_unmatched_build: bool,
+    keeps_unmatched_probe: bool,
+}
+
+impl Outcome {
+    fn new(plan: &Plan, build: &SideInput, probe: &SideInput) -> Self {
+        let how = plan.join.spec.how;
+        let role = |side| if side == build.side { Role::Build } else { Role::Probe };
+        Self {
+            only: how.only_side().map(role),
+            only_which: if how.is_anti() { Which::Unmatched } else { Which::Matched },
+            keeps_unmatched_build: how.keeps_unmatched(build.side),
+            keeps_unmatched_probe: how.keeps_unmatched(probe.side),
+        }
+    }
+
+    /// Whether it matters which build rows were matched by any probe row.
+    fn needs_build_flags(&self) -> bool {
+        self.keeps_unmatched_build || self.only == Some(Role::Build)
+    }
+
+    /// Which build rows are emitted at the end.
+    fn build_rows_kept(&self) -> Which {
+        if self.only == Some(Role::Build) { self.only_which } else { Which::Unmatched }
+    }
+
+    fn keeps_build_without_key(&self) -> bool {
+        self.keeps_unmatched_build || (self.only == Some(Role::Build) && self.only_which == Which::Unmatched)
+    }
+
+    fn keeps_probe_without_key(&self) -> bool {
+        self.keeps_unmatched_probe || (self.only == Some(Role::Probe) && self.only_which == Which::Unmatched)
+    }
+
+    /// Emits what one wave of matches gives.
+    fn emit_wave(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &BuildSide,
+        probe: &Arranged,
+        matches: &Matches,
+        flags: Option<&DeviceBuffer>,
+    ) -> Result<()> {
+        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        if let Some(flags) = flags {
+            device.mark_build(matches, flags, stream)?;
+        }
+        match self.only {
+            Some(Role::Build) => Ok(()),
+            Some(Role::Probe) => {
+                let positions = device.select_matches(matches, self.only_which, stream)?;
+                let rows = positions.len();
+                emitter.emit(SideRows::Missing, SideRows::Arranged(probe, positions), rows)
+            }
+            None => {
+                let unmatched = if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip };
+                let pairs_total = matches.pair_count(unmatched);
+                let batch_rows = emitter.batch_rows.min(pairs_that_fit(device));
+                for start in (0..pairs_total).step_by(batch_rows) {
+                    let range = start..pairs_total.min(start + batch_rows as u64);
+                    let rows = (range.end - range.start) as usize;
+                    let pairs = monitor
+                        .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
+                    debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
+                    emitter.emit(
+                        SideRows::Arranged(&build.arranged, pairs.build),
+                        SideRows::Arranged(probe, pairs.probe),
+                        rows,
+                    )?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int32Array, RecordBatch, StringArray};
+    use arrow::datatypes::{DataType, Field, Schema};
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::catalog::{Catalog, Upload, UploadOptions};
+    use crate::device::CancelFlag;
+    use crate::device::host::HostDevice;
+    use crate::memory::Budget;
+    use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair};
+
+    #[derive(Default)]
+    struct CountRows(Mutex<usize>);
+
+    impl BatchSink for CountRows {
+        fn push(&self, batch: RecordBatch) -> Result<()> {
+            *self.0.lock() += batch.num_rows();
+            Ok(())
+        }
+    }
+
+    fn catalog_of(tables: &[(&str, Range<i32>)]) -> Catalog {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        for (name, range) in tables {
+            let schema = Arc::new(Schema::new(vec![
+                Field::new("k", DataType::Utf8, false),
+                Field::new("v", DataType::Int32, false),
+            ]));
+            let keys = StringArray::from_iter_values(
+                range.clone().map(|number| format!("key number {number} of a long list")),
+            );
+            let values = Int32Array::from_iter_values(range.clone());
+            let batch = RecordBatch::try_new(schema.clone(), vec![Arc::new(keys), Arc::new(values)]).unwrap();
+            let mut upload = Upload::begin(&catalog, name, schema, UploadOptions::default()).unwrap();
+            upload.append(batch).unwrap();
+            upload.commit().unwrap();
+        }
+        catalog
+    }
+
+    /// Joins tables of long string keys whose hashes keep only the bits of `mask`; the number of rows found.
+    fn join_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128) -> usize {
+        let spec = JoinSpec {
+            left: "build".into(),
+            right: "probe".into(),
+            on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
+            how,
+            columns: Vec::new(),
+            strategy: Some(strategy),
+            nulls_equal: false,
+            devices: DeviceRequest::Any,
+            batch_rows: None,
+            priority: 0,
+            retain_seconds: None,
+            into: None,
+        };
+        let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
+        let device = HostDevice::new(0, 2, Budget::new("device memory", "--device-memory", 64 << 20), None).unwrap();
+        let (build, probe) = (SideInput::new(&plan, Role::Build), SideInput::new(&plan, Role::Probe));
+        let layout = KeyLayout::with_colliding_hashes(key_facts(&build, &probe, &plan.join).unwrap(), mask);
+        let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
+        run_with_layout(&plan, layout, &build, &probe, &device, catalog.arena(), &sink, &monitor).unwrap();
+        sink.0.into_inner()
+    }
+
+    #[test]
+    fn probe_rows_that_only_share_a_hash_are_not_matched() {
+        // One build row, and hashes of one bit: half of the probe rows find it, one of them rightly.
+        let catalog = catalog_of(&[("build", 7..8), ("probe", 0..500)]);
+        for strategy in Strategy::ALL {
+            for (how, rows) in
+                [(JoinKind::Inner, 1), (JoinKind::Right, 500), (JoinKind::RightAnti, 499), (JoinKind::LeftSemi, 1)]
+            {
+                assert_eq!(join_with_collisions(&catalog, how, strategy, 1), rows, "{how} by {strategy}");
+            }
+        }
+    }
+
+    #[test]
+    fn build_rows_that_only_share_a_hash_are_hashed_again() {
+        let catalog = catalog_of(&[("build", 0..200), ("probe", 100..400)]);
+        for strategy in Strategy::ALL {
+            for (how, rows) in [(JoinKind::Inner, 100), (JoinKind::Full, 400), (JoinKind::LeftAnti, 100)] {
+                assert_eq!(join_with_collisions(&catalog, how, strategy, 0xff), rows, "{how} by {strategy}");
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Comparing the real values behind equal hashes, for keys too wide to be packed.
+//!
+//! Two comparisons make every match exact, and neither looks at a pair twice:
+//!
+//! 1. The build side, once: rows with equal hashes are adjacent, and all rows of a run must have equal values. If two
+//!    differ (2^-128 for random values) the whole build side is hashed again with another seed, before anything is
+//!    emitted.
+//! 2. Each wave of probe rows: a row is compared with the first row of the run it found. If they differ, the row has no
+//!    match at all, because no other run has its hash.
+
+use arrow::buffer::Buffer;
+
+use super::arrange::{Arranged, Workshop};
+use super::matching::BuildSide;
+use crate::Result;
+use crate::columns::KeyLayout;
+use crate::device::{Matches, NO_ROW, Positions};
+
+/// Whether rows of the build side with equal hashes have equal values.
+///
+/// # Errors
+/// The device's.
+pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: &Workshop<'_>) -> Result<bool> {
+    let arranged = &build.arranged;
+    let rows = arranged.len();
+    let numbers = row_numbers(arranged, &Positions::Range(0..rows), shop)?;
+    let numbers: &[u32] = bytemuck::cast_slice(&numbers[..4 * rows]);
+    let hashes = build.run_keys(shop)?;
+    let hashes: &[u128] = bytemuck::cast_slice(&hashes[..16 * rows]);
+    let same = |at: usize| {
+        hashes[at - 1] != hashes[at]
+            || layout.values_equal(&arranged.keys, numbers[at - 1] as usize, &arranged.keys, numbers[at] as usize)
+    };
+    Ok((1..rows).all(same))
+}
+
+/// The matches of a wave without those whose values differ.
+///
+/// # Errors
+/// The device's.
+pub(super) fn exact_matches(
+    matches: Matches,
+    build: &BuildSide,
+    probe: &Arranged,
+    layout: &KeyLayout,
+    shop: &Workshop<'_>,
+) -> Result<Matches> {
+    let rows = matches.rows.len();
+    let first = Positions::List { data: matches.first.clone(), rows, may_miss: true };
+    let build_rows = row_numbers(&build.arranged, &first, shop)?;
+    let build_rows: &[u32] = bytemuck::cast_slice(&build_rows[..4 * rows]);
+    let probe_rows = row_numbers(probe, &Positions::Range(matches.rows.clone()), shop)?;
+    let probe_rows: &[u32] = bytemuck::cast_slice(&probe_rows[..4 * rows]);
+    let differs = |at: &usize| {
+        build_rows[*at] != NO_ROW
+            && !layout.values_equal(
+                &build.arranged.keys,
+                build_rows[*at] as usize,
+                &probe.keys,
+                probe_rows[*at] as usize,
+            )
+    };
+    let false_matches: Vec<usize> = (0..rows).filter(differs).collect();
+    if false_matches.is_empty() {
+        return Ok(matches);
+    }
+    without(matches, &false_matches, shop)
+}
+
+/// The matches without those of some probe rows, given by their place in the wave.
+fn without(matches: Matches, unmatched: &[usize], shop: &Workshop<'_>) -> Result<Matches> {
+    let rows = matches.rows.len();
+    let to_host = |buffer| -> Result<Vec<u32>> {
+        let copied = shop.device.copy_out(buffer, 4 * rows, shop.arena, shop.stream)?;
+        Ok(bytemuck::cast_slice(&copied[..4 * rows]).to_vec())
+    };
+    let mut first = to_host(&matches.first)?;
+    let mut count = matches.count.as_ref().map(to_host).transpose()?;
+    let mut total = matches.total;
+    for &at in unmatched {
+        first[at] = NO_ROW;
+        total -= count.as_mut().map_or(1, |count| u64::from(std::mem::take(&mut count[at])));
+    }
+    let to_device = |numbers: Vec<u32>| shop.device.copy_in(&[Buffer::from_vec(numbers)], shop.stream);
+    Ok(Matches {
+        first: to_device(first)?,
+        count: count.map(to_device).transpose()?,
+        matched_rows: matches.matched_rows - unmatched.len(),
+        total,
+        rows: matches.rows,
+    })
+}
+
+/// The row numbers at arranged positions, in host memory.
+fn row_numbers(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Buffer> {
+    let numbers = match &arranged.to_rows {
+        Some(map) => shop.device.compose(map, positions, shop.stream)?,
+        None => positions.clone(),
+    };
+    shop.device.positions_to_host(&numbers, shop.arena, shop.stream)
+}

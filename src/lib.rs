@@ -1,0 +1,30 @@
+//! Dovetail: an Arrow Flight server that joins large tables on all the GPUs of its host, or on its CPU.
+//!
+//! The rooms, from the door to the cellar; each knows of those below it only:
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`cli`] | the command line |
+//! | [`service`] | what a client meets: Flight, authentication, limits, health, metrics |
+//! | [`scheduler`] | jobs, the queue, placement, cancellation, progress |
+//! | [`planner`] | from a join specification to a plan, and why |
+//! | [`join`] | strategies, composed of primitives |
+//! | [`columns`] | Arrow to device columns and back |
+//! | [`device`] | devices and their primitives |
+//! | [`topology`] | what the host is made of, and how it is linked |
+//! | [`catalog`] | tables and results |
+//! | [`memory`] | budgets, reservations, the arena |
+
+pub mod catalog;
+pub mod cli;
+pub mod columns;
+pub mod device;
+mod error;
+pub mod join;
+pub mod memory;
+pub mod planner;
+pub mod scheduler;
+pub mod service;
+pub mod topology;
+
+pub use error::{Context, Error, Result};

@@ -1,0 +1,172 @@
+//! A number of bytes that may be used, and the shares of it that are promised.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::human_bytes;
+use crate::{Error, Result};
+
+/// A bounded amount of memory of one kind. Clones share the same bound.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// What is bounded, as a person would say it: `host memory`, `memory of device host:0`.
+    name: String,
+    /// How the operator raises the bound: `--host-memory`.
+    knob: String,
+    limit_bytes: u64,
+    used_bytes: AtomicU64,
+    used_bytes_max: AtomicU64,
+}
+
+impl Budget {
+    /// A budget of `limit_bytes`; `knob` is the setting that raises it, for the error message.
+    pub fn new(name: impl Into<String>, knob: impl Into<String>, limit_bytes: u64) -> Self {
+        let inner = Inner {
+            name: name.into(),
+            knob: knob.into(),
+            limit_bytes,
+            used_bytes: AtomicU64::new(0),
+            used_bytes_max: AtomicU64::new(0),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Takes `bytes` out of the budget until the reservation is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when less is free, naming what for, how much, and the setting that raises the bound.
+    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
+        let mut reservation = Reservation { budget: self.clone(), bytes: 0 };
+        reservation.try_grow(bytes, purpose)?;
+        Ok(reservation)
+    }
+
+    /// The bound, in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.inner.limit_bytes
+    }
+
+    /// What is reserved now, in bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.inner.used_bytes.load(Ordering::Acquire)
+    }
+
+    /// The most that was ever reserved at once, in bytes.
+    pub fn used_bytes_max(&self) -> u64 {
+        self.inner.used_bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// What could be reserved now, in bytes.
+    pub fn free_bytes(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.used_bytes())
+    }
+
+    fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
+        let inner = &*self.inner;
+        let taken = inner.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            used.checked_add(bytes).filter(|&total| total <= inner.limit_bytes)
+        });
+        match taken {
+            Ok(before) => {
+                inner.used_bytes_max.fetch_max(before + bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(used) => Err(Error::Exhausted(format!(
+                "{purpose} needs {} of {}, of which {} of {} are free; ask for less, drop what is no longer needed, or \
+                 raise {}",
+                human_bytes(bytes),
+                inner.name,
+                human_bytes(inner.limit_bytes.saturating_sub(used)),
+                human_bytes(inner.limit_bytes),
+                inner.knob,
+            ))),
+        }
+    }
+}
+
+/// Bytes taken out of a [`Budget`]; dropping it gives them back.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Reservation {
+    /// How many bytes are held.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes `bytes` more.
+    ///
+    /// # Errors
+    /// As [`Budget::reserve`]; what is held already stays held.
+    pub fn try_grow(&mut self, bytes: u64, purpose: &str) -> Result<()> {
+        self.budget.take(bytes, purpose)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Gives back all but `bytes`; holding less already is no error.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let surplus = self.bytes.saturating_sub(bytes);
+        self.budget.inner.used_bytes.fetch_sub(surplus, Ordering::AcqRel);
+        self.bytes -= surplus;
+    }
+
+    /// Splits `bytes` off into a reservation of their own.
+    ///
+    /// # Panics
+    /// When fewer are held: that is a mistake of the caller's arithmetic.
+    pub fn split(&mut self, bytes: u64) -> Reservation {
+        assert!(bytes <= self.bytes, "splitting {bytes} bytes off a reservation of {}", self.bytes);
+        self.bytes -= bytes;
+        Reservation { budget: self.budget.clone(), bytes }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_reservation_gives_back_every_byte() {
+        let budget = Budget::new("test memory", "--test-memory", 100);
+        let mut first = budget.reserve(60, "a").unwrap();
+        let split = first.split(20);
+        assert_eq!(budget.used_bytes(), 60);
+        drop(first);
+        assert_eq!(budget.used_bytes(), 20);
+        drop(split);
+        assert_eq!((budget.used_bytes(), budget.used_bytes_max()), (0, 60));
+    }
+
+    #[test]
+    fn a_refusal_takes_nothing_and_names_the_knob() {
+        let budget = Budget::new("test memory", "--test-memory", 100);
+        let _held = budget.reserve(60, "a").unwrap();
+        let refusal = budget.reserve(41, "the probe side").unwrap_err();
+        assert_eq!(budget.used_bytes(), 60);
+        assert!(
+            matches!(&refusal, Error::Exhausted(text) if text.contains("the probe side") && text.contains("--test-memory"))
+        );
+    }
+
+    #[test]
+    fn overflowing_requests_are_refused() {
+        let budget = Budget::new("test memory", "--test-memory", u64::MAX - 1);
+        let _held = budget.reserve(10, "a").unwrap();
+        assert!(budget.reserve(u64::MAX, "b").is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! Host memory: budgets, reservations, and the arena that tables and results live in.
+//!
+//! ```text
+//!   Budget ("host memory", --host-memory)          Arena
+//!     └─ Reservation  bytes promised, not yet used   └─ slabs, free list ─► ArenaBuffer ─► arrow Buffer
+//! ```
+//!
+//! A budget is a number with a name; a reservation is a share of it that is given back when dropped. Whatever takes
+//! memory reserves first, so that "too much" is an [`Error::Exhausted`](crate::Error::Exhausted) before any work is
+//! done, and never an abort in the middle of it. The arena hands out aligned pieces of large slabs, so that a device driver
+//! can register a slab once, the system can back it with huge pages, and, where those are to be had for `memfd` memory,
+//! another process of ours can map it.
+//!
+//! This room knows nothing of tables, devices or the wire.
+
+#[allow(unsafe_code)]
+mod arena;
+mod budget;
+mod free_list;
+mod limits;
+
+pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead};
+pub use budget::{Budget, Reservation};
+pub use limits::{parse_memory_setting, process_memory_limit};
+
+/// Bytes with the unit a person would choose: `512 B`, `64.0 MiB`, `1.5 GiB`.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Reads a size with its unit: `64MiB`, `1.5 GiB`, `2G`, `4096`. Binary units; a bare number is bytes.
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) names the accepted forms.
+pub fn parse_bytes(text: &str) -> crate::Result<u64> {
+    let trimmed = text.trim();
+    let digits_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits_end);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(not_a_size(text)),
+    };
+    let value: f64 = number.parse().map_err(|_| not_a_size(text))?;
+    let bytes = value * (1u64 << shift) as f64;
+    if !bytes.is_finite() || bytes >= u64::MAX as f64 {
+        return Err(not_a_size(text));
+    }
+    Ok(bytes as u64)
+}
+
+fn not_a_size(text: &str) -> crate::Error {
+    crate::Error::Invalid(format!("{text:?} is not a size; write a number with B, KiB, MiB, GiB or TiB, such as 64MiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_back_what_people_write() {
+        assert_eq!(parse_bytes("64MiB").unwrap(), 64 << 20);
+        assert_eq!(parse_bytes(" 1.5 GiB ").unwrap(), 3 << 29);
+        assert_eq!(parse_bytes("4096").unwrap(), 4096);
+        assert_eq!(parse_bytes("2g").unwrap(), 2 << 30);
+        for wrong in ["", "MiB", "12 parsecs", "1.2.3", "-4", "1e999"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong:?} was taken for a size");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_in_the_unit_people_choose() {
+        assert_eq!(human_bytes(0), "0 B");
+        assert_eq!(human_bytes(1023), "1023 B");
+        assert_eq!(human_bytes(64 << 20), "64.0 MiB");
+        assert_eq!(human_bytes(3 << 29), "1.5 GiB");
+    }
+}

@@ -1,0 +1,340 @@
+//! Binding: every name found, every type checked, the result's schema known.
+
+use std::sync::Arc;
+
+use arrow::array::AsArray;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+
+use super::{JoinKind, JoinSpec, Side};
+use crate::catalog::{Catalog, Table};
+use crate::columns::{key_class, movable};
+use crate::{Context, Error, Result};
+
+/// A join whose names are found and whose types fit.
+#[derive(Clone, Debug)]
+pub struct BoundJoin {
+    /// As it was asked for.
+    pub spec: JoinSpec,
+    /// The left table, as it was when the join was bound.
+    pub left: Arc<Table>,
+    /// The right table.
+    pub right: Arc<Table>,
+    /// The columns that must be equal.
+    pub keys: Vec<BoundKey>,
+    /// The columns of the result.
+    pub output: Vec<OutputColumn>,
+    /// The schema of the result.
+    pub schema: SchemaRef,
+}
+
+/// Two columns that must be equal, by index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundKey {
+    /// In the left table.
+    pub left: usize,
+    /// In the right table.
+    pub right: usize,
+    /// Whether null matches null.
+    pub nulls_equal: bool,
+}
+
+/// A column of the result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputColumn {
+    /// Its name in the result.
+    pub name: String,
+    /// Where its values come from.
+    pub source: OutputSource,
+}
+
+/// Where a result's values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputSource {
+    /// A column of one side; null where that side has no row.
+    Column {
+        /// Which side.
+        side: Side,
+        /// Which of its columns.
+        index: usize,
+    },
+    /// A key pair: the left value where there is a left row, else the right value.
+    Key {
+        /// Which of [`BoundJoin::keys`].
+        index: usize,
+    },
+}
+
+impl BoundJoin {
+    /// The table on that side.
+    pub fn table(&self, side: Side) -> &Arc<Table> {
+        match side {
+            Side::Left => &self.left,
+            Side::Right => &self.right,
+        }
+    }
+}
+
+impl BoundKey {
+    /// The column's index on that side.
+    pub fn column(&self, side: Side) -> usize {
+        match side {
+            Side::Left => self.left,
+            Side::Right => self.right,
+        }
+    }
+}
+
+/// Finds the tables and columns of a join and checks that they fit.
+///
+/// # Errors
+/// [`Error::NotFound`] for a table; [`Error::Invalid`] for a column, a key type, or a clash of names in the result.
+pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
+    let left = catalog.table(&spec.left).context(|| "the left side of the join")?;
+    let right = catalog.table(&spec.right).context(|| "the right side of the join")?;
+    let keys = bind_keys(&spec, &left, &right)?;
+    let output = match spec.columns.is_empty() {
+        true => default_output(spec.how, &left, &right, &keys),
+        false => spec
+            .columns
+            .iter()
+            .map(|column| find_output(column, spec.how, &left, &right, &keys))
+            .collect::<Result<_>>()?,
+    };
+    let output = disambiguate(output)?;
+    let schema = output_schema(&spec, &left, &right, &keys, &output);
+    Ok(BoundJoin { spec, left, right, keys, output, schema })
+}
+
+fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKey>> {
+    if spec.on.is_empty() {
+        return Err(Error::Invalid(
+            "a join needs at least one pair of key columns: \"on\": [{\"left\": \"...\", \"right\": \"...\"}]".into(),
+        ));
+    }
+    let bind_pair = |pair: &super::KeyPair| {
+        let key = BoundKey {
+            left: left.column_index(&pair.left)?,
+            right: right.column_index(&pair.right)?,
+            nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
+        };
+        let (left_type, right_type) =
+            (left.schema.field(key.left).data_type(), right.schema.field(key.right).data_type());
+        let left_class =
+            key_class(left_type).context(|| format!("key column {:?} of table {:?}", pair.left, left.name))?;
+        let right_class =
+            key_class(right_type).context(|| format!("key column {:?} of table {:?}", pair.right, right.name))?;
+        if left_class != right_class {
+            return Err(Error::Invalid(format!(
+                "key column {:?} of table {:?} is {left_type}, and {:?} of table {:?} is {right_type}; values of these types are \
+                 never compared, so cast one side to the other's type before uploading",
+                pair.left, left.name, pair.right, right.name
+            )));
+        }
+        Ok(key)
+    };
+    spec.on.iter().map(bind_pair).collect()
+}
+
+/// The keys once, then the rest of left, then the rest of right; for semi and anti joins, the columns of their side.
+fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[BoundKey]) -> Vec<OutputColumn> {
+    let columns_of = |side: Side, table: &Table, skip: &[usize]| -> Vec<OutputColumn> {
+        let fields = table.schema.fields().iter().enumerate().filter(|(index, _)| !skip.contains(index));
+        fields
+            .map(|(index, field)| OutputColumn {
+                name: field.name().clone(),
+                source: OutputSource::Column { side, index },
+            })
+            .collect()
+    };
+    if let Some(side) = how.only_side() {
+        return columns_of(side, if side == Side::Left { left } else { right }, &[]);
+    }
+    let key_columns = keys.iter().enumerate();
+    let key_column = |(index, key): (usize, &BoundKey)| OutputColumn {
+        name: left.schema.field(key.left).name().clone(),
+        source: OutputSource::Key { index },
+    };
+    let mut output: Vec<OutputColumn> = key_columns.map(key_column).collect();
+    output.extend(columns_of(Side::Left, left, &keys.iter().map(|key| key.left).collect::<Vec<_>>()));
+    output.extend(columns_of(Side::Right, right, &keys.iter().map(|key| key.right).collect::<Vec<_>>()));
+    output
+}
+
+/// `column`, `left.column` or `right.column`. A bare name that is a key of both sides is the key; one that both sides
+/// have otherwise is ambiguous.
+fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &[BoundKey]) -> Result<OutputColumn> {
+    let on_side = |side: Side, name: &str| {
+        let table = if side == Side::Left { left } else { right };
+        if how.only_side().is_some_and(|only| only != side) {
+            return Err(Error::Invalid(format!(
+                "column {column:?} is of the {side} table, and a {how} join has columns of the {} table only",
+                side.other()
+            )));
+        }
+        let index = table.column_index(name)?;
+        Ok(OutputColumn { name: name.into(), source: OutputSource::Column { side, index } })
+    };
+    match (left.schema.index_of(column), right.schema.index_of(column)) {
+        (Ok(in_left), Ok(in_right)) => {
+            if let Some(side) = how.only_side() {
+                return on_side(side, column);
+            }
+            let key = keys.iter().position(|key| key.left == in_left && key.right == in_right);
+            let ambiguous = || {
+                Error::Invalid(format!(
+                    "column {column:?} is in both {:?} and {:?}; write \"left.{column}\" or \"right.{column}\"",
+                    left.name, right.name
+                ))
+            };
+            Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index: key.ok_or_else(ambiguous)? } })
+        }
+        (Ok(_), Err(_)) => on_side(Side::Left, column),
+        (Err(_), Ok(_)) => on_side(Side::Right, column),
+        (Err(_), Err(_)) => match column.split_once('.') {
+            Some(("left", name)) => on_side(Side::Left, name),
+            Some(("right", name)) => on_side(Side::Right, name),
+            _ => {
+                let names = |table: &Table| {
+                    table.schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>().join(", ")
+                };
+                Err(Error::Invalid(format!(
+                    "neither table has a column {column:?}; left has {}, right has {}",
+                    names(left),
+                    names(right)
+                )))
+            }
+        },
+    }
+}
+
+/// A right column whose name is taken gets the suffix `_right`; a clash after that is the caller's to solve.
+fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
+    let taken = |output: &[OutputColumn], at: usize, name: &str| {
+        output.iter().enumerate().any(|(other, column)| other != at && column.name == name)
+    };
+    for at in 0..output.len() {
+        let is_right = matches!(output[at].source, OutputSource::Column { side: Side::Right, .. });
+        if is_right && taken(&output, at, &output[at].name) {
+            output[at].name.push_str("_right");
+        }
+    }
+    for at in 0..output.len() {
+        if taken(&output, at, &output[at].name) {
+            return Err(Error::Invalid(format!(
+                "two columns of the result would be named {:?}; name the columns that you want, or rename one before uploading",
+                output[at].name
+            )));
+        }
+    }
+    Ok(output)
+}
+
+fn output_schema(
+    spec: &JoinSpec,
+    left: &Table,
+    right: &Table,
+    keys: &[BoundKey],
+    output: &[OutputColumn],
+) -> SchemaRef {
+    let field = |column: &OutputColumn| {
+        let (source, nullable): (&Field, bool) = match column.source {
+            OutputSource::Column { side: Side::Left, index } => {
+                (left.schema.field(index), spec.how.keeps_unmatched(Side::Right))
+            }
+            OutputSource::Column { side: Side::Right, index } => {
+                (right.schema.field(index), spec.how.keeps_unmatched(Side::Left))
+            }
+            OutputSource::Key { index } => {
+                let key = keys[index];
+                (
+                    left.schema.field(key.left),
+                    spec.how.keeps_unmatched(Side::Right) && right.schema.field(key.right).is_nullable(),
+                )
+            }
+        };
+        let data_type = match column.source {
+            OutputSource::Column { side: Side::Left, index } => gathered_type(left, index),
+            OutputSource::Column { side: Side::Right, index } => gathered_type(right, index),
+            // Right rows without a match bring values that the left type may not hold.
+            OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) => {
+                let key = keys[index];
+                common_key_type(&gathered_type(left, key.left), &gathered_type(right, key.right))
+            }
+            OutputSource::Key { index } => gathered_type(left, keys[index].left),
+        };
+        Field::new(&column.name, data_type, source.is_nullable() || nullable).with_metadata(source.metadata().clone())
+    };
+    Arc::new(Schema::new(output.iter().map(field).collect::<Vec<_>>()))
+}
+
+/// A column's own type; for dictionary columns whose batches have dictionaries of their own, too many values together for
+/// their keys, the type of the values.
+fn gathered_type(table: &Table, index: usize) -> DataType {
+    let data_type = table.schema.field(index).data_type();
+    let DataType::Dictionary(key_type, value_type) = data_type else { return data_type.clone() };
+    let values =
+        table.batches.iter().map(|batch| batch.column(index).as_any_dictionary().values().len() as u64).sum::<u64>();
+    let keys_max = match **key_type {
+        DataType::Int8 => i8::MAX as u64,
+        DataType::UInt8 => u8::MAX.into(),
+        DataType::Int16 => i16::MAX as u64,
+        DataType::UInt16 => u16::MAX.into(),
+        DataType::Int32 => i32::MAX as u64,
+        DataType::UInt32 => u32::MAX.into(),
+        _ => u64::MAX,
+    };
+    let fits = values <= keys_max || movable(&table.schema, &table.batches, index).is_some();
+    if fits { data_type.clone() } else { value_type.as_ref().clone() }
+}
+
+/// A type that holds the values of both key types, which are of one class: the wider one.
+fn common_key_type(left: &DataType, right: &DataType) -> DataType {
+    use DataType as T;
+    let values = |data_type: &DataType| match data_type {
+        T::Dictionary(_, values) => values.as_ref().clone(),
+        other => other.clone(),
+    };
+    if left == right {
+        return left.clone();
+    }
+    let (left, right) = (values(left), values(right));
+    let integer = |data_type: &DataType| match data_type {
+        T::Int8 => Some((true, 8)),
+        T::Int16 => Some((true, 16)),
+        T::Int32 => Some((true, 32)),
+        T::Int64 => Some((true, 64)),
+        T::UInt8 => Some((false, 8)),
+        T::UInt16 => Some((false, 16)),
+        T::UInt32 => Some((false, 32)),
+        T::UInt64 => Some((false, 64)),
+        _ => None,
+    };
+    match (integer(&left), integer(&right)) {
+        (Some((a_signed, a_bits)), Some((b_signed, b_bits))) => {
+            // An unsigned type beside a signed one takes a bit more.
+            let bits = |signed: bool, bits: u32| if (a_signed || b_signed) && !signed { bits + 1 } else { bits };
+            match (a_signed || b_signed, bits(a_signed, a_bits).max(bits(b_signed, b_bits))) {
+                (true, ..=8) => T::Int8,
+                (true, ..=16) => T::Int16,
+                (true, ..=32) => T::Int32,
+                (true, ..=64) => T::Int64,
+                (true, _) => T::Decimal128(20, 0),
+                (false, ..=8) => T::UInt8,
+                (false, ..=16) => T::UInt16,
+                (false, ..=32) => T::UInt32,
+                (false, _) => T::UInt64,
+            }
+        }
+        _ if left == right => left,
+        _ => match (&left, &right) {
+            (T::Utf8 | T::LargeUtf8 | T::Utf8View, _) => T::LargeUtf8,
+            (T::Binary | T::LargeBinary | T::BinaryView | T::FixedSizeBinary(_), _) => T::LargeBinary,
+            (_, T::Decimal256(_, scale)) | (T::Decimal256(_, scale), _) => T::Decimal256(76, *scale),
+            (_, T::Decimal128(_, scale)) | (T::Decimal128(_, scale), _) => T::Decimal128(38, *scale),
+            (_, T::Decimal64(_, scale)) | (T::Decimal64(_, scale), _) => T::Decimal64(18, *scale),
+            (T::Decimal32(_, scale), _) => T::Decimal32(9, *scale),
+            // Times of one unit have one type, and instants differ in the name of their zone only.
+            _ => left,
+        },
+    }
+}

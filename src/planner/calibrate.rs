@@ -1,0 +1,178 @@
+//! Measuring a device: each primitive on small data, once.
+
+use std::time::Instant;
+
+use arrow::buffer::Buffer;
+
+use super::Rates;
+use crate::Result;
+use crate::device::{
+    CancelFlag, Carry, Column, Device, KeyWidth, Keys, PartitionMatches, Positions, RadixBits, Stream, Unmatched, Width,
+};
+use crate::memory::{Arena, Budget};
+
+/// Rows that are measured: enough that fixed costs vanish, few enough that all of it takes tens of milliseconds.
+const ROWS_MAX: usize = 1 << 16;
+
+/// Fewer rows than these measure the cost of a call, not a rate.
+const ROWS_MIN: usize = 1 << 10;
+
+/// Bytes of device memory that measuring takes per row, at the most.
+const ROW_BYTES: u64 = 128;
+
+/// Rows whose random reads miss the caches that belong to one core.
+const SPREAD_ROWS: usize = 1 << 20;
+
+/// Measures a device's rates in tens of milliseconds. A device with too little memory to measure with keeps the defaults;
+/// so does one that refuses, which is logged.
+pub fn calibrate(device: &dyn Device) -> Rates {
+    let fit = device.memory().free_bytes() / ROW_BYTES;
+    let rows = ROWS_MAX.min(usize::try_from(fit).unwrap_or(ROWS_MAX));
+    if rows < ROWS_MIN {
+        return Rates::defaults(device);
+    }
+    measure(device, rows).unwrap_or_else(|error| {
+        tracing::warn!(device = %device.id(), %error, "rates could not be measured; planning with defaults");
+        Rates::defaults(device)
+    })
+}
+
+fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
+    let mut rates = Rates::defaults(device);
+    let stream = device.stream(CancelFlag::new())?;
+    let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 64 << 20));
+    let bench = Bench { device, stream: &stream };
+
+    // Over a slow link, what has to cross it is kept small.
+    const LINK_SECONDS: f64 = 10e-3;
+    let parts = |rows: usize| -> Vec<Buffer> {
+        let host = shuffled_keys(rows);
+        let middle = host.len() / 2;
+        vec![host.slice_with_length(0, middle), host.slice(middle)]
+    };
+    let (_, seconds) = bench.time(|| device.copy_in(&parts(ROWS_MIN), &stream))?;
+    let in_time = ROWS_MIN as f64 * LINK_SECONDS / seconds;
+    let row_count = rows_max.min(in_time as usize).max(ROWS_MIN);
+    let is_slow = row_count < rows_max;
+
+    let used = device.memory().used_bytes();
+    let host = shuffled_keys(row_count);
+    let in_one_piece = device.copy_in(std::slice::from_ref(&host), &stream)?;
+    rates.reads_host_memory = device.memory().used_bytes() == used;
+    drop(in_one_piece);
+    // Two pieces are put together, so they are copied on any device.
+    let halves = parts(row_count);
+    let (copied, seconds) = bench.time(|| device.copy_in(&halves, &stream))?;
+    rates.copy_in = host.len() as f64 / seconds;
+    let (_, seconds) = bench.time(|| device.copy_out(&copied, host.len(), &arena, &stream))?;
+    rates.copy_out = host.len() as f64 / seconds;
+
+    let keys = Keys { data: copied, width: KeyWidth::W8, rows: row_count };
+    let rows = row_count as f64;
+    let bits = RadixBits { skip: 0, bits: device.info().pass_bits_max.min(6) };
+    let carry = [Carry::RowNumber];
+    let (partitions, seconds) = bench.time(|| device.partition(&keys, &carry, bits, &stream))?;
+    rates.partition = rows * (3.0 * 8.0 + 2.0 * 4.0) / seconds;
+    let count = partitions.bounds.len() - 1;
+    let (found, seconds) = bench.time(|| device.match_partitions(&partitions, &partitions, 0..count, &stream))?;
+    rates.match_rows = 2.0 * rows / seconds;
+    if let PartitionMatches::Matched(matches) = found {
+        let total = matches.pair_count(Unmatched::Skip);
+        let (_, seconds) = bench.time(|| device.expand(&matches, 0..total, Unmatched::Skip, &stream))?;
+        rates.expand_pairs = total as f64 / seconds;
+    }
+
+    for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
+        // The same bytes, read as keys of each width.
+        let keys = Keys { data: keys.data.clone(), width, rows: row_count * 8 / width.bytes().max(8) };
+        let (_, seconds) = bench.time(|| device.sort(&keys, &carry, &stream))?;
+        rates.sort_rows[at] = keys.rows as f64 / seconds;
+    }
+    let wide = [Carry::RowNumber, Carry::Column(keys.as_column())];
+    let (sorted, seconds) = bench.time(|| device.sort(&keys, &wide, &stream))?;
+    let extra = seconds - rows / rates.sort_rows[1];
+    // The difference of two short measurements can vanish; moving a column is never faster than reading and writing it.
+    rates.sort_carry = (2.0 * 8.0 * rows / extra.max(1e-9)).min(rates.stream);
+    let (_, seconds) = bench.time(|| device.match_sorted(&sorted.keys, &sorted.keys, 0..row_count, &stream))?;
+    rates.merge_rows = 2.0 * rows / seconds;
+
+    // A table and columns that fit in cache, then ones that do not.
+    let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(1 << 13) };
+    let (table, seconds) = bench.time(|| device.build_table(&small, &stream))?;
+    rates.build_rows = small.rows as f64 / seconds;
+    let (_, seconds) = bench.time(|| device.probe_table(&table, &small, 0..small.rows, &stream))?;
+    rates.probe_rows = small.rows as f64 / seconds;
+    let dense =
+        Keys { data: device.copy_in(&[ascending_keys(row_count)], &stream)?, width: KeyWidth::W8, rows: row_count };
+    let (table, seconds) = bench.time(|| device.build_dense_table(&dense, 0, row_count as u128 - 1, &stream))?;
+    if let Some(table) = table {
+        let (_, probe_seconds) = bench.time(|| device.probe_table(&table, &dense, 0..row_count, &stream))?;
+        rates.dense_rows = 2.0 * rows / (seconds + probe_seconds);
+    }
+
+    let column = |rows: usize| -> Result<Column> {
+        let data = device.copy_in(&[ascending_keys(rows)], &stream)?;
+        Ok(Column { data, width: Width::W8, rows, validity: None })
+    };
+    let in_order = Positions::Range(0..row_count);
+    let near = column(row_count)?;
+    let (_, seconds) = bench.time(|| device.gather(&near, &in_order, &stream))?;
+    rates.stream = 2.0 * 8.0 * rows / seconds;
+    let list = |numbers: Vec<u32>| -> Result<Positions> {
+        let rows = numbers.len();
+        Ok(Positions::List { data: device.copy_in(&[Buffer::from_vec(numbers)], &stream)?, rows, may_miss: false })
+    };
+    let in_cache = list((0..row_count).map(|at| (mixed(at) % row_count.min(4096)) as u32).collect())?;
+    let (_, seconds) = bench.time(|| device.gather(&near, &in_cache, &stream))?;
+    rates.gather_values = rows / seconds;
+    if rates.reads_host_memory || (!is_slow && device.memory().free_bytes() > 4 * 8 * SPREAD_ROWS as u64) {
+        let far = column(SPREAD_ROWS)?;
+        let anywhere = list((0..row_count).map(|at| (mixed(at) % SPREAD_ROWS) as u32).collect())?;
+        let (_, seconds) = bench.time(|| device.gather(&far, &anywhere, &stream))?;
+        let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * SPREAD_ROWS as f64);
+        let beyond = seconds - rows / rates.gather_values;
+        if beyond > 0.0 && missing > 0.0 {
+            rates.random_reads = rows * missing / beyond;
+        }
+    }
+    Ok(rates)
+}
+
+struct Bench<'a> {
+    device: &'a dyn Device,
+    stream: &'a Stream,
+}
+
+impl Bench<'_> {
+    /// Runs a piece of work until it is done, three times, and answers the shortest time: the first one warms up, and
+    /// whatever else the machine does only ever adds.
+    fn time<T>(&self, work: impl Fn() -> Result<T>) -> Result<(T, f64)> {
+        let mut seconds = f64::INFINITY;
+        let mut last = None;
+        for _ in 0..3 {
+            let start = Instant::now();
+            let done = work()?;
+            self.device.synchronize(self.stream)?;
+            seconds = seconds.min(start.elapsed().as_secs_f64());
+            last = Some(done);
+        }
+        Ok((last.expect("it ran three times"), seconds.max(1e-9)))
+    }
+}
+
+/// Distinct 64-bit keys without order.
+fn shuffled_keys(rows: usize) -> Buffer {
+    Buffer::from_vec((0..rows).map(|at| mixed(at) as u64).collect::<Vec<u64>>())
+}
+
+fn ascending_keys(rows: usize) -> Buffer {
+    Buffer::from_vec((0..rows as u64).collect::<Vec<u64>>())
+}
+
+/// A bijection of 64-bit numbers: the finalizer of SplitMix64 (Steele et al. 2014).
+fn mixed(at: usize) -> usize {
+    let mut x = (at as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) as usize
+}

@@ -1,0 +1,346 @@
+//! A plan, for people and machines: what will run, what it was predicted to take, what it took, and why not otherwise.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::cost::{MemoryNeed, PredictedPhase};
+use super::{Plan, Side, Strategy};
+use crate::memory::human_bytes;
+
+/// Everything that can be said about a plan. Its JSON form is what the action `explain` answers; its text form is what the
+/// command line shows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The strategy's name.
+    pub strategy: &'static str,
+    /// Why this one.
+    pub reason: String,
+    /// The kind of join.
+    pub how: &'static str,
+    /// Steps of the plan, the last one first, indented as a tree.
+    pub tree: Vec<String>,
+    /// The device, and why that one.
+    pub device: ExplainedDevice,
+    /// The left table.
+    pub left: ExplainedSide,
+    /// The right table.
+    pub right: ExplainedSide,
+    /// The result.
+    pub result: ExplainedResult,
+    /// Device memory that it takes, in bytes.
+    pub memory: MemoryNeed,
+    /// Phases, predicted and measured.
+    pub phases: Vec<ExplainedPhase>,
+    /// Predicted seconds in all.
+    pub predicted_seconds: f64,
+    /// Measured seconds in all, of a job that has run.
+    pub measured_seconds: Option<f64>,
+    /// The other strategies, fastest first.
+    pub alternatives: Vec<ExplainedAlternative>,
+}
+
+/// The device of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedDevice {
+    /// Its name.
+    pub name: String,
+    /// Why it was chosen.
+    pub reason: String,
+    /// Bytes of memory that it has.
+    pub memory_bytes: u64,
+}
+
+/// A side of the join.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedSide {
+    /// The table's name.
+    pub table: String,
+    /// `build` or `probe`.
+    pub role: &'static str,
+    /// Its key columns.
+    pub keys: Vec<String>,
+    /// Rows of the table.
+    pub rows: u64,
+    /// Bytes of the table.
+    pub bytes: u64,
+    /// Rows that have a key.
+    pub keyed_rows: u64,
+    /// Different keys, roughly.
+    pub distinct_keys: u64,
+    /// Rows with a match, predicted.
+    pub matched_rows: u64,
+    /// Whether the rows are in the order of the key.
+    pub sorted: bool,
+}
+
+/// The result of the join.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedResult {
+    /// Rows, predicted.
+    pub predicted_rows: u64,
+    /// Bytes, predicted.
+    pub predicted_bytes: u64,
+    /// Rows so far, or in all when it is complete.
+    pub rows: Option<u64>,
+}
+
+/// A phase, predicted and measured side by side.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedPhase {
+    /// Its name.
+    pub name: String,
+    /// `None`: it was not expected.
+    pub predicted_seconds: Option<f64>,
+    /// Bytes read and written, predicted.
+    pub predicted_bytes: Option<u64>,
+    /// `None`: it has not run.
+    pub measured_seconds: Option<f64>,
+    /// Bytes read and written, as the running join counted them.
+    pub measured_bytes: Option<u64>,
+}
+
+/// A strategy that was not chosen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedAlternative {
+    /// Its name.
+    pub strategy: &'static str,
+    /// On which side it would build: `left` or `right`.
+    pub build_side: String,
+    /// Predicted seconds.
+    pub predicted_seconds: f64,
+    /// Why it lost.
+    pub reason: String,
+}
+
+/// What a job that ran, or runs, has shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Name, seconds and bytes of each phase so far.
+    pub phases: Vec<(String, f64, u64)>,
+    /// Seconds on the device so far.
+    pub seconds: f64,
+    /// Rows of the result so far.
+    pub rows: u64,
+}
+
+impl Explanation {
+    /// Explains a plan on a device, with what was measured if it has run.
+    pub fn new(plan: &Plan, device: &str, device_reason: String, measured: Option<&Measured>) -> Self {
+        let join = &plan.join;
+        let side = |side: Side| {
+            let table = join.table(side);
+            let key_name = |key: &super::BoundKey| table.schema.field(key.column(side)).name().clone();
+            ExplainedSide {
+                table: table.name.clone(),
+                role: if side == plan.build_side { "build" } else { "probe" },
+                keys: join.keys.iter().map(key_name).collect(),
+                rows: table.rows,
+                bytes: table.bytes,
+                keyed_rows: plan.estimates.keyed(side).round() as u64,
+                distinct_keys: plan.estimates.distinct(side).round() as u64,
+                matched_rows: plan.estimates.matched(side).round() as u64,
+                sorted: if side == plan.build_side { plan.build_sorted } else { plan.probe_sorted },
+            }
+        };
+        let alternatives = plan.alternatives.iter().map(|alternative| ExplainedAlternative {
+            strategy: alternative.strategy.name(),
+            build_side: alternative.build_side.to_string(),
+            predicted_seconds: alternative.seconds,
+            reason: alternative.reason.clone(),
+        });
+        let result = ExplainedResult {
+            predicted_rows: plan.estimates.rows.round() as u64,
+            predicted_bytes: plan.result_bytes,
+            rows: measured.map(|measured| measured.rows),
+        };
+        Self {
+            strategy: plan.strategy.name(),
+            reason: plan.reason.clone(),
+            how: join.spec.how.name(),
+            tree: tree(plan),
+            device: ExplainedDevice {
+                name: device.into(),
+                reason: device_reason,
+                memory_bytes: plan.target.memory_bytes,
+            },
+            left: side(Side::Left),
+            right: side(Side::Right),
+            result,
+            memory: plan.memory,
+            phases: line_up(&plan.phases, measured),
+            predicted_seconds: plan.seconds,
+            measured_seconds: measured.map(|measured| measured.seconds),
+            alternatives: alternatives.collect(),
+        }
+    }
+}
+
+/// Predicted phases in order, each with its measurement, then those that ran unexpectedly.
+fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>) -> Vec<ExplainedPhase> {
+    let measured: &[(String, f64, u64)] = measured.map_or(&[], |measured| &measured.phases);
+    let mut phases: Vec<ExplainedPhase> = predicted
+        .iter()
+        .map(|phase| {
+            let found = measured.iter().find(|(name, ..)| name == phase.name);
+            ExplainedPhase {
+                name: phase.name.into(),
+                predicted_seconds: Some(phase.seconds),
+                predicted_bytes: Some(phase.bytes),
+                measured_seconds: found.map(|(_, seconds, _)| *seconds),
+                measured_bytes: found.map(|(.., bytes)| *bytes),
+            }
+        })
+        .collect();
+    for (name, seconds, bytes) in measured {
+        if !predicted.iter().any(|phase| phase.name == name) {
+            phases.push(ExplainedPhase {
+                name: name.clone(),
+                predicted_seconds: None,
+                predicted_bytes: None,
+                measured_seconds: Some(*seconds),
+                measured_bytes: Some(*bytes),
+            });
+        }
+    }
+    phases
+}
+
+/// The composition of primitives, from the result down to the tables.
+fn tree(plan: &Plan) -> Vec<String> {
+    let how_gathered = match plan.strategy {
+        Strategy::Hash => "by row number",
+        _ if plan.strategy.carries_payload() => "from the columns moved with the keys",
+        _ => "by row number, from the columns as they lie",
+    };
+    let matching = match plan.strategy {
+        Strategy::Hash if plan.dense => "probe one perfect-hash array".into(),
+        Strategy::Hash => "probe one hash table".into(),
+        Strategy::RadixHash | Strategy::RadixHashGfur => {
+            format!("match {} partitions, a hash table for each", 1u64 << plan.radix_bits.unwrap_or(0))
+        }
+        Strategy::SortMerge | Strategy::SortMergeGfur => "merge sorted rows".into(),
+    };
+    let mut lines = vec![
+        format!("gather {} columns {how_gathered}", plan.join.output.len()),
+        format!("└─ {matching}: {}", plan.join.spec.how),
+    ];
+    for (branch, role, side, sorted) in [
+        ("├─", "build", plan.build_side, plan.build_sorted),
+        ("└─", "probe", plan.build_side.other(), plan.probe_sorted),
+    ] {
+        let table = plan.join.table(side);
+        let carried = if plan.strategy.carries_payload() { "keys and columns" } else { "keys and row numbers" };
+        let arranged = match plan.strategy {
+            Strategy::Hash => "as it lies".to_string(),
+            Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {carried}"),
+            Strategy::SortMerge | Strategy::SortMergeGfur if sorted => "sorted already".into(),
+            Strategy::SortMerge | Strategy::SortMergeGfur => format!("sort {carried}"),
+        };
+        lines.push(format!("   {branch} {role}: {arranged}"));
+        let stem = if branch == "├─" { "│ " } else { "  " };
+        lines.push(format!(
+            "   {stem} └─ table {:?}, {} rows, {}",
+            table.name,
+            human_count(table.rows),
+            human_bytes(table.bytes)
+        ));
+    }
+    lines
+}
+
+/// Plan, phases side by side, alternatives.
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.strategy, self.reason)?;
+        writeln!(f, "on {}: {}", self.device.name, self.device.reason)?;
+        writeln!(f)?;
+        for line in &self.tree {
+            writeln!(f, "  {line}")?;
+        }
+        writeln!(f)?;
+        write!(
+            f,
+            "result: {} rows predicted, {}",
+            human_count(self.result.predicted_rows),
+            human_bytes(self.result.predicted_bytes)
+        )?;
+        if let Some(rows) = self.result.rows {
+            write!(f, "; {} rows so far or in all", human_count(rows))?;
+        }
+        writeln!(f)?;
+        writeln!(
+            f,
+            "device memory: {} at the least, {} for the whole probe side at once",
+            human_bytes(self.memory.minimum_bytes),
+            human_bytes(self.memory.whole_bytes)
+        )?;
+        writeln!(f)?;
+        writeln!(f, "{:17} {:>21}  {:>21}", "phase", "predicted", "measured")?;
+        for phase in &self.phases {
+            let cell = |seconds: Option<f64>, bytes: Option<u64>| match seconds {
+                Some(seconds) => format!("{:>9} {:>11}", human_seconds(seconds), human_bytes(bytes.unwrap_or(0))),
+                None => "-".into(),
+            };
+            writeln!(
+                f,
+                "{:17} {:>21}  {:>21}",
+                phase.name,
+                cell(phase.predicted_seconds, phase.predicted_bytes),
+                cell(phase.measured_seconds, phase.measured_bytes)
+            )?;
+        }
+        let measured = self.measured_seconds.map_or("-".into(), human_seconds);
+        writeln!(f, "{:17} {:>9} {:11}  {:>9}", "in all", human_seconds(self.predicted_seconds), "", measured)?;
+        if !self.alternatives.is_empty() {
+            writeln!(f)?;
+            writeln!(f, "not chosen")?;
+        }
+        for other in &self.alternatives {
+            writeln!(f, "  {:15} {:>9}  {}", other.strategy, human_seconds(other.predicted_seconds), other.reason)?;
+        }
+        Ok(())
+    }
+}
+
+/// A span of time in the unit a person would choose: `850 µs`, `12.3 ms`, `4.56 s`, `3 min 20 s`.
+pub fn human_seconds(seconds: f64) -> String {
+    match seconds {
+        s if s <= 0.0 => "0 s".into(),
+        s if s < 0.999_5e-3 => format!("{:.0} µs", (s * 1e6).max(1.0)),
+        s if s < 0.999_5 => format!("{:.1} ms", s * 1e3),
+        s if s < 99.5 => format!("{s:.2} s"),
+        s if s.is_finite() => format!("{} min {:.0} s", s as u64 / 60, (s % 60.0).floor()),
+        _ => "forever".into(),
+    }
+}
+
+/// A count with thousands set apart: `6 001 215`.
+fn human_count(count: u64) -> String {
+    let digits = count.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev();
+    groups.map(|group| std::str::from_utf8(group).unwrap_or_default()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_counts_are_written_as_people_do() {
+        let spans = [
+            (0.0, "0 s"),
+            (1e-9, "1 µs"),
+            (850e-6, "850 µs"),
+            (0.0123, "12.3 ms"),
+            (4.56, "4.56 s"),
+            (200.0, "3 min 20 s"),
+        ];
+        for (seconds, text) in spans {
+            assert_eq!(human_seconds(seconds), text);
+        }
+        for (count, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (6_001_215, "6 001 215")] {
+            assert_eq!(human_count(count), text);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What the cost model needs to know of each side: rows, widths and orders.
+
+use super::estimate::{Estimates, sorted_by_key};
+use super::{BoundJoin, OutputSource, Side};
+use crate::Result;
+use crate::catalog::{ColumnStatistics, Value};
+use crate::columns::{KeyFacts, KeyLayout, fixed_width, key_class};
+use crate::device::{KeyWidth, Width};
+
+/// Both sides, with the roles that were given to them.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    pub(super) build: Input,
+    pub(super) probe: Input,
+    /// Bytes of the packed key.
+    pub(super) key_width: KeyWidth,
+    /// Whether equal keys must be compared by their values.
+    pub(super) hashed: bool,
+    /// Whether the packed key is the key column itself.
+    pub(super) raw: bool,
+    /// Slots of the perfect-hash array, when the build keys are distinct and dense.
+    pub(super) dense_slots: Option<f64>,
+}
+
+/// One side.
+#[derive(Debug)]
+pub(super) struct Input {
+    pub(super) side: Side,
+    pub(super) rows: f64,
+    /// Rows that have a key.
+    pub(super) keyed: f64,
+    /// Rows with a match.
+    pub(super) matched: f64,
+    /// Whether keys repeat.
+    pub(super) repeats: bool,
+    /// Whether the rows are in the order of the key.
+    pub(super) sorted: bool,
+    /// Bytes per row of the key columns as they are stored; zero for those that the host reads.
+    pub(super) key_source_bytes: f64,
+    /// Whether the host makes the keys.
+    pub(super) host_keys: bool,
+    /// Columns that the result takes and the device moves.
+    pub(super) columns: Vec<FixedColumn>,
+    /// How many columns the host gathers.
+    pub(super) host_columns: usize,
+    /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
+    pub(super) one_piece: bool,
+}
+
+/// A column of fixed width.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FixedColumn {
+    /// Index in its table.
+    pub(super) index: usize,
+    pub(super) bytes: f64,
+    pub(super) nullable: bool,
+    /// The one key column, bit for bit the packed key: partitioned and sorted rows have it already.
+    pub(super) raw_key: bool,
+}
+
+/// A perfect-hash array may have this many slots per row: a slot takes 4 bytes, and a slot of the general table at least 16 at
+/// half load, so up to here the array is no larger.
+const DENSE_SLOTS_PER_ROW_MAX: i128 = 4;
+
+impl Inputs {
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
+    pub(super) fn new(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Result<Self> {
+        let layout = KeyLayout::new(key_facts(join, build_side)?, 0);
+        let raw = layout.is_raw();
+        let hashed = layout.is_hashed();
+        let input = |side: Side| Input::new(join, side, estimates, raw, hashed);
+        let (build, probe) = (input(build_side), input(build_side.other()));
+        let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
+        Ok(Self { build, probe, key_width: layout.width(), hashed, raw, dense_slots })
+    }
+
+    pub(super) fn key_bytes(&self) -> f64 {
+        self.key_width.bytes() as f64
+    }
+}
+
+impl Input {
+    fn new(join: &BoundJoin, side: Side, estimates: &Estimates, raw: bool, hashed: bool) -> Self {
+        let table = join.table(side);
+        let mut columns = Vec::new();
+        let mut host_columns = 0;
+        for index in output_columns(join, side) {
+            match fixed_width(table.schema.field(index).data_type()) {
+                Some(width) => {
+                    let nullable = table.statistics[index].nulls > 0;
+                    let raw_key = raw && join.keys[0].column(side) == index && !nullable;
+                    columns.push(FixedColumn { index, bytes: width.bytes() as f64, nullable, raw_key });
+                }
+                None => host_columns += 1,
+            }
+        }
+        let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
+        let host_keys = hashed || key_widths.clone().any(|width| width.is_none());
+        let key_source_bytes = if hashed { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
+        Self {
+            side,
+            rows: table.rows as f64,
+            keyed: estimates.keyed(side),
+            matched: estimates.matched(side),
+            repeats: estimates.repeats(side),
+            sorted: sorted_by_key(join, side),
+            key_source_bytes: key_source_bytes as f64,
+            host_keys,
+            columns,
+            host_columns,
+            one_piece: table.batches.len() <= 1,
+        }
+    }
+
+    /// Bytes per row of the columns that are copied in when the rows are moved (`moved`) or stay as they lie.
+    pub(super) fn copied_row_bytes(&self, moved: bool) -> f64 {
+        self.columns.iter().filter(|column| !(moved && column.raw_key)).map(|column| column.bytes).sum()
+    }
+
+    /// Bytes per row of the columns that can be carried along.
+    pub(super) fn carried_row_bytes(&self) -> f64 {
+        self.columns.iter().filter(|column| !column.nullable && !column.raw_key).map(|column| column.bytes).sum()
+    }
+
+    /// Whether something is left that needs row numbers although columns are carried.
+    pub(super) fn needs_row_numbers(&self) -> bool {
+        self.host_columns > 0 || self.columns.iter().any(|column| column.nullable && !column.raw_key)
+    }
+}
+
+/// Columns that the result takes from a side, each once. A key is taken from either side, so both bring it.
+fn output_columns(join: &BoundJoin, side: Side) -> Vec<usize> {
+    if join.spec.how.only_side().is_some_and(|only| only != side) {
+        return Vec::new();
+    }
+    let of_side = |source: &OutputSource| match *source {
+        OutputSource::Column { side: of, index } => (of == side).then_some(index),
+        OutputSource::Key { index } => Some(join.keys[index].column(side)),
+    };
+    let mut columns: Vec<usize> = join.output.iter().filter_map(|column| of_side(&column.source)).collect();
+    columns.sort_unstable();
+    columns.dedup();
+    columns
+}
+
+/// What statistics say about each pair of key columns.
+fn key_facts(join: &BoundJoin, build_side: Side) -> Result<Vec<KeyFacts>> {
+    let facts = |key: &super::BoundKey| {
+        let column_type = |side: Side| join.table(side).schema.field(key.column(side)).data_type().clone();
+        let statistics = |side: Side| &join.table(side).statistics[key.column(side)];
+        let (build_type, probe_type) = (column_type(build_side), column_type(build_side.other()));
+        Ok(KeyFacts {
+            class: key_class(&build_type)?,
+            build_type,
+            probe_type,
+            range: integer_range(statistics(Side::Left), statistics(Side::Right)),
+            bytes_max: longest(statistics(Side::Left), statistics(Side::Right)),
+            nulls_equal: key.nulls_equal,
+        })
+    };
+    join.keys.iter().map(facts).collect()
+}
+
+fn integer_range(a: &ColumnStatistics, b: &ColumnStatistics) -> Option<(i128, i128)> {
+    let (a_min, a_max) = integers(a)?;
+    let (b_min, b_max) = integers(b)?;
+    Some((a_min.min(b_min), a_max.max(b_max)))
+}
+
+/// The longest value of both sides in bytes, when it is known.
+fn longest(a: &ColumnStatistics, b: &ColumnStatistics) -> Option<usize> {
+    usize::try_from(a.max_value_bytes?.max(b.max_value_bytes?)).ok()
+}
+
+fn integers(statistics: &ColumnStatistics) -> Option<(i128, i128)> {
+    match (&statistics.min, &statistics.max) {
+        (Some(Value::Integer(min)), Some(Value::Integer(max))) => Some((*min, *max)),
+        _ => None,
+    }
+}
+
+/// The extent of the build keys, when they look distinct and dense. Raw keys are compared as unsigned integers, so a range
+/// that crosses zero has no dense image.
+fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Option<f64> {
+    let table = join.table(build_side);
+    let (min, max) = integers(&table.statistics[join.keys[0].column(build_side)])?;
+    let slots = max.checked_sub(min)?.checked_add(1)?;
+    let dense = min >= 0 && slots <= DENSE_SLOTS_PER_ROW_MAX * i128::from(table.rows.max(1));
+    (dense && !estimates.repeats(build_side)).then_some(slots as f64)
+}

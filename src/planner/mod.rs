@@ -1,0 +1,40 @@
+//! The planner: from what was asked for to what will run, and why.
+//!
+//! ```text
+//!   JoinSpec (names) ── bind: catalog ──► BoundJoin (columns, types) ── plan: statistics, rates ──► Plan (strategy, sides,
+//!                                                                              phases with predicted bytes and seconds)
+//! ```
+//!
+//! Binding finds every name and checks every type, so that a bad request is refused before anything is queued. Planning
+//! predicts rows from statistics ([`Estimates`]), prices every strategy on both build sides by roofline arithmetic on the
+//! device's measured [`Rates`], and takes the cheapest that fits in the device's memory. An [`Explanation`] says what was
+//! chosen, why the others lost, and how the prediction compares with what was measured.
+//!
+//! This room knows of the catalog's statistics, of how keys are packed, and of a device's sizes and rates; it runs nothing
+//! but the calibration, and knows nothing of jobs or the wire.
+
+mod bind;
+mod calibrate;
+mod cost;
+mod estimate;
+mod explain;
+mod inputs;
+mod plan;
+mod rates;
+mod spec;
+mod target;
+#[cfg(test)]
+mod tests;
+
+pub use bind::{BoundJoin, BoundKey, OutputColumn, OutputSource, bind};
+pub use calibrate::calibrate;
+pub use cost::{MemoryNeed, PredictedPhase};
+pub use estimate::Estimates;
+pub use explain::{
+    ExplainedAlternative, ExplainedDevice, ExplainedPhase, ExplainedResult, ExplainedSide, Explanation, Measured,
+    human_seconds,
+};
+pub use plan::{Alternative, Plan, plan, plan_on};
+pub use rates::Rates;
+pub use spec::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Side, Strategy};
+pub use target::Target;

@@ -1,0 +1,288 @@
+//! What will run, and why.
+
+use std::cmp::Ordering;
+
+use super::cost::{Costed, MemoryNeed, PredictedPhase};
+use super::explain::human_seconds;
+use super::inputs::Inputs;
+use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
+use crate::columns::fixed_width;
+use crate::device::ROWS_MAX;
+use crate::memory::human_bytes;
+use crate::{Error, Result};
+
+/// A join that is ready to run on one device.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Tables, keys, output.
+    pub join: BoundJoin,
+    /// How it is composed.
+    pub strategy: Strategy,
+    /// Which side the tables are built on, or that is sorted first. Any kind of join may build on either side.
+    pub build_side: Side,
+    /// Partitions are `1 << radix_bits`; `None` for strategies without.
+    pub radix_bits: Option<u32>,
+    /// Whether the build keys look distinct and dense, so that the `hash` strategy uses a perfect-hash array.
+    pub dense: bool,
+    /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
+    pub build_sorted: bool,
+    /// The same of the probe side.
+    pub probe_sorted: bool,
+    /// What statistics predict.
+    pub estimates: Estimates,
+    /// Predicted bytes of the result.
+    pub result_bytes: u64,
+    /// Device memory that it takes.
+    pub memory: MemoryNeed,
+    /// Host memory that it takes beside its inputs, in bytes: the result.
+    pub host_bytes: u64,
+    /// Predicted phases, in the order they first run.
+    pub phases: Vec<PredictedPhase>,
+    /// Predicted seconds on the device planned for.
+    pub seconds: f64,
+    /// The device it was planned for.
+    pub target: Target,
+    /// Why this strategy.
+    pub reason: String,
+    /// The others, fastest first, and why they lost.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// A strategy that was not chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    /// How it would be composed.
+    pub strategy: Strategy,
+    /// On which side.
+    pub build_side: Side,
+    /// Predicted seconds.
+    pub seconds: f64,
+    /// Device memory that it would take.
+    pub memory: MemoryNeed,
+    /// Why it lost.
+    pub reason: String,
+}
+
+impl Strategy {
+    /// Whether payload columns move with the keys (gather from transformed relations) or are gathered from where they lie
+    /// (gather from untransformed relations): Wu et al. 2024, section 4.
+    pub fn carries_payload(self) -> bool {
+        matches!(self, Self::RadixHash | Self::SortMerge)
+    }
+}
+
+/// Chooses strategy and build side for the default [`Target`]: a host device without a bound on memory.
+///
+/// # Errors
+/// As [`plan_on`].
+pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
+    plan_on(join, strategy, &Target::default())
+}
+
+/// Chooses strategy and build side for a device: the least predicted time among what fits in its memory. A strategy that
+/// is asked for is taken, with the better build side.
+///
+/// # Errors
+/// [`Error::Exhausted`] when nothing, or not the strategy asked for, fits in device memory; [`Error::Unsupported`] when both
+/// sides have more rows than positions can address.
+pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
+    let estimates = Estimates::of(&join);
+    let mut candidates = candidates(&join, &estimates, target)?;
+    candidates.sort_by(|a, b| a.rank(target).cmp(&b.rank(target)).then(a.costed.seconds.total_cmp(&b.costed.seconds)));
+    let wanted = |candidate: &Candidate| strategy.is_none_or(|wanted| candidate.costed.strategy == wanted);
+    let chosen = candidates.iter().position(wanted).expect("every strategy is among the candidates");
+    let chosen = candidates.remove(chosen);
+    if chosen.rank(target) == Fit::TooLarge {
+        return Err(too_large(&join, &chosen, strategy.is_some(), &candidates, target));
+    }
+
+    let forced = strategy.is_some();
+    let mut alternatives: Vec<Alternative> = Vec::new();
+    for candidate in candidates {
+        let strategy = candidate.costed.strategy;
+        if strategy != chosen.costed.strategy && alternatives.iter().all(|other| other.strategy != strategy) {
+            alternatives.push(candidate.into_alternative(&chosen.costed, forced, target));
+        }
+    }
+    let reason = why(&chosen.costed, forced, &alternatives);
+    let result_bytes = (estimates.rows * result_row_bytes(&join)) as u64;
+    Ok(Plan {
+        strategy: chosen.costed.strategy,
+        build_side: chosen.build_side,
+        radix_bits: chosen.costed.radix_bits,
+        dense: chosen.inputs.dense_slots.is_some(),
+        build_sorted: chosen.inputs.build.sorted,
+        probe_sorted: chosen.inputs.probe.sorted,
+        result_bytes,
+        host_bytes: result_bytes,
+        memory: chosen.costed.memory,
+        phases: chosen.costed.phases,
+        seconds: chosen.costed.seconds,
+        target: target.clone(),
+        reason,
+        alternatives,
+        estimates,
+        join,
+    })
+}
+
+/// A strategy on a build side, with its price.
+struct Candidate {
+    build_side: Side,
+    inputs: Inputs,
+    costed: Costed,
+}
+
+/// How well a strategy fits in device memory; better ones first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    /// With room for arranging the build side.
+    Whole,
+    /// Only if arranging takes less than expected.
+    Tight,
+    /// Not at all.
+    TooLarge,
+}
+
+fn candidates(join: &BoundJoin, estimates: &Estimates, target: &Target) -> Result<Vec<Candidate>> {
+    // The smaller side first: it wins where times are equal.
+    let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
+    let mut candidates = Vec::new();
+    for build_side in [smaller, smaller.other()] {
+        if join.table(build_side).rows > ROWS_MAX as u64 {
+            continue;
+        }
+        for strategy in Strategy::ALL {
+            let inputs = Inputs::new(join, build_side, estimates)?;
+            let mut costed = Costed::new(join, strategy, &inputs, estimates, target);
+            if build_side != smaller {
+                // Predictions err by more than this, and the smaller side is the safer one.
+                costed.seconds *= 1.02;
+            }
+            candidates.push(Candidate { build_side, inputs, costed });
+        }
+    }
+    if candidates.is_empty() {
+        return Err(Error::Unsupported(format!(
+            "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have {ROWS_MAX} on one device; join \
+             them in parts",
+            join.left.name, join.right.name, join.left.rows, join.right.rows
+        )));
+    }
+    Ok(candidates)
+}
+
+impl Candidate {
+    fn rank(&self, target: &Target) -> Fit {
+        match &self.costed.memory {
+            memory if memory.build_peak_bytes <= target.memory_bytes => Fit::Whole,
+            memory if memory.minimum_bytes <= target.memory_bytes => Fit::Tight,
+            _ => Fit::TooLarge,
+        }
+    }
+
+    fn into_alternative(self, chosen: &Costed, asked_for: bool, target: &Target) -> Alternative {
+        let reason = match self.rank(target) {
+            Fit::TooLarge => format!(
+                "it needs at least {} of device memory, and {} has {}",
+                human_bytes(self.costed.memory.minimum_bytes),
+                target.name,
+                human_bytes(target.memory_bytes)
+            ),
+            Fit::Tight if chosen.memory.build_peak_bytes <= target.memory_bytes => format!(
+                "arranging its build side may take {} of device memory, and {} has {}",
+                human_bytes(self.costed.memory.build_peak_bytes),
+                target.name,
+                human_bytes(target.memory_bytes)
+            ),
+            _ => against(&self.costed, chosen),
+        };
+        let reason = if asked_for { format!("another was asked for; {reason}") } else { reason };
+        let Costed { strategy, seconds, memory, .. } = self.costed;
+        Alternative { strategy, build_side: self.build_side, seconds, memory, reason }
+    }
+}
+
+/// Why one prediction is longer than another: how much, and in which phase.
+fn against(loser: &Costed, winner: &Costed) -> String {
+    let seconds_of = |costed: &Costed, name: &str| {
+        costed.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.seconds).sum::<f64>()
+    };
+    let names = loser.phases.iter().chain(&winner.phases).map(|phase| phase.name);
+    let difference = |name: &str| seconds_of(loser, name) - seconds_of(winner, name);
+    let compared = match loser.seconds.total_cmp(&winner.seconds) {
+        Ordering::Less => "it is predicted to be faster".to_string(),
+        _ if winner.seconds <= 0.0 => "it is no faster".to_string(),
+        _ if loser.seconds < 1.005 * winner.seconds => "it is predicted to take as long".to_string(),
+        _ => format!("{:.2} times as long", loser.seconds / winner.seconds),
+    };
+    match names.max_by(|a, b| difference(a).abs().total_cmp(&difference(b).abs())) {
+        Some(name) if difference(name) != 0.0 => format!(
+            "{compared}; the largest difference is {name:?} with {} against {}",
+            human_seconds(seconds_of(loser, name)),
+            human_seconds(seconds_of(winner, name))
+        ),
+        _ => compared,
+    }
+}
+
+fn why(chosen: &Costed, forced: bool, alternatives: &[Alternative]) -> String {
+    if forced {
+        return format!("it was asked for; predicted to take {}", human_seconds(chosen.seconds));
+    }
+    match alternatives.first() {
+        Some(next) => format!(
+            "the least predicted time of those that fit in device memory, {}; next is {} with {}",
+            human_seconds(chosen.seconds),
+            next.strategy,
+            human_seconds(next.seconds)
+        ),
+        None => format!("the only strategy; predicted to take {}", human_seconds(chosen.seconds)),
+    }
+}
+
+fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candidate], target: &Target) -> Error {
+    let attempt = match forced {
+        true => format!("strategy {} for this join", chosen.costed.strategy),
+        false => "this join".into(),
+    };
+    let fitting = others.iter().find(|other| other.rank(target) != Fit::TooLarge);
+    let advice = match fitting {
+        Some(other) => format!("strategy {} fits; ", other.costed.strategy),
+        None => String::new(),
+    };
+    let build = join.table(chosen.build_side);
+    Error::Exhausted(format!(
+        "{attempt} needs at least {} of device memory to hold table {:?} ({} rows) as the build side, and {} has {}; \
+         {advice}raise {}, or join fewer columns or rows",
+        human_bytes(chosen.costed.memory.minimum_bytes),
+        build.name,
+        build.rows,
+        target.name,
+        human_bytes(target.memory_bytes),
+        target.memory_knob
+    ))
+}
+
+/// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.
+fn result_row_bytes(join: &BoundJoin) -> f64 {
+    let column_bytes = |side: Side, index: usize| {
+        let table = join.table(side);
+        let widths =
+            table.schema.fields().iter().map(|field| fixed_width(field.data_type()).map(|width| width.bytes()));
+        let fixed: usize = widths.clone().flatten().sum();
+        let variable_columns = widths.filter(Option::is_none).count();
+        match fixed_width(table.schema.field(index).data_type()) {
+            Some(width) => width.bytes() as f64,
+            None => {
+                let row_bytes = table.bytes as f64 / table.rows.max(1) as f64;
+                (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64
+            }
+        }
+    };
+    let output = join.output.iter().map(|column| match column.source {
+        OutputSource::Column { side, index } => column_bytes(side, index),
+        OutputSource::Key { index } => column_bytes(Side::Left, join.keys[index].left),
+    });
+    output.sum()
+}

@@ -1,0 +1,130 @@
+//! How fast a device does what joins are made of.
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Device, DeviceKind, KeyWidth};
+
+/// Measured rates of one device, all of its threads or multiprocessors working. The cost model knows a device by these
+/// numbers only.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Bytes per second from host memory to the device.
+    pub copy_in: f64,
+    /// Bytes per second from the device to host memory.
+    pub copy_out: f64,
+    /// Whether host memory in one piece is used where it lies, without a copy.
+    pub reads_host_memory: bool,
+    /// Whether copies run beside primitives, so that a join takes the longer of both.
+    pub copies_overlap: bool,
+    /// Bytes per second of sequential device memory traffic, read and written.
+    pub stream: f64,
+    /// Bytes per second that one partition pass reads and writes.
+    pub partition: f64,
+    /// Rows per second that are sorted by keys of 4, 8 and 16 bytes, with 4 bytes carried.
+    pub sort_rows: [f64; 3],
+    /// Bytes per second, read and written, of what a sort carries beyond the first 4 bytes of a row.
+    pub sort_carry: f64,
+    /// Rows per second put into a hash table that fits in cache.
+    pub build_rows: f64,
+    /// Rows per second looked up in a hash table that fits in cache.
+    pub probe_rows: f64,
+    /// Rows per second put into, or looked up in, a perfect-hash array that fits in cache.
+    pub dense_rows: f64,
+    /// Rows per second of both sides that are matched partition by partition.
+    pub match_rows: f64,
+    /// Rows per second of both sides that are matched by merging.
+    pub merge_rows: f64,
+    /// Pairs per second that matches are expanded to.
+    pub expand_pairs: f64,
+    /// Values per second gathered from memory that is in cache, or in order.
+    pub gather_values: f64,
+    /// Independent reads per second from random places beyond the cache.
+    pub random_reads: f64,
+    /// Bytes that random reads may spread over before they miss the cache.
+    pub cache_bytes: u64,
+    /// Values of variable length per second that the host gathers by row number.
+    pub host_values: f64,
+    /// Rows per second whose keys the host packs or hashes, because the device cannot.
+    pub host_keys: f64,
+}
+
+impl Rates {
+    /// A host device of that many threads, before anything is measured. Assumptions, not measurements: round numbers of
+    /// the order that a server's core shows. [`calibrate`](super::calibrate()) replaces all but the last two and the size of
+    /// the cache.
+    pub fn host(threads: usize) -> Self {
+        let threads = threads.max(1) as f64;
+        Self {
+            copy_in: 4e9 * threads,
+            copy_out: 4e9 * threads,
+            reads_host_memory: true,
+            copies_overlap: false,
+            stream: 8e9 * threads,
+            partition: 3e9 * threads,
+            sort_rows: [40e6 * threads, 20e6 * threads, 8e6 * threads],
+            sort_carry: 1.5e9 * threads,
+            build_rows: 80e6 * threads,
+            probe_rows: 150e6 * threads,
+            dense_rows: 400e6 * threads,
+            match_rows: 120e6 * threads,
+            merge_rows: 100e6 * threads,
+            expand_pairs: 400e6 * threads,
+            gather_values: 400e6 * threads,
+            random_reads: 60e6 * threads,
+            cache_bytes: 2 << 20,
+            host_values: 30e6 * threads,
+            host_keys: 60e6 * threads,
+        }
+    }
+
+    /// An NVIDIA H200 over PCIe 5 x16. Copies, the memory's rate, partition and sort of 4- and 8-byte pairs were measured on
+    /// one; the rest are assumptions, from the published joins of Wu et al. 2024 by the ratio of memory bandwidths.
+    pub fn h200() -> Self {
+        Self {
+            copy_in: 55.6e9,
+            copy_out: 55.4e9,
+            reads_host_memory: false,
+            copies_overlap: true,
+            stream: 4.28e12,
+            // 62.5 G pairs/s of 8 bytes, read twice and written once in each of two passes.
+            partition: 3.0e12,
+            sort_rows: [31.6e9, 13.0e9, 5.4e9],
+            sort_carry: 2.5e11,
+            build_rows: 30e9,
+            probe_rows: 60e9,
+            dense_rows: 120e9,
+            match_rows: 50e9,
+            merge_rows: 50e9,
+            expand_pairs: 300e9,
+            gather_values: 370e9,
+            random_reads: 43e9,
+            cache_bytes: 60 << 20,
+            host_values: 30e6 * 16.0,
+            host_keys: 60e6 * 16.0,
+        }
+    }
+
+    /// Where calibration starts from, and what holds when it cannot run.
+    pub fn defaults(device: &dyn Device) -> Self {
+        match device.id().kind {
+            DeviceKind::Host => Self::host(device.info().parallelism),
+            DeviceKind::Cuda => Self::h200(),
+        }
+    }
+
+    /// Rows per second sorted by keys of that width.
+    pub(super) fn sort_rows_of(&self, width: KeyWidth) -> f64 {
+        match width {
+            KeyWidth::W4 => self.sort_rows[0],
+            KeyWidth::W8 => self.sort_rows[1],
+            KeyWidth::W16 => self.sort_rows[2],
+        }
+    }
+
+    /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them
+    /// that misses, as if the cache held a random part of the extent.
+    pub(super) fn miss_seconds(&self, reads: f64, extent_bytes: f64) -> f64 {
+        let missing = (1.0 - self.cache_bytes as f64 / extent_bytes.max(1.0)).max(0.0);
+        reads * missing / self.random_reads
+    }
+}

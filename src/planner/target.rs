@@ -1,0 +1,49 @@
+//! What the planner knows of the device that it plans for.
+
+use super::Rates;
+use crate::device::Device;
+
+/// A device as the planner sees it: sizes and rates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The device's name: `host:0`.
+    pub name: String,
+    /// Bytes of device memory that a join may use.
+    pub memory_bytes: u64,
+    /// How the operator raises that: `--device-memory`.
+    pub memory_knob: String,
+    /// Build rows that a partition should have.
+    pub partition_rows: usize,
+    /// The most bits that one partition pass resolves.
+    pub pass_bits_max: u32,
+    /// What it does how fast.
+    pub rates: Rates,
+}
+
+impl Target {
+    /// The view of a device with those rates.
+    pub fn of(device: &dyn Device, rates: Rates) -> Self {
+        Self {
+            name: device.id().to_string(),
+            memory_bytes: device.memory().limit_bytes(),
+            memory_knob: "--device-memory".into(),
+            partition_rows: device.info().partition_rows.max(1),
+            pass_bits_max: device.info().pass_bits_max.max(1),
+            rates,
+        }
+    }
+}
+
+/// A host device of one thread and of memory without bound, with the default rates.
+impl Default for Target {
+    fn default() -> Self {
+        Self {
+            name: "host:0".into(),
+            memory_bytes: u64::MAX,
+            memory_knob: "--device-memory".into(),
+            partition_rows: 16 << 10,
+            pass_bits_max: 11,
+            rates: Rates::host(1),
+        }
+    }
+}

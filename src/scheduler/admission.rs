@@ -1,0 +1,124 @@
+//! Admission: from a request to a plan and the devices that may run it, or to a refusal before anything is queued.
+
+use super::executor::Executor;
+use super::queue::Place;
+use crate::catalog::Catalog;
+use crate::memory::human_bytes;
+use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
+use crate::{Error, Result};
+
+/// What was admitted.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub(super) plan: Plan,
+    pub(super) places: Vec<Place>,
+}
+
+/// Binds and plans a join for the devices that it asks for. The plan is made for the device that is predicted to be the
+/// fastest, and may run on every other one on which it fits.
+///
+/// # Errors
+/// What is wrong with the request; [`Error::Exhausted`] when it fits no device, or its result cannot fit in host memory.
+pub(super) fn admit(
+    spec: JoinSpec,
+    catalog: &Catalog,
+    executors: &[Executor],
+    in_service: impl Fn(usize) -> bool,
+) -> Result<Admitted> {
+    let candidates = candidates(&spec.devices, executors)?;
+    let strategy = spec.strategy;
+    let join = planner::bind(spec, catalog)?;
+    let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
+    if candidates.is_empty() {
+        return Err(Error::Unavailable(
+            "no device that may run this join is in service; see the topology, and the server's log".into(),
+        ));
+    }
+    let mut best: Option<(usize, Plan)> = None;
+    let mut refusal: Option<Error> = None;
+    for &device in &candidates {
+        match planner::plan_on(join.clone(), strategy, &executors[device].target) {
+            Ok(plan) if best.as_ref().is_none_or(|(_, best)| plan.seconds < best.seconds) => {
+                best = Some((device, plan))
+            }
+            Ok(_) => {}
+            Err(error) => refusal = Some(refusal.unwrap_or(error)),
+        }
+    }
+    let Some((chosen, plan)) = best else {
+        return Err(refusal.expect("every candidate was planned or refused"));
+    };
+    check_host_memory(&plan, catalog)?;
+    let places = candidates.iter().filter_map(|&device| match device == chosen {
+        true => Some(place(device, &plan)),
+        // The same strategy on the same build side, if that fits there too.
+        false => planner::plan_on(join.clone(), Some(plan.strategy), &executors[device].target)
+            .ok()
+            .filter(|other| other.build_side == plan.build_side)
+            .map(|other| place(device, &other)),
+    });
+    let places = places.collect();
+    Ok(Admitted { plan, places })
+}
+
+fn place(device: usize, plan: &Plan) -> Place {
+    // Arranging the build side is the most that cannot be divided. A device has room for it, or is known to be tight.
+    let memory_bytes = plan.memory.build_peak_bytes.min(plan.target.memory_bytes);
+    Place { device, seconds: plan.seconds, memory_bytes }
+}
+
+/// The devices that a request allows, by index.
+fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usize>> {
+    let all = || executors.iter().map(|executor| executor.id.to_string()).collect::<Vec<_>>().join(", ");
+    match request {
+        DeviceRequest::Any | DeviceRequest::Count(1) => Ok((0..executors.len()).collect()),
+        DeviceRequest::Count(0) => {
+            Err(Error::Invalid("a join needs at least one device; leave \"devices\" out".into()))
+        }
+        DeviceRequest::Count(count) => Err(Error::Unsupported(format!(
+            "\"devices\": {count} asks for a join over several devices, which this version has no strategy for; ask for 1, or \
+             leave it out"
+        ))),
+        DeviceRequest::Named(names) if names.is_empty() => {
+            Err(Error::Invalid(format!("\"devices\" is an empty list; name some of {}, or leave it out", all())))
+        }
+        DeviceRequest::Named(names) => {
+            let mut found = Vec::new();
+            for name in names {
+                let at = executors.iter().position(|executor| executor.id.to_string() == *name);
+                let at =
+                    at.ok_or_else(|| Error::Invalid(format!("there is no device {name:?}; devices are {}", all())))?;
+                if !found.contains(&at) {
+                    found.push(at);
+                }
+            }
+            Ok(found)
+        }
+    }
+}
+
+/// Refuses a result that is predicted to be larger than all of host memory. Predictions err, so there is a margin, and a
+/// prediction that rests on no statistics refuses nothing.
+fn check_host_memory(plan: &Plan, catalog: &Catalog) -> Result<()> {
+    const MARGIN: u64 = 2;
+    if plan.join.spec.retain_seconds == Some(0) || !has_statistics(&plan.join) {
+        return Ok(());
+    }
+    let limit_bytes = catalog.arena().budget().limit_bytes();
+    if plan.host_bytes / MARGIN <= limit_bytes {
+        return Ok(());
+    }
+    Err(Error::Exhausted(format!(
+        "the result of this join is predicted to have {} rows of {} in all, and host memory is {}; ask for fewer columns, raise \
+         --host-memory, or fetch it as it is made with retain_seconds 0",
+        plan.estimates.rows.round(),
+        human_bytes(plan.host_bytes),
+        human_bytes(limit_bytes)
+    )))
+}
+
+fn has_statistics(join: &BoundJoin) -> bool {
+    [Side::Left, Side::Right]
+        .into_iter()
+        .all(|side| join.keys.iter().all(|key| join.table(side).statistics[key.column(side)].distinct.is_some()))
+}

@@ -1,0 +1,738 @@
+//! Dispatch: the worker threads, and everything that can happen to a job between submission and release.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use arrow::array::RecordBatch;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::admission::{Admitted, admit};
+use super::clock::{Clock, SystemClock};
+use super::executor::Executor;
+use super::job::{Job, JobId, JobState};
+use super::queue::{Load, Queue, Turn, Waiting};
+use super::stats::{DeviceStats, SchedulerStats};
+use crate::catalog::{Catalog, ResultSpool, SpoolOptions};
+use crate::device::{CancelFlag, Device};
+use crate::join::{BatchSink, Monitor};
+use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
+use crate::{Context, Error, Result};
+
+/// How a scheduler behaves.
+#[derive(Clone, Debug)]
+pub struct SchedulerOptions {
+    /// Jobs that may wait; more are refused.
+    pub queue_limit: usize,
+    /// Jobs that one tenant may have waiting or running; 0 for no limit.
+    pub tenant_jobs: usize,
+    /// How long a result is kept, unless the join says otherwise.
+    pub retain: Duration,
+    /// Bytes that a result which is consumed as it is read may pile up before the join waits for its reader.
+    pub window_bytes: u64,
+    /// Jobs that are remembered after their result was released.
+    pub history: usize,
+    /// Whether a thread keeps deadlines and leases; tests call [`Scheduler::tick`] instead.
+    pub timer: bool,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        Self {
+            queue_limit: 1000,
+            tenant_jobs: 0,
+            retain: Duration::from_secs(300),
+            window_bytes: 256 << 20,
+            history: 1000,
+            timer: true,
+        }
+    }
+}
+
+/// Who submits a join, and on what terms.
+#[derive(Clone, Debug, Default)]
+pub struct Submission {
+    /// The tenant's name; empty for anonymous.
+    pub owner: String,
+    /// How long the caller waits for the result at most; the job fails then.
+    pub timeout: Option<Duration>,
+}
+
+/// Runs jobs on devices. Clones share the queue; when the last one is dropped, jobs are cancelled and threads end.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    handle: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    catalog: Catalog,
+    executors: Vec<Executor>,
+    options: SchedulerOptions,
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    /// Wakes the worker of each device.
+    work: Vec<Condvar>,
+    /// Told whenever a job ends.
+    ended: Condvar,
+    /// Wakes the timer.
+    timer: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: Queue,
+    slots: Vec<Slot>,
+    /// Jobs that wait, run, or have a result that is not released.
+    live: BTreeMap<JobId, Arc<Job>>,
+    /// Jobs that are over, oldest first.
+    history: VecDeque<Arc<Job>>,
+    last_id: u64,
+    draining: bool,
+    shutdown: bool,
+    totals: SchedulerStats,
+}
+
+/// What a device does.
+#[derive(Debug, Default)]
+struct Slot {
+    running: Option<Running>,
+    lost: Option<Error>,
+    jobs_total: u64,
+    busy_seconds_total: f64,
+}
+
+#[derive(Clone, Debug)]
+struct Running {
+    job: Arc<Job>,
+    entry: Waiting,
+    started: Duration,
+    predicted_seconds: f64,
+    /// Whether the worker has taken it.
+    taken: bool,
+}
+
+impl Scheduler {
+    /// A scheduler with default options over those devices, whose rates it measures first.
+    pub fn new(catalog: Catalog, devices: Vec<Arc<dyn Device>>) -> Self {
+        Self::start(catalog, devices, SchedulerOptions::default())
+    }
+
+    /// A scheduler over those devices, whose rates it measures first: tens of milliseconds for each kind of device.
+    pub fn start(catalog: Catalog, devices: Vec<Arc<dyn Device>>, options: SchedulerOptions) -> Self {
+        // Devices that are made alike are measured once.
+        let mut measured: Vec<(Arc<dyn Device>, Rates)> = Vec::new();
+        let alike = |a: &dyn Device, b: &dyn Device| {
+            let (left, right) = (a.info(), b.info());
+            a.id().kind == b.id().kind
+                && left.name == right.name
+                && left.parallelism == right.parallelism
+                && a.memory().limit_bytes() == b.memory().limit_bytes()
+        };
+        for device in &devices {
+            let known = measured.iter().find(|(other, _)| alike(&**other, &**device)).map(|(_, rates)| rates.clone());
+            let rates = known.unwrap_or_else(|| calibrate(&**device));
+            measured.push((device.clone(), rates));
+        }
+        let arena = catalog.arena().clone();
+        let executors =
+            measured.into_iter().map(|(device, rates)| Executor::new(device, rates, arena.clone())).collect();
+        Self::over(catalog, executors, options, Arc::new(SystemClock::default()))
+    }
+
+    /// A scheduler over executors, with a clock of the caller's.
+    pub fn over(catalog: Catalog, executors: Vec<Executor>, options: SchedulerOptions, clock: Arc<dyn Clock>) -> Self {
+        let state = State {
+            queue: Queue::default(),
+            slots: executors.iter().map(|_| Slot::default()).collect(),
+            live: BTreeMap::new(),
+            history: VecDeque::new(),
+            last_id: 0,
+            draining: false,
+            shutdown: false,
+            totals: SchedulerStats::default(),
+        };
+        let work = executors.iter().map(|_| Condvar::new()).collect();
+        let has_timer = options.timer;
+        let shared = Arc::new(Shared {
+            catalog,
+            executors,
+            options,
+            clock,
+            state: Mutex::new(state),
+            work,
+            ended: Condvar::new(),
+            timer: Condvar::new(),
+        });
+        let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(body).expect("the system gives a thread")
+        };
+        let mut threads: Vec<JoinHandle<()>> = Vec::new();
+        for device in 0..shared.executors.len() {
+            let worker = shared.clone();
+            threads.push(spawn(format!("{}", shared.executors[device].id), Box::new(move || worker.work(device))));
+        }
+        if has_timer {
+            let timer = shared.clone();
+            threads.push(spawn("scheduler".into(), Box::new(move || timer.keep_time())));
+        }
+        Self { handle: Arc::new(Handle { shared, threads: Mutex::new(threads) }) }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.handle.shared
+    }
+
+    /// Binds, plans and queues a join.
+    ///
+    /// # Errors
+    /// As [`Scheduler::submit_with`].
+    pub fn submit(&self, spec: JoinSpec, owner: &str) -> Result<Arc<Job>> {
+        self.submit_with(spec, Submission { owner: owner.into(), timeout: None })
+    }
+
+    /// Binds, plans and queues a join on terms.
+    ///
+    /// # Errors
+    /// What is wrong with the request; [`Error::Exhausted`] when it cannot fit, the queue is full, or the tenant has as many
+    /// jobs as it may; [`Error::Unavailable`] when the server drains or has no device for it.
+    pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
+        let submitted = self.shared().submit(spec, terms);
+        if submitted.is_err() {
+            self.shared().state.lock().totals.refused_total += 1;
+        }
+        submitted
+    }
+
+    /// Says what would run, and why, without running it.
+    ///
+    /// # Errors
+    /// What is wrong with the request, as when it is submitted.
+    pub fn explain(&self, spec: JoinSpec) -> Result<Explanation> {
+        let shared = self.shared();
+        let Admitted { plan, places } = shared.admit(spec)?;
+        let devices = places.len();
+        let reason = match devices {
+            1 => "the only device that may run it".to_string(),
+            _ => format!("predicted to run it fastest, of {devices}; when it is submitted, queues count as well"),
+        };
+        Ok(Explanation::new(&plan, &plan.target.name, reason, None))
+    }
+
+    /// The job of that number, as long as it is remembered.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn job(&self, id: JobId) -> Result<Arc<Job>> {
+        let state = self.shared().state.lock();
+        let remembered = || state.history.iter().rev().find(|job| job.id == id);
+        let found = state.live.get(&id).or_else(remembered).cloned();
+        found.ok_or_else(|| Error::NotFound(format!("there is no job {id}, or it was forgotten")))
+    }
+
+    /// All jobs that wait, run, or have a result that is not released yet, oldest first.
+    pub fn jobs(&self) -> Vec<Arc<Job>> {
+        self.shared().state.lock().live.values().cloned().collect()
+    }
+
+    /// The jobs that are over and still remembered, oldest first.
+    pub fn history(&self) -> Vec<Arc<Job>> {
+        self.shared().state.lock().history.iter().cloned().collect()
+    }
+
+    /// Stops a job, and releases its result. A job that is over already stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn cancel(&self, id: JobId) -> Result<()> {
+        let job = self.job(id)?;
+        self.shared().stop(&job, Error::Cancelled(format!("job {id} was cancelled")));
+        Ok(())
+    }
+
+    /// Sets a tenant's share of device time relative to others'; it is 1 where nothing is set.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight that is not above 0.
+    pub fn set_weight(&self, tenant: &str, weight: f64) -> Result<()> {
+        if !(weight.is_finite() && weight > 0.0) {
+            return Err(Error::Invalid(format!("the weight of tenant {tenant:?} is {weight}; it is a number above 0")));
+        }
+        self.shared().state.lock().queue.set_weight(tenant, weight);
+        Ok(())
+    }
+
+    /// Refuses new jobs from now on; those that were admitted run on.
+    pub fn drain(&self) {
+        self.shared().state.lock().draining = true;
+    }
+
+    /// Waits until no job waits or runs. `false` when that takes longer than `limit`. Blocks its thread.
+    pub fn wait_idle(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let shared = self.shared();
+        let mut state = shared.state.lock();
+        loop {
+            if state.queue.len() == 0 && state.slots.iter().all(|slot| slot.running.is_none()) {
+                return true;
+            }
+            if shared.ended.wait_until(&mut state, end).timed_out() {
+                return false;
+            }
+        }
+    }
+
+    /// Cancels every job that waits or runs, and says why.
+    pub fn abort_all(&self, reason: &str) {
+        for job in self.jobs() {
+            if !job.life.lock().state.is_final() {
+                self.shared().stop(&job, Error::Cancelled(format!("job {}: {reason}", job.id)));
+            }
+        }
+    }
+
+    /// Keeps time: fails what is past its deadline, releases results whose lease ended, and starts what can start. The
+    /// scheduler does so by itself unless [`SchedulerOptions::timer`] is off.
+    pub fn tick(&self, now: SystemTime) {
+        self.shared().tick(now);
+    }
+
+    /// Everything in numbers.
+    pub fn stats(&self) -> SchedulerStats {
+        let shared = self.shared();
+        let state = shared.state.lock();
+        let running = state.slots.iter().filter(|slot| slot.running.is_some()).count();
+        let devices = shared.executors.iter().zip(&state.slots).map(|(executor, slot)| DeviceStats {
+            id: executor.id,
+            lost: slot.lost.as_ref().map(|error| error.message().into()),
+            busy: slot.running.is_some(),
+            jobs_total: slot.jobs_total,
+            busy_seconds_total: slot.busy_seconds_total,
+        });
+        SchedulerStats {
+            queued: state.queue.len(),
+            running,
+            retained: state.live.len() - state.queue.len() - running,
+            devices: devices.collect(),
+            ..state.totals.clone()
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.draining = true;
+        state.shutdown = true;
+        let jobs: Vec<Arc<Job>> = state.live.values().cloned().collect();
+        drop(state);
+        for job in jobs {
+            if !job.life.lock().state.is_final() {
+                self.shared.stop(&job, Error::Cancelled("the server is shutting down".into()));
+            }
+        }
+        self.shared.work.iter().for_each(|wake| {
+            wake.notify_all();
+        });
+        self.shared.timer.notify_all();
+        let this = std::thread::current().id();
+        for thread in self.threads.lock().drain(..) {
+            // The last clone may be dropped by a worker; it ends by itself.
+            if thread.thread().id() != this && thread.join().is_err() {
+                tracing::error!("a thread of the scheduler panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
+        let lost: Vec<bool> = self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect();
+        admit(spec, &self.catalog, &self.executors, |device| !lost[device])
+    }
+
+    /// What a result that is consumed as it is read may pile up: the option, or an eighth of host memory if that is less, so
+    /// that several such results and the tables they come from fit side by side.
+    fn window_bytes(&self) -> u64 {
+        self.options.window_bytes.min(self.catalog.arena().budget().limit_bytes() / 8)
+    }
+
+    fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
+        let Submission { owner, timeout } = terms;
+        self.check_room(&self.state.lock(), &owner)?;
+        // Planning takes its time, and is done without the lock.
+        let Admitted { plan, places } = self.admit(spec)?;
+        let mut state = self.state.lock();
+        self.check_room(&state, &owner)?;
+        let id = JobId(state.last_id + 1);
+        let spec = &plan.join.spec;
+        let name =
+            spec.into.as_ref().map(|into| self.catalog.reserve(into, &owner, &format!("the result of job {id}")));
+        let name = name.transpose()?;
+        state.last_id = id.0;
+        let cancel = CancelFlag::new();
+        // What becomes a table is kept; the table holds the same memory anyway.
+        let retain = match spec.retain_seconds {
+            Some(0) if name.is_some() => self.options.retain,
+            Some(seconds) => Duration::from_secs(seconds.into()),
+            None => self.options.retain,
+        };
+        let interrupt = cancel.clone();
+        let options = SpoolOptions {
+            retain,
+            bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
+            arena: Some(self.catalog.arena().clone()),
+            charge: Some(self.catalog.charge(&owner)),
+            interrupt: Some(Arc::new(move || interrupt.check())),
+            ..SpoolOptions::default()
+        };
+        let result = ResultSpool::with_options(plan.join.schema.clone(), options);
+        let (now, priority) = (self.clock.now(), spec.priority);
+        let deadline = timeout.map(|timeout| now.saturating_add(timeout));
+        let job = Arc::new(Job::new(id, owner.clone(), plan, result, cancel, name, deadline));
+        state.live.insert(id, job.clone());
+        state.totals.submitted_total += 1;
+        state.queue.push(Waiting { id, tenant: owner, priority, submitted: now, places });
+        tracing::info!(job = id.0, strategy = %job.plan.strategy, predicted_seconds = job.plan.seconds, "queued");
+        self.dispatch(&mut state);
+        if deadline.is_some() {
+            self.timer.notify_all();
+        }
+        Ok(job)
+    }
+
+    fn check_room(&self, state: &State, owner: &str) -> Result<()> {
+        if state.draining {
+            return Err(Error::Unavailable("the server is shutting down and takes no new jobs; try another".into()));
+        }
+        if state.queue.len() >= self.options.queue_limit {
+            return Err(Error::Exhausted(format!(
+                "{} jobs wait already, and the queue takes no more; try again later, or raise --queue-limit",
+                state.queue.len()
+            )));
+        }
+        let active = state.queue.active(owner);
+        if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
+            return Err(Error::Exhausted(format!(
+                "tenant {owner:?} has {active} jobs waiting or running, and may have no more; wait for one to end, or raise \
+                 --tenant-jobs"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Starts what can start, and tells everybody else when it is their turn.
+    fn dispatch(&self, state: &mut State) {
+        let now = self.clock.now();
+        let loads = self.loads(state, now);
+        let turns = state.queue.turns(now, &loads);
+        let mut position = 0;
+        for turn in turns {
+            let job = state.live[&turn.id].clone();
+            if turn.now && !state.shutdown {
+                self.start(state, job, turn, now);
+            } else {
+                let ahead = turn.start.saturating_sub(now);
+                job.life.lock().turn = Some((position, SystemTime::now() + ahead));
+                position += 1;
+            }
+        }
+    }
+
+    fn loads(&self, state: &State, now: Duration) -> Vec<Load> {
+        let load = |(slot, executor): (&Slot, &Executor)| match (&slot.lost, &slot.running) {
+            (Some(_), _) => Load::Lost,
+            (None, None) => Load::Idle { free_bytes: executor.memory.free_bytes() },
+            (None, Some(running)) => {
+                let predicted = running.started.as_secs_f64() + running.predicted_seconds;
+                // A job that is late is expected to stay a tenth of the time that it has been there.
+                let late = now.as_secs_f64() + 0.1 * (now - running.started.min(now)).as_secs_f64();
+                let until = if predicted > now.as_secs_f64() { predicted } else { late };
+                Load::Busy { until: Duration::try_from_secs_f64(until).unwrap_or(Duration::MAX) }
+            }
+        };
+        state.slots.iter().zip(&self.executors).map(load).collect()
+    }
+
+    fn start(&self, state: &mut State, job: Arc<Job>, turn: Turn, now: Duration) {
+        let (device, seconds) = (turn.place.device, turn.place.seconds);
+        let Some(entry) = state.queue.start(turn.id, seconds) else { return };
+        state.totals.waited_seconds_total += (now - entry.submitted.min(now)).as_secs_f64();
+        {
+            let mut life = job.life.lock();
+            let id = self.executors[device].id;
+            life.state = JobState::Running(id);
+            life.turn = None;
+            life.device = Some(id);
+            life.started = Some(SystemTime::now());
+            life.device_reason = match entry.places.len() {
+                1 => "the only device that may run it".into(),
+                count => format!("predicted to finish it first, of the {count} that may run it"),
+            };
+        }
+        let running = Running { job, entry, started: now, predicted_seconds: seconds, taken: false };
+        state.slots[device].running = Some(running);
+        self.work[device].notify_one();
+    }
+
+    /// The life of a device's thread.
+    fn work(&self, device: usize) {
+        loop {
+            let mut state = self.state.lock();
+            let running = loop {
+                if let Some(running) = state.slots[device].running.as_mut().filter(|running| !running.taken) {
+                    running.taken = true;
+                    break running.clone();
+                }
+                if state.shutdown {
+                    return;
+                }
+                self.work[device].wait(&mut state);
+            };
+            drop(state);
+            let outcome = self.run(device, &running.job);
+            self.end(device, &running, outcome);
+        }
+    }
+
+    /// Runs a job on the device's thread. A panic is the job's failure, not the thread's.
+    fn run(&self, device: usize, job: &Arc<Job>) -> Result<()> {
+        job.check_stop()?;
+        let (work, monitor) = {
+            let life = job.life.lock();
+            (life.work.clone(), life.monitor.clone())
+        };
+        let work = work.ok_or_else(|| Error::Internal(format!("job {} has nothing to run", job.id)))?;
+        let runner = &self.executors[device].runner;
+        let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, &job.result, &monitor)));
+        caught.unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<&str>().map(ToString::to_string);
+            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            tracing::error!(job = job.id.0, device = %self.executors[device].id, message, "a job panicked");
+            Err(Error::Internal(format!("job {} panicked on {}: {message}", job.id, self.executors[device].id)))
+        })
+    }
+
+    /// What follows a run: the next attempt elsewhere, or the job's end.
+    fn end(&self, device: usize, running: &Running, outcome: Result<()>) {
+        let job = &running.job;
+        // Whoever stopped it has said why; what the work answered after that is a consequence.
+        let outcome = job.check_stop().and(outcome);
+        if let Err(error @ Error::Unavailable(_)) = &outcome {
+            let mut state = self.state.lock();
+            tracing::error!(device = %self.executors[device].id, job = job.id.0, %error, "device out of service");
+            state.slots[device].lost = Some(error.clone());
+            if self.try_elsewhere(&mut state, device, running) {
+                return;
+            }
+        }
+        let outcome = outcome.and_then(|()| self.keep_as_table(job));
+        self.close(job, &outcome);
+
+        let mut state = self.state.lock();
+        self.free(&mut state, device, running.started);
+        let seconds = self.clock.now().saturating_sub(running.started).as_secs_f64();
+        state.queue.end(&running.entry.tenant, running.predicted_seconds, seconds);
+        match &outcome {
+            Ok(()) => {
+                state.totals.completed_total += 1;
+                state.totals.rows_total += job.result.pushed_rows();
+                state.totals.bytes_total += job.result.pushed_bytes();
+            }
+            Err(error) => count_failure(&mut state.totals, error),
+        }
+        // Somebody let go of it while it came to its end.
+        if outcome.is_ok() && job.check_stop().is_err() {
+            job.result.release();
+            self.retire(&mut state, job);
+        }
+        self.fail_homeless(&mut state);
+        self.dispatch(&mut state);
+        self.ended.notify_all();
+    }
+
+    /// Puts the job of a lost device back in the queue, if another device may run it and nothing was delivered yet.
+    fn try_elsewhere(&self, state: &mut State, device: usize, running: &Running) -> bool {
+        let job = &running.job;
+        let has_place = running.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
+        if !has_place || job.result.progress().0 > 0 || state.shutdown {
+            return false;
+        }
+        {
+            let mut life = job.life.lock();
+            if life.stop.is_some() {
+                return false;
+            }
+            life.state = JobState::Queued;
+            life.device = None;
+            life.started = None;
+            life.device_reason = format!("{} was lost; waiting for another", self.executors[device].id);
+            life.monitor = Arc::new(Monitor::new(job.cancel.clone()));
+        }
+        self.free(state, device, running.started);
+        state.queue.push_back(running.entry.clone(), running.predicted_seconds);
+        self.fail_homeless(state);
+        self.dispatch(state);
+        self.ended.notify_all();
+        true
+    }
+
+    fn free(&self, state: &mut State, device: usize, started: Duration) {
+        let slot = &mut state.slots[device];
+        slot.running = None;
+        slot.jobs_total += 1;
+        slot.busy_seconds_total += self.clock.now().saturating_sub(started).as_secs_f64();
+    }
+
+    /// Fails the jobs that wait for devices which are all lost.
+    fn fail_homeless(&self, state: &mut State) {
+        let loads = self.loads(state, self.clock.now());
+        for entry in state.queue.remove_homeless(&loads) {
+            let job = state.live[&entry.id].clone();
+            let error = Error::Unavailable(format!(
+                "every device that may run job {} is out of service; try again later, or on other devices",
+                job.id
+            ));
+            self.close(&job, &Err(error.clone()));
+            count_failure(&mut state.totals, &error);
+        }
+    }
+
+    fn keep_as_table(&self, job: &Job) -> Result<()> {
+        let name = job.life.lock().into.take();
+        let Some(name) = name else { return Ok(()) };
+        let into = name.name().to_string();
+        job.result.into_table(name, &job.owner).context(|| format!("keeping the result as table {into:?}"))?;
+        Ok(())
+    }
+
+    /// Gives a job its last state, and its readers the end. The state comes first: who sees the end may ask for the state.
+    fn close(&self, job: &Job, outcome: &Result<()>) {
+        let state = match outcome {
+            Ok(()) => JobState::Complete,
+            Err(Error::Cancelled(_)) => JobState::Cancelled,
+            Err(error) => JobState::Failed(error.clone()),
+        };
+        let mut life = job.life.lock();
+        let rows = job.result.pushed_rows();
+        match &state {
+            JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),
+            state => tracing::info!(job = job.id.0, rows, ?state, "ended"),
+        }
+        life.state = state;
+        life.finished = Some(SystemTime::now());
+        life.turn = None;
+        // Tables that were dropped meanwhile, and the name that was kept, go now.
+        let (work, into) = (life.work.take(), life.into.take());
+        drop(life);
+        drop((work, into));
+        job.result.finish(outcome.clone());
+    }
+
+    /// Stops a job, in whatever state it is.
+    fn stop(&self, job: &Arc<Job>, reason: Error) {
+        let mut state = self.state.lock();
+        let current = job.life.lock().state.clone();
+        match current {
+            JobState::Queued => {
+                state.queue.remove(job.id);
+                self.close(job, &Err(reason.clone()));
+                count_failure(&mut state.totals, &reason);
+                self.dispatch(&mut state);
+                self.ended.notify_all();
+            }
+            JobState::Running(_) => {
+                {
+                    let mut life = job.life.lock();
+                    life.stop.get_or_insert_with(|| reason.clone());
+                }
+                job.cancel.raise();
+                drop(state);
+                // Readers need not wait until the device has noticed.
+                job.result.finish(Err(reason));
+            }
+            JobState::Complete | JobState::Failed(_) | JobState::Cancelled => {
+                if job.result.progress().1 == crate::catalog::SpoolState::Complete {
+                    job.result.release();
+                }
+                self.retire(&mut state, job);
+            }
+        }
+    }
+
+    /// Moves a job that is over to the history.
+    fn retire(&self, state: &mut State, job: &Arc<Job>) {
+        if state.live.remove(&job.id).is_none() || self.options.history == 0 {
+            return;
+        }
+        while state.history.len() >= self.options.history {
+            state.history.pop_front();
+        }
+        state.history.push_back(job.clone());
+    }
+
+    fn tick(&self, now: SystemTime) {
+        let clock_now = self.clock.now();
+        let jobs: Vec<Arc<Job>> = self.state.lock().live.values().cloned().collect();
+        for job in jobs {
+            let (is_final, deadline) = {
+                let life = job.life.lock();
+                (life.state.is_final(), life.deadline.filter(|_| life.stop.is_none()))
+            };
+            if is_final {
+                if job.result.is_expired(now) {
+                    job.result.release();
+                    self.retire(&mut self.state.lock(), &job);
+                }
+            } else if deadline.is_some_and(|deadline| deadline <= clock_now) {
+                let message = format!("job {} was not done by the caller's deadline", job.id);
+                self.stop(&job, Error::DeadlineExceeded(message));
+            }
+        }
+        self.dispatch(&mut self.state.lock());
+    }
+
+    /// The life of the timer's thread.
+    fn keep_time(&self) {
+        /// Leases are in seconds, and predictions for those who wait are refreshed as often.
+        const INTERVAL: Duration = Duration::from_secs(1);
+        loop {
+            self.tick(SystemTime::now());
+            let mut state = self.state.lock();
+            if state.shutdown {
+                return;
+            }
+            let wait = self.time_to_deadline(&state).unwrap_or(INTERVAL).min(INTERVAL);
+            self.timer.wait_for(&mut state, wait.max(Duration::from_millis(1)));
+        }
+    }
+
+    fn time_to_deadline(&self, state: &MutexGuard<'_, State>) -> Option<Duration> {
+        let deadlines = state.live.values().filter_map(|job| {
+            let life = job.life.lock();
+            life.deadline.filter(|_| !life.state.is_final() && life.stop.is_none())
+        });
+        deadlines.min().map(|deadline| deadline.saturating_sub(self.clock.now()))
+    }
+}
+
+fn count_failure(totals: &mut SchedulerStats, error: &Error) {
+    match error {
+        Error::Cancelled(_) => totals.cancelled_total += 1,
+        _ => totals.failed_total += 1,
+    }
+}
+
+impl BatchSink for ResultSpool {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        ResultSpool::push(self, batch)
+    }
+}

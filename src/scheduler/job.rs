@@ -1,0 +1,198 @@
+//! One join, from submission to the release of its result.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+
+use crate::catalog::{NameReservation, ResultSpool, Table};
+use crate::device::{CancelFlag, DeviceId};
+use crate::join::{Monitor, PhaseRecord};
+use crate::planner::{BoundJoin, Explanation, Measured, Plan};
+use crate::{Error, Result};
+
+/// A job's number, unique in the life of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId(pub u64);
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Where a job is in its life.
+#[derive(Clone, Debug, PartialEq)]
+pub enum JobState {
+    /// Waiting for a device.
+    Queued,
+    /// On a device.
+    Running(DeviceId),
+    /// All rows are in the spool.
+    Complete,
+    /// It failed.
+    Failed(Error),
+    /// Somebody stopped it.
+    Cancelled,
+}
+
+impl JobState {
+    /// Whether nothing more will happen to it.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Queued | Self::Running(_))
+    }
+}
+
+/// What can be told about a job at a moment.
+#[derive(Clone, Debug)]
+pub struct JobStatus {
+    /// Where it is.
+    pub state: JobState,
+    /// The share of its work that is done, 0 to 1.
+    pub progress: f64,
+    /// Jobs that will start before it, when queued.
+    pub queue_position: Option<usize>,
+    /// When it is expected to start, when queued.
+    pub predicted_start: Option<SystemTime>,
+    /// The device that it runs or ran on.
+    pub device: Option<DeviceId>,
+    /// When it started.
+    pub started: Option<SystemTime>,
+    /// When it completed, failed or was cancelled.
+    pub finished: Option<SystemTime>,
+    /// Rows in the spool so far.
+    pub rows: u64,
+    /// Bytes that were put in the spool so far.
+    pub bytes: u64,
+    /// Whether the result is gone: its lease ended, or somebody let go of it.
+    pub released: bool,
+    /// Measured phases so far.
+    pub phases: Vec<PhaseRecord>,
+}
+
+/// A join that was submitted.
+#[derive(Debug)]
+pub struct Job {
+    /// Its number.
+    pub id: JobId,
+    /// Who submitted it: a tenant's name, empty for anonymous.
+    pub owner: String,
+    /// What runs, and why. Its tables have no rows here, so that a job which is remembered keeps no table alive.
+    pub plan: Plan,
+    /// Where its rows go.
+    pub result: ResultSpool,
+    /// When it was submitted.
+    pub submitted: SystemTime,
+    pub(super) cancel: CancelFlag,
+    pub(super) life: Mutex<Life>,
+}
+
+/// What changes about a job.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) state: JobState,
+    /// The plan with its tables; let go when nothing will run any more.
+    pub(super) work: Option<Arc<Plan>>,
+    pub(super) monitor: Arc<Monitor>,
+    /// Jobs before it, and when it is expected to start.
+    pub(super) turn: Option<(usize, SystemTime)>,
+    pub(super) device: Option<DeviceId>,
+    pub(super) device_reason: String,
+    pub(super) started: Option<SystemTime>,
+    pub(super) finished: Option<SystemTime>,
+    /// Why it should stop.
+    pub(super) stop: Option<Error>,
+    /// The name that its result will have as a table.
+    pub(super) into: Option<NameReservation>,
+    /// By the scheduler's clock.
+    pub(super) deadline: Option<Duration>,
+}
+
+impl Job {
+    pub(super) fn new(
+        id: JobId,
+        owner: String,
+        plan: Plan,
+        result: ResultSpool,
+        cancel: CancelFlag,
+        into: Option<NameReservation>,
+        deadline: Option<Duration>,
+    ) -> Self {
+        let life = Life {
+            state: JobState::Queued,
+            work: None,
+            monitor: Arc::new(Monitor::new(cancel.clone())),
+            turn: None,
+            device: None,
+            device_reason: "not placed yet".into(),
+            started: None,
+            finished: None,
+            stop: None,
+            into,
+            deadline,
+        };
+        let described = Plan { join: without_rows(&plan.join), ..plan.clone() };
+        let life = Mutex::new(Life { work: Some(Arc::new(plan)), ..life });
+        Self { id, owner, plan: described, result, submitted: SystemTime::now(), cancel, life }
+    }
+
+    /// What can be told now.
+    pub fn status(&self) -> JobStatus {
+        let life = self.life.lock();
+        let turn = life.turn.filter(|_| life.state == JobState::Queued);
+        JobStatus {
+            state: life.state.clone(),
+            progress: if life.state == JobState::Complete { 1.0 } else { life.monitor.progress() },
+            queue_position: turn.map(|(position, _)| position),
+            predicted_start: turn.map(|(_, start)| start),
+            device: life.device,
+            started: life.started,
+            finished: life.finished,
+            rows: self.result.pushed_rows(),
+            bytes: self.result.pushed_bytes(),
+            released: self.result.progress().1 == crate::catalog::SpoolState::Released,
+            phases: life.monitor.phases(),
+        }
+    }
+
+    /// The plan with what was measured so far beside what was predicted, and the alternatives.
+    pub fn explanation(&self) -> Explanation {
+        let status = self.status();
+        let (device, reason) = {
+            let life = self.life.lock();
+            let name = life.device.map_or_else(|| self.plan.target.name.clone(), |device| device.to_string());
+            (name, life.device_reason.clone())
+        };
+        let measured = status.started.map(|started| {
+            let phases = status.phases.iter().map(|phase| (phase.name.to_string(), phase.seconds, phase.bytes));
+            let end = status.finished.unwrap_or_else(SystemTime::now);
+            let seconds = end.duration_since(started).unwrap_or_default().as_secs_f64();
+            Measured { phases: phases.collect(), seconds, rows: status.rows }
+        });
+        Explanation::new(&self.plan, &device, reason, measured.as_ref())
+    }
+
+    /// # Errors
+    /// Why it should stop, once it should.
+    pub(super) fn check_stop(&self) -> Result<()> {
+        self.life.lock().stop.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// The same join of tables that have schema, statistics and sizes, and no rows.
+fn without_rows(join: &BoundJoin) -> BoundJoin {
+    let empty = |table: &Arc<Table>| {
+        let mut described = Table::from_batches(&table.name, table.schema.clone(), Vec::new())
+            .expect("no batch can have another schema when there is none");
+        described.owner.clone_from(&table.owner);
+        described.rows = table.rows;
+        described.bytes = table.bytes;
+        described.statistics.clone_from(&table.statistics);
+        described.sorted_by.clone_from(&table.sorted_by);
+        described.unique.clone_from(&table.unique);
+        described.created = table.created;
+        Arc::new(described)
+    };
+    BoundJoin { left: empty(&join.left), right: empty(&join.right), ..join.clone() }
+}

@@ -1,0 +1,355 @@
+//! The layer around every call: who it is, how long it may take, how it ended.
+//!
+//! ```text
+//!   request ─► authenticate ─► (draining? refuse) ─► service ─► body ─► one access line, metrics
+//!                                                       └── deadline or end of the server: a status in its place
+//! ```
+//!
+//! A call ends when its last byte is sent or when it is given up, which for a long stream is much later than when the
+//! handler returns; so the line is written by the body's wrapper.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::time::{Sleep, sleep_until};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tonic::body::Body;
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::{Code, Status};
+use tower::{Layer, Service};
+
+use super::describe::JobTimes;
+use super::ingest::timeout;
+use super::metrics::code_name;
+use super::shared::Shared;
+use super::table_upload::OptionsHeader;
+use crate::Error;
+
+/// What a handler tells about its call, for the access line. In the request's extensions.
+#[derive(Clone, Debug, Default)]
+pub struct CallRecord {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    command: Mutex<String>,
+    rows: AtomicU64,
+    queue_micros: AtomicU64,
+    run_micros: AtomicU64,
+}
+
+impl CallRecord {
+    /// Says in a few words what was asked for: a table's name, `join orders lineitem`, an action.
+    pub fn set_command(&self, command: impl Into<String>) {
+        *self.inner.command.lock() = command.into();
+    }
+
+    /// Adds rows that were taken or sent.
+    pub fn add_rows(&self, rows: u64) {
+        self.inner.rows.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// Says how long the call's job waited and ran.
+    pub fn set_job_times(&self, times: JobTimes) {
+        self.inner.queue_micros.store(times.queued.as_micros() as u64, Ordering::Relaxed);
+        self.inner.run_micros.store(times.run.as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Puts [`CallService`] around a service.
+#[derive(Clone, Debug)]
+pub struct CallLayer {
+    shared: Arc<Shared>,
+}
+
+impl CallLayer {
+    /// The layer of a server.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl<S> Layer<S> for CallLayer {
+    type Service = CallService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        CallService { shared: self.shared.clone(), inner }
+    }
+}
+
+/// Authenticates, bounds, measures and logs every call of the service inside.
+#[derive(Clone, Debug)]
+pub struct CallService<S> {
+    shared: Arc<Shared>,
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for CallService<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let mut call = Call::start(&self.shared, &request);
+        let caller = match call.admit(&request) {
+            Ok(caller) => caller,
+            Err(error) => {
+                let response = call.wrap(Status::from(error).into_http());
+                return Box::pin(std::future::ready(Ok(response)));
+            }
+        };
+        call.tenant.clone_from(&caller.tenant);
+        request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(call.record.clone());
+        if let Some(options) = OptionsHeader::of(request.headers()) {
+            request.extensions_mut().insert(options);
+        }
+        let received = call.received.clone();
+        let request = request.map(|body| Body::new(CountedBody { body, bytes: received }));
+        let mut limits = CallLimits::new(&self.shared, call.deadline);
+        let response = self.inner.call(request);
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                response = response => Ok(call.wrap(response?)),
+                status = std::future::poll_fn(|cx| limits.poll(cx)) => Ok(call.wrap(status.into_http())),
+            }
+        })
+    }
+}
+
+/// One call, from its head to its last byte. Dropping it writes the access line.
+struct Call {
+    shared: Arc<Shared>,
+    /// `DoGet`; the whole path for services other than Flight's.
+    rpc: String,
+    is_health: bool,
+    peer: String,
+    tenant: String,
+    record: CallRecord,
+    started: Instant,
+    deadline: Option<Instant>,
+    received: Arc<AtomicU64>,
+    sent: u64,
+    /// How it ended; `None` while it has not, and then the client gave it up.
+    outcome: Option<(Code, String)>,
+}
+
+impl Call {
+    fn start(shared: &Arc<Shared>, request: &Request<Body>) -> Self {
+        let path = request.uri().path();
+        let rpc = path.strip_prefix("/arrow.flight.protocol.FlightService/").unwrap_or(path);
+        let started = Instant::now();
+        shared.metrics.call_started();
+        Self {
+            shared: shared.clone(),
+            rpc: rpc.into(),
+            is_health: path.starts_with("/grpc.health.v1."),
+            peer: peer(request),
+            tenant: String::new(),
+            record: CallRecord::default(),
+            started,
+            deadline: timeout(request.headers()).and_then(|timeout| started.checked_add(timeout)),
+            received: Arc::default(),
+            sent: 0,
+            outcome: None,
+        }
+    }
+
+    /// Who it is, unless the call is refused. Probes of health carry no token, and are answered to the end.
+    fn admit(&self, request: &Request<Body>) -> crate::Result<super::auth::Caller> {
+        if self.is_health {
+            return Ok(super::auth::Caller::anonymous());
+        }
+        // What is under way may be fetched to its end: its endpoints are opened one after the other.
+        if self.shared.is_draining() && !request.uri().path().ends_with("/DoGet") {
+            return Err(Error::Unavailable("the server is shutting down; call another one, or this one later".into()));
+        }
+        self.shared.authenticator.authenticate(request.headers())
+    }
+
+    fn wrap(mut self, response: Response<Body>) -> Response<Body> {
+        // A call that fails at once has its status in the head of the response.
+        if let Some(outcome) = outcome(response.headers()) {
+            self.outcome = Some(outcome);
+        }
+        let limits = CallLimits::new(&self.shared, self.deadline);
+        response.map(|body| Body::new(CallBody { body, limits, call: self }))
+    }
+
+    /// The name under which it is counted. Paths that nobody serves share one, so that they cannot fill the memory.
+    fn label(&self) -> &str {
+        match self.outcome {
+            Some((Code::Unimplemented, _)) if self.rpc.starts_with('/') => "unknown",
+            _ => self.rpc.trim_start_matches('/'),
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let (code, message) =
+            self.outcome.take().unwrap_or_else(|| (Code::Cancelled, "the client gave the call up".into()));
+        self.outcome = Some((code, String::new()));
+        let duration = self.started.elapsed();
+        let received = self.received.load(Ordering::Relaxed);
+        self.shared.metrics.call_ended(self.label(), code, duration, received, self.sent);
+        let record = &*self.record.inner;
+        let millis = |micros: &AtomicU64| micros.load(Ordering::Relaxed) as f64 / 1000.0;
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "dovetail::access",
+                    peer = self.peer,
+                    tenant = self.tenant,
+                    rpc = self.label(),
+                    command = %record.command.lock(),
+                    rows = record.rows.load(Ordering::Relaxed),
+                    received_bytes = received,
+                    sent_bytes = self.sent,
+                    queue_ms = millis(&record.queue_micros),
+                    exec_ms = millis(&record.run_micros),
+                    duration_ms = duration.as_micros() as f64 / 1000.0,
+                    status = code_name(code),
+                    message,
+                )
+            };
+        }
+        match self.is_health {
+            true => line!(debug),
+            false => line!(info),
+        }
+    }
+}
+
+fn peer(request: &Request<Body>) -> String {
+    let extensions = request.extensions();
+    let plain = extensions.get::<TcpConnectInfo>();
+    let inside_tls = || extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(|info| info.get_ref());
+    let address = plain.or_else(inside_tls).and_then(|info| info.remote_addr);
+    address.map_or_else(|| "unknown".into(), |address| address.to_string())
+}
+
+/// The status among headers or trailers.
+fn outcome(headers: &HeaderMap) -> Option<(Code, String)> {
+    let status = Status::from_header_map(headers)?;
+    Some((status.code(), status.message().to_owned()))
+}
+
+/// What ends a call from outside: its deadline, and the end of the server.
+struct CallLimits {
+    deadline: Option<Pin<Box<Sleep>>>,
+    ended: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl CallLimits {
+    fn new(shared: &Shared, deadline: Option<Instant>) -> Self {
+        let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.into())));
+        Self { deadline, ended: Box::pin(shared.ended.clone().cancelled_owned()) }
+    }
+
+    /// Ready when the call must end, with its status.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            let error = Error::DeadlineExceeded("the call's deadline passed before it was done".into());
+            return Poll::Ready(error.into());
+        }
+        self.ended.as_mut().poll(cx).map(|()| {
+            Error::Unavailable("the server ended before the call was done; try again on another one".into()).into()
+        })
+    }
+}
+
+/// A response body that counts, ends in time, and knows how it ended.
+struct CallBody {
+    body: Body,
+    limits: CallLimits,
+    call: Call,
+}
+
+impl http_body::Body for CallBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if this.call.outcome.is_some() {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(status) = this.limits.poll(cx) {
+            this.call.outcome = Some((status.code(), status.message().to_owned()));
+            // What the call held goes now, and not when the client has read the status.
+            this.body = Body::empty();
+            let mut trailers = HeaderMap::new();
+            return Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))));
+        }
+        let frame = std::task::ready!(Pin::new(&mut this.body).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    this.call.sent += data.len() as u64;
+                }
+                if let Some(trailers) = frame.trailers_ref() {
+                    this.call.outcome = outcome(trailers);
+                }
+            }
+            Some(Err(status)) => this.call.outcome = Some((status.code(), status.message().to_owned())),
+            None => this.call.outcome = Some((Code::Ok, String::new())),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.call.outcome.is_some() || self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A request body that counts.
+struct CountedBody {
+    body: Body,
+    bytes: Arc<AtomicU64>,
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()).and_then(Frame::data_ref) {
+            self.bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

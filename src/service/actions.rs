@@ -1,0 +1,256 @@
+//! Actions: what has no RPC of its own.
+//!
+//! Bodies are JSON objects, both ways; unknown fields are refused. The standard Flight actions carry their protobuf
+//! messages.
+
+use arrow_flight::{
+    Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, RenewFlightEndpointRequest,
+};
+use bytes::Bytes;
+use http::HeaderValue;
+use prost::Message;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::auth::Role;
+use super::get_info::{self, Asker};
+use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
+use super::shared::Shared;
+use super::{commands, describe};
+use crate::scheduler::JobId;
+use crate::{Context, Error, Result};
+
+/// Every action and what it is for.
+const ACTIONS: [(&str, &str); 13] = [
+    (
+        "drop_table",
+        r#"Removes a table; those who read it finish. Body {"name": "orders"}. Result {"table": ..., "rows": ...}"#,
+    ),
+    ("list_jobs", "Your jobs, or everybody's for an admin, oldest first. No body. One result for each, as of `job`"),
+    ("job", r#"A job: state, progress, queue position, phases measured so far. Body {"job": 7}"#),
+    ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
+    (
+        "explain",
+        r#"The plan of a join that is not run, body {"join": {...}}, or of a job with measured times, body {"job": 7}"#,
+    ),
+    ("topology", "The devices, their memory and their links. No body"),
+    ("server_info", "Version, devices, memory and the limits that a client meets. No body"),
+    ("commit_upload", r#"Makes the table of an upload in several streams appear. Body {"upload": "ID"}"#),
+    ("abort_upload", r#"Forgets an upload in several streams. Body {"upload": "ID"}"#),
+    ("CancelFlightInfo", "Stops the job of a FlightInfo and releases its result. Flight's own messages"),
+    ("RenewFlightEndpoint", "Extends an endpoint's ticket and its result's lease. Flight's own messages"),
+    (
+        "SetSessionOptions",
+        "Sets options of the session in the cookie arrow_flight_session_id, which it opens. Flight's own messages",
+    ),
+    ("GetSessionOptions", "The options of the session. Flight's own messages"),
+];
+
+/// CloseSession, which makes fourteen.
+const CLOSE_SESSION: (&str, &str) = ("CloseSession", "Forgets the session. Flight's own messages");
+
+/// What an action answers: results, and a cookie to set.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// One body for each result.
+    pub results: Vec<Bytes>,
+    /// The session that was opened or closed.
+    pub cookie: Option<HeaderValue>,
+}
+
+impl Answer {
+    fn json(value: &Value) -> Self {
+        Self { results: vec![value.to_string().into()], cookie: None }
+    }
+
+    fn message(message: &impl Message) -> Self {
+        Self { results: vec![message.encode_to_vec().into()], cookie: None }
+    }
+}
+
+/// The actions, for ListActions.
+pub fn list() -> impl Iterator<Item = ActionType> {
+    let all = ACTIONS.into_iter().chain([CLOSE_SESSION]);
+    all.map(|(name, description)| ActionType { r#type: name.into(), description: description.into() })
+}
+
+/// Does it.
+///
+/// # Errors
+/// [`Error::Invalid`] for an unknown action or a body that is not its own, and whatever doing it runs into.
+pub async fn run(shared: &Shared, asker: &Asker, action: Action) -> Result<Answer> {
+    asker.record.set_command(&action.r#type);
+    match action.r#type.as_str() {
+        "drop_table" => drop_table(shared, asker, body(&action)?),
+        "list_jobs" => no_body(&action).map(|()| list_jobs(shared, asker)),
+        "job" => job(shared, asker, body(&action)?),
+        "cancel_job" => cancel_job(shared, asker, body(&action)?),
+        "explain" => explain(shared, asker, &action),
+        "topology" => no_body(&action).map(|()| topology(shared)),
+        "server_info" => no_body(&action).map(|()| Answer::json(&describe::server(shared))),
+        "commit_upload" => commit_upload(shared, asker, &body(&action)?),
+        "abort_upload" => abort_upload(shared, asker, &body(&action)?),
+        "CancelFlightInfo" => cancel_flight_info(shared, asker, &message(&action)?),
+        "RenewFlightEndpoint" => renew(shared, asker, &message(&action)?),
+        "SetSessionOptions" => set_session_options(shared, asker, message(&action)?),
+        "GetSessionOptions" => get_session_options(shared, asker),
+        "CloseSession" => close_session(shared, asker),
+        other => {
+            let names: Vec<String> = list().map(|action| action.r#type).collect();
+            Err(Error::Invalid(format!("there is no action {other:?}; there are {}", names.join(", "))))
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NameBody {
+    #[serde(alias = "table")]
+    name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JobBody {
+    job: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UploadBody {
+    upload: String,
+}
+
+fn body<T: DeserializeOwned>(action: &Action) -> Result<T> {
+    serde_json::from_slice(&action.body).map_err(|error| {
+        let usage = ACTIONS.iter().find(|(name, _)| *name == action.r#type).map_or("", |(_, description)| description);
+        Error::Invalid(format!("the body of action {:?} cannot be read: {error}. {usage}", action.r#type))
+    })
+}
+
+fn no_body(action: &Action) -> Result<()> {
+    if matches!(action.body.trim_ascii(), b"" | b"{}") {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("action {:?} takes no body", action.r#type)))
+}
+
+fn message<T: Message + Default>(action: &Action) -> Result<T> {
+    let name = &action.r#type;
+    // Some clients wrap the message into an Any, others send it bare.
+    let prefix = format!("type.googleapis.com/arrow.flight.protocol.{name}Request");
+    let wrapped = pbjson_types::Any::decode(&*action.body).ok().filter(|any| any.type_url == prefix);
+    let bytes = wrapped.map_or(action.body.clone(), |any| any.value);
+    T::decode(bytes)
+        .map_err(|error| Error::Invalid(format!("the body of action {name:?} is no {name}Request: {error}")))
+}
+
+fn drop_table(shared: &Shared, asker: &Asker, body: NameBody) -> Result<Answer> {
+    asker.record.set_command(format!("drop_table {}", body.name));
+    asker.caller.require(Role::Writer, &format!("dropping table {:?}", body.name))?;
+    asker.caller.require_owner(&*shared.catalog.table(&body.name)?, "dropped")?;
+    let table = shared.catalog.drop_table(&body.name)?;
+    Ok(Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes})))
+}
+
+fn list_jobs(shared: &Shared, asker: &Asker) -> Answer {
+    let jobs = shared.scheduler.jobs();
+    let mine = jobs.iter().filter(|job| asker.caller.may_touch(&job.owner));
+    Answer { results: mine.map(|job| describe::job(job).to_string().into()).collect(), cookie: None }
+}
+
+fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<std::sync::Arc<crate::scheduler::Job>> {
+    let job = shared.scheduler.job(id)?;
+    match asker.caller.may_touch(&job.owner) {
+        true => Ok(job),
+        // The same words as for a job that is not there: who else runs what is nobody's business.
+        false => Err(Error::NotFound(format!("there is no job {id}"))),
+    }
+}
+
+fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
+    Ok(Answer::json(&describe::job(&*find_job(shared, asker, JobId(body.job))?)))
+}
+
+fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
+    let job = find_job(shared, asker, JobId(body.job))?;
+    shared.scheduler.cancel(job.id)?;
+    Ok(Answer::json(&describe::job(&job)))
+}
+
+fn explain(shared: &Shared, asker: &Asker, action: &Action) -> Result<Answer> {
+    if let Ok(JobBody { job }) = serde_json::from_slice(&action.body) {
+        let job = find_job(shared, asker, JobId(job))?;
+        return Ok(Answer::json(&describe::explanation(&job.explanation())?));
+    }
+    let mut spec = commands::decode(&action.body)?;
+    asker.record.set_command(format!("explain join {} {}", spec.left, spec.right));
+    if let Some(session) = asker.session {
+        sessions::apply(&shared.sessions, session, &mut spec);
+    }
+    Ok(Answer::json(&describe::explanation(&shared.scheduler.explain(spec)?)?))
+}
+
+fn topology(shared: &Shared) -> Answer {
+    let devices: Vec<Value> = shared.devices.iter().map(|device| describe::device(&**device)).collect();
+    Answer::json(&json!({"devices": devices, "topology": shared.topology, "text": shared.topology.to_string()}))
+}
+
+fn commit_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {
+    asker.caller.require(Role::Writer, "committing an upload")?;
+    let table = shared.uploads.commit(&asker.caller.tenant, &body.upload);
+    let table = table.context(|| format!("committing upload {:?}", body.upload))?;
+    Ok(Answer::json(&describe::table(&table)))
+}
+
+fn abort_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {
+    asker.caller.require(Role::Writer, "aborting an upload")?;
+    shared.uploads.abort(&asker.caller.tenant, &body.upload)?;
+    Ok(Answer::json(&json!({"upload": body.upload, "state": "aborted"})))
+}
+
+fn cancel_flight_info(shared: &Shared, asker: &Asker, request: &CancelFlightInfoRequest) -> Result<Answer> {
+    let info =
+        request.info.as_ref().ok_or_else(|| Error::Invalid("the request to cancel has no flight info".into()))?;
+    let job = get_info::job_of(shared, &asker.caller, info)?;
+    shared.scheduler.cancel(job)?;
+    Ok(Answer::message(&CancelFlightInfoResult::new(CancelStatus::Cancelled)))
+}
+
+fn renew(shared: &Shared, asker: &Asker, request: &RenewFlightEndpointRequest) -> Result<Answer> {
+    let endpoint =
+        request.endpoint.as_ref().ok_or_else(|| Error::Invalid("the request to renew has no endpoint".into()))?;
+    Ok(Answer::message(&get_info::renew(shared, &asker.caller, endpoint)?))
+}
+
+fn set_session_options(shared: &Shared, asker: &Asker, request: SetSessionOptionsRequest) -> Result<Answer> {
+    let (id, cookie) = match asker.session {
+        Some(id) => (id, None),
+        None => {
+            let id = shared.sessions.open(&asker.caller)?;
+            (id, HeaderValue::try_from(format!("{}={id}", sessions::COOKIE)).ok())
+        }
+    };
+    let answer = Answer::message(&shared.sessions.set(id, request));
+    Ok(Answer { cookie, ..answer })
+}
+
+fn get_session_options(shared: &Shared, asker: &Asker) -> Result<Answer> {
+    let id = asker.session.ok_or_else(no_session)?;
+    Ok(Answer::message(&shared.sessions.get(id)))
+}
+
+fn close_session(shared: &Shared, asker: &Asker) -> Result<Answer> {
+    let id = asker.session.ok_or_else(no_session)?;
+    shared.sessions.close(id);
+    let answer = Answer::message(&CloseSessionResult { status: CloseStatus::Closed.into() });
+    Ok(Answer { cookie: HeaderValue::try_from(format!("{}=; Max-Age=0", sessions::COOKIE)).ok(), ..answer })
+}
+
+fn no_session() -> Error {
+    Error::Precondition(format!(
+        "the call is in no session: send the cookie {} that SetSessionOptions answered with",
+        sessions::COOKIE
+    ))
+}

@@ -1,0 +1,37 @@
+//! The admin port: metrics and health over HTTP, for scrapers and probes.
+//!
+//! It serves counters and two words, and nothing that names tables or takes orders; so it needs no token.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use super::metrics;
+use super::shared::Shared;
+
+/// The routes: `/metrics`, `/healthz` (the process is alive), `/readyz` (traffic should come here).
+pub(super) fn routes(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/metrics", get(serve_metrics))
+        .route("/healthz", get(async || "alive\n"))
+        .route("/readyz", get(serve_readiness))
+        .with_state(shared)
+}
+
+async fn serve_metrics(State(shared): State<Arc<Shared>>) -> Response {
+    match metrics::render(&shared) {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn serve_readiness(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.readiness() {
+        Ok(()) => "ready\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}

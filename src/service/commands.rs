@@ -1,0 +1,279 @@
+//! Commands: from the bytes in a FlightDescriptor to what the planner understands.
+//!
+//! A command comes in two forms with the same meaning, and the first byte tells them apart: a JSON object (`{`), or a
+//! protobuf `Any` (whose first byte is the tag of its type URL). Fields that we do not know are refused in both: a
+//! misspelt option that is silently ignored gives a wrong result that looks right.
+
+use pbjson_types::Any;
+use pbjson_types::value::Kind;
+use prost::Message;
+use prost::bytes::Buf;
+use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
+
+use super::proto;
+use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair};
+use crate::{Context, Error, Result};
+
+/// What a client may write, for error messages.
+const EXAMPLE: &str =
+    r#"{"join": {"left": "orders", "right": "lineitem", "on": [{"left": "o_orderkey", "right": "l_orderkey"}]}}"#;
+
+/// The package of Flight SQL's messages in a type URL.
+const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
+
+/// Reads a command.
+///
+/// # Errors
+/// [`Error::Invalid`] for what is neither JSON nor a protobuf `Any`, for unknown fields and for values out of range;
+/// [`Error::Unsupported`] for Flight SQL.
+pub fn decode(command: &[u8]) -> Result<JoinSpec> {
+    let message = match command.trim_ascii_start().first() {
+        None => return Err(Error::Invalid(format!("the command is empty; send a join such as {EXAMPLE}"))),
+        Some(b'{') => decode_json(command)?,
+        Some(_) => decode_any(command)?,
+    };
+    match message.command {
+        Some(proto::command::Command::Join(join)) => spec(join).context(|| "the join command"),
+        None => Err(Error::Invalid(format!("the command names nothing to do; send a join such as {EXAMPLE}"))),
+    }
+}
+
+fn decode_json(command: &[u8]) -> Result<proto::Command> {
+    serde_json::from_slice(command).map_err(|error| {
+        Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
+    })
+}
+
+fn decode_any(command: &[u8]) -> Result<proto::Command> {
+    let neither = || {
+        Error::Invalid(format!(
+            "the command is neither a JSON object nor a protobuf Any of a message of dovetail.v1; send a join such as {EXAMPLE}"
+        ))
+    };
+    let any = Any::decode(command).map_err(|_| neither())?;
+    let (_, name) = any.type_url.rsplit_once('/').ok_or_else(neither)?;
+    if name.starts_with(FLIGHT_SQL) {
+        return Err(Error::Unsupported(format!(
+            "this server does not speak Flight SQL ({name}) yet; send a join command such as {EXAMPLE}"
+        )));
+    }
+    let unreadable = |error| Error::Invalid(format!("the {name} in the command cannot be read: {error}"));
+    match name {
+        "dovetail.v1.Join" => {
+            refuse_unknown_fields(&any.value, &JOIN)?;
+            let join = proto::Join::decode(&*any.value).map_err(unreadable)?;
+            Ok(proto::Command { command: Some(proto::command::Command::Join(join)) })
+        }
+        "dovetail.v1.Command" => {
+            refuse_unknown_fields(&any.value, &COMMAND)?;
+            proto::Command::decode(&*any.value).map_err(unreadable)
+        }
+        _ => Err(Error::Invalid(format!(
+            "the command is a {name}, which is unknown here; send a dovetail.v1.Join or dovetail.v1.Command"
+        ))),
+    }
+}
+
+/// The fields of a message: all tags up to a number, and the messages inside whose fields are checked too.
+struct Fields {
+    name: &'static str,
+    tag_max: u32,
+    inside: &'static [(u32, &'static Fields)],
+}
+
+static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 12, inside: &[(3, &KEY_PAIR)] };
+static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
+
+/// The protobuf decoder passes over fields it does not know; here they are the caller's mistake.
+fn refuse_unknown_fields(mut message: &[u8], fields: &Fields) -> Result<()> {
+    let unreadable = |error| Error::Invalid(format!("the {} in the command cannot be read: {error}", fields.name));
+    while message.has_remaining() {
+        let (tag, wire_type) = decode_key(&mut message).map_err(unreadable)?;
+        if tag > fields.tag_max {
+            return Err(Error::Invalid(format!(
+                "the {} in the command has a field number {tag}, which this server does not know; it knows 1 to {}",
+                fields.name, fields.tag_max
+            )));
+        }
+        let inside = fields.inside.iter().find(|(number, _)| *number == tag);
+        match inside {
+            Some((_, inside)) if wire_type == prost::encoding::WireType::LengthDelimited => {
+                let len = decode_varint(&mut message).map_err(unreadable)?;
+                if len > message.len() as u64 {
+                    return Err(Error::Invalid(format!("the {} in the command is cut short", fields.name)));
+                }
+                let (part, rest) = message.split_at(len as usize);
+                refuse_unknown_fields(part, inside)?;
+                message = rest;
+            }
+            _ => skip_field(wire_type, tag, &mut message, DecodeContext::default()).map_err(unreadable)?,
+        }
+    }
+    Ok(())
+}
+
+fn spec(join: proto::Join) -> Result<JoinSpec> {
+    for (field, value) in [("left", &join.left), ("right", &join.right)] {
+        if value.is_empty() {
+            return Err(Error::Invalid(format!("\"{field}\" is missing: the name of the {field} table")));
+        }
+    }
+    if !(-100..=100).contains(&join.priority) {
+        return Err(Error::Invalid(format!("\"priority\" is {}, and goes from -100 to 100", join.priority)));
+    }
+    let how = proto::JoinKind::try_from(join.how)
+        .map_err(|_| Error::Invalid(format!("\"how\" is number {}, which is no kind of join", join.how)))?;
+    let strategy = match join.strategy.as_str() {
+        "" | "auto" => None,
+        name => Some(name.parse()?),
+    };
+    let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
+    Ok(JoinSpec {
+        left: join.left,
+        right: join.right,
+        on: join.on.into_iter().map(pair).collect(),
+        how: join_kind(how),
+        columns: join.columns,
+        strategy,
+        nulls_equal: join.nulls_equal,
+        devices: devices(join.devices.and_then(|value| value.kind))?,
+        batch_rows: (join.batch_rows > 0).then_some(join.batch_rows as usize),
+        priority: join.priority,
+        retain_seconds: join.retain_seconds,
+        into: Some(join.into).filter(|name| !name.is_empty()),
+    })
+}
+
+fn join_kind(kind: proto::JoinKind) -> JoinKind {
+    match kind {
+        proto::JoinKind::Inner => JoinKind::Inner,
+        proto::JoinKind::Left => JoinKind::Left,
+        proto::JoinKind::Right => JoinKind::Right,
+        proto::JoinKind::Full => JoinKind::Full,
+        proto::JoinKind::LeftSemi => JoinKind::LeftSemi,
+        proto::JoinKind::LeftAnti => JoinKind::LeftAnti,
+        proto::JoinKind::RightSemi => JoinKind::RightSemi,
+        proto::JoinKind::RightAnti => JoinKind::RightAnti,
+    }
+}
+
+/// A count, or a list of names.
+fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
+    let wrong = |what: String| {
+        Err(Error::Invalid(format!("\"devices\" is {what}; write how many (2), or which ([\"host:0\", \"host:1\"])")))
+    };
+    match value {
+        None | Some(Kind::NullValue(_)) => Ok(DeviceRequest::Any),
+        Some(Kind::NumberValue(count)) if count.fract() == 0.0 && (1.0..=65536.0).contains(&count) => {
+            Ok(DeviceRequest::Count(count as usize))
+        }
+        Some(Kind::NumberValue(count)) => wrong(count.to_string()),
+        Some(Kind::StringValue(name)) if name == "auto" => Ok(DeviceRequest::Any),
+        Some(Kind::StringValue(name)) => Ok(DeviceRequest::Named(vec![name])),
+        Some(Kind::ListValue(list)) => {
+            let names: Option<Vec<String>> = list
+                .values
+                .into_iter()
+                .map(|value| match value.kind {
+                    Some(Kind::StringValue(name)) => Some(name),
+                    _ => None,
+                })
+                .collect();
+            match names {
+                Some(names) if !names.is_empty() => Ok(DeviceRequest::Named(names)),
+                _ => wrong("a list of something other than names".into()),
+            }
+        }
+        Some(Kind::BoolValue(value)) => wrong(value.to_string()),
+        Some(Kind::StructValue(_)) => wrong("an object".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner::Strategy;
+
+    const FULL: &str = r#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "y", "nulls_equal": true}],
+        "how": "left_anti", "columns": ["x"], "strategy": "sort-merge", "nulls_equal": true, "devices": ["host:0"],
+        "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c"}}"#;
+
+    fn any(name: &str, value: Vec<u8>) -> Vec<u8> {
+        let type_url = format!("type.googleapis.com/{name}");
+        Any { type_url, value: value.into() }.encode_to_vec()
+    }
+
+    fn refusal(command: &[u8]) -> String {
+        match decode(command).unwrap_err() {
+            Error::Invalid(message) => message,
+            other => panic!("refused as {other:?}"),
+        }
+    }
+
+    #[test]
+    fn json_and_protobuf_of_the_same_join_are_the_same() {
+        let from_json = decode(FULL.as_bytes()).unwrap();
+        let message: proto::Command = serde_json::from_str(FULL).unwrap();
+        assert_eq!(decode(&any("dovetail.v1.Command", message.encode_to_vec())).unwrap(), from_json);
+        let Some(proto::command::Command::Join(join)) = message.command else { panic!("not a join") };
+        assert_eq!(decode(&any("dovetail.v1.Join", join.encode_to_vec())).unwrap(), from_json);
+        assert_eq!(from_json.strategy, Some(Strategy::SortMerge));
+        assert_eq!(from_json.devices, DeviceRequest::Named(vec!["host:0".into()]));
+        assert_eq!((from_json.batch_rows, from_json.retain_seconds), (Some(10), Some(0)));
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let spec = decode(br#" {"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}]}}"#).unwrap();
+        assert_eq!((spec.how, spec.strategy, spec.into, spec.retain_seconds), (JoinKind::Inner, None, None, None));
+        assert_eq!((spec.devices, spec.batch_rows), (DeviceRequest::Any, None));
+    }
+
+    #[test]
+    fn devices_are_a_count_or_names() {
+        let with = |devices: &str| {
+            let json = format!(r#"{{"join": {{"left": "a", "right": "b", "devices": {devices}}}}}"#);
+            decode(json.as_bytes()).map(|spec| spec.devices)
+        };
+        assert_eq!(with("2").unwrap(), DeviceRequest::Count(2));
+        assert_eq!(
+            with("[\"host:0\", \"host:1\"]").unwrap(),
+            DeviceRequest::Named(vec!["host:0".into(), "host:1".into()])
+        );
+        for wrong in ["0", "-1", "1.5", "true", "{}", "[1]", "[]", "1e300"] {
+            assert!(with(wrong).is_err(), "devices {wrong} was accepted");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_in_both_forms() {
+        assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
+        assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
+        // Field 13 of a join, a varint.
+        assert!(refusal(&any("dovetail.v1.Join", vec![13 << 3, 1])).contains("field number 13"));
+        // A key pair (field 3) with a field 4 inside.
+        assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
+        // A key pair that claims more bytes than there are.
+        assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 200, 1])).contains("cut short"));
+    }
+
+    #[test]
+    fn what_is_no_command_is_refused_with_an_example() {
+        for wrong in [&b""[..], b"   ", b"SELECT 1", b"\xff\xff\xff", b"[]", b"{", b"{}", b"\x0a\x03abc"] {
+            assert!(refusal(wrong).contains("\"join\""), "{wrong:?}");
+        }
+        assert!(refusal(&any("some.Message", vec![])).contains("some.Message"));
+        let sql = any("arrow.flight.protocol.sql.CommandStatementQuery", vec![]);
+        assert!(matches!(decode(&sql), Err(Error::Unsupported(text)) if text.contains("join command")));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        let with = |field: &str| refusal(format!(r#"{{"join": {{"left": "a", "right": "b", {field}}}}}"#).as_bytes());
+        assert!(with(r#""priority": 101"#).contains("priority"));
+        assert!(with(r#""strategy": "quantum""#).contains("quantum"));
+        assert!(with(r#""how": "sideways""#).contains("sideways"));
+        assert!(refusal(br#"{"join": {"right": "b"}}"#).contains("left"));
+    }
+}

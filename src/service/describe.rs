@@ -1,0 +1,152 @@
+//! Tables, jobs, devices and the server as JSON: the one form that actions, listings and `app_metadata` share.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::metrics::{code_name, state_name};
+use super::shared::Shared;
+use crate::Result;
+use crate::catalog::Table;
+use crate::device::Device;
+use crate::join::PhaseRecord;
+use crate::memory::human_bytes;
+use crate::planner::Explanation;
+use crate::scheduler::{Job, JobState, JobStatus};
+
+/// A table.
+pub fn table(table: &Table) -> Value {
+    let name = |index: &usize| table.schema.field(*index).name().clone();
+    let names = |columns: &Vec<usize>| columns.iter().map(name).collect::<Vec<_>>();
+    json!({
+        "table": table.name,
+        "owner": table.owner,
+        "rows": table.rows,
+        "bytes": table.bytes,
+        "batches": table.batches.len(),
+        "created": time(table.created),
+        "sorted_by": names(&table.sorted_by),
+        "unique": table.unique.iter().map(names).collect::<Vec<_>>(),
+    })
+}
+
+/// A job. Times are RFC 3339 in UTC; what is not known (yet) is null.
+pub fn job(job: &Job) -> Value {
+    let (status, plan) = (job.status(), &job.plan);
+    let spec = &plan.join.spec;
+    let error = match &status.state {
+        JobState::Failed(error) => {
+            let code = tonic::Status::from(error.clone()).code();
+            Some(json!({"code": code_name(code), "message": error.message()}))
+        }
+        _ => None,
+    };
+    let phase = |phase: &PhaseRecord| json!({"name": phase.name, "seconds": phase.seconds, "bytes": phase.bytes});
+    let times = JobTimes::of(job.submitted, &status);
+    json!({
+        "job": job.id.0,
+        "owner": job.owner,
+        "state": state_name(&status.state),
+        "device": status.device.map(|device| device.to_string()),
+        "progress": status.progress,
+        "queue_position": status.queue_position,
+        "predicted_start": status.predicted_start.map(time),
+        "predicted_seconds": plan.seconds,
+        "submitted": time(job.submitted),
+        "started": status.started.map(time),
+        "finished": status.finished.map(time),
+        "queue_seconds": times.queued.as_secs_f64(),
+        "run_seconds": times.run.as_secs_f64(),
+        "left": spec.left,
+        "right": spec.right,
+        "how": spec.how.name(),
+        "into": spec.into,
+        "priority": spec.priority,
+        "rows": status.rows,
+        "bytes": status.bytes,
+        "released": status.released,
+        "strategy": plan.strategy.name(),
+        "build_side": plan.build_side.to_string(),
+        "reason": plan.reason,
+        "predicted_bytes": plan.result_bytes,
+        "phases": status.phases.iter().map(phase).collect::<Vec<_>>(),
+        "error": error,
+    })
+}
+
+/// How long a job waited and ran, so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobTimes {
+    /// From its submission to its start.
+    pub queued: Duration,
+    /// From its start to its end.
+    pub run: Duration,
+}
+
+impl JobTimes {
+    /// Of a job that was submitted then.
+    pub fn of(submitted: SystemTime, status: &JobStatus) -> Self {
+        let now = SystemTime::now();
+        let end = status.finished.unwrap_or(now);
+        let between = |from: SystemTime, to: SystemTime| to.duration_since(from).unwrap_or_default();
+        Self {
+            queued: between(submitted, status.started.unwrap_or(end)),
+            run: status.started.map_or(Duration::ZERO, |started| between(started, end)),
+        }
+    }
+}
+
+/// A plan: all that is known of it, and the same in words for people.
+///
+/// # Errors
+/// [`Error::Internal`](crate::Error::Internal) when it has no JSON form.
+pub fn explanation(explanation: &Explanation) -> Result<Value> {
+    let mut json = serde_json::to_value(explanation)
+        .map_err(|error| crate::Error::Internal(format!("writing an explanation as JSON: {error}")))?;
+    json["text"] = explanation.to_string().into();
+    Ok(json)
+}
+
+/// A device.
+pub fn device(device: &dyn Device) -> Value {
+    let (info, memory) = (device.info(), device.memory());
+    json!({
+        "device": device.id().to_string(),
+        "kind": device.id().kind.to_string(),
+        "name": info.name,
+        "parallelism": info.parallelism,
+        "memory_bytes": memory.limit_bytes(),
+        "memory_used_bytes": memory.used_bytes(),
+        "memory_used_bytes_max": memory.used_bytes_max(),
+    })
+}
+
+/// The server: what it is, what it has, and the limits that a client meets.
+pub fn server(shared: &Shared) -> Value {
+    let arena = shared.catalog.arena();
+    json!({
+        "name": "dovetail",
+        "version": env!("CARGO_PKG_VERSION"),
+        "revision": env!("DOVETAIL_COMMIT"),
+        "arrow": "59.3",
+        "started": time(shared.started),
+        "devices": shared.devices.iter().map(|each| device(&**each)).collect::<Vec<_>>(),
+        "strategies": crate::planner::Strategy::ALL.map(crate::planner::Strategy::name),
+        "host_memory_bytes": arena.budget().limit_bytes(),
+        "host_memory_used_bytes": arena.budget().used_bytes(),
+        "host_memory": human_bytes(arena.budget().limit_bytes()),
+        "message_limit_bytes": shared.limits.message_bytes,
+        "upload_limit": shared.limits.uploads,
+        "endpoints": shared.limits.endpoints,
+        "retain_seconds": shared.limits.retain.as_secs(),
+        "ticket_seconds": shared.limits.ticket_life.as_secs(),
+        "locations": shared.limits.locations,
+        "needs_token": shared.authenticator.needs_token(),
+        "session_options": super::sessions::OPTIONS.map(|(name, _)| name),
+    })
+}
+
+/// RFC 3339 in UTC, to the millisecond.
+pub fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}

@@ -1,0 +1,160 @@
+//! The layer in front of tonic's Flight service that answers DoGet without copying the rows.
+//!
+//! tonic's encoder copies every message into a buffer of its own. [`DoGet`] writes gRPC's frames itself: a few bytes of
+//! head for each message, then pieces of the batches' own buffers, which go to the socket from where they lie in the
+//! arena. Calls in compressed messages go to the service inside.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow_flight::Ticket;
+use bytes::{Buf, Bytes, BytesMut};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use http::{HeaderMap, Request, Response};
+use http_body::Frame;
+use http_body_util::BodyExt;
+use prost::Message as _;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::{Layer, Service};
+
+use super::access::CallRecord;
+use super::auth::Caller;
+use super::encode::Message;
+use super::shared::Shared;
+use super::{flight, get_data};
+use crate::{Error, Result};
+
+const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
+
+/// A ticket is a few hundred bytes.
+const REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// gRPC's head of a message: whether it is compressed, and its length in four bytes.
+const FRAME_HEAD_BYTES: usize = 5;
+
+/// Puts [`DoGet`] in front of a Flight service.
+#[derive(Clone, Debug)]
+pub struct DoGetLayer {
+    shared: Arc<Shared>,
+}
+
+impl DoGetLayer {
+    /// The layer of a server.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl<S> Layer<S> for DoGetLayer {
+    type Service = DoGet<S>;
+
+    fn layer(&self, inner: S) -> DoGet<S> {
+        DoGet { shared: self.shared.clone(), inner }
+    }
+}
+
+/// A Flight service that answers DoGet by itself, and leaves everything else to `S`.
+#[derive(Clone, Debug)]
+pub struct DoGet<S> {
+    shared: Arc<Shared>,
+    inner: S,
+}
+
+impl<S: NamedService> NamedService for DoGet<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<Request<Body>> for DoGet<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let is_compressed =
+            request.headers().get("grpc-encoding").is_some_and(|encoding| encoding.as_bytes() != b"identity");
+        if request.uri().path() != DO_GET || is_compressed {
+            return Box::pin(self.inner.call(request));
+        }
+        let shared = self.shared.clone();
+        Box::pin(
+            async move { Ok(answer(&shared, request).await.unwrap_or_else(|error| Status::from(error).into_http())) },
+        )
+    }
+}
+
+async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response<Body>> {
+    let (head, body) = request.into_parts();
+    let caller = head.extensions.get::<Caller>().ok_or_else(flight::no_caller)?;
+    let record = head.extensions.get::<CallRecord>().cloned().unwrap_or_default();
+    let ticket = read_ticket(body).await?;
+    let messages = get_data::read(shared, caller, &ticket.ticket, record)?;
+    let body = WireBody { messages: Some(messages.boxed()), ready: Vec::new().into_iter() };
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
+    Ok(response)
+}
+
+/// The only message of the request.
+async fn read_ticket(mut body: Body) -> Result<Ticket> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|status| Error::Cancelled(format!("the request broke off: {}", status.message())))?;
+        bytes.extend_from_slice(frame.data_ref().map_or(&[], Bytes::as_ref));
+        if bytes.len() > REQUEST_BYTES_MAX {
+            return Err(Error::Exhausted(format!(
+                "the ticket is longer than {REQUEST_BYTES_MAX} bytes, which none of this server is"
+            )));
+        }
+    }
+    let malformed = || Error::Invalid("the request to DoGet is not one message of gRPC that holds a ticket".into());
+    if bytes.len() < FRAME_HEAD_BYTES || bytes.get_u8() != 0 || bytes.get_u32() as usize != bytes.len() {
+        return Err(malformed());
+    }
+    Ticket::decode(bytes).map_err(|_| malformed())
+}
+
+/// A gRPC response of messages in pieces, with the status in its trailers.
+struct WireBody {
+    /// `None` once the trailers were sent.
+    messages: Option<BoxStream<'static, Result<Message>>>,
+    /// What is left of the current message.
+    ready: std::vec::IntoIter<Bytes>,
+}
+
+impl http_body::Body for WireBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(piece) = self.ready.next() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+            let Some(messages) = &mut self.messages else { return Poll::Ready(None) };
+            let status = match std::task::ready!(messages.as_mut().poll_next(cx)) {
+                Some(Ok(message)) => {
+                    self.ready = message.into_wire().into_iter();
+                    continue;
+                }
+                Some(Err(error)) => Status::from(error),
+                None => Status::ok(""),
+            };
+            self.messages = None;
+            let mut trailers = HeaderMap::new();
+            return Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))));
+        }
+    }
+}

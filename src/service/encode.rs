@@ -1,0 +1,429 @@
+//! Record batches to Flight messages of 1 to 4 MB, without copying their buffers.
+//!
+//! The encoder of `arrow-flight` is not used: its 59.3 writes the schema of a LargeList as that of a List, expands
+//! dictionaries by default, splits by an estimate that strings and lists overshoot, and copies every body twice. This
+//! one goes by what was encoded: a message that came out too large is encoded again with fewer rows, and each message's
+//! bytes per row set the next one's size. A body is a list of pieces of the batch's own buffers; only what is small or
+//! has to be computed (offsets and bitmaps of a slice) is written anew.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
+use arrow::buffer::Buffer;
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, StreamEncoder};
+use arrow_flight::FlightData;
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::{Error, Result};
+
+/// Size that messages aim at, in bytes. At 2 MB a message's fixed costs are lost in its transfer, and it still fits into
+/// a core's second-level cache between encoding and sending.
+const MESSAGE_BYTES_TARGET: usize = 2 << 20;
+
+/// No message of more than one row is larger, in bytes: several gRPC stacks refuse more than 4 MiB by default, of which
+/// the header takes a little.
+const MESSAGE_BYTES_MAX: usize = 4_000_000;
+
+/// Pieces of a body smaller than this are copied together, in bytes: each piece costs an HTTP/2 frame of its own.
+const PIECE_BYTES_MIN: usize = 16 << 10;
+
+/// A Flight message whose body is still in pieces.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The Arrow message, as a flatbuffer.
+    header: Bytes,
+    /// The body, in pieces; empty for a schema.
+    body: Vec<Buffer>,
+    body_bytes: usize,
+}
+
+impl Message {
+    /// The message as gRPC sends it: its frame and protobuf fields, then the pieces of its body.
+    pub fn into_wire(self) -> Vec<Bytes> {
+        // Fields 2 (data_header) and 1000 (data_body) of FlightData, both of them bytes.
+        const HEADER_KEY: u64 = 2 << 3 | 2;
+        const BODY_KEY: u64 = 1000 << 3 | 2;
+        let mut fields = BytesMut::with_capacity(self.header.len() + 64);
+        put_varint(HEADER_KEY, &mut fields);
+        put_varint(self.header.len() as u64, &mut fields);
+        fields.put_slice(&self.header);
+        if self.body_bytes > 0 {
+            put_varint(BODY_KEY, &mut fields);
+            put_varint(self.body_bytes as u64, &mut fields);
+        }
+        let message_bytes = fields.len() + self.body_bytes;
+        let mut small = BytesMut::with_capacity(fields.len() + PIECE_BYTES_MIN);
+        // Not compressed; then the length. Messages are bounded far below 4 GiB unless one row is not, and a row that is
+        // fails in the transport's own limits.
+        small.put_u8(0);
+        small.put_u32(u32::try_from(message_bytes).unwrap_or(u32::MAX));
+        small.put_slice(&fields);
+
+        let mut wire = Vec::new();
+        for piece in self.body {
+            if piece.len() < PIECE_BYTES_MIN {
+                small.put_slice(&piece);
+                continue;
+            }
+            if !small.is_empty() {
+                wire.push(small.split().freeze());
+            }
+            wire.push(Bytes::from_owner(Piece(piece)));
+        }
+        if !small.is_empty() {
+            wire.push(small.freeze());
+        }
+        wire
+    }
+}
+
+/// The message in one piece, for a sender that wants it so.
+impl From<Message> for FlightData {
+    fn from(message: Message) -> Self {
+        let mut body = BytesMut::with_capacity(message.body_bytes);
+        message.body.iter().for_each(|piece| body.put_slice(piece));
+        Self { data_header: message.header, data_body: body.freeze(), ..Self::default() }
+    }
+}
+
+/// A piece of a body, kept alive until it is sent.
+struct Piece(Buffer);
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn put_varint(mut value: u64, out: &mut BytesMut) {
+    while value >= 0x80 {
+        out.put_u8(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.put_u8(value as u8);
+}
+
+/// Encodes the batches of one stream.
+pub struct Encoder {
+    stream: StreamEncoder,
+    /// What keeps the stream alive.
+    rowless: RecordBatch,
+    has_dictionaries: bool,
+    /// Bytes that a row took in the last message, for choosing the next one's rows.
+    row_bytes: Option<f64>,
+}
+
+impl Encoder {
+    /// An encoder and the message that starts its stream.
+    ///
+    /// # Errors
+    /// Arrow's, for a type that IPC cannot carry.
+    pub fn new(schema: SchemaRef) -> Result<(Self, Message)> {
+        let options = IpcWriteOptions::default();
+        // The stream's encoder sends the schema with the first batch, and ours must not wait for one. Dictionaries are
+        // numbered by their place in the schema, so both number them alike.
+        let mut dictionaries = DictionaryTracker::new(false);
+        let message =
+            IpcDataGenerator::default().schema_to_bytes_with_dictionary_tracker(&schema, &mut dictionaries, &options);
+        let message = Message { header: message.ipc_message.into(), body: Vec::new(), body_bytes: 0 };
+        let stream = StreamEncoder::try_new_with_options(&schema, options)?;
+        let has_dictionaries = !dictionaries.dict_id().is_empty();
+        let rowless = RecordBatch::new_empty(schema);
+        Ok((Self { stream, rowless, has_dictionaries, row_bytes: None }, message))
+    }
+
+    /// Appends a batch's messages: dictionaries that are new, then the rows. A batch without rows gives one message.
+    ///
+    /// # Errors
+    /// As [`Encoder::new`].
+    pub fn encode(&mut self, batch: &RecordBatch, messages: &mut VecDeque<Message>) -> Result<()> {
+        if self.has_dictionaries {
+            // With the dictionaries that the other side has now, so that none is sent for the sake of no rows.
+            self.rowless = batch.slice(0, 0);
+        }
+        let rows = batch.num_rows();
+        let mut start = 0;
+        loop {
+            let wanted = self.rows_per_message(batch).min(rows - start);
+            let taken = self.encode_rows(batch, start, wanted, messages)?;
+            start += taken;
+            if start >= rows {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Appends a message without rows.
+    ///
+    /// # Errors
+    /// As [`Encoder::new`].
+    pub fn keep_alive(&mut self, messages: &mut VecDeque<Message>) -> Result<()> {
+        let message = self.encode_slice(&self.rowless.clone(), messages)?;
+        messages.push_back(message);
+        Ok(())
+    }
+
+    fn rows_per_message(&self, batch: &RecordBatch) -> usize {
+        let row_bytes = self.row_bytes.unwrap_or_else(|| {
+            let bytes: usize = batch.columns().iter().map(|column| column.get_buffer_memory_size()).sum();
+            bytes as f64 / batch.num_rows().max(1) as f64
+        });
+        ((MESSAGE_BYTES_TARGET as f64 / row_bytes.max(f64::MIN_POSITIVE)) as usize).max(1)
+    }
+
+    /// Encodes at most `count` rows from `start` and returns how many it was.
+    fn encode_rows(
+        &mut self,
+        batch: &RecordBatch,
+        start: usize,
+        mut count: usize,
+        messages: &mut VecDeque<Message>,
+    ) -> Result<usize> {
+        let mut bytes_before: Option<usize> = None;
+        loop {
+            let slice = compact_views(&batch.slice(start, count))?;
+            let message = self.encode_slice(&slice, messages)?;
+            let bytes = message.body_bytes;
+            // Some types are written whole however few of their rows are wanted. Then splitting is no use.
+            let shrinks = bytes_before.is_none_or(|before| bytes < before / 10 * 9);
+            if count > 1 && bytes > MESSAGE_BYTES_MAX && shrinks {
+                let fitting = count as f64 * (MESSAGE_BYTES_TARGET as f64 / bytes as f64);
+                count = (fitting as usize).clamp(1, count / 2);
+                bytes_before = Some(bytes);
+                continue;
+            }
+            if count > 0 {
+                self.row_bytes = Some((bytes as f64 / count as f64).max(0.125));
+            }
+            messages.push_back(message);
+            return Ok(count);
+        }
+    }
+
+    /// Encodes a slice, queues its new dictionaries, and returns its rows' message.
+    fn encode_slice(&mut self, slice: &RecordBatch, messages: &mut VecDeque<Message>) -> Result<Message> {
+        let mut stream = Pieces { pieces: self.stream.encode(slice)?.into() };
+        let mut last = None;
+        while let Some((message, is_schema)) = stream.next_message()? {
+            if is_schema {
+                continue;
+            }
+            messages.extend(last.replace(message));
+        }
+        last.ok_or_else(|| Error::Internal("a batch was encoded to nothing".into()))
+    }
+}
+
+/// An encoded stream in pieces, cut into its messages.
+struct Pieces {
+    pieces: VecDeque<Buffer>,
+}
+
+impl Pieces {
+    /// The next message, and whether it is a schema.
+    fn next_message(&mut self) -> Result<Option<(Message, bool)>> {
+        if self.pieces.is_empty() {
+            return Ok(None);
+        }
+        let malformed = || Error::Internal("the encoder of record batches wrote a stream that cannot be read".into());
+        // Four bytes of ones, the length of the flatbuffer, the flatbuffer, the body.
+        let prefix = self.take_joined(8);
+        let header_bytes = prefix.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
+        let header = self.take_joined(header_bytes.ok_or_else(malformed)? as usize);
+        let message = arrow::ipc::root_as_message(&header).map_err(|_| malformed())?;
+        let body_bytes = usize::try_from(message.bodyLength()).map_err(|_| malformed())?;
+        let is_schema = message.header_type() == arrow::ipc::MessageHeader::Schema;
+        let body = self.take(body_bytes);
+        Ok(Some((Message { header, body, body_bytes }, is_schema)))
+    }
+
+    fn take(&mut self, mut bytes: usize) -> Vec<Buffer> {
+        let mut taken = Vec::new();
+        while let Some(piece) = self.pieces.pop_front() {
+            if piece.is_empty() {
+                continue;
+            }
+            if bytes == 0 {
+                self.pieces.push_front(piece);
+                break;
+            }
+            let len = piece.len().min(bytes);
+            if len < piece.len() {
+                self.pieces.push_front(piece.slice(len));
+            }
+            taken.push(piece.slice_with_length(0, len));
+            bytes -= len;
+        }
+        taken
+    }
+
+    fn take_joined(&mut self, bytes: usize) -> Bytes {
+        let mut joined = BytesMut::with_capacity(bytes);
+        self.take(bytes).iter().for_each(|piece| joined.put_slice(piece));
+        joined.freeze()
+    }
+}
+
+/// A slice of a view column carries the character data of the whole column; this gives it its own.
+fn compact_views(batch: &RecordBatch) -> Result<RecordBatch> {
+    let is_view = |column: &ArrayRef| matches!(column.data_type(), DataType::Utf8View | DataType::BinaryView);
+    if !batch.columns().iter().any(is_view) {
+        return Ok(batch.clone());
+    }
+    let compact = |column: &ArrayRef| -> ArrayRef {
+        match column.data_type() {
+            DataType::Utf8View => Arc::new(column.as_string_view().gc()),
+            DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
+            _ => column.clone(),
+        }
+    };
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let columns = batch.columns().iter().map(compact).collect();
+    Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{
+        DictionaryArray, Int32Array, Int64Array, LargeListArray, StringArray, StringViewArray, StructArray,
+    };
+    use arrow::compute::concat_batches;
+    use arrow::datatypes::{Field, Int32Type, Schema};
+    use arrow_flight::decode::FlightRecordBatchStream;
+    use futures::{StreamExt, TryStreamExt, stream};
+    use prost::Message as _;
+
+    use super::*;
+
+    fn messages_of(batches: &[RecordBatch]) -> Vec<FlightData> {
+        let (mut encoder, schema) = Encoder::new(batches[0].schema()).unwrap();
+        let mut messages = VecDeque::from([schema]);
+        for batch in batches {
+            encoder.encode(batch, &mut messages).unwrap();
+        }
+        messages.into_iter().map(as_received).collect()
+    }
+
+    /// The message as the other side of the wire decodes it, which is the same in pieces and whole.
+    fn as_received(message: Message) -> FlightData {
+        let wire = message.clone().into_wire().concat();
+        let (frame, protobuf) = wire.split_at(5);
+        assert_eq!((frame[0], u32::from_be_bytes(frame[1..].try_into().unwrap()) as usize), (0, protobuf.len()));
+        let received = FlightData::decode(protobuf).unwrap();
+        assert_eq!(received, FlightData::from(message));
+        received
+    }
+
+    fn decoded(messages: Vec<FlightData>) -> Vec<RecordBatch> {
+        let stream = FlightRecordBatchStream::new_from_flight_data(stream::iter(messages).map(Ok));
+        futures::executor::block_on(stream.try_collect()).unwrap()
+    }
+
+    fn check_round_trip(batch: RecordBatch) -> Vec<FlightData> {
+        let messages = messages_of(std::slice::from_ref(&batch));
+        let back = decoded(messages.clone());
+        assert_eq!(concat_batches(&batch.schema(), &back).unwrap(), batch);
+        messages
+    }
+
+    fn batch_of(column: ArrayRef) -> RecordBatch {
+        let field = Field::new("c", column.data_type().clone(), true);
+        RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![column]).unwrap()
+    }
+
+    #[test]
+    fn messages_of_a_large_batch_are_1_to_4_mb() {
+        let batch = batch_of(Arc::new(Int64Array::from_iter_values(0..3_000_000)));
+        let sizes: Vec<usize> = check_round_trip(batch)[1..].iter().map(|message| message.data_body.len()).collect();
+        let (last, full) = sizes.split_last().unwrap();
+        assert!(full.iter().all(|size| (1_000_000..=4_000_000).contains(size)) && *last <= 4_000_000, "{sizes:?}");
+    }
+
+    #[test]
+    fn messages_stay_small_when_the_first_rows_are_much_shorter_than_the_rest() {
+        let short = (0..10_000).map(|_| "x".to_owned());
+        let long = (0..400).map(|row| format!("{row:040000}"));
+        let batch = batch_of(Arc::new(StringArray::from_iter_values(short.chain(long))));
+        let messages = check_round_trip(batch);
+        assert!(messages.iter().all(|message| message.data_body.len() <= MESSAGE_BYTES_MAX));
+        assert!(messages.len() > 4);
+    }
+
+    #[test]
+    fn a_row_larger_than_a_message_goes_alone() {
+        let rows = [1, 6_000_000, 2, 6_000_000].map(|len| "y".repeat(len));
+        let messages = check_round_trip(batch_of(Arc::new(StringArray::from_iter_values(rows))));
+        assert!(messages.len() <= 5);
+    }
+
+    #[test]
+    fn views_are_cut_with_their_rows() {
+        let rows = (0..200_000).map(|row| format!("{row:060}"));
+        let messages = check_round_trip(batch_of(Arc::new(StringViewArray::from_iter_values(rows))));
+        assert!(messages.iter().all(|message| message.data_body.len() <= MESSAGE_BYTES_MAX));
+    }
+
+    #[test]
+    fn large_lists_keep_their_type() {
+        let lists = (0..100_000).map(|row| (row % 7 != 0).then(|| vec![Some(row), None, Some(row + 1)]));
+        let lists = LargeListArray::from_iter_primitive::<Int32Type, _, _>(lists);
+        let messages = check_round_trip(batch_of(Arc::new(lists)));
+        assert!(messages.iter().all(|message| message.data_body.len() <= MESSAGE_BYTES_MAX));
+    }
+
+    #[test]
+    fn a_dictionary_is_sent_once_and_stays_a_dictionary() {
+        let values: ArrayRef = Arc::new(StringArray::from_iter_values((0..1000).map(|row| format!("value {row}"))));
+        let keys = Int32Array::from_iter_values((0..2_000_000).map(|row| row % 1000));
+        let column: ArrayRef = Arc::new(DictionaryArray::new(keys, values));
+        let nested =
+            StructArray::from(vec![(Arc::new(Field::new("d", column.data_type().clone(), true)), column.clone())]);
+        let schema = Schema::new(vec![
+            Field::new("d", column.data_type().clone(), true),
+            Field::new("s", nested.data_type().clone(), true),
+        ]);
+        let batch = RecordBatch::try_new(Arc::new(schema), vec![column, Arc::new(nested)]).unwrap();
+        let messages = check_round_trip(batch);
+        let headers = messages.iter().map(|message| arrow::ipc::root_as_message(&message.data_header).unwrap());
+        let dictionaries = headers.filter(|header| header.header_type() == arrow::ipc::MessageHeader::DictionaryBatch);
+        assert_eq!(dictionaries.count(), 2);
+    }
+
+    #[test]
+    fn batches_without_rows_or_columns_arrive() {
+        let empty = RecordBatch::new_empty(Arc::new(Schema::new(vec![Field::new("c", DataType::Utf8, true)])));
+        assert_eq!(decoded(messages_of(&[empty])).len(), 1);
+        let options = RecordBatchOptions::new().with_row_count(Some(12345));
+        let rows_only = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options).unwrap();
+        let back = decoded(messages_of(&[rows_only]));
+        assert_eq!(back.iter().map(RecordBatch::num_rows).sum::<usize>(), 12345);
+    }
+
+    #[test]
+    fn a_keep_alive_sends_no_dictionary_again() {
+        let values: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
+        let batch = batch_of(Arc::new(DictionaryArray::new(Int32Array::from(vec![0, 1, 1]), values)));
+        let (mut encoder, schema) = Encoder::new(batch.schema()).unwrap();
+        let mut messages = VecDeque::from([schema]);
+        encoder.encode(&batch, &mut messages).unwrap();
+        encoder.keep_alive(&mut messages).unwrap();
+        encoder.encode(&batch, &mut messages).unwrap();
+        assert_eq!(messages.len(), 1 + 2 + 1 + 1, "schema, dictionary and rows, keep-alive, rows");
+        let back = decoded(messages.into_iter().map(as_received).collect());
+        assert_eq!(concat_batches(&batch.schema(), &back).unwrap().num_rows(), 6);
+    }
+
+    #[test]
+    fn a_keep_alive_is_a_batch_without_rows() {
+        let batch = batch_of(Arc::new(Int32Array::from(vec![1, 2, 3])));
+        let (mut encoder, schema) = Encoder::new(batch.schema()).unwrap();
+        let mut messages = VecDeque::from([schema]);
+        encoder.keep_alive(&mut messages).unwrap();
+        encoder.encode(&batch, &mut messages).unwrap();
+        let messages = messages.into_iter().map(as_received).collect();
+        let rows: Vec<usize> = decoded(messages).iter().map(RecordBatch::num_rows).collect();
+        assert_eq!(rows, [0, 3]);
+    }
+}

@@ -1,0 +1,138 @@
+//! The Flight service: each RPC finds out who calls, and hands over to the file that does it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
+    PollInfo, PutResult, SchemaResult, Ticket,
+};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::access::CallRecord;
+use super::auth::Caller;
+use super::get_info::Asker;
+use super::ingest::{self, UploadHandler};
+use super::shared::Shared;
+use super::{actions, get_data, get_info};
+use crate::{Error, Result};
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Serves Arrow Flight.
+pub struct Flight {
+    shared: Arc<Shared>,
+    uploads: Arc<dyn UploadHandler>,
+}
+
+impl Flight {
+    /// The service of a server.
+    pub fn new(shared: Arc<Shared>, uploads: Arc<dyn UploadHandler>) -> Self {
+        Self { shared, uploads }
+    }
+
+    fn asker<T>(&self, request: &Request<T>) -> Result<Asker> {
+        let caller = request.extensions().get::<Caller>().cloned().ok_or_else(no_caller)?;
+        let headers: &MetadataMap = request.metadata();
+        let session = self.shared.sessions.find(headers.as_ref(), &caller);
+        let record = request.extensions().get::<CallRecord>().cloned().unwrap_or_default();
+        Ok(Asker { caller, session, record })
+    }
+}
+
+/// The layer around every call says who it is; without it, nobody may do anything.
+pub(super) fn no_caller() -> Error {
+    Error::Internal("the call reached the service without passing authentication".into())
+}
+
+#[tonic::async_trait]
+impl FlightService for Flight {
+    type HandshakeStream = Answers<HandshakeResponse>;
+    type ListFlightsStream = Answers<FlightInfo>;
+    type DoGetStream = Answers<FlightData>;
+    type DoPutStream = Answers<PutResult>;
+    type DoExchangeStream = Answers<FlightData>;
+    type DoActionStream = Answers<arrow_flight::Result>;
+    type ListActionsStream = Answers<ActionType>;
+
+    async fn handshake(
+        &self,
+        _request: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Self::HandshakeStream>, Status> {
+        Err(Error::Unsupported(
+            "there is no handshake; send the header \"authorization: Bearer TOKEN\" with every call".into(),
+        )
+        .into())
+    }
+
+    async fn list_flights(&self, request: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
+        let asker = self.asker(&request)?;
+        let prefix = std::str::from_utf8(&request.get_ref().expression)
+            .map_err(|_| Error::Invalid("the criteria are not UTF-8; write the first letters of table names".into()))?;
+        let infos = get_info::list(&self.shared, &asker, prefix)?;
+        Ok(Response::new(stream::iter(infos).map(Ok).boxed()))
+    }
+
+    async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
+        let asker = self.asker(&request)?;
+        Ok(Response::new(get_info::flight_info(&self.shared, &asker, request.into_inner())?))
+    }
+
+    async fn poll_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        let asker = self.asker(&request)?;
+        Ok(Response::new(get_info::poll(&self.shared, &asker, request.into_inner()).await?))
+    }
+
+    async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
+        let asker = self.asker(&request)?;
+        Ok(Response::new(get_info::schema(&self.shared, &asker, request.get_ref())?))
+    }
+
+    async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
+        // The calls that the layer in front does not take: those in compressed messages.
+        let asker = self.asker(&request)?;
+        let messages = get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record)?;
+        Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
+    }
+
+    async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
+        // The uploads that the layer in front does not take: those to a command, and those in compressed messages.
+        let (metadata, extensions, messages) = request.into_parts();
+        let mut head = http::Request::new(()).into_parts().0;
+        (head.headers, head.extensions) = (metadata.into_headers(), extensions);
+        let limits = ingest::Limits { message_bytes: self.shared.limits.message_bytes };
+        let arena = self.shared.catalog.arena().clone();
+        let acks = ingest::upload_messages(self.uploads.clone(), head, messages, arena, limits);
+        let results = acks.map_ok(|ack| PutResult { app_metadata: ack.to_json().into() }).map_err(Status::from);
+        Ok(Response::new(results.boxed()))
+    }
+
+    async fn do_exchange(
+        &self,
+        _request: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoExchangeStream>, Status> {
+        Err(Error::Unsupported(
+            "DoExchange is not served yet; upload both sides with DoPut and send a join command to GetFlightInfo"
+                .into(),
+        )
+        .into())
+    }
+
+    async fn do_action(&self, request: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
+        let asker = self.asker(&request)?;
+        let answer = actions::run(&self.shared, &asker, request.into_inner()).await?;
+        let results = answer.results.into_iter().map(|body| Ok(arrow_flight::Result { body }));
+        let mut response = Response::new(stream::iter(results).boxed());
+        if let Some(cookie) = answer.cookie {
+            response.metadata_mut().as_mut().insert(http::header::SET_COOKIE, cookie);
+        }
+        Ok(response)
+    }
+
+    async fn list_actions(&self, _request: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
+        Ok(Response::new(stream::iter(actions::list()).map(Ok).boxed()))
+    }
+}

@@ -1,0 +1,242 @@
+//! DoGet: the rows behind a ticket.
+//!
+//! A table's batches are there; a result's may be on their way, and the stream waits for them. While it waits, empty
+//! batches keep it alive: proxies cut streams that are silent for long, whatever HTTP/2 pings say.
+//!
+//! A reader that goes away in mid-stream cancels its job only where nobody could read the result after it, which is with
+//! `retain_seconds: 0`. Otherwise the result stays for its lease, so that a client whose connection broke can try again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
+use futures::{FutureExt, Stream};
+use tokio::time::timeout;
+
+use super::access::CallRecord;
+use super::auth::Caller;
+use super::describe::JobTimes;
+use super::encode::{Encoder, Message};
+use super::shared::Shared;
+use super::tickets::{Target, table_version};
+use crate::catalog::{ResultReader, Table};
+use crate::scheduler::{Job, JobId};
+use crate::{Error, Result};
+
+/// Batches of fewer bytes are put together with those after them: the least size of a message.
+const JOINED_BYTES: usize = 1 << 20;
+
+/// The messages behind a ticket.
+///
+/// # Errors
+/// As [`Tickets::open`](super::tickets::Tickets::open); [`Error::NotFound`] when the table or result is gone,
+/// [`Error::Precondition`] when the table is another one by now.
+pub fn read(
+    shared: &Arc<Shared>,
+    caller: &Caller,
+    ticket: &[u8],
+    record: CallRecord,
+) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+    let source = match shared.tickets.open(ticket, caller)? {
+        Target::Table { name, version, first, end } => {
+            record.set_command(&name);
+            open_table(shared, &name, version, first, end)?
+        }
+        Target::Result { job, part, parts } => {
+            record.set_command(format!("job {job}"));
+            open_result(shared, JobId(job), part, parts)?
+        }
+        Target::Poll { job } => {
+            return Err(Error::Invalid(format!(
+                "this token polls job {job}; give it to PollFlightInfo, and DoGet the tickets of the endpoints"
+            )));
+        }
+    };
+    messages(shared.clone(), source, record)
+}
+
+enum Source {
+    Table { table: Arc<Table>, next: usize, end: usize },
+    Result { job: Arc<Job>, rows: ResultReader, leaving: Option<LastReader> },
+}
+
+impl Source {
+    fn schema(&self) -> SchemaRef {
+        match self {
+            Self::Table { table, .. } => table.schema.clone(),
+            Self::Result { job, .. } => job.result.schema().clone(),
+        }
+    }
+
+    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        match self {
+            Self::Table { table, next, end } => {
+                let index = *next;
+                *next += 1;
+                Ok((index < *end).then(|| table.batches[index].clone()))
+            }
+            Self::Result { rows, leaving, .. } => {
+                let batch = rows.next().await;
+                if let (Ok(None) | Err(_), Some(reader)) = (&batch, leaving) {
+                    reader.has_finished = true;
+                }
+                batch
+            }
+        }
+    }
+}
+
+fn open_table(shared: &Shared, name: &str, version: u64, first: usize, end: usize) -> Result<Source> {
+    let table = shared.catalog.table(name)?;
+    if table_version(table.created) != version || end > table.batches.len() {
+        return Err(Error::Precondition(format!(
+            "table {name:?} was replaced or appended to since this ticket was made; call GetFlightInfo again"
+        )));
+    }
+    Ok(Source::Table { table, next: first, end })
+}
+
+fn open_result(shared: &Arc<Shared>, id: JobId, part: usize, parts: usize) -> Result<Source> {
+    let job = shared.scheduler.job(id)?;
+    let leaving = job.result.is_consumed_by_reading().then(|| LastReader::new(shared, id));
+    Ok(Source::Result { rows: job.result.reader(part, parts), job, leaving })
+}
+
+/// A reader of a result that is consumed as it is read. The last one to leave takes the job with it, unless it has seen
+/// the end: what it took is gone, so nobody can read the whole result any more.
+struct LastReader {
+    shared: Arc<Shared>,
+    job: JobId,
+    has_finished: bool,
+}
+
+impl LastReader {
+    fn new(shared: &Arc<Shared>, job: JobId) -> Self {
+        *shared.readers.entry(job).or_default() += 1;
+        Self { shared: shared.clone(), job, has_finished: false }
+    }
+}
+
+impl Drop for LastReader {
+    fn drop(&mut self) {
+        let is_last = self.shared.readers.remove_if_mut(&self.job, |_, readers| {
+            *readers -= 1;
+            *readers == 0
+        });
+        // That the job is gone already is as good as cancelling it.
+        if is_last.is_some() && !self.has_finished && self.shared.scheduler.cancel(self.job).is_ok() {
+            tracing::info!(job = self.job.0, "its last reader left before the end: the job is cancelled");
+        }
+    }
+}
+
+fn messages(
+    shared: Arc<Shared>,
+    source: Source,
+    record: CallRecord,
+) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+    let (encoder, schema) = Encoder::new(source.schema())?;
+    let state = State { shared, source, encoder, queue: VecDeque::from([schema]), ahead: None, record };
+    Ok(futures::stream::try_unfold(state, |mut state| async move {
+        state.fill().await?;
+        Ok(state.queue.pop_front().map(|message| (message, state)))
+    }))
+}
+
+struct State {
+    shared: Arc<Shared>,
+    source: Source,
+    encoder: Encoder,
+    /// Messages that are ready.
+    queue: VecDeque<Message>,
+    /// What was taken from the source and did not go with the batches before it.
+    ahead: Option<RecordBatch>,
+    record: CallRecord,
+}
+
+impl State {
+    /// Makes sure that a message is queued, unless there are no more.
+    async fn fill(&mut self) -> Result<()> {
+        while self.queue.is_empty() {
+            let keep_alive: Duration = self.shared.limits.keep_alive;
+            let first = match self.ahead.take() {
+                Some(batch) => Ok(Ok(Some(batch))),
+                None => timeout(keep_alive, self.source.next()).await,
+            };
+            match first {
+                Ok(Ok(Some(batch))) => {
+                    let batch = self.join_small(batch)?;
+                    let rows = batch.num_rows() as u64;
+                    self.encoder.encode(&batch, &mut self.queue)?;
+                    self.record.add_rows(rows);
+                    self.shared.metrics.sent_rows.inc_by(rows);
+                }
+                Ok(Ok(None)) => {
+                    self.record_job_times();
+                    return Ok(());
+                }
+                Ok(Err(error)) => {
+                    self.record_job_times();
+                    return Err(error);
+                }
+                Err(_) => self.encoder.keep_alive(&mut self.queue)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn record_job_times(&self) {
+        if let Source::Result { job, .. } = &self.source {
+            self.record.set_job_times(JobTimes::of(job.submitted, &job.status()));
+        }
+    }
+
+    /// Puts a small batch together with those after it that are there already, so that many small batches do not become
+    /// as many messages.
+    fn join_small(&mut self, first: RecordBatch) -> Result<RecordBatch> {
+        let mut bytes = slice_bytes(&first);
+        if bytes >= JOINED_BYTES {
+            return Ok(first);
+        }
+        let mut small = vec![first];
+        // What the source has to wait for, or fails with, is for the next call: asking is no commitment.
+        while let Some(Ok(Some(batch))) = self.source.next().now_or_never() {
+            bytes += slice_bytes(&batch);
+            if bytes > 2 * JOINED_BYTES || !may_join(&small[0], &batch) {
+                self.ahead = Some(batch);
+                break;
+            }
+            small.push(batch);
+            if bytes >= JOINED_BYTES {
+                break;
+            }
+        }
+        match small.len() {
+            1 => Ok(small.remove(0)),
+            _ => Ok(concat_batches(small[0].schema_ref(), &small)?),
+        }
+    }
+}
+
+/// Bytes that the batch's rows take.
+fn slice_bytes(batch: &RecordBatch) -> usize {
+    let column_bytes = |column: &Arc<dyn Array>| {
+        column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
+    };
+    batch.columns().iter().map(column_bytes).sum()
+}
+
+/// Whether batches can be put together without touching dictionaries.
+fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
+    let same_dictionary = |(one, other): (&Arc<dyn Array>, &Arc<dyn Array>)| match (
+        one.as_any_dictionary_opt(),
+        other.as_any_dictionary_opt(),
+    ) {
+        (Some(one), Some(other)) => one.values().to_data().ptr_eq(&other.values().to_data()),
+        _ => !one.data_type().is_nested(),
+    };
+    one.columns().iter().zip(other.columns()).all(same_dictionary)
+}

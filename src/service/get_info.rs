@@ -1,0 +1,304 @@
+//! GetFlightInfo, PollFlightInfo, GetSchema and ListFlights: where data is, and how far it is.
+//!
+//! ```text
+//!   path ["orders"]  ─► the table: endpoints are contiguous ranges of its batches, in order
+//!   a join command   ─► submit the job; endpoint i of n serves batches i, i+n, ... as they are made
+//!   a poll token     ─► the job that an earlier PollFlightInfo or ListFlights named
+//! ```
+//!
+//! Everything returns at once: it is DoGet that waits for rows.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arrow::datatypes::SchemaRef;
+use arrow::ipc::writer::IpcWriteOptions;
+use arrow_flight::flight_descriptor::DescriptorType;
+use arrow_flight::{
+    FlightDescriptor, FlightEndpoint, FlightInfo, Location, PollInfo, SchemaAsIpc, SchemaResult, Ticket,
+};
+use prost_types::Timestamp;
+use uuid::Uuid;
+
+use super::access::CallRecord;
+use super::auth::{Caller, Role};
+use super::shared::Shared;
+use super::tickets::{Target, Tickets, table_version};
+use super::{commands, describe, sessions};
+use crate::catalog::{SpoolState, Table};
+use crate::planner::{self, JoinSpec};
+use crate::scheduler::{Job, JobId, JobState};
+use crate::{Context, Error, Result};
+
+/// The longest that a poll waits for its job to end before it tells how far it is. Short enough for a progress bar.
+const POLL_WAIT: Duration = Duration::from_millis(250);
+
+/// What a descriptor asks for.
+enum Asked {
+    Table(Arc<Table>),
+    Join(JoinSpec),
+    Job(Arc<Job>),
+}
+
+/// Who asks, and under which circumstances.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    /// Who.
+    pub caller: Caller,
+    /// The session whose options hold.
+    pub session: Option<Uuid>,
+    /// Where to say what was asked.
+    pub record: CallRecord,
+}
+
+/// Where a table's or a join's rows are. Submits the join.
+///
+/// # Errors
+/// What is wrong with the descriptor, or refused by the scheduler.
+pub fn flight_info(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) -> Result<FlightInfo> {
+    match asked(shared, asker, &descriptor)? {
+        Asked::Table(table) => Ok(table_info(shared, asker, &table)),
+        Asked::Join(spec) => {
+            let job = submit(shared, asker, spec)?;
+            Ok(job_info(shared, &asker.caller, &job)?.with_descriptor(descriptor))
+        }
+        Asked::Job(job) => Ok(job_info(shared, &asker.caller, &job)?.with_descriptor(descriptor)),
+    }
+}
+
+/// How far a join is. A command submits it and returns at once; the descriptor that comes back polls it, and waits a
+/// little for its end.
+///
+/// # Errors
+/// As [`flight_info`]; the job's own error once it has failed.
+pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) -> Result<PollInfo> {
+    let job = match asked(shared, asker, &descriptor)? {
+        Asked::Table(table) => {
+            return Ok(PollInfo::new().with_info(table_info(shared, asker, &table)).try_with_progress(1.0)?);
+        }
+        Asked::Join(spec) => submit(shared, asker, spec)?,
+        Asked::Job(job) => {
+            // An index past every batch is answered when the result is finished. Its error is looked at below.
+            let _ = tokio::time::timeout(POLL_WAIT, job.result.batch(usize::MAX)).await;
+            job
+        }
+    };
+    let status = job.status();
+    match status.state {
+        JobState::Failed(error) => return Err(error),
+        JobState::Cancelled => return Err(Error::Cancelled(format!("job {} was cancelled", job.id))),
+        JobState::Complete | JobState::Queued | JobState::Running(_) => (),
+    }
+    let info = job_info(shared, &asker.caller, &job)?.with_descriptor(descriptor);
+    let complete = status.state == JobState::Complete;
+    let mut poll = PollInfo::new().with_info(info).try_with_progress(if complete { 1.0 } else { status.progress })?;
+    if !complete {
+        poll.flight_descriptor = Some(poll_descriptor(shared, &asker.caller, job.id));
+        poll.expiration_time = Some(timestamp(SystemTime::now() + shared.limits.ticket_life));
+    }
+    Ok(poll)
+}
+
+/// The schema of a table or of a join's result. Runs nothing.
+///
+/// # Errors
+/// What is wrong with the descriptor.
+pub fn schema(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Result<SchemaResult> {
+    let schema: SchemaRef = match asked(shared, asker, descriptor)? {
+        Asked::Table(table) => table.schema.clone(),
+        Asked::Join(spec) => planner::bind(spec, &shared.catalog)?.schema,
+        Asked::Job(job) => job.plan.join.schema.clone(),
+    };
+    Ok(SchemaAsIpc::new(&schema, &IpcWriteOptions::default()).try_into()?)
+}
+
+/// All tables and all results that are not released yet: those that are the caller's. `prefix` chooses tables by name.
+///
+/// # Errors
+/// None of its own.
+pub fn list(shared: &Shared, asker: &Asker, prefix: &str) -> Result<Vec<FlightInfo>> {
+    let tables = shared.catalog.tables();
+    let tables = tables.iter().filter(|table| table.name.starts_with(prefix));
+    let mut infos: Vec<_> = tables.map(|table| table_info(shared, asker, table)).collect();
+    let jobs = shared.scheduler.jobs();
+    let live = jobs.iter().filter(|job| {
+        prefix.is_empty()
+            && asker.caller.may_touch(&job.owner)
+            && !matches!(job.status().state, JobState::Failed(_) | JobState::Cancelled)
+    });
+    for job in live {
+        let descriptor = poll_descriptor(shared, &asker.caller, job.id);
+        infos.push(job_info(shared, &asker.caller, job)?.with_descriptor(descriptor));
+    }
+    Ok(infos)
+}
+
+/// The endpoint of an older one, with a ticket that is good for longer.
+///
+/// # Errors
+/// As [`Tickets::open`]; [`Error::NotFound`] when what it reads is gone.
+pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Result<FlightEndpoint> {
+    let ticket = endpoint.ticket.clone().unwrap_or_default();
+    let target = shared.tickets.open(&ticket.ticket, caller).context(|| "renewing an endpoint")?;
+    let expires = match &target {
+        Target::Table { name, .. } => shared.catalog.table(name).map(|_| None)?,
+        Target::Result { job, .. } | Target::Poll { job } => Some(shared.scheduler.job(JobId(*job))?),
+    };
+    let expires = match expires {
+        Some(job) => job.result.renew(retain(shared, &job))?.unwrap_or_else(|| lease_end(shared, &job)),
+        None => SystemTime::now() + shared.limits.ticket_life,
+    };
+    Ok(FlightEndpoint {
+        ticket: Some(shared.tickets.issue(target, &caller.tenant, ticket_end(shared))),
+        expiration_time: Some(timestamp(expires)),
+        ..endpoint.clone()
+    })
+}
+
+/// The job of a flight info: from its metadata's tickets.
+///
+/// # Errors
+/// As [`Tickets::open`]; [`Error::Invalid`] when the info is no job's.
+pub fn job_of(shared: &Shared, caller: &Caller, info: &FlightInfo) -> Result<JobId> {
+    let tickets = info.endpoint.iter().filter_map(|endpoint| endpoint.ticket.as_ref());
+    let descriptor = info.flight_descriptor.as_ref().map(|descriptor| &descriptor.cmd);
+    let token =
+        tickets.map(|ticket| &ticket.ticket).chain(descriptor).find(|bytes| Tickets::looks_like(bytes)).ok_or_else(
+            || Error::Invalid("the flight info has no ticket of this server; send it as it was received".into()),
+        )?;
+    let target = shared.tickets.open(token, caller)?;
+    target.job().ok_or_else(|| Error::Invalid("the flight info is that of a table, which runs no job to cancel".into()))
+}
+
+fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Result<Asked> {
+    match DescriptorType::try_from(descriptor.r#type) {
+        Ok(DescriptorType::Path) => {
+            let name = table_name(&descriptor.path)?;
+            asker.record.set_command(name);
+            Ok(Asked::Table(shared.catalog.table(name)?))
+        }
+        Ok(DescriptorType::Cmd) if Tickets::looks_like(&descriptor.cmd) => {
+            let target = shared.tickets.open(&descriptor.cmd, &asker.caller)?;
+            let id = target.job().ok_or_else(|| Error::Invalid("this is a table's ticket; give it to DoGet".into()))?;
+            asker.record.set_command(format!("job {id}"));
+            Ok(Asked::Job(shared.scheduler.job(id)?))
+        }
+        Ok(DescriptorType::Cmd) => {
+            let mut spec = commands::decode(&descriptor.cmd)?;
+            asker.record.set_command(format!("join {} {}", spec.left, spec.right));
+            if let Some(session) = asker.session {
+                sessions::apply(&shared.sessions, session, &mut spec);
+            }
+            Ok(Asked::Join(spec))
+        }
+        _ => Err(Error::Invalid(
+            "the descriptor is neither a path nor a command; use path [\"table\"], or a join command".into(),
+        )),
+    }
+}
+
+/// The table that a path names.
+///
+/// # Errors
+/// [`Error::Invalid`] when it has not exactly one part.
+pub fn table_name(path: &[String]) -> Result<&str> {
+    match path {
+        [name] if !name.is_empty() => Ok(name),
+        _ => Err(Error::Invalid(format!("the path {path:?} names no table; a path has one part, the table's name"))),
+    }
+}
+
+fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
+    if let Some(into) = &spec.into {
+        asker.caller.require(Role::Writer, &format!("keeping the result as table {into:?}"))?;
+    }
+    shared.scheduler.submit(spec, &asker.caller.tenant)
+}
+
+fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {
+    let count = table.batches.len();
+    let parts = shared.limits.endpoints.min(count).max(1);
+    let expires = ticket_end(shared);
+    let version = table_version(table.created);
+    let targets = (0..parts).map(|part| Target::Table {
+        name: table.name.clone(),
+        version,
+        first: count * part / parts,
+        end: count * (part + 1) / parts,
+    });
+    let descriptor = FlightDescriptor::new_path(vec![table.name.clone()]);
+    info(&table.schema)
+        .with_endpoints(endpoints(shared, &asker.caller, targets, expires, expires))
+        .with_descriptor(descriptor)
+        .with_ordered(true)
+        .with_total_records(table.rows as i64)
+        .with_total_bytes(table.bytes as i64)
+        .with_app_metadata(describe::table(table).to_string())
+}
+
+fn job_info(shared: &Shared, caller: &Caller, job: &Job) -> Result<FlightInfo> {
+    if !caller.may_touch(&job.owner) {
+        return Err(Error::NotFound(format!("there is no job {} of yours", job.id)));
+    }
+    let parts = shared.limits.endpoints;
+    let targets = (0..parts).map(|part| Target::Result { job: job.id.0, part, parts });
+    let endpoints = endpoints(shared, caller, targets, ticket_end(shared), lease_end(shared, job));
+    let mut info =
+        info(&job.plan.join.schema).with_endpoints(endpoints).with_app_metadata(describe::job(job).to_string());
+    if let (_, SpoolState::Complete) = job.result.progress() {
+        info.total_records = job.result.pushed_rows() as i64;
+        info.total_bytes = job.result.pushed_bytes() as i64;
+    }
+    Ok(info)
+}
+
+/// A flight info without anything but a schema; unknown counts are -1.
+fn info(schema: &SchemaRef) -> FlightInfo {
+    let info = FlightInfo { total_records: -1, total_bytes: -1, ..FlightInfo::new() };
+    info.try_with_schema(schema).expect("a schema that was decoded or bound can be encoded")
+}
+
+/// Endpoints over the locations, if there are any: distinct ones, so that a client opens a connection for each.
+fn endpoints(
+    shared: &Shared,
+    caller: &Caller,
+    targets: impl Iterator<Item = Target>,
+    ticket_expires: SystemTime,
+    data_expires: SystemTime,
+) -> Vec<FlightEndpoint> {
+    let locations = &shared.limits.locations;
+    let endpoint = |(index, target): (usize, Target)| FlightEndpoint {
+        ticket: Some(shared.tickets.issue(target, &caller.tenant, ticket_expires)),
+        location: match locations.len() {
+            0 => Vec::new(),
+            count => vec![Location { uri: locations[index % count].clone() }],
+        },
+        expiration_time: Some(timestamp(data_expires.min(ticket_expires))),
+        app_metadata: bytes::Bytes::new(),
+    };
+    targets.enumerate().map(endpoint).collect()
+}
+
+/// The descriptor that asks for a job again.
+fn poll_descriptor(shared: &Shared, caller: &Caller, job: JobId) -> FlightDescriptor {
+    let Ticket { ticket } = shared.tickets.issue(Target::Poll { job: job.0 }, &caller.tenant, ticket_end(shared));
+    FlightDescriptor::new_cmd(ticket)
+}
+
+fn ticket_end(shared: &Shared) -> SystemTime {
+    SystemTime::now() + shared.limits.ticket_life
+}
+
+/// When a job's result may be released: unless it is complete, not before it would be if it completed now.
+fn lease_end(shared: &Shared, job: &Job) -> SystemTime {
+    job.result.expires().unwrap_or_else(|| SystemTime::now() + retain(shared, job))
+}
+
+fn retain(shared: &Shared, job: &Job) -> Duration {
+    let seconds = job.plan.join.spec.retain_seconds;
+    seconds.map_or(shared.limits.retain, |seconds| Duration::from_secs(seconds.into()))
+}
+
+fn timestamp(time: SystemTime) -> Timestamp {
+    time.into()
+}

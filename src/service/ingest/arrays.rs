@@ -1,0 +1,171 @@
+//! From buffers that have landed to Arrow arrays, with every value checked that anything else would trust.
+//!
+//! `ArrayData::build` validates in full: offsets are in range and ascending, strings are UTF-8, dictionary keys and union
+//! type ids exist, runs ascend and cover the array, views point into their buffers, null counts are true. Children are
+//! validated when they are built themselves.
+
+use std::collections::HashMap;
+
+use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
+use arrow::buffer::Buffer;
+use arrow::compute::concat;
+use arrow::datatypes::{DataType, SchemaRef};
+
+use super::landing::SLOT_ALIGNMENT;
+use super::plan::{ArrayPlan, BatchPlan};
+use crate::memory::Arena;
+use crate::{Context, Error, Result};
+
+/// The dictionaries of one stream, as they are at this point of it.
+#[derive(Debug, Default)]
+pub(super) struct Dictionaries {
+    by_id: HashMap<i64, Dictionary>,
+}
+
+/// A dictionary: what was sent first, and the deltas that extend it, which are joined when a batch needs them.
+#[derive(Debug)]
+struct Dictionary {
+    parts: Vec<ArrayRef>,
+}
+
+impl Dictionaries {
+    /// Takes the values of a dictionary message. Batches that came before keep the values they were sent with.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a delta to a dictionary that was never sent.
+    pub fn insert(&mut self, id: i64, values: ArrayRef, is_delta: bool) -> Result<()> {
+        if !is_delta {
+            self.by_id.insert(id, Dictionary { parts: vec![values] });
+            return Ok(());
+        }
+        let dictionary = self.by_id.get_mut(&id).ok_or_else(|| {
+            Error::Invalid(format!("a delta extends dictionary {id}, which was not sent before in this stream"))
+        })?;
+        dictionary.parts.push(values);
+        Ok(())
+    }
+
+    fn values(&mut self, id: i64, arena: &Arena) -> Result<Option<ArrayData>> {
+        let Some(dictionary) = self.by_id.get_mut(&id) else { return Ok(None) };
+        if dictionary.parts.len() > 1 {
+            dictionary.parts = vec![join_parts(&dictionary.parts, arena)?];
+        }
+        Ok(Some(dictionary.parts[0].to_data()))
+    }
+}
+
+/// The record batch that was planned, over the buffers that were sent for it.
+///
+/// # Errors
+/// [`Error::Invalid`] names the column and what is wrong with it.
+pub(super) fn record_batch(
+    plan: &BatchPlan,
+    buffers: &[Buffer],
+    schema: &SchemaRef,
+    dictionaries: &mut Dictionaries,
+    arena: &Arena,
+) -> Result<RecordBatch> {
+    let columns = plan.columns.iter().zip(schema.fields()).map(|(column, field)| {
+        array(column, buffers, dictionaries, arena).context(|| format!("column {:?}", field.name()))
+    });
+    let options = RecordBatchOptions::new().with_row_count(Some(plan.rows));
+    Ok(RecordBatch::try_new_with_options(schema.clone(), columns.collect::<Result<_>>()?, &options)?)
+}
+
+/// One array of a plan, over the buffers that were sent for all of them.
+///
+/// # Errors
+/// As [`record_batch`].
+pub(super) fn array(
+    plan: &ArrayPlan,
+    buffers: &[Buffer],
+    dictionaries: &mut Dictionaries,
+    arena: &Arena,
+) -> Result<ArrayRef> {
+    Ok(make_array(array_data(plan, buffers, dictionaries, arena)?))
+}
+
+fn array_data(
+    plan: &ArrayPlan,
+    buffers: &[Buffer],
+    dictionaries: &mut Dictionaries,
+    arena: &Arena,
+) -> Result<ArrayData> {
+    if plan.rows == 0 && matches!(plan.data_type, DataType::RunEndEncoded(_, _)) {
+        // Arrow's Rust writer sends an empty slice as one run that ends at 0, which is no valid run.
+        return Ok(ArrayData::new_empty(&plan.data_type));
+    }
+    let mut children = plan
+        .children
+        .iter()
+        .map(|child| array_data(child, buffers, dictionaries, arena))
+        .collect::<Result<Vec<_>>>()?;
+    if let (Some(id), DataType::Dictionary(_, values)) = (plan.dictionary, &plan.data_type) {
+        children.push(match dictionaries.values(id, arena)? {
+            Some(values) => values,
+            // The format lets a sender leave out the dictionary of a column without values.
+            None if plan.null_count == plan.rows => ArrayData::new_empty(values),
+            None => {
+                return Err(Error::Invalid(format!(
+                    "its dictionary (number {id}) was not sent before the batch that refers to it"
+                )));
+            }
+        });
+    }
+    let builder = ArrayData::builder(plan.data_type.clone())
+        .len(plan.rows)
+        .null_bit_buffer(plan.validity.map(|index| buffers[index].clone()))
+        .null_count(plan.null_count)
+        .buffers(buffers[plan.buffers.clone()].to_vec())
+        .child_data(children);
+    Ok(builder.build()?)
+}
+
+/// Joins the parts of a dictionary and brings the result into the arena.
+fn join_parts(parts: &[ArrayRef], arena: &Arena) -> Result<ArrayRef> {
+    const PURPOSE: &str = "a dictionary that was extended";
+    let bytes: usize = parts.iter().map(|part| part.to_data().get_slice_memory_size()).sum::<Result<_, _>>()?;
+    // The joined values lie on the heap for a moment. That is memory too.
+    let _transient = arena.budget().reserve(bytes as u64, PURPOSE)?;
+    let parts: Vec<&dyn Array> = parts.iter().map(AsRef::as_ref).collect();
+    let joined = concat(&parts)?.to_data();
+    let mut len = 0;
+    buffer_bytes(&joined, &mut len);
+    let mut piece = arena.allocate(len, PURPOSE)?;
+    let mut slots = Vec::new();
+    copy_buffers(&joined, &mut piece, &mut slots, &mut 0);
+    let whole = piece.freeze();
+    let mut landed = slots.into_iter().map(|(start, len)| whole.slice_with_length(start, len));
+    Ok(make_array(replace_buffers(&joined, &mut landed)?))
+}
+
+fn all_buffers(data: &ArrayData) -> impl Iterator<Item = &Buffer> {
+    data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()))
+}
+
+fn buffer_bytes(data: &ArrayData, bytes: &mut usize) {
+    *bytes += all_buffers(data).map(|buffer| buffer.len().next_multiple_of(SLOT_ALIGNMENT)).sum::<usize>();
+    data.child_data().iter().for_each(|child| buffer_bytes(child, bytes));
+}
+
+fn copy_buffers(data: &ArrayData, piece: &mut [u8], slots: &mut Vec<(usize, usize)>, end: &mut usize) {
+    for buffer in all_buffers(data) {
+        piece[*end..*end + buffer.len()].copy_from_slice(buffer);
+        slots.push((*end, buffer.len()));
+        *end += buffer.len().next_multiple_of(SLOT_ALIGNMENT);
+    }
+    data.child_data().iter().for_each(|child| copy_buffers(child, piece, slots, end));
+}
+
+/// The same array over other buffers with the same bytes, given in the order of [`all_buffers`], parents first.
+fn replace_buffers(data: &ArrayData, landed: &mut impl Iterator<Item = Buffer>) -> Result<ArrayData> {
+    const SAME: &str = "one buffer was copied for each that there is";
+    let buffers = data.buffers().iter().map(|_| landed.next().expect(SAME)).collect();
+    let nulls = data.nulls().map(|nulls| {
+        let bits = arrow::buffer::BooleanBuffer::new(landed.next().expect(SAME), nulls.offset(), nulls.len());
+        arrow::buffer::NullBuffer::new(bits)
+    });
+    let children = data.child_data().iter().map(|child| replace_buffers(child, landed)).collect::<Result<_>>()?;
+    let builder = ArrayData::builder(data.data_type().clone()).len(data.len()).offset(data.offset());
+    Ok(builder.buffers(buffers).nulls(nulls).child_data(children).build()?)
+}

@@ -1,0 +1,324 @@
+//! From the messages of one upload to record batches in the arena.
+//!
+//! ```text
+//!   header ── open ──► Opened (schema | dictionary plan | batch plan) ── Landing ◄── body
+//!                                     └──────────────── close ──► Content
+//! ```
+//!
+//! The flatbuffer is verified before it is read, and everything that reads it runs under `catch_unwind`: arrow's schema
+//! conversion panics on types that it does not know, and a message must never take more down than its own upload.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{Field, Fields, SchemaRef};
+use arrow::ipc;
+use arrow_flight::{FlightData, FlightDescriptor};
+use bytes::Bytes;
+use prost::Message;
+
+use super::Limits;
+use super::arrays::{Dictionaries, array, record_batch};
+use super::landing::Landing;
+use super::plan::{BatchPlan, plan_batch};
+use super::schema::{StreamSchema, read_schema};
+use super::wire::{Event, FIELD_BYTES_MAX, Parser};
+use crate::memory::{Arena, human_bytes};
+use crate::{Context, Error, Result};
+
+/// One message of an upload, decoded.
+#[derive(Debug)]
+pub struct Received {
+    /// Where the upload goes; the first message has it.
+    pub descriptor: Option<FlightDescriptor>,
+    /// The message's `app_metadata`; empty when there was none.
+    pub app_metadata: Bytes,
+    /// What the message brought.
+    pub content: Content,
+}
+
+/// What a message brought.
+#[derive(Debug)]
+pub enum Content {
+    /// The schema of all batches to come.
+    Schema(SchemaRef),
+    /// Rows, whose buffers live in the arena at multiples of 64 bytes.
+    Batch(RecordBatch),
+    /// Nothing for the consumer: a dictionary, or metadata alone.
+    Nothing,
+}
+
+/// Decodes the messages of one upload whose Arrow body is at hand as a whole: the ordinary path, for messages that
+/// tonic has received. Batches are copied into the arena, and validated like those of the one-copy path.
+#[derive(Debug)]
+pub struct StreamDecoder {
+    arena: Arena,
+    limits: Limits,
+    schema: Option<StreamSchema>,
+    dictionaries: Dictionaries,
+}
+
+/// Decodes the bytes of a DoPut request, however they are cut into chunks: the one-copy path.
+#[derive(Debug)]
+pub(super) struct WireDecoder {
+    parser: Parser,
+    decoder: StreamDecoder,
+    /// The header of the current message, once it was needed.
+    opened: Option<Opened>,
+    /// The body of the current message.
+    landing: Option<Landing>,
+    body_len: usize,
+}
+
+/// A header that was read.
+#[derive(Debug)]
+pub(super) enum Opened {
+    Schema(StreamSchema),
+    Dictionary { id: i64, is_delta: bool, plan: BatchPlan },
+    Batch(BatchPlan),
+    Nothing,
+}
+
+impl Opened {
+    fn plan(&self) -> Option<&BatchPlan> {
+        match self {
+            Self::Dictionary { plan, .. } | Self::Batch(plan) => Some(plan),
+            Self::Schema(_) | Self::Nothing => None,
+        }
+    }
+}
+
+impl WireDecoder {
+    /// A decoder of one request, whose batches go to `arena`.
+    pub fn new(arena: Arena, limits: Limits) -> Self {
+        Self {
+            parser: Parser::new(limits.message_bytes),
+            decoder: StreamDecoder::new(arena, limits),
+            opened: None,
+            landing: None,
+            body_len: 0,
+        }
+    }
+
+    /// Takes bytes from the front of `input` until a message is complete; `None` when more input is needed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for what is malformed, [`Error::Exhausted`] for what is over a limit or the arena's budget,
+    /// [`Error::Unsupported`] for what is not taken. The decoder is of no use afterwards.
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Received>> {
+        while let Some(event) = self.parser.next(input)? {
+            match event {
+                Event::FieldEnds => {}
+                Event::BodyBegins(len) => self.begin_body(len)?,
+                Event::Body(bytes) => self.landing.as_mut().expect("a body begins before it goes on").write(bytes),
+                Event::MessageEnds => return self.end_message().map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Called when no more bytes will come.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they ended inside a message.
+    pub fn end(&self) -> Result<()> {
+        self.parser.end()
+    }
+
+    fn begin_body(&mut self, len: usize) -> Result<()> {
+        self.body_len = len;
+        self.landing = Some(match &self.parser.fields().header {
+            Some(header) => self.decoder.land(self.opened.insert(self.decoder.open(header, len)?), len)?,
+            None => Landing::whole(len, &self.decoder.arena)?,
+        });
+        Ok(())
+    }
+
+    fn end_message(&mut self) -> Result<Received> {
+        let fields = self.parser.take_fields();
+        let body_len = std::mem::take(&mut self.body_len);
+        let opened = match self.opened.take() {
+            Some(opened) => opened,
+            None => self.decoder.open(fields.header.as_deref().unwrap_or_default(), body_len)?,
+        };
+        let landing = match self.landing.take() {
+            Some(landing) => landing,
+            None => self.decoder.land(&opened, 0)?,
+        };
+        let content = super::heavy(body_len, || self.decoder.close(opened, landing))?;
+        let descriptor = fields.descriptor.map(|bytes| read_descriptor(&bytes)).transpose()?;
+        Ok(Received { descriptor, app_metadata: fields.app_metadata.unwrap_or_default().into(), content })
+    }
+}
+
+impl StreamDecoder {
+    /// A decoder of one stream, whose batches go to `arena`.
+    pub fn new(arena: Arena, limits: Limits) -> Self {
+        Self { arena, limits, schema: None, dictionaries: Dictionaries::default() }
+    }
+
+    /// Decodes one message.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for what is malformed, [`Error::Exhausted`] for what is over a limit or the arena's budget,
+    /// [`Error::Unsupported`] for what is not taken. The decoder is of no use afterwards.
+    pub fn decode(&mut self, message: FlightData) -> Result<Received> {
+        let FlightData { flight_descriptor: descriptor, data_header, app_metadata, data_body } = message;
+        for (len, max, what) in
+            [(data_header.len(), FIELD_BYTES_MAX, "header"), (data_body.len(), self.limits.message_bytes, "body")]
+        {
+            if len > max {
+                return Err(Error::Exhausted(format!(
+                    "the {what} of a message has {}, over the limit of {}; send smaller batches",
+                    human_bytes(len as u64),
+                    human_bytes(max as u64),
+                )));
+            }
+        }
+        let opened = self.open(&data_header, data_body.len())?;
+        let mut landing = self.land(&opened, data_body.len())?;
+        let content = super::heavy(data_body.len(), || {
+            landing.write(&data_body);
+            self.close(opened, landing)
+        })?;
+        Ok(Received { descriptor, app_metadata, content })
+    }
+
+    /// Reads and checks a header; plans where its body of `body_len` bytes goes.
+    fn open(&self, header: &[u8], body_len: usize) -> Result<Opened> {
+        without_panics(|| self.open_inner(header, body_len))
+    }
+
+    fn open_inner(&self, header: &[u8], body_len: usize) -> Result<Opened> {
+        if header.is_empty() {
+            return match body_len {
+                0 => Ok(Opened::Nothing),
+                _ => Err(Error::Invalid(format!("a message has a body of {body_len} bytes and no header"))),
+            };
+        }
+        let message = ipc::root_as_message(header).map_err(|error| {
+            Error::Invalid(format!("the header of a message is not an Arrow IPC flatbuffer: {error}"))
+        })?;
+        let version = message.version();
+        if version != ipc::MetadataVersion::V4 && version != ipc::MetadataVersion::V5 {
+            return Err(Error::Unsupported(format!("Arrow IPC format {version:?} is not taken; send V5 (or V4)")));
+        }
+        if usize::try_from(message.bodyLength()).map_or(true, |declared| declared > body_len) {
+            return Err(Error::Invalid(format!(
+                "the header of a message promises a body of {} bytes, and it has {body_len}",
+                message.bodyLength()
+            )));
+        }
+        if let Some(schema) = message.header_as_schema() {
+            return self.open_schema(schema).context(|| "reading the schema");
+        }
+        if let Some(batch) = message.header_as_record_batch() {
+            let schema = self.schema("a record batch")?;
+            let plan = plan_batch(batch, version, schema.schema.fields(), body_len);
+            return plan.context(|| "reading a record batch").map(Opened::Batch);
+        }
+        if let Some(dictionary) = message.header_as_dictionary_batch() {
+            let id = dictionary.id();
+            return self.open_dictionary(dictionary, version, body_len).context(|| format!("reading dictionary {id}"));
+        }
+        Err(Error::Unsupported(format!(
+            "a message of type {:?} is not taken; send a schema, dictionaries and record batches",
+            message.header_type()
+        )))
+    }
+
+    fn open_schema(&self, schema: ipc::Schema<'_>) -> Result<Opened> {
+        let schema = read_schema(schema)?;
+        match &self.schema {
+            Some(before) if before.schema != schema.schema => Err(Error::Invalid(format!(
+                "the schema changed in mid-stream: {} after {}",
+                describe(&schema.schema),
+                describe(&before.schema),
+            ))),
+            // Some senders repeat it.
+            Some(_) => Ok(Opened::Nothing),
+            None => Ok(Opened::Schema(schema)),
+        }
+    }
+
+    fn open_dictionary(
+        &self,
+        dictionary: ipc::DictionaryBatch<'_>,
+        version: ipc::MetadataVersion,
+        body_len: usize,
+    ) -> Result<Opened> {
+        let schema = self.schema("a dictionary")?;
+        let (id, is_delta) = (dictionary.id(), dictionary.isDelta());
+        let values = schema
+            .dictionary_values
+            .get(&id)
+            .ok_or_else(|| Error::Invalid("no column of the schema has a dictionary of that number".into()))?;
+        let batch = dictionary.data().ok_or_else(|| Error::Invalid("the message has no values".into()))?;
+        let fields = Fields::from(vec![Field::new("values", values.clone(), true)]);
+        let plan = plan_batch(batch, version, &fields, body_len)?;
+        Ok(Opened::Dictionary { id, is_delta, plan })
+    }
+
+    fn schema(&self, what: &str) -> Result<&StreamSchema> {
+        self.schema.as_ref().ok_or_else(|| Error::Invalid(format!("{what} came before the schema")))
+    }
+
+    fn land(&self, opened: &Opened, body_len: usize) -> Result<Landing> {
+        match opened.plan() {
+            Some(plan) => Landing::planned(plan, body_len, &self.arena),
+            None => Ok(Landing::Discard),
+        }
+    }
+
+    /// Makes arrays of a message whose body has landed.
+    fn close(&mut self, opened: Opened, landing: Landing) -> Result<Content> {
+        without_panics(|| self.close_inner(opened, landing))
+    }
+
+    fn close_inner(&mut self, opened: Opened, landing: Landing) -> Result<Content> {
+        let limit = self.limits.message_bytes;
+        match opened {
+            Opened::Nothing => Ok(Content::Nothing),
+            Opened::Schema(schema) => Ok(Content::Schema(self.schema.insert(schema).schema.clone())),
+            Opened::Batch(plan) => {
+                let buffers = landing.finish(&plan, &self.arena, limit).context(|| "reading a record batch")?;
+                let schema = Arc::clone(&self.schema("a record batch")?.schema);
+                let batch = record_batch(&plan, &buffers, &schema, &mut self.dictionaries, &self.arena);
+                batch.context(|| "reading a record batch").map(Content::Batch)
+            }
+            Opened::Dictionary { id, is_delta, plan } => {
+                let attempt = || format!("reading dictionary {id}");
+                let buffers = landing.finish(&plan, &self.arena, limit).context(attempt)?;
+                let values = array(&plan.columns[0], &buffers, &mut self.dictionaries, &self.arena).context(attempt)?;
+                self.dictionaries.insert(id, values, is_delta).context(attempt)?;
+                Ok(Content::Nothing)
+            }
+        }
+    }
+}
+
+/// Reads a protobuf descriptor.
+///
+/// # Errors
+/// [`Error::Invalid`] when it is none.
+pub(super) fn read_descriptor(bytes: &[u8]) -> Result<FlightDescriptor> {
+    FlightDescriptor::decode(bytes)
+        .map_err(|error| Error::Invalid(format!("the flight descriptor cannot be read: {error}")))
+}
+
+/// Runs what reads a client's bytes; a panic in it becomes that client's error.
+fn without_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    // Nothing that the closure touches is used again after an error: the upload ends with it.
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|payload| {
+        let said = payload.downcast_ref::<&str>().copied().map(String::from);
+        let said = said.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::Invalid(format!("a message is malformed, or of a kind that Arrow's reader does not know: {said}")))
+    })
+}
+
+fn describe(schema: &SchemaRef) -> String {
+    let column = |field: &Field| format!("{} {}", field.name(), field.data_type());
+    let columns: Vec<_> = schema.fields().iter().map(|field| column(field)).collect();
+    format!("({})", columns.join(", "))
+}

@@ -1,0 +1,184 @@
+//! The layer in front of tonic's Flight service that takes the DoPut calls it can serve with one copy.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow_flight::FlightDescriptor;
+use arrow_flight::flight_descriptor::DescriptorType;
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::Frame;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::{Layer, Service};
+
+use super::decoder::read_descriptor;
+use super::respond::ResponseBody;
+use super::upload::{RequestBody, Wire, spawn, timeout};
+use super::wire::{Event, Parser};
+use super::{Limits, UploadHandler};
+use crate::memory::Arena;
+use crate::{Error, Result};
+
+const DO_PUT: &str = "/arrow.flight.protocol.FlightService/DoPut";
+
+/// Puts [`DoPut`] in front of a Flight service.
+#[derive(Clone)]
+pub struct DoPutLayer {
+    uploads: Arc<Uploads>,
+}
+
+struct Uploads {
+    handler: Arc<dyn UploadHandler>,
+    arena: Arena,
+    limits: Limits,
+}
+
+impl DoPutLayer {
+    /// A layer whose uploads go to `arena` and from there to `handler`.
+    pub fn new(handler: Arc<dyn UploadHandler>, arena: Arena, limits: Limits) -> Self {
+        Self { uploads: Arc::new(Uploads { handler, arena, limits }) }
+    }
+}
+
+impl<S> Layer<S> for DoPutLayer {
+    type Service = DoPut<S>;
+
+    fn layer(&self, inner: S) -> DoPut<S> {
+        DoPut { inner, uploads: self.uploads.clone() }
+    }
+}
+
+/// A Flight service that serves DoPut to a path by itself, with one copy, and leaves everything else to `S`: other
+/// calls, other descriptors (commands), and calls whose messages are compressed by gRPC.
+#[derive(Clone)]
+pub struct DoPut<S> {
+    inner: S,
+    uploads: Arc<Uploads>,
+}
+
+impl<S: NamedService> NamedService for DoPut<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl<S> Service<Request<Body>> for DoPut<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
+        if request.uri().path() != DO_PUT || is_compressed(request.headers()) || !is_grpc(request.headers()) {
+            return Box::pin(self.inner.call(request));
+        }
+        // The service that was made ready is the one to call; its clone takes its place.
+        let clone = self.inner.clone();
+        let inner = std::mem::replace(&mut self.inner, clone);
+        Box::pin(serve(request, inner, self.uploads.clone()))
+    }
+}
+
+async fn serve<S>(request: Request<Body>, mut inner: S, uploads: Arc<Uploads>) -> Result<Response<Body>, Infallible>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    let (parts, rest) = request.into_parts();
+    let mut body = RequestBody { ahead: VecDeque::new(), rest };
+    let read_ahead = read_ahead(&mut body, uploads.limits);
+    let descriptor = match timeout(&parts.headers) {
+        None => read_ahead.await,
+        Some(after) => tokio::time::timeout(after, read_ahead).await.unwrap_or_else(|_| {
+            Err(Error::DeadlineExceeded(format!("no complete first message came within {after:?}")))
+        }),
+    };
+    match descriptor {
+        Ok(descriptor) if descriptor.r#type() == DescriptorType::Path => {
+            let source = Wire::new(body, uploads.arena.clone(), uploads.limits);
+            Ok(ResponseBody::response(spawn(uploads.handler.clone(), parts, source)))
+        }
+        Ok(_) => inner.call(Request::from_parts(parts, Body::new(Replay(body)))).await,
+        Err(error) => Ok(Status::from(error).into_http()),
+    }
+}
+
+/// Reads up to the descriptor, and keeps what was read in `body.ahead`. Senders put it first; one that does not has its
+/// first message held here until the descriptor comes, which is its schema.
+async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDescriptor> {
+    /// More than this in front of the descriptor is not a schema message any more.
+    const AHEAD_BYTES_MAX: usize = 3 * super::wire::FIELD_BYTES_MAX;
+    let mut parser = Parser::new(limits.message_bytes);
+    let mut ahead = VecDeque::new();
+    let mut ahead_bytes = 0;
+    let descriptor = loop {
+        let Some(chunk) = body.chunk().await? else {
+            parser.end()?;
+            return Err(Error::Invalid("the upload ended before its first message".into()));
+        };
+        ahead_bytes += chunk.len();
+        ahead.push_back(chunk.clone());
+        if let Some(descriptor) = find_descriptor(&mut parser, &chunk)? {
+            break descriptor;
+        }
+        if ahead_bytes > AHEAD_BYTES_MAX {
+            return Err(Error::Invalid("the first message of an upload starts with data, and not a descriptor".into()));
+        }
+    };
+    body.ahead = ahead;
+    read_descriptor(&descriptor)
+}
+
+fn find_descriptor(parser: &mut Parser, mut chunk: &[u8]) -> Result<Option<Vec<u8>>> {
+    while let Some(event) = parser.next(&mut chunk)? {
+        if let Some(descriptor) = &parser.fields().descriptor {
+            return Ok(Some(descriptor.clone()));
+        }
+        if event == Event::MessageEnds {
+            return Err(Error::Invalid(
+                "the first message of an upload has no flight descriptor, which names the table".into(),
+            ));
+        }
+    }
+    Ok(None)
+}
+
+fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get("grpc-encoding").is_some_and(|encoding| encoding != "identity")
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|value| value.starts_with("application/grpc"))
+}
+
+/// A request as it was before anything was read from it.
+struct Replay(RequestBody);
+
+impl http_body::Body for Replay {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        match self.0.ahead.pop_front() {
+            Some(chunk) => Poll::Ready(Some(Ok(Frame::data(chunk)))),
+            None => Pin::new(&mut self.0.rest).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.ahead.is_empty() && self.0.rest.is_end_stream()
+    }
+}

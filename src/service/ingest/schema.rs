@@ -1,0 +1,154 @@
+//! The schema of an upload: read from a client's flatbuffer, and checked before anything relies on it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use arrow::datatypes::{
+    DataType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, Field, Schema, SchemaRef,
+    validate_decimal_precision_and_scale,
+};
+use arrow::ipc;
+
+use crate::{Context, Error, Result};
+
+/// Types may be nested this deep. Deeper ones would cost stack in everything that walks a type.
+const NESTING_MAX: usize = 32;
+
+/// A schema, and what the dictionaries of its columns hold.
+#[derive(Clone, Debug)]
+pub(super) struct StreamSchema {
+    /// Columns, their types and their metadata as the client sent them.
+    pub schema: SchemaRef,
+    /// Dictionary number to the type of its values, nested dictionaries included.
+    pub dictionary_values: HashMap<i64, DataType>,
+}
+
+/// Reads a verified flatbuffer schema. Panics of the library on types that it does not know are the caller's to catch.
+///
+/// # Errors
+/// [`Error::Invalid`] for a schema that contradicts itself, [`Error::Unsupported`] for big-endian data.
+pub(super) fn read_schema(message: ipc::Schema<'_>) -> Result<StreamSchema> {
+    if message.endianness() != ipc::Endianness::Little {
+        return Err(Error::Unsupported(
+            "the schema says that the data is big-endian; send it in little-endian order (Arrow's default)".into(),
+        ));
+    }
+    if message.fields().is_none() {
+        return Err(Error::Invalid("the schema lists no fields, not even an empty list".into()));
+    }
+    let schema = ipc::convert::fb_to_schema(message);
+    check_names(&schema)?;
+    let mut dictionary_values = HashMap::new();
+    for field in schema.fields() {
+        check_type(field.data_type(), 1)
+            .and_then(|()| collect_dictionaries(field, &mut dictionary_values))
+            .context(|| format!("column {:?}", field.name()))?;
+    }
+    Ok(StreamSchema { schema: Arc::new(schema), dictionary_values })
+}
+
+/// Names are how joins refer to columns, so two columns cannot share one.
+fn check_names(schema: &Schema) -> Result<()> {
+    let mut names = HashSet::with_capacity(schema.fields().len());
+    match schema.fields().iter().find(|field| !names.insert(field.name())) {
+        None => Ok(()),
+        Some(field) => Err(Error::Invalid(format!(
+            "the schema has two columns named {:?}; rename one, since joins refer to columns by name",
+            field.name()
+        ))),
+    }
+}
+
+fn check_type(data_type: &DataType, depth: usize) -> Result<()> {
+    use DataType as T;
+    if depth > NESTING_MAX {
+        return Err(Error::Invalid(format!("the type is nested deeper than {NESTING_MAX} levels")));
+    }
+    let check_field = |field: &Field| check_type(field.data_type(), depth + 1);
+    match data_type {
+        T::FixedSizeBinary(len) if *len < 0 => Err(wrong(data_type, "its length is negative")),
+        T::FixedSizeList(_, len) if *len < 0 => Err(wrong(data_type, "its length is negative")),
+        T::Decimal32(precision, scale) => {
+            Ok(validate_decimal_precision_and_scale::<Decimal32Type>(*precision, *scale)?)
+        }
+        T::Decimal64(precision, scale) => {
+            Ok(validate_decimal_precision_and_scale::<Decimal64Type>(*precision, *scale)?)
+        }
+        T::Decimal128(precision, scale) => {
+            Ok(validate_decimal_precision_and_scale::<Decimal128Type>(*precision, *scale)?)
+        }
+        T::Decimal256(precision, scale) => {
+            Ok(validate_decimal_precision_and_scale::<Decimal256Type>(*precision, *scale)?)
+        }
+        T::List(field)
+        | T::LargeList(field)
+        | T::ListView(field)
+        | T::LargeListView(field)
+        | T::FixedSizeList(field, _) => check_field(field),
+        T::Struct(fields) => fields.iter().try_for_each(|field| check_field(field)),
+        T::Union(fields, _) => fields.iter().try_for_each(|(_, field)| check_field(field)),
+        T::Map(entries, _) => match entries.data_type() {
+            T::Struct(pair) if pair.len() == 2 && !pair[0].is_nullable() && !entries.is_nullable() => {
+                check_field(entries)
+            }
+            _ => Err(wrong(data_type, "its entries are not a non-nullable struct of a non-nullable key and a value")),
+        },
+        T::RunEndEncoded(run_ends, values) => {
+            if run_ends.is_nullable() || !run_ends.data_type().is_run_ends_type() {
+                return Err(wrong(data_type, "its run ends are not non-nullable int16, int32 or int64"));
+            }
+            check_field(values)
+        }
+        T::Dictionary(keys, values) => {
+            if !keys.is_dictionary_key_type() {
+                return Err(wrong(data_type, "its keys are not integers"));
+            }
+            check_type(values, depth + 1)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn wrong(data_type: &DataType, what: &str) -> Error {
+    Error::Invalid(format!("type {data_type} is not well-formed: {what}"))
+}
+
+/// Notes what each dictionary of a column holds. Columns may share a dictionary, if they agree on its type.
+fn collect_dictionaries(field: &Field, values_by_id: &mut HashMap<i64, DataType>) -> Result<()> {
+    if let (Some(id), DataType::Dictionary(_, values)) = (dictionary_id(field), field.data_type()) {
+        match values_by_id.insert(id, values.as_ref().clone()) {
+            Some(other) if other != **values => {
+                return Err(Error::Invalid(format!(
+                    "dictionary {id} holds values of type {other} for one column and of type {values} for another"
+                )));
+            }
+            _ => {}
+        }
+    }
+    children(field.data_type()).into_iter().try_for_each(|child| collect_dictionaries(child, values_by_id))
+}
+
+/// The fields directly inside a type. A dictionary's values have no field of their own, so theirs stand in.
+fn children(data_type: &DataType) -> Vec<&Field> {
+    use DataType as T;
+    match data_type {
+        T::List(field)
+        | T::LargeList(field)
+        | T::ListView(field)
+        | T::LargeListView(field)
+        | T::FixedSizeList(field, _)
+        | T::Map(field, _) => vec![field],
+        T::Struct(fields) => fields.iter().map(AsRef::as_ref).collect(),
+        T::Union(fields, _) => fields.iter().map(|(_, field)| field.as_ref()).collect(),
+        T::RunEndEncoded(run_ends, values) => vec![run_ends, values],
+        T::Dictionary(_, values) => children(values),
+        _ => Vec::new(),
+    }
+}
+
+/// The number under which a column's dictionary travels; `None` when it has none.
+pub(super) fn dictionary_id(field: &Field) -> Option<i64> {
+    // Deprecated because a number means nothing outside of its stream; inside of it, arrow offers no other way to ask.
+    #[expect(deprecated)]
+    field.dict_id()
+}

@@ -1,0 +1,216 @@
+//! An upload's life: what its sink sees, what its client is told, and how it ends.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{Extensions, HeaderMap, HeaderValue};
+use parking_lot::Mutex;
+use tonic::Status;
+
+use super::*;
+use crate::Error;
+use crate::service::ingest::respond::Acks;
+use crate::service::ingest::upload::timeout;
+use crate::service::ingest::{Ack, UploadHandler, UploadSink, upload_messages};
+
+/// Keeps what is uploaded, and counts sinks that live.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    pub tables: Mutex<Vec<(String, Vec<RecordBatch>)>>,
+    pub sinks: Arc<AtomicUsize>,
+}
+
+struct KeeperSink {
+    keeper: Arc<Keeper>,
+    name: String,
+    batches: Vec<RecordBatch>,
+    rows: u64,
+    bytes: u64,
+}
+
+/// A handler of its own, so that sinks can hold on to the keeper.
+#[derive(Debug, Default, Clone)]
+pub struct KeeperHandler(pub Arc<Keeper>);
+
+#[tonic::async_trait]
+impl UploadHandler for KeeperHandler {
+    async fn begin(
+        &self,
+        _extensions: &Extensions,
+        descriptor: FlightDescriptor,
+        _schema: SchemaRef,
+        app_metadata: Bytes,
+    ) -> Result<Box<dyn UploadSink>> {
+        if &app_metadata[..] == b"refuse" {
+            return Err(Error::AlreadyExists("die Tabelle „größer“ gibt es schon: 100 %".into()));
+        }
+        self.0.sinks.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(KeeperSink {
+            keeper: self.0.clone(),
+            name: descriptor.path.join("/"),
+            batches: Vec::new(),
+            rows: 0,
+            bytes: 0,
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl UploadSink for KeeperSink {
+    fn append(&mut self, batch: RecordBatch, app_metadata: Bytes) -> Result<Ack> {
+        match &app_metadata[..] {
+            b"panic" => panic!("a defect"),
+            b"full" => return Err(Error::Exhausted("the quota is used up".into())),
+            _ => {}
+        }
+        self.rows += batch.num_rows() as u64;
+        self.bytes +=
+            batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap() as u64).sum::<u64>();
+        self.batches.push(batch);
+        Ok(Ack { rows: self.rows, bytes: self.bytes })
+    }
+
+    async fn finish(mut self: Box<Self>) -> Result<Ack> {
+        let batches = std::mem::take(&mut self.batches);
+        self.keeper.tables.lock().push((self.name.clone(), batches));
+        Ok(Ack { rows: self.rows, bytes: self.bytes })
+    }
+}
+
+impl Drop for KeeperSink {
+    fn drop(&mut self) {
+        self.keeper.sinks.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn request() -> http::request::Parts {
+    http::Request::new(()).into_parts().0
+}
+
+fn numbers(rows: i64) -> RecordBatch {
+    let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows));
+    RecordBatch::try_from_iter([("n", column)]).unwrap()
+}
+
+async fn upload(handler: &KeeperHandler, messages: Vec<FlightData>, arena: &Arena) -> Vec<Result<Ack>> {
+    let messages = futures::stream::iter(messages.into_iter().map(Ok));
+    upload_messages(Arc::new(handler.clone()), request(), messages, arena.clone(), LIMITS).collect().await
+}
+
+#[tokio::test]
+async fn each_batch_and_the_end_are_acknowledged_with_totals() {
+    let (handler, arena) = (KeeperHandler::default(), arena());
+    let messages = messages(&numbers(0).schema(), &[numbers(3), numbers(0), numbers(5)], &like_pyarrow());
+    let acks: Vec<_> = upload(&handler, messages, &arena).await.into_iter().map(Result::unwrap).collect();
+    let ack = |rows| Ack { rows, bytes: rows * 8 };
+    assert_eq!(acks, [ack(3), ack(3), ack(8), ack(8)]);
+    assert_eq!(acks[3].to_json(), r#"{"rows":8,"bytes":64}"#);
+    assert_eq!(handler.0.tables.lock()[0].0, "t");
+}
+
+#[tokio::test]
+async fn an_upload_that_fails_in_any_way_drops_its_sink_and_its_memory() {
+    let (handler, arena) = (KeeperHandler::default(), arena());
+    let good = messages(&numbers(0).schema(), &[numbers(3), numbers(4)], &like_pyarrow());
+    let with_metadata = |at: usize, text: &str| {
+        let mut messages = good.clone();
+        messages[at].app_metadata = text.to_owned().into();
+        messages
+    };
+    let mut no_descriptor = good.clone();
+    no_descriptor[0].flight_descriptor = None;
+    let mut corrupt = good.clone();
+    corrupt[2].data_header = vec![1; 30].into();
+    let cases = [
+        (with_metadata(0, "refuse"), "gibt es schon"),
+        (with_metadata(2, "full"), "the quota is used up"),
+        (with_metadata(2, "panic"), "a defect of ours"),
+        (no_descriptor, "no flight descriptor"),
+        (corrupt, "not an Arrow IPC flatbuffer"),
+        (Vec::new(), "ended before its schema"),
+    ];
+    for (messages, part) in cases {
+        let acks = upload(&handler, messages, &arena).await;
+        let error = acks.last().unwrap().as_ref().expect_err(part);
+        assert!(error.message().contains(part), "{error:?}");
+        assert_eq!(handler.0.sinks.load(Ordering::SeqCst), 0);
+        assert_eq!(arena.budget().used_bytes(), 0);
+    }
+    assert!(handler.0.tables.lock().is_empty());
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_is_a_cancelled_upload() {
+    let (handler, arena) = (KeeperHandler::default(), arena());
+    let mut messages: Vec<Result<FlightData, Status>> =
+        messages(&numbers(0).schema(), &[numbers(3)], &like_pyarrow()).into_iter().map(Ok).collect();
+    messages.push(Err(Status::cancelled("reset")));
+    let stream = futures::stream::iter(messages);
+    let acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS);
+    let outcome = acks.collect::<Vec<_>>().await;
+    assert!(matches!(outcome.last(), Some(Err(Error::Cancelled(_)))), "{outcome:?}");
+    assert!(handler.0.tables.lock().is_empty());
+    assert_eq!(arena.budget().used_bytes(), 0);
+}
+
+#[tokio::test]
+async fn dropping_the_acknowledgements_forgets_the_upload() {
+    let (handler, arena) = (KeeperHandler::default(), arena());
+    let messages = messages(&numbers(0).schema(), &[numbers(1000)], &like_pyarrow());
+    let stream = futures::stream::iter(messages.into_iter().map(Ok)).chain(futures::stream::pending());
+    let mut acks = upload_messages(Arc::new(handler.clone()), request(), stream, arena.clone(), LIMITS);
+    acks.next().await.unwrap().unwrap();
+    assert_eq!(handler.0.sinks.load(Ordering::SeqCst), 1);
+    drop(acks);
+    while handler.0.sinks.load(Ordering::SeqCst) > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(arena.budget().used_bytes(), 0);
+}
+
+#[tokio::test]
+async fn an_upload_ends_at_the_deadline_of_its_call() {
+    let (handler, arena) = (KeeperHandler::default(), arena());
+    let mut request = request();
+    request.headers.insert("grpc-timeout", HeaderValue::from_static("20m"));
+    let messages = messages(&numbers(0).schema(), &[numbers(1000)], &like_pyarrow());
+    let stream = futures::stream::iter(messages.into_iter().map(Ok)).chain(futures::stream::pending());
+    let acks = upload_messages(Arc::new(handler.clone()), request, stream, arena.clone(), LIMITS);
+    let outcome = acks.collect::<Vec<_>>().await;
+    let last = outcome.last().unwrap();
+    assert!(matches!(last, Err(Error::DeadlineExceeded(text)) if text.contains("20ms")), "{outcome:?}");
+    assert_eq!(arena.budget().used_bytes(), 0);
+}
+
+#[tokio::test]
+async fn unread_acknowledgements_are_bounded_and_the_last_one_is_true() {
+    const SENT: u64 = 5000;
+    let acks = Acks::spawn(|sender| async move {
+        (1..=SENT).for_each(|rows| sender.send(Ack { rows, bytes: 0 }));
+        Ok(())
+    });
+    let read: Vec<_> = acks.map(|ack| ack.unwrap().rows).collect().await;
+    assert_eq!(read.len(), 1024);
+    assert_eq!((read[0], read[1022], read[1023]), (1, 1023, SENT));
+}
+
+#[test]
+fn grpc_timeouts_are_read_as_the_protocol_writes_them() {
+    let read = |text: &'static str| {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", HeaderValue::from_static(text));
+        timeout(&headers)
+    };
+    assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
+    assert_eq!(read("3M"), Some(Duration::from_secs(180)));
+    assert_eq!(read("99999999S"), Some(Duration::from_secs(99_999_999)));
+    assert_eq!(read("5m"), Some(Duration::from_millis(5)));
+    assert_eq!(read("6u"), Some(Duration::from_micros(6)));
+    assert_eq!(read("7n"), Some(Duration::from_nanos(7)));
+    for wrong in ["", "S", "5", "-5S", "+5S", "123456789S", "5 S", "5s", "5x"] {
+        assert_eq!(read(wrong), None, "{wrong:?}");
+    }
+    assert_eq!(timeout(&HeaderMap::new()), None);
+}

@@ -1,0 +1,311 @@
+//! The bytes of a DoPut request, taken apart as they arrive: gRPC's message framing and protobuf's `FlightData`.
+//!
+//! ```text
+//!   gRPC      [ flag: 1 byte | length: 4 bytes, big-endian | message ] ...
+//!   message   [ tag: varint | length: varint | bytes ] ...      tags 1 descriptor, 2 header, 3 metadata, 1000 body
+//! ```
+//!
+//! The parser keeps the small fields itself (they are needed whole) and hands the body through, piece by piece and
+//! uncopied, to whoever knows its place. It knows nothing of Arrow.
+
+use crate::memory::human_bytes;
+use crate::{Error, Result};
+
+/// The longest field that the parser collects itself, in bytes: the Arrow header of a batch of a hundred thousand
+/// columns fits, and 256 uploads at once cannot hold more than the heap can bear.
+pub(super) const FIELD_BYTES_MAX: usize = 16 << 20;
+
+/// What the parser grows a field by before its bytes have come: a declared length is no reason to take memory.
+const FIELD_BYTES_FIRST: usize = 64 << 10;
+
+const DESCRIPTOR: u64 = 1;
+const DATA_HEADER: u64 = 2;
+const APP_METADATA: u64 = 3;
+const DATA_BODY: u64 = 1000;
+
+/// Takes a stream of gRPC messages of `FlightData` apart, however its bytes are cut into chunks.
+#[derive(Debug)]
+pub(super) struct Parser {
+    state: State,
+    /// Bytes of the current message that have not been taken yet.
+    message_left: usize,
+    message_limit_bytes: usize,
+    fields: Fields,
+}
+
+/// The fields of one message, but for the body. `None` was not sent (so far).
+#[derive(Debug, Default)]
+pub(super) struct Fields {
+    /// A protobuf `FlightDescriptor`.
+    pub descriptor: Option<Vec<u8>>,
+    /// A flatbuffer `Message`, without its length in front.
+    pub header: Option<Vec<u8>>,
+    /// Bytes whose meaning is between client and server.
+    pub app_metadata: Option<Vec<u8>>,
+    has_body: bool,
+}
+
+/// What came next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event<'a> {
+    /// A field other than the body is complete and can be seen in [`Parser::fields`].
+    FieldEnds,
+    /// The body starts, and will be this many bytes.
+    BodyBegins(usize),
+    /// The next bytes of the body; never empty.
+    Body(&'a [u8]),
+    /// The message is complete; [`Parser::take_fields`] before going on.
+    MessageEnds,
+}
+
+#[derive(Debug)]
+enum State {
+    Prefix { bytes: [u8; 5], have: usize },
+    Tag(Varint),
+    Length { field: u64, varint: Varint },
+    SkipVarint(Varint),
+    Skip { left: usize },
+    Collect { field: u64, left: usize, bytes: Vec<u8> },
+    Body { left: usize },
+}
+
+impl State {
+    const START: Self = Self::Prefix { bytes: [0; 5], have: 0 };
+    const NEXT_FIELD: Self = Self::Tag(Varint { value: 0, have: 0 });
+}
+
+impl Parser {
+    /// A parser that refuses messages of more than `message_limit_bytes`.
+    pub fn new(message_limit_bytes: usize) -> Self {
+        Self { state: State::START, message_left: 0, message_limit_bytes, fields: Fields::default() }
+    }
+
+    /// The fields of the current message so far.
+    pub fn fields(&self) -> &Fields {
+        &self.fields
+    }
+
+    /// The fields of the message that ended.
+    pub fn take_fields(&mut self) -> Fields {
+        std::mem::take(&mut self.fields)
+    }
+
+    /// Takes bytes from the front of `input` up to the next event; `None` when more input is needed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bytes that are not a `FlightData`, [`Error::Exhausted`] for a message or field over its
+    /// limit, [`Error::Unsupported`] for a message compressed by gRPC. The parser is of no use afterwards.
+    pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>> {
+        loop {
+            match &mut self.state {
+                State::Prefix { bytes, have } => {
+                    let part = take(input, bytes.len() - *have);
+                    bytes[*have..*have + part.len()].copy_from_slice(part);
+                    *have += part.len();
+                    if *have < bytes.len() {
+                        return Ok(None);
+                    }
+                    let [flag, length @ ..] = *bytes;
+                    self.message_left = self.check_prefix(flag, u32::from_be_bytes(length))?;
+                    self.state = State::NEXT_FIELD;
+                }
+                State::Tag(varint) if self.message_left == 0 && varint.have == 0 => {
+                    self.state = State::START;
+                    return Ok(Some(Event::MessageEnds));
+                }
+                State::Tag(varint) => {
+                    let Some(tag) = varint.read(input, &mut self.message_left)? else { return Ok(None) };
+                    self.state = self.field_begins(tag)?;
+                }
+                State::Length { field, varint } => {
+                    let Some(len) = varint.read(input, &mut self.message_left)? else { return Ok(None) };
+                    let field = *field;
+                    let len = usize::try_from(len).ok().filter(|&len| len <= self.message_left).ok_or_else(|| {
+                        let left = self.message_left;
+                        malformed(format!("field {field} claims {len} bytes, and its message has {left} left"))
+                    })?;
+                    self.state = match field {
+                        DATA_BODY => State::Body { left: len },
+                        DESCRIPTOR | DATA_HEADER | APP_METADATA => collect(field, len)?,
+                        _ => State::Skip { left: len },
+                    };
+                    if field == DATA_BODY {
+                        return Ok(Some(Event::BodyBegins(len)));
+                    }
+                }
+                State::SkipVarint(varint) => {
+                    if varint.read(input, &mut self.message_left)?.is_none() {
+                        return Ok(None);
+                    }
+                    self.state = State::NEXT_FIELD;
+                }
+                State::Skip { left } => {
+                    let part = take(input, *left);
+                    *left -= part.len();
+                    self.message_left -= part.len();
+                    if *left > 0 {
+                        return Ok(None);
+                    }
+                    self.state = State::NEXT_FIELD;
+                }
+                State::Collect { field, left, bytes } => {
+                    let part = take(input, *left);
+                    bytes.extend_from_slice(part);
+                    *left -= part.len();
+                    self.message_left -= part.len();
+                    if *left > 0 {
+                        return Ok(None);
+                    }
+                    let bytes = std::mem::take(bytes);
+                    match *field {
+                        DESCRIPTOR => self.fields.descriptor = Some(bytes),
+                        DATA_HEADER => self.fields.header = Some(bytes),
+                        _ => self.fields.app_metadata = Some(bytes),
+                    }
+                    self.state = State::NEXT_FIELD;
+                    return Ok(Some(Event::FieldEnds));
+                }
+                State::Body { left: 0 } => self.state = State::NEXT_FIELD,
+                State::Body { left } => {
+                    let part = take(input, *left);
+                    *left -= part.len();
+                    self.message_left -= part.len();
+                    return Ok((!part.is_empty()).then_some(Event::Body(part)));
+                }
+            }
+        }
+    }
+
+    /// Called when no more bytes will come.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they ended inside a message.
+    pub fn end(&self) -> Result<()> {
+        match self.is_inside_message() {
+            false => Ok(()),
+            true => Err(malformed("the stream ended inside a message".into())),
+        }
+    }
+
+    fn is_inside_message(&self) -> bool {
+        !matches!(self.state, State::Prefix { have: 0, .. })
+    }
+
+    fn check_prefix(&self, flag: u8, length: u32) -> Result<usize> {
+        match flag {
+            0 => {}
+            1 => {
+                return Err(Error::Unsupported(
+                    "a message is compressed by gRPC, and its call does not say how; send grpc-encoding: identity, and \
+                     compress the Arrow IPC body instead (LZ4 or ZSTD)"
+                        .into(),
+                ));
+            }
+            _ => return Err(malformed(format!("a message starts with flag {flag}, and gRPC knows 0 and 1"))),
+        }
+        let len = length as usize;
+        if len > self.message_limit_bytes {
+            return Err(Error::Exhausted(format!(
+                "a message of {} is over the limit of {}; send smaller batches, or raise --message-limit",
+                human_bytes(len as u64),
+                human_bytes(self.message_limit_bytes as u64),
+            )));
+        }
+        Ok(len)
+    }
+
+    fn field_begins(&mut self, tag: u64) -> Result<State> {
+        const VARINT: u64 = 0;
+        const FIXED_64: u64 = 1;
+        const LENGTH: u64 = 2;
+        const FIXED_32: u64 = 5;
+        let (field, wire_type) = (tag >> 3, tag & 7);
+        let is_known = matches!(field, DESCRIPTOR | DATA_HEADER | APP_METADATA | DATA_BODY);
+        if is_known && wire_type != LENGTH {
+            return Err(malformed(format!("field {field} has protobuf wire type {wire_type}, and not that of bytes")));
+        }
+        let repeated = match field {
+            0 => return Err(malformed("a field has number 0".into())),
+            DESCRIPTOR => self.fields.descriptor.is_some(),
+            DATA_HEADER => self.fields.header.is_some(),
+            APP_METADATA => self.fields.app_metadata.is_some(),
+            DATA_BODY => std::mem::replace(&mut self.fields.has_body, true),
+            _ => false,
+        };
+        if repeated {
+            return Err(malformed(format!("field {field} came twice in one message")));
+        }
+        let skip = |left: usize| match left <= self.message_left {
+            true => Ok(State::Skip { left }),
+            false => Err(malformed(format!("field {field} is cut off by the end of its message"))),
+        };
+        match wire_type {
+            VARINT => Ok(State::SkipVarint(Varint::default())),
+            FIXED_64 => skip(8),
+            LENGTH => Ok(State::Length { field, varint: Varint::default() }),
+            FIXED_32 => skip(4),
+            _ => Err(malformed(format!("field {field} has protobuf wire type {wire_type}, which proto3 does not use"))),
+        }
+    }
+}
+
+fn collect(field: u64, len: usize) -> Result<State> {
+    if len > FIELD_BYTES_MAX {
+        return Err(Error::Exhausted(format!(
+            "field {field} of a message has {}, and descriptors, headers and metadata may have {}",
+            human_bytes(len as u64),
+            human_bytes(FIELD_BYTES_MAX as u64),
+        )));
+    }
+    Ok(State::Collect { field, left: len, bytes: Vec::with_capacity(len.min(FIELD_BYTES_FIRST)) })
+}
+
+/// A base-128 number that arrives byte by byte.
+#[derive(Debug, Default)]
+struct Varint {
+    value: u64,
+    have: u32,
+}
+
+impl Varint {
+    /// Takes bytes until the number is complete; `None` when more input is needed.
+    fn read(&mut self, input: &mut &[u8], message_left: &mut usize) -> Result<Option<u64>> {
+        while let Some(byte) = take_byte(input, message_left)? {
+            if let Some(value) = self.push(byte)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    fn push(&mut self, byte: u8) -> Result<Option<u64>> {
+        // The tenth byte holds the 64th bit alone.
+        if self.have == 9 && byte > 1 {
+            return Err(malformed("a number is longer than 64 bits".into()));
+        }
+        self.value |= u64::from(byte & 0x7f) << (7 * self.have);
+        self.have += 1;
+        Ok((byte < 0x80).then_some(self.value))
+    }
+}
+
+fn take<'a>(input: &mut &'a [u8], len_max: usize) -> &'a [u8] {
+    let (part, rest) = input.split_at(len_max.min(input.len()));
+    *input = rest;
+    part
+}
+
+/// The next byte of the message; `None` when more input is needed.
+fn take_byte(input: &mut &[u8], message_left: &mut usize) -> Result<Option<u8>> {
+    if *message_left == 0 {
+        return Err(malformed("a field is cut off by the end of its message".into()));
+    }
+    let Some((&byte, rest)) = input.split_first() else { return Ok(None) };
+    *input = rest;
+    *message_left -= 1;
+    Ok(Some(byte))
+}
+
+fn malformed(what: String) -> Error {
+    Error::Invalid(format!("not a gRPC stream of FlightData: {what}"))
+}

@@ -1,0 +1,287 @@
+//! Metrics in the Prometheus text form: what calls cost, what memory holds, how jobs stand.
+//!
+//! Names start with `dovetail_`, units are seconds and bytes. Counters are kept where things happen; gauges are read
+//! from the rooms that know when somebody asks ([`render`]). Labels never carry names of tables or commands, whose number
+//! has no bound.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus::{
+    Counter, CounterVec, Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
+use tonic::Code;
+
+use super::shared::Shared;
+use crate::Result;
+use crate::scheduler::{JobState, SchedulerStats};
+
+/// Upper bounds of the call duration histogram, in seconds: from a listing to a long join.
+const DURATION_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
+
+/// The counters and gauges of one server.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    calls: IntCounterVec,
+    call_seconds: HistogramVec,
+    calls_in_flight: IntGauge,
+    received_bytes: IntCounterVec,
+    sent_bytes: IntCounterVec,
+    /// Rows of uploads, acknowledged or not.
+    pub received_rows: IntCounter,
+    /// Rows of tables and results that were sent.
+    pub sent_rows: IntCounter,
+    arena_bytes: IntGaugeVec,
+    device_memory_bytes: IntGaugeVec,
+    jobs: IntGaugeVec,
+    jobs_total: IntCounterVec,
+    job_wait_seconds: Counter,
+    result_rows: IntCounter,
+    result_bytes: IntCounter,
+    queue_length: IntGauge,
+    device_up: IntGaugeVec,
+    device_jobs: IntCounterVec,
+    device_busy_seconds: CounterVec,
+    /// Held while the counters that others keep are taken over, so that two scrapes do not add the same.
+    reading: Mutex<()>,
+    tables: IntGauge,
+    table_bytes: IntGauge,
+    sessions: IntGauge,
+    uploads: IntGauge,
+    tenant_bytes: IntGaugeVec,
+}
+
+impl Metrics {
+    /// Metrics that all stand at zero.
+    ///
+    /// # Panics
+    /// When two metrics have one name: a mistake in this file.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let add = |metric: Box<dyn prometheus::core::Collector>| {
+            registry.register(metric).expect("every metric has a name of its own");
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let metric =
+                IntCounterVec::new(Opts::new(name, help), labels).expect("the name and labels are well-formed");
+            add(Box::new(metric.clone()));
+            metric
+        };
+        let counter = |name: &str, help: &str| {
+            let metric = IntCounter::new(name, help).expect("the name is well-formed");
+            add(Box::new(metric.clone()));
+            metric
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let metric = IntGaugeVec::new(Opts::new(name, help), labels).expect("the name and labels are well-formed");
+            add(Box::new(metric.clone()));
+            metric
+        };
+        let gauge = |name: &str, help: &str| {
+            let metric = IntGauge::new(name, help).expect("the name is well-formed");
+            add(Box::new(metric.clone()));
+            metric
+        };
+        let seconds = |name: &str, help: &str| {
+            let metric = Counter::new(name, help).expect("the name is well-formed");
+            add(Box::new(metric.clone()));
+            metric
+        };
+        let device_busy_seconds = CounterVec::new(
+            Opts::new("dovetail_device_busy_seconds_total", "Time that a device was at work"),
+            &["device"],
+        )
+        .expect("the name and labels are well-formed");
+        add(Box::new(device_busy_seconds.clone()));
+        let call_seconds = HistogramVec::new(
+            HistogramOpts::new("dovetail_call_duration_seconds", "Duration of calls, to their last byte")
+                .buckets(DURATION_BUCKETS.to_vec()),
+            &["rpc"],
+        )
+        .expect("the name and labels are well-formed");
+        add(Box::new(call_seconds.clone()));
+        gauges("dovetail_build_info", "Which build this is; always 1", &["version", "revision"])
+            .with_label_values(&[env!("CARGO_PKG_VERSION"), env!("DOVETAIL_COMMIT")])
+            .set(1);
+
+        Self {
+            calls: counters("dovetail_calls_total", "Calls that ended, by how", &["rpc", "code"]),
+            call_seconds,
+            calls_in_flight: gauge("dovetail_calls_in_flight", "Calls under way"),
+            received_bytes: counters("dovetail_received_bytes_total", "Bytes of request bodies", &["rpc"]),
+            sent_bytes: counters("dovetail_sent_bytes_total", "Bytes of response bodies", &["rpc"]),
+            received_rows: counter("dovetail_received_rows_total", "Rows uploaded"),
+            sent_rows: counter("dovetail_sent_rows_total", "Rows sent"),
+            arena_bytes: gauges(
+                "dovetail_arena_bytes",
+                "Host memory for tables and results: used, the most ever used, mapped from the system, and the limit",
+                &["kind"],
+            ),
+            device_memory_bytes: gauges(
+                "dovetail_device_memory_bytes",
+                "Memory of devices: used, the most ever used, and the limit",
+                &["device", "kind"],
+            ),
+            jobs: gauges("dovetail_jobs", "Jobs that the server knows, by state", &["state"]),
+            jobs_total: counters("dovetail_jobs_total", "Jobs by what became of them", &["outcome"]),
+            job_wait_seconds: seconds("dovetail_job_wait_seconds_total", "Time that jobs waited for a device"),
+            result_rows: counter("dovetail_result_rows_total", "Rows of results"),
+            result_bytes: counter("dovetail_result_bytes_total", "Bytes of results"),
+            queue_length: gauge("dovetail_queue_length", "Jobs that wait for a device"),
+            device_up: gauges("dovetail_device_up", "1 while the device is in service", &["device"]),
+            device_jobs: counters("dovetail_device_jobs_total", "Jobs that a device ran", &["device"]),
+            device_busy_seconds,
+            reading: Mutex::default(),
+            tables: gauge("dovetail_tables", "Tables"),
+            table_bytes: gauge("dovetail_table_bytes", "Bytes of all tables"),
+            sessions: gauge("dovetail_sessions", "Open sessions"),
+            uploads: gauge("dovetail_uploads_under_way", "Uploads under way"),
+            tenant_bytes: gauges(
+                "dovetail_tenant_bytes",
+                "Bytes of tables, uploads and results, by tenant",
+                &["tenant"],
+            ),
+            registry,
+        }
+    }
+
+    /// A call began.
+    pub(super) fn call_started(&self) {
+        self.calls_in_flight.inc();
+    }
+
+    /// A call ended.
+    pub(super) fn call_ended(&self, rpc: &str, code: Code, duration: Duration, received: u64, sent: u64) {
+        self.calls_in_flight.dec();
+        self.calls.with_label_values(&[rpc, code_name(code)]).inc();
+        self.call_seconds.with_label_values(&[rpc]).observe(duration.as_secs_f64());
+        self.received_bytes.with_label_values(&[rpc]).inc_by(received);
+        self.sent_bytes.with_label_values(&[rpc]).inc_by(sent);
+    }
+
+    fn read_gauges(&self, shared: &Shared) {
+        let set = |gauge: IntGauge, value: u64| gauge.set(value.try_into().unwrap_or(i64::MAX));
+        let arena = shared.catalog.arena();
+        let kinds = [
+            ("used", arena.budget().used_bytes()),
+            ("used_max", arena.budget().used_bytes_max()),
+            ("mapped", arena.mapped_bytes()),
+            ("limit", arena.budget().limit_bytes()),
+        ];
+        for (kind, bytes) in kinds {
+            set(self.arena_bytes.with_label_values(&[kind]), bytes);
+        }
+        for device in &shared.devices {
+            let (id, memory) = (device.id().to_string(), device.memory());
+            let kinds =
+                [("used", memory.used_bytes()), ("used_max", memory.used_bytes_max()), ("limit", memory.limit_bytes())];
+            for (kind, bytes) in kinds {
+                set(self.device_memory_bytes.with_label_values(&[&id, kind]), bytes);
+            }
+        }
+        let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];
+        for job in shared.scheduler.jobs() {
+            let state = state_name(&job.status().state);
+            if let Some((_, count)) = by_state.iter_mut().find(|(name, _)| *name == state) {
+                *count += 1;
+            }
+        }
+        for (state, count) in by_state {
+            self.jobs.with_label_values(&[state]).set(count);
+        }
+        self.read_scheduler(&shared.scheduler.stats());
+        let tables = shared.catalog.tables();
+        set(self.tables.clone(), tables.len() as u64);
+        set(self.table_bytes.clone(), tables.iter().map(|table| table.bytes).sum());
+        set(self.uploads.clone(), shared.uploads.under_way() as u64);
+        self.tenant_bytes.reset();
+        for (tenant, usage) in shared.catalog.usage_of_all() {
+            set(self.tenant_bytes.with_label_values(&[&tenant]), usage.bytes);
+        }
+        set(self.sessions.clone(), shared.sessions.count() as u64);
+    }
+}
+
+impl Metrics {
+    /// Takes over what the scheduler counts.
+    fn read_scheduler(&self, stats: &SchedulerStats) {
+        let _reading = self.reading.lock();
+        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
+        let raise_seconds = |counter: &Counter, total: f64| counter.inc_by((total - counter.get()).max(0.0));
+        let outcomes = [
+            ("submitted", stats.submitted_total),
+            ("refused", stats.refused_total),
+            ("completed", stats.completed_total),
+            ("failed", stats.failed_total),
+            ("cancelled", stats.cancelled_total),
+        ];
+        for (outcome, total) in outcomes {
+            raise(&self.jobs_total.with_label_values(&[outcome]), total);
+        }
+        raise(&self.result_rows, stats.rows_total);
+        raise(&self.result_bytes, stats.bytes_total);
+        raise_seconds(&self.job_wait_seconds, stats.waited_seconds_total);
+        self.queue_length.set(stats.queued as i64);
+        for device in &stats.devices {
+            let id = device.id.to_string();
+            self.device_up.with_label_values(&[&id]).set(device.lost.is_none().into());
+            raise(&self.device_jobs.with_label_values(&[&id]), device.jobs_total);
+            raise_seconds(&self.device_busy_seconds.with_label_values(&[&id]), device.busy_seconds_total);
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// All metrics as text, read now.
+///
+/// # Errors
+/// [`Error::Internal`](crate::Error::Internal) when the text form cannot be written.
+pub fn render(shared: &Shared) -> Result<String> {
+    shared.metrics.read_gauges(shared);
+    let mut text = Vec::new();
+    TextEncoder::new()
+        .encode(&shared.metrics.registry.gather(), &mut text)
+        .map_err(|error| crate::Error::Internal(format!("writing the metrics: {error}")))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The state's name in metrics, JSON and logs.
+pub fn state_name(state: &JobState) -> &'static str {
+    match state {
+        JobState::Queued => "queued",
+        JobState::Running(_) => "running",
+        JobState::Complete => "complete",
+        JobState::Failed(_) => "failed",
+        JobState::Cancelled => "cancelled",
+    }
+}
+
+/// A status code's name as the gRPC specification writes it.
+pub(super) fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}

@@ -1,0 +1,56 @@
+//! What a client meets: Flight RPCs, authentication, limits, health and metrics.
+//!
+//! ```text
+//!              ┌ access: who is it, how long may it take, one line in the log ┐
+//!   client ───►│  flight ─┬─ get_info  GetFlightInfo, Poll, Schema, List ◄── commands, tickets
+//!              │  do_get ─┼─ get_data  DoGet  ◄── encode
+//!              │  ingest ─┼───────────  DoPut  ──► table_upload ──► catalog
+//!              │          └─ actions   DoAction ◄── sessions, describe
+//!              └──────────────────────────────────────────────────────────────┘
+//!   prober ───► health (gRPC), admin (HTTP) ◄── metrics
+//! ```
+//!
+//! `server` puts it together and takes it apart; `shared` is what all calls share; `status` is the one place where our
+//! errors become gRPC's.
+//!
+//! This room knows of the scheduler, the planner and the catalog, and nothing of how a join is run.
+
+mod access;
+mod actions;
+mod admin;
+mod auth;
+mod commands;
+mod describe;
+mod devices;
+mod do_get;
+mod encode;
+mod flight;
+mod get_data;
+mod get_info;
+mod health;
+pub mod ingest;
+mod metrics;
+mod server;
+pub mod sessions;
+pub mod settings;
+mod shared;
+mod status;
+mod table_upload;
+mod tickets;
+
+pub use server::Server;
+pub use settings::Settings;
+pub use shared::Shared;
+
+/// The messages of `proto/dovetail.proto`, with their JSON form.
+#[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic)]
+pub mod proto {
+    include!(concat!(env!("OUT_DIR"), "/dovetail.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/dovetail.v1.serde.rs"));
+
+    /// The compiled descriptors, for gRPC reflection.
+    pub const DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/dovetail_descriptor.bin"));
+
+    /// The same for Arrow Flight.
+    pub const FLIGHT_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flight_descriptor.bin"));
+}

@@ -1,0 +1,350 @@
+//! The server: put together, served, drained.
+//!
+//! ```text
+//!   start   settings ─► arena, catalog, devices, scheduler ─► listeners ─► ready
+//!   drain   first signal ─► not ready, new calls refused ─► calls under way end, at most drain_seconds ─► gone
+//!                                                                  second signal ─► at once ─┘
+//! ```
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use arrow_flight::flight_service_server::FlightServiceServer;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+use tonic_health::server::HealthReporter;
+use tower::Layer;
+
+use super::access::CallLayer;
+use super::auth::Authenticator;
+use super::do_get::DoGetLayer;
+use super::flight::Flight;
+use super::ingest::{self, DoPutLayer, UploadHandler};
+use super::metrics::Metrics;
+use super::sessions::Sessions;
+use super::settings::Settings;
+use super::shared::{Limits, Shared, tenant_limits};
+use super::table_upload::TableUploads;
+use super::tickets::Tickets;
+use super::{admin, devices, health};
+use crate::catalog::{Catalog, Uploads, UploadsLimits};
+use crate::memory::{Arena, Budget};
+use crate::scheduler::{Scheduler, SchedulerOptions};
+use crate::{Context, Error, Result};
+
+/// HTTP/2 frames, in bytes. The default of 16 KiB costs a system call and a wake-up for each; a quarter to a third more
+/// CPU on an upload.
+const FRAME_BYTES: u32 = 1 << 20;
+
+/// What a client may send on a stream before we have taken any of it, in bytes: the bandwidth-delay product of a
+/// 10 Gb/s link of 13 ms.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+
+/// The same over all streams of a connection.
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// Time between looks for what has expired.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A running server. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    flight_address: SocketAddr,
+    admin_address: Option<SocketAddr>,
+    drain_limit: Duration,
+    reporter: HealthReporter,
+    /// Set to true to make the listeners close and the connections finish.
+    closing: watch::Sender<bool>,
+    serving: JoinHandle<Result<()>>,
+    background: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a server; when this returns, it takes calls.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for settings that contradict each other or are unsafe; [`Error::Unavailable`] for addresses
+    /// that cannot be listened on.
+    pub async fn start(settings: &Settings) -> Result<Self> {
+        refuse_unsafe(settings)?;
+        let shared = Arc::new(open(settings)?);
+        let incoming = TcpIncoming::bind(settings.listen)
+            .map_err(|error| Error::Unavailable(format!("listening on {} (listen): {error}", settings.listen)))?
+            .with_nodelay(Some(true))
+            .with_keepalive(Some(Duration::from_secs(60)));
+        let flight_address = incoming.local_addr().context(|| "asking for the address that is listened on")?;
+        let admin = bind_admin(settings).await?;
+        let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose()?;
+
+        let (closing, close) = watch::channel(false);
+        let (reporter, health_service) = tonic_health::server::health_reporter();
+        let reflected = |error| health::reflection_error(&error);
+        let reflection = health::reflection().build_v1().map_err(reflected)?;
+        let reflection_alpha = health::reflection().build_v1alpha().map_err(reflected)?;
+        // Responses are not limited: that is the client's to say. Ours are small (see `encode`).
+        let uploads: Arc<dyn UploadHandler> = Arc::new(TableUploads::new(shared.clone()));
+        let limits = ingest::Limits { message_bytes: shared.limits.message_bytes };
+        let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), limits);
+        let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
+            .max_decoding_message_size(shared.limits.message_bytes)
+            .max_encoding_message_size(usize::MAX);
+        let mut builder = tonic::transport::Server::builder()
+            .max_frame_size(FRAME_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_concurrent_streams(settings.stream_limit)
+            .http2_keepalive_interval(Some(Duration::from_secs(30)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(30)));
+        if let Some(tls) = tls(settings)? {
+            builder = builder
+                .tls_config(tls)
+                .map_err(|error| Error::Invalid(format!("the TLS certificate or key cannot be used: {error:?}")))?;
+        }
+        let router = builder
+            .layer(CallLayer::new(shared.clone()))
+            .add_service(DoGetLayer::new(shared.clone()).layer(do_put.layer(flight)))
+            .add_service(health_service)
+            .add_service(reflection)
+            .add_service(reflection_alpha);
+        health::set_ready(&reporter, true).await;
+        health::set_alive(&reporter).await;
+
+        let serving = tokio::spawn({
+            let close = closed(close.clone());
+            async move {
+                let served = router.serve_with_incoming_shutdown(incoming, close).await;
+                served.map_err(|error| Error::Internal(format!("the listener broke off: {error:?}")))
+            }
+        });
+        let mut background = vec![tokio::spawn(sweep(shared.clone(), reporter.clone()))];
+        if let Some(listener) = admin {
+            // The admin port stays open while calls end, so that probes see the draining.
+            let served = axum::serve(listener, admin::routes(shared.clone()));
+            background.push(tokio::spawn(async move {
+                if let Err(error) = served.await {
+                    tracing::error!(%error, "the admin listener broke off");
+                }
+            }));
+        }
+        let drain_limit = Duration::from_secs(settings.drain_seconds);
+        Ok(Self { shared, flight_address, admin_address, drain_limit, reporter, closing, serving, background })
+    }
+
+    /// The address of the Flight service, with the port that was taken.
+    pub fn flight_address(&self) -> SocketAddr {
+        self.flight_address
+    }
+
+    /// The address of the admin port, if there is one.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
+    }
+
+    /// What the server's calls share: its catalog, scheduler and counters.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Serves until SIGTERM or SIGINT, then drains; a second signal ends it at once.
+    ///
+    /// # Errors
+    /// When signals cannot be listened for, or the listener broke off.
+    pub async fn run(self) -> Result<()> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate()).context(|| "listening for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context(|| "listening for SIGINT")?;
+        let (signals, _) = watch::channel(0);
+        let counted = signals.clone();
+        let counting = tokio::spawn(async move {
+            loop {
+                let name = tokio::select! {
+                    _ = terminate.recv() => "SIGTERM",
+                    _ = interrupt.recv() => "SIGINT",
+                };
+                tracing::info!("{name}: shutting down");
+                counted.send_modify(|count| *count += 1);
+            }
+        });
+        let nth = |wanted: u32| {
+            let mut signals = signals.subscribe();
+            async move {
+                let _ = signals.wait_for(|count| *count >= wanted).await;
+            }
+        };
+        let outcome = self.serve_until(nth(1), nth(2)).await;
+        counting.abort();
+        outcome
+    }
+
+    /// Serves until `drain` is ready, then lets the calls under way end: until they have, until the limit of
+    /// `drain_seconds`, or until `end` is ready.
+    ///
+    /// # Errors
+    /// When the listener broke off.
+    pub async fn serve_until(mut self, drain: impl Future<Output = ()>, end: impl Future<Output = ()>) -> Result<()> {
+        tokio::select! {
+            outcome = &mut self.serving => return joined(outcome),
+            () = drain => (),
+        }
+        self.shared.draining.store(true, Ordering::Release);
+        self.shared.scheduler.drain();
+        health::set_ready(&self.reporter, false).await;
+        self.closing.send_replace(true);
+        // The transport may wait for connections for ever (a peer that never closes); the limit is ours.
+        let outcome = tokio::select! {
+            outcome = &mut self.serving => joined(outcome),
+            () = tokio::time::sleep(self.drain_limit) => {
+                tracing::warn!(seconds = self.drain_limit.as_secs(), "calls are still under way after the drain limit: ending them");
+                Ok(())
+            }
+            () = end => {
+                tracing::warn!("second signal: ending the calls under way");
+                Ok(())
+            }
+        };
+        self.end();
+        outcome
+    }
+
+    /// Ends everything that is still under way.
+    fn end(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+        self.shared.ended.cancel();
+        self.shared.scheduler.abort_all("the server is shutting down");
+        self.serving.abort();
+        for task in &self.background {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn joined(outcome: Result<Result<()>, tokio::task::JoinError>) -> Result<()> {
+    outcome.unwrap_or_else(|error| Err(Error::Internal(format!("the listener's task ended: {error}"))))
+}
+
+async fn closed(mut close: watch::Receiver<bool>) {
+    // An error means that the server was dropped.
+    let _ = close.wait_for(|closing| *closing).await;
+}
+
+/// Forgets what has expired, and tells health when the server can serve no more, or can again.
+async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    let mut was_ready = true;
+    loop {
+        ticks.tick().await;
+        shared.sessions.sweep();
+        for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
+            tracing::info!(tenant = owner, upload = id, "nothing arrived for the upload: it is forgotten");
+        }
+        let readiness = shared.readiness();
+        if readiness.is_ok() != was_ready {
+            was_ready = readiness.is_ok();
+            health::set_ready(&reporter, was_ready).await;
+            if let Err(why) = readiness {
+                tracing::warn!("not ready: {why}");
+            }
+        }
+    }
+}
+
+/// Refuses what would let strangers in.
+fn refuse_unsafe(settings: &Settings) -> Result<()> {
+    if settings.listen.ip().is_loopback() || settings.insecure {
+        return Ok(());
+    }
+    let has_tls = settings.tls_cert.is_some() && settings.tls_key.is_some();
+    let knows_callers = settings.token_file.is_some() || settings.tls_client_ca.is_some();
+    if has_tls && knows_callers {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "listening on {} would let everybody on the network in: give --tls-cert and --tls-key, and --token-file or \
+         --tls-client-ca; or listen on 127.0.0.1; or say --insecure if the network is yours alone",
+        settings.listen
+    )))
+}
+
+fn open(settings: &Settings) -> Result<Shared> {
+    let limits = Limits::new(settings)?;
+    let authenticator = match &settings.token_file {
+        Some(path) => Authenticator::from_file(path)?,
+        None => Authenticator::open(),
+    };
+    let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
+    let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
+    let uploads_limits =
+        UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
+    let uploads = Uploads::new(catalog.clone(), uploads_limits);
+    let topology = devices::topology(settings)?;
+    let devices = devices::open_devices(settings, &topology, host_memory_bytes)?;
+    let options = SchedulerOptions {
+        queue_limit: settings.queue_limit,
+        tenant_jobs: settings.tenant_jobs,
+        retain: limits.retain,
+        ..SchedulerOptions::default()
+    };
+    let scheduler = Scheduler::start(catalog.clone(), devices.clone(), options);
+    for caller in authenticator.tenants() {
+        scheduler.set_weight(&caller.tenant, caller.weight)?;
+    }
+    Ok(Shared {
+        catalog,
+        scheduler,
+        topology,
+        devices,
+        limits,
+        authenticator,
+        tickets: Tickets::default(),
+        sessions: Sessions::new(Duration::from_secs(settings.session_idle_seconds)),
+        metrics: Metrics::new(),
+        started: SystemTime::now(),
+        draining: false.into(),
+        ended: CancellationToken::new(),
+        uploads,
+        readers: dashmap::DashMap::new(),
+    })
+}
+
+async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
+    if settings.admin_listen == "off" {
+        return Ok(None);
+    }
+    let address: SocketAddr = settings.admin_listen.parse().map_err(|_| {
+        Error::Invalid(format!(
+            "admin_listen is {:?}; write an address and port such as 127.0.0.1:8816, or \"off\"",
+            settings.admin_listen
+        ))
+    })?;
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).map_err(|error| Error::Unavailable(format!("listening on {address} (admin_listen): {error}")))
+}
+
+fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
+    let (cert, key) = match (&settings.tls_cert, &settings.tls_key) {
+        (Some(cert), Some(key)) => (cert, key),
+        (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
+        _ => return Err(Error::Invalid("TLS takes both tls_cert and tls_key".into())),
+    };
+    let read = |path: &std::path::Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
+    let mut tls =
+        ServerTlsConfig::new().identity(Identity::from_pem(read(cert)?, read(key)?)).timeout(Duration::from_secs(10));
+    if let Some(authority) = &settings.tls_client_ca {
+        tls = tls.client_ca_root(Certificate::from_pem(read(authority)?));
+    }
+    Ok(Some(tls))
+}

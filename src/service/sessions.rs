@@ -1,0 +1,263 @@
+//! Sessions: options that a client sets once and that hold for its later calls.
+//!
+//! A session begins with the first SetSessionOptions and is known by an identifier that clients send back, as a cookie
+//! (`arrow_flight_session_id`) like other Flight clients do. It is forgotten when closed, or when idle for long.
+//!
+//! The messages are written by hand from Arrow's `Flight.proto`: `arrow-flight` 59.3 does not have them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use http::HeaderMap;
+use uuid::Uuid;
+
+use super::auth::Caller;
+use crate::{Error, Result};
+
+/// The cookie that carries the identifier of a session.
+pub const COOKIE: &str = "arrow_flight_session_id";
+
+/// Sessions at once; more are refused. A session is a few hundred bytes.
+const SESSIONS_MAX: usize = 10_000;
+
+/// The options that a session may set, and what they mean.
+pub const OPTIONS: [(&str, &str); 4] = [
+    ("strategy", "the strategy of joins that do not name one"),
+    ("priority", "the priority of joins that do not give one, -100 to 100"),
+    ("retain_seconds", "how long results of joins that do not say are kept"),
+    ("nulls_equal", "whether nulls match nulls in joins that do not say"),
+];
+
+/// A SetSessionOptionsRequest.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SetSessionOptionsRequest {
+    /// By name. A value without a kind removes the option.
+    #[prost(map = "string, message", tag = "1")]
+    pub session_options: HashMap<String, SessionOptionValue>,
+}
+
+/// A value of a session option.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SessionOptionValue {
+    /// The value; none removes the option.
+    #[prost(oneof = "OptionValue", tags = "1, 2, 3, 4, 5")]
+    pub option_value: Option<OptionValue>,
+}
+
+/// The kinds of value.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum OptionValue {
+    /// Text.
+    #[prost(string, tag = "1")]
+    StringValue(String),
+    /// A truth value.
+    #[prost(bool, tag = "2")]
+    BoolValue(bool),
+    /// A whole number.
+    #[prost(sfixed64, tag = "3")]
+    Int64Value(i64),
+    /// A number.
+    #[prost(double, tag = "4")]
+    DoubleValue(f64),
+    /// Several texts.
+    #[prost(message, tag = "5")]
+    StringListValue(StringListValue),
+}
+
+/// Several texts.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StringListValue {
+    /// In order.
+    #[prost(string, repeated, tag = "1")]
+    pub values: Vec<String>,
+}
+
+/// A SetSessionOptionsResult: what went wrong, by option. Empty when all is well.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SetSessionOptionsResult {
+    /// By name.
+    #[prost(map = "string, message", tag = "1")]
+    pub errors: HashMap<String, SetSessionOptionsError>,
+}
+
+/// What is wrong with one option.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct SetSessionOptionsError {
+    /// The kind of mistake.
+    #[prost(enumeration = "OptionError", tag = "1")]
+    pub value: i32,
+}
+
+/// The kinds of mistake in an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum OptionError {
+    /// Not used.
+    Unspecified = 0,
+    /// There is no such option.
+    InvalidName = 1,
+    /// The option takes other values.
+    InvalidValue = 2,
+    /// The option cannot be set here.
+    Error = 3,
+}
+
+/// A GetSessionOptionsResult.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct GetSessionOptionsResult {
+    /// By name.
+    #[prost(map = "string, message", tag = "1")]
+    pub session_options: HashMap<String, SessionOptionValue>,
+}
+
+/// A CloseSessionResult.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct CloseSessionResult {
+    /// How it stands.
+    #[prost(enumeration = "CloseStatus", tag = "1")]
+    pub status: i32,
+}
+
+/// How the closing of a session stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum CloseStatus {
+    /// Not used.
+    Unspecified = 0,
+    /// It is closed.
+    Closed = 1,
+    /// It will be.
+    Closing = 2,
+    /// It cannot be.
+    NotCloseable = 3,
+}
+
+#[derive(Debug)]
+struct Session {
+    tenant: String,
+    options: BTreeMap<String, OptionValue>,
+    last_used: Instant,
+}
+
+/// The sessions of a server.
+#[derive(Debug)]
+pub struct Sessions {
+    by_id: DashMap<Uuid, Session>,
+    idle_max: Duration,
+}
+
+impl Sessions {
+    /// No sessions; each will be forgotten when idle for `idle_max`.
+    pub fn new(idle_max: Duration) -> Self {
+        Self { by_id: DashMap::new(), idle_max }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Forgets the sessions that were idle for too long.
+    pub fn sweep(&self) {
+        self.by_id.retain(|_, session| session.last_used.elapsed() < self.idle_max);
+    }
+
+    /// The session that a call's headers name, when it is there and the caller's.
+    pub fn find(&self, headers: &HeaderMap, caller: &Caller) -> Option<Uuid> {
+        let id = cookie(headers)?;
+        let mut session = self.by_id.get_mut(&id).filter(|session| session.tenant == caller.tenant)?;
+        session.last_used = Instant::now();
+        Some(id)
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when there are too many.
+    pub fn open(&self, caller: &Caller) -> Result<Uuid> {
+        self.sweep();
+        if self.by_id.len() >= SESSIONS_MAX {
+            return Err(Error::Exhausted(format!(
+                "there are {SESSIONS_MAX} sessions already; close one with CloseSession, or call without a session"
+            )));
+        }
+        let id = Uuid::new_v4();
+        let session = Session { tenant: caller.tenant.clone(), options: BTreeMap::new(), last_used: Instant::now() };
+        self.by_id.insert(id, session);
+        Ok(id)
+    }
+
+    /// Sets options, and says for each that cannot be set why.
+    pub fn set(&self, id: Uuid, request: SetSessionOptionsRequest) -> SetSessionOptionsResult {
+        let mut errors = HashMap::new();
+        for (name, value) in request.session_options {
+            let error = match value.option_value {
+                _ if !OPTIONS.iter().any(|(known, _)| *known == name) => OptionError::InvalidName,
+                Some(value) if !is_valid(&name, &value) => OptionError::InvalidValue,
+                value => {
+                    if let Some(mut session) = self.by_id.get_mut(&id) {
+                        match value {
+                            Some(value) => session.options.insert(name, value),
+                            None => session.options.remove(&name),
+                        };
+                    }
+                    continue;
+                }
+            };
+            errors.insert(name, SetSessionOptionsError { value: error.into() });
+        }
+        SetSessionOptionsResult { errors }
+    }
+
+    /// The options of a session.
+    pub fn get(&self, id: Uuid) -> GetSessionOptionsResult {
+        let options = self.by_id.get(&id).map(|session| session.options.clone()).unwrap_or_default();
+        let session_options =
+            options.into_iter().map(|(name, value)| (name, SessionOptionValue { option_value: Some(value) })).collect();
+        GetSessionOptionsResult { session_options }
+    }
+
+    /// Forgets a session.
+    pub fn close(&self, id: Uuid) {
+        self.by_id.remove(&id);
+    }
+}
+
+fn is_valid(name: &str, value: &OptionValue) -> bool {
+    match (name, value) {
+        ("strategy", OptionValue::StringValue(strategy)) => {
+            strategy == "auto" || strategy.parse::<crate::planner::Strategy>().is_ok()
+        }
+        ("priority", OptionValue::Int64Value(priority)) => (-100..=100).contains(priority),
+        ("retain_seconds", OptionValue::Int64Value(seconds)) => u32::try_from(*seconds).is_ok(),
+        ("nulls_equal", OptionValue::BoolValue(_)) => true,
+        _ => false,
+    }
+}
+
+/// The session identifier among a call's cookies.
+fn cookie(headers: &HeaderMap) -> Option<Uuid> {
+    let cookies = headers.get_all(http::header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    let (_, id) = pairs.find(|(name, _)| *name == COOKIE)?;
+    Uuid::parse_str(id.trim_matches('"')).ok()
+}
+
+/// Fills what a join leaves open from its session's options.
+pub fn apply(sessions: &Sessions, id: Uuid, spec: &mut crate::planner::JoinSpec) {
+    let Some(session) = sessions.by_id.get(&id) else { return };
+    for (name, value) in &session.options {
+        match (name.as_str(), value) {
+            ("strategy", OptionValue::StringValue(strategy)) => {
+                spec.strategy = spec.strategy.or_else(|| strategy.parse().ok());
+            }
+            ("priority", OptionValue::Int64Value(priority)) if spec.priority == 0 => spec.priority = *priority as i32,
+            ("retain_seconds", OptionValue::Int64Value(seconds)) => {
+                spec.retain_seconds = spec.retain_seconds.or(u32::try_from(*seconds).ok());
+            }
+            ("nulls_equal", OptionValue::BoolValue(nulls_equal)) => spec.nulls_equal |= nulls_equal,
+            _ => (),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The server's settings: one documented line each, which the flags, the environment, the file and `--print-config` share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Everything that can be set. A flag wins over its environment variable (`DOVETAIL_` and the flag in capitals), which
+/// wins over the line in the configuration file (the flag's name without dashes in front), which wins over the default.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// Address and port of the Flight service; port 0 takes a free one
+    #[arg(long, env = "DOVETAIL_LISTEN", default_value = "127.0.0.1:8815")]
+    pub listen: SocketAddr,
+
+    /// Address and port of metrics and health over HTTP; "off" for none
+    #[arg(long, env = "DOVETAIL_ADMIN_LISTEN", default_value = "127.0.0.1:8816")]
+    pub admin_listen: String,
+
+    /// URIs under which clients reach this server, put into endpoints so that they open several connections
+    #[arg(long, env = "DOVETAIL_PUBLIC_LOCATIONS", value_delimiter = ',')]
+    pub public_locations: Vec<String>,
+
+    /// Certificate chain of the server, PEM
+    #[arg(long, env = "DOVETAIL_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key of the server, PEM
+    #[arg(long, env = "DOVETAIL_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Certificates of the authorities whose clients are let in (mutual TLS), PEM
+    #[arg(long, env = "DOVETAIL_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// File of bearer tokens: one "TOKEN TENANT ROLE [WEIGHT]" per line, ROLE one of reader, writer, admin
+    #[arg(long, env = "DOVETAIL_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// Listen on a non-loopback address without TLS and tokens
+    #[arg(long, env = "DOVETAIL_INSECURE")]
+    pub insecure: bool,
+
+    /// Host memory for tables and results: a size such as 64GiB, or a share of the memory this process may use
+    #[arg(long, env = "DOVETAIL_HOST_MEMORY", default_value = "60%")]
+    pub host_memory: String,
+
+    /// Devices that joins run on: "host:N" for the CPU in N slices, "auto" for what the machine has
+    #[arg(long, env = "DOVETAIL_DEVICES", default_value = "auto")]
+    pub devices: String,
+
+    /// Memory of each device: a size such as 64MiB; "auto" for all of a GPU's, or an equal share of a quarter of the host's
+    #[arg(long, env = "DOVETAIL_DEVICE_MEMORY", default_value = "auto")]
+    pub device_memory: String,
+
+    /// Topology file (TOML): devices and links to emulate instead of what the machine has
+    #[arg(long, env = "DOVETAIL_TOPOLOGY")]
+    pub topology: Option<PathBuf>,
+
+    /// Largest message taken from a client
+    #[arg(long, env = "DOVETAIL_MESSAGE_LIMIT", default_value = "256MiB")]
+    pub message_limit: String,
+
+    /// Concurrent streams on one connection
+    #[arg(long, env = "DOVETAIL_STREAM_LIMIT", default_value_t = 256)]
+    pub stream_limit: u32,
+
+    /// Uploads under way at once
+    #[arg(long, env = "DOVETAIL_UPLOAD_LIMIT", default_value_t = 256)]
+    pub upload_limit: usize,
+
+    /// Seconds after which an upload in several streams is forgotten when nothing arrives for it
+    #[arg(long, env = "DOVETAIL_UPLOAD_IDLE_SECONDS", default_value_t = 300)]
+    pub upload_idle_seconds: u64,
+
+    /// Jobs that may wait; more are refused
+    #[arg(long, env = "DOVETAIL_QUEUE_LIMIT", default_value_t = 1000)]
+    pub queue_limit: usize,
+
+    /// Seconds that a result is kept after it is complete, unless the join says otherwise or the lease is renewed
+    #[arg(long, env = "DOVETAIL_RETAIN_SECONDS", default_value_t = 300)]
+    pub retain_seconds: u32,
+
+    /// Endpoints of a result or table, which clients fetch in parallel
+    #[arg(long, env = "DOVETAIL_ENDPOINTS", default_value_t = 4)]
+    pub endpoints: usize,
+
+    /// Seconds that a ticket is good for; RenewFlightEndpoint gives another
+    #[arg(long, env = "DOVETAIL_TICKET_SECONDS", default_value_t = 86400)]
+    pub ticket_seconds: u64,
+
+    /// Seconds between empty batches on a stream that waits for its first rows
+    #[arg(long, env = "DOVETAIL_KEEP_ALIVE_SECONDS", default_value_t = 20)]
+    pub keep_alive_seconds: u64,
+
+    /// Bytes of tables and results that one tenant may hold; "none" for no limit
+    #[arg(long, env = "DOVETAIL_TENANT_MEMORY", default_value = "none")]
+    pub tenant_memory: String,
+
+    /// Tables that one tenant may hold; 0 for no limit
+    #[arg(long, env = "DOVETAIL_TENANT_TABLES", default_value_t = 0)]
+    pub tenant_tables: usize,
+
+    /// Jobs that one tenant may have waiting or running; 0 for no limit
+    #[arg(long, env = "DOVETAIL_TENANT_JOBS", default_value_t = 0)]
+    pub tenant_jobs: usize,
+
+    /// Seconds after the last call at which a session is forgotten
+    #[arg(long, env = "DOVETAIL_SESSION_IDLE_SECONDS", default_value_t = 3600)]
+    pub session_idle_seconds: u64,
+
+    /// Seconds that running work may take to end after the first SIGTERM or SIGINT; a second signal ends it at once
+    #[arg(long, env = "DOVETAIL_DRAIN_SECONDS", default_value_t = 30)]
+    pub drain_seconds: u64,
+
+    /// Form of the log: text or json
+    #[arg(long, env = "DOVETAIL_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    pub log_format: String,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as "info,dovetail::scheduler=debug"
+    #[arg(long, env = "DOVETAIL_LOG", default_value = "info")]
+    pub log: String,
+}

@@ -1,0 +1,167 @@
+//! What all calls of a server share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use dashmap::DashMap;
+use tokio_util::sync::CancellationToken;
+
+use super::auth::Authenticator;
+use super::metrics::Metrics;
+use super::sessions::Sessions;
+use super::settings::Settings;
+use super::tickets::Tickets;
+use crate::catalog::{Catalog, TenantLimits, Uploads};
+use crate::device::Device;
+use crate::memory::parse_bytes;
+use crate::scheduler::{JobId, Scheduler};
+use crate::topology::Topology;
+use crate::{Context, Error, Result};
+
+/// What all calls of a server share.
+#[derive(Debug)]
+pub struct Shared {
+    /// Tables.
+    pub catalog: Catalog,
+    /// Jobs.
+    pub scheduler: Scheduler,
+    /// What the host is made of, or emulates.
+    pub topology: Topology,
+    /// The devices that jobs run on.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// The settings that calls look at.
+    pub limits: Limits,
+    /// Who may call.
+    pub authenticator: Authenticator,
+    /// Makes tickets.
+    pub tickets: Tickets,
+    /// Options of clients.
+    pub sessions: Sessions,
+    /// Counters.
+    pub metrics: Metrics,
+    /// When the server started.
+    pub started: SystemTime,
+    /// Set once the server takes no more calls.
+    pub draining: AtomicBool,
+    /// Cancelled when calls that are still under way must end.
+    pub ended: CancellationToken,
+    /// Uploads under way.
+    pub uploads: Uploads,
+    /// How many streams are reading each result that is consumed as it is read.
+    pub readers: DashMap<JobId, usize>,
+}
+
+/// The settings that calls look at, parsed.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// The largest request message, in bytes.
+    pub message_bytes: usize,
+    /// Uploads under way at once.
+    pub uploads: usize,
+    /// Endpoints of a result or table.
+    pub endpoints: usize,
+    /// How long a result is kept once it is complete.
+    pub retain: Duration,
+    /// How long a ticket is good.
+    pub ticket_life: Duration,
+    /// Time between messages on an idle stream.
+    pub keep_alive: Duration,
+    /// Where clients may fetch, each a URI; empty: where they asked.
+    pub locations: Vec<String>,
+}
+
+impl Limits {
+    /// Takes them from the settings.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the setting that is wrong.
+    pub fn new(settings: &Settings) -> Result<Self> {
+        for location in &settings.public_locations {
+            check_location(location)?;
+        }
+        let message_bytes = parse_bytes(&settings.message_limit).context(|| "message_limit")?;
+        // HTTP/2 and gRPC count message lengths in 32 bits.
+        if !(1024..=u64::from(u32::MAX) / 2).contains(&message_bytes) {
+            return Err(Error::Invalid(format!(
+                "message_limit is {}; it goes from 1KiB to 2GiB less one byte",
+                settings.message_limit
+            )));
+        }
+        if settings.endpoints == 0 || settings.endpoints > 1024 {
+            return Err(Error::Invalid(format!("endpoints is {}; it goes from 1 to 1024", settings.endpoints)));
+        }
+        Ok(Self {
+            message_bytes: message_bytes as usize,
+            uploads: settings.upload_limit,
+            endpoints: settings.endpoints,
+            retain: Duration::from_secs(settings.retain_seconds.into()),
+            ticket_life: Duration::from_secs(settings.ticket_seconds),
+            keep_alive: Duration::from_secs(settings.keep_alive_seconds.max(1)),
+            locations: settings.public_locations.clone(),
+        })
+    }
+}
+
+/// What each tenant may hold.
+///
+/// # Errors
+/// [`Error::Invalid`] with the setting that is wrong.
+pub(super) fn tenant_limits(settings: &Settings) -> Result<TenantLimits> {
+    let bytes = match settings.tenant_memory.as_str() {
+        "none" => None,
+        size => Some(parse_bytes(size).context(|| "tenant_memory")?),
+    };
+    Ok(TenantLimits { bytes, tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables) })
+}
+
+/// A location that no client can reach makes every fetch fail with an error that names neither side's mistake.
+fn check_location(location: &str) -> Result<()> {
+    let wrong = |why: &str| {
+        Err(Error::Invalid(format!(
+            "the public location {location:?} {why}; write a URI that clients reach, such as grpc://gpu-host-1:8815"
+        )))
+    };
+    let Some((scheme, rest)) = location.split_once("://") else { return wrong("has no scheme") };
+    let schemes = ["grpc", "grpc+tcp", "grpc+tls"];
+    if !schemes.contains(&scheme) {
+        return wrong("has a scheme other than grpc, grpc+tcp and grpc+tls");
+    }
+    let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
+    if host.is_empty() || host == "0.0.0.0" || host == "[::]" {
+        return wrong("names every interface instead of a host");
+    }
+    Ok(())
+}
+
+impl Shared {
+    /// Whether new calls are refused.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether traffic should come here; if not, why.
+    pub fn readiness(&self) -> Result<(), &'static str> {
+        if self.is_draining() {
+            return Err("draining");
+        }
+        match self.scheduler.stats().devices.iter().any(|device| device.lost.is_none()) {
+            true => Ok(()),
+            false => Err("no device is in service"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_that_nobody_can_reach_are_refused() {
+        assert!(check_location("grpc://gpu-host-1:8815").is_ok());
+        assert!(check_location("grpc+tls://[2001:db8::1]:8815").is_ok());
+        for wrong in ["gpu-host-1:8815", "http://a:1", "grpc://0.0.0.0:8815", "grpc://[::]:8815", "grpc://:8815"] {
+            assert!(check_location(wrong).is_err(), "{wrong}");
+        }
+    }
+}

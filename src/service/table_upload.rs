@@ -1,0 +1,128 @@
+//! What uploads become: tables of the catalog.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use arrow_flight::FlightDescriptor;
+use arrow_flight::flight_descriptor::DescriptorType;
+use bytes::Bytes;
+use http::{Extensions, HeaderMap};
+
+use super::access::CallRecord;
+use super::auth::{Caller, Role};
+use super::get_info::table_name;
+use super::ingest::{Ack, UploadHandler, UploadSink};
+use super::shared::Shared;
+use crate::catalog::{UploadMode, UploadOptions, UploadStream};
+use crate::{Context, Error, Result};
+
+/// Turns uploads into tables.
+#[derive(Clone, Debug)]
+pub struct TableUploads {
+    shared: Arc<Shared>,
+}
+
+impl TableUploads {
+    /// Into the catalog of that server.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+#[tonic::async_trait]
+impl UploadHandler for TableUploads {
+    async fn begin(
+        &self,
+        extensions: &Extensions,
+        descriptor: FlightDescriptor,
+        schema: SchemaRef,
+        app_metadata: Bytes,
+    ) -> Result<Box<dyn UploadSink>> {
+        let caller = extensions.get::<Caller>().cloned().ok_or_else(super::flight::no_caller)?;
+        let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
+        if descriptor.r#type != DescriptorType::Path as i32 {
+            return Err(Error::Unsupported(
+                "a command cannot be uploaded to; upload to path [\"table\"], with options as JSON in app_metadata"
+                    .into(),
+            ));
+        }
+        let name = table_name(&descriptor.path)?;
+        record.set_command(name);
+        caller.require(Role::Writer, &format!("uploading table {name:?}"))?;
+        let options = options(&app_metadata, extensions.get())?;
+        check_owner(&self.shared, &caller, name, &options)?;
+        let stream = self.shared.uploads.open(&caller.tenant, name, schema, options);
+        let stream = stream.context(|| format!("uploading table {name:?}"))?;
+        Ok(Box::new(TableSink { name: name.into(), stream, ack: Ack::default(), record, shared: self.shared.clone() }))
+    }
+}
+
+/// Tables can be read by every tenant, and changed by the one who made them.
+fn check_owner(shared: &Shared, caller: &Caller, name: &str, options: &UploadOptions) -> Result<()> {
+    match shared.catalog.table(name) {
+        Ok(table) if options.mode != UploadMode::Create => caller.require_owner(&table, "changed"),
+        _ => Ok(()),
+    }
+}
+
+/// Upload options in a header of the call: clients such as pyarrow cannot put `app_metadata` on the first message.
+#[derive(Clone, Debug)]
+pub(super) struct OptionsHeader(Bytes);
+
+impl OptionsHeader {
+    const NAME: &str = "dovetail-upload-options";
+
+    /// That of a call, if it has one. Handlers see it in the extensions.
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        headers.get(Self::NAME).map(|value| Self(Bytes::copy_from_slice(value.as_bytes())))
+    }
+}
+
+/// Options as JSON in the first message's `app_metadata`, or in the header; none there means all defaults.
+fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<UploadOptions> {
+    let (place, json) = match (app_metadata, header) {
+        (b"", None) => return Ok(UploadOptions::default()),
+        (b"", Some(OptionsHeader(json))) => (format!("the header {}", OptionsHeader::NAME), &json[..]),
+        (json, None) => ("app_metadata".into(), json),
+        (_, Some(_)) => {
+            return Err(Error::Invalid(format!(
+                "upload options are in app_metadata and in the header {} too; send them in one place",
+                OptionsHeader::NAME
+            )));
+        }
+    };
+    serde_json::from_slice(json).map_err(|error| {
+        Error::Invalid(format!(
+            "the upload options in {place} cannot be read: {error}; write JSON such as {{\"mode\": \"replace\", \
+             \"sorted_by\": [\"k\"], \"unique\": [[\"k\"]]}}"
+        ))
+    })
+}
+
+struct TableSink {
+    name: String,
+    stream: UploadStream,
+    ack: Ack,
+    record: CallRecord,
+    shared: Arc<Shared>,
+}
+
+#[tonic::async_trait]
+impl UploadSink for TableSink {
+    fn append(&mut self, batch: RecordBatch, _app_metadata: Bytes) -> Result<Ack> {
+        let (rows, bytes) = (batch.num_rows() as u64, batch.get_array_memory_size() as u64);
+        self.stream.append(batch).context(|| format!("uploading table {:?}", self.name))?;
+        self.ack.rows += rows;
+        self.ack.bytes += bytes;
+        self.record.add_rows(rows);
+        self.shared.metrics.received_rows.inc_by(rows);
+        Ok(self.ack)
+    }
+
+    async fn finish(self: Box<Self>) -> Result<Ack> {
+        let this = *self;
+        this.stream.finish().context(|| format!("uploading table {:?}", this.name))?;
+        Ok(this.ack)
+    }
+}

@@ -1,0 +1,184 @@
+//! The topology: what the host is made of, and how it is linked.
+//!
+//! ```text
+//!            ┌─ host:0 ─┐                      nodes:  sockets, switches, devices
+//!   cpu0 ────┤          ├──── (peer link)      edges:  links, with bytes per second each way
+//!    │       └─ host:1 ─┘
+//!   (X-Bus)
+//!    │       ┌─ host:2 ─┐
+//!   cpu1 ────┤          ├──── (peer link)
+//!            └─ host:3 ─┘
+//! ```
+//!
+//! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the CPU of the machine
+//! ([`Topology::host`]). It describes; whoever opens devices gives them the memory, threads and link rates that it names,
+//! so that host devices behave like the GPUs of another machine. Discovery of a machine's own GPUs will produce the same
+//! type.
+//!
+//! This room knows nothing of devices, joins or tables.
+
+mod file;
+mod render;
+mod route;
+
+use std::fmt;
+
+use serde::Serialize;
+
+pub use route::Route;
+
+/// The nodes and links of one host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Topology {
+    /// What the machine is called.
+    pub name: String,
+    /// CPU sockets with their memory, in the order given.
+    pub sockets: Vec<Socket>,
+    /// What links devices without computing, such as PCIe switches and NVSwitch.
+    pub switches: Vec<Switch>,
+    /// What joins run on.
+    pub devices: Vec<DeviceNode>,
+    /// Edges between nodes.
+    pub links: Vec<Link>,
+}
+
+/// A CPU with the memory attached to it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Socket {
+    /// Unique among all nodes.
+    pub name: String,
+    /// Bytes of memory; `None` when it is not known.
+    pub memory_bytes: Option<u64>,
+    /// What its memory moves, bytes per second; `None` when it is not known.
+    pub memory_rate: Option<f64>,
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Switch {
+    /// Unique among all nodes.
+    pub name: String,
+    /// What it is: `PCIe 5`, `NVSwitch 3`.
+    pub kind: String,
+}
+
+/// A device, as the topology describes it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceNode {
+    /// Kind and number, as requests name it: `host:0`.
+    pub name: String,
+    /// What it is made of.
+    pub kind: NodeKind,
+    /// Its number among the devices of its kind.
+    pub index: u16,
+    /// CPU threads of a host device; `None`: an equal share of the machine's.
+    pub threads: Option<usize>,
+    /// Bytes of memory; `None`: what the server's settings give it.
+    pub memory_bytes: Option<u64>,
+    /// The socket it belongs to, by name; its host memory is there. `None`: the first.
+    pub socket: Option<String>,
+}
+
+/// The kinds of device that a topology can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeKind {
+    /// A slice of the CPU.
+    Host,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// A link between two nodes. Each direction has its rate; both together may be limited as well.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Link {
+    /// The two nodes, by name.
+    pub between: [String; 2],
+    /// What it is: `NVLink 2`, `PCIe 5 x16`.
+    pub kind: String,
+    /// Bytes per second from the first node to the second.
+    pub forward_rate: f64,
+    /// Bytes per second from the second node to the first.
+    pub backward_rate: f64,
+    /// Bytes per second in both directions at once, when that is less than their sum.
+    pub total_rate: Option<f64>,
+}
+
+/// The link of a device to host memory: the narrowest rates on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HostLink {
+    /// Bytes per second from host memory to the device.
+    pub to_device_rate: f64,
+    /// Bytes per second from the device to host memory.
+    pub from_device_rate: f64,
+    /// Bytes per second in both directions at once, when that is less than their sum.
+    pub total_rate: Option<f64>,
+}
+
+impl Topology {
+    /// The CPU of this machine in `count` equal slices, without links to emulate.
+    pub fn host(count: u16) -> Self {
+        let device = |index: u16| DeviceNode {
+            name: format!("host:{index}"),
+            kind: NodeKind::Host,
+            index,
+            threads: None,
+            memory_bytes: None,
+            socket: None,
+        };
+        Self {
+            name: "this machine".into(),
+            sockets: vec![Socket { name: "cpu0".into(), memory_bytes: None, memory_rate: None }],
+            devices: (0..count).map(device).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The device of that name.
+    pub fn device(&self, name: &str) -> Option<&DeviceNode> {
+        self.devices.iter().find(|device| device.name == name)
+    }
+
+    /// The socket that a device belongs to.
+    pub fn socket_of(&self, device: &DeviceNode) -> Option<&Socket> {
+        match &device.socket {
+            Some(name) => self.sockets.iter().find(|socket| socket.name == *name),
+            None => self.sockets.first(),
+        }
+    }
+
+    /// The way from a device's socket to the device; `None` when no link is described, so that nothing is to be emulated.
+    pub fn host_link(&self, device: &DeviceNode) -> Option<HostLink> {
+        let socket = self.socket_of(device)?;
+        let to_device = self.route(&socket.name, &device.name)?;
+        let from_device = self.route(&device.name, &socket.name)?;
+        let totals = to_device.links.iter().filter_map(|&link| self.links[link].total_rate);
+        let total_rate = totals.min_by(f64::total_cmp);
+        Some(HostLink { to_device_rate: to_device.rate, from_device_rate: from_device.rate, total_rate })
+    }
+}
+
+impl fmt::Display for NodeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_itself_has_devices_and_no_link_to_emulate() {
+        let topology = Topology::host(3);
+        let names: Vec<&str> = topology.devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["host:0", "host:1", "host:2"]);
+        for device in &topology.devices {
+            assert_eq!(topology.host_link(device), None);
+            assert_eq!(topology.socket_of(device).unwrap().name, "cpu0");
+        }
+    }
+}

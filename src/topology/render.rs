@@ -1,0 +1,107 @@
+//! The topology as text, for people.
+
+use std::fmt;
+
+use super::{DeviceNode, Link, Topology};
+use crate::memory::human_bytes;
+
+/// Sockets with their devices and how these reach host memory, then all links.
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: {}, {}, {}",
+            self.name,
+            counted(self.sockets.len(), "socket"),
+            counted(self.devices.len(), "device"),
+            counted(self.links.len(), "link")
+        )?;
+        for socket in &self.sockets {
+            write!(f, "{}", socket.name)?;
+            if let Some(bytes) = socket.memory_bytes {
+                write!(f, "  {}", human_bytes(bytes))?;
+            }
+            if let Some(rate) = socket.memory_rate {
+                write!(f, "  {}", human_rate(rate))?;
+            }
+            writeln!(f)?;
+            let on_socket = |device: &&DeviceNode| self.socket_of(device).is_some_and(|own| own.name == socket.name);
+            let devices: Vec<&DeviceNode> = self.devices.iter().filter(on_socket).collect();
+            for (at, device) in devices.iter().enumerate() {
+                let branch = if at + 1 == devices.len() { "└─" } else { "├─" };
+                writeln!(f, "{branch} {}", self.device_line(device))?;
+            }
+        }
+        if !self.links.is_empty() {
+            writeln!(f, "links")?;
+            let width = self.links.iter().map(|link| ends(link).chars().count()).max().unwrap_or(0);
+            for link in &self.links {
+                writeln!(f, "   {:width$}  {}", ends(link), link_rates(link))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Topology {
+    fn device_line(&self, device: &DeviceNode) -> String {
+        let threads = device.threads.map_or("threads by share".into(), |threads| counted(threads, "thread"));
+        let memory = device.memory_bytes.map_or("memory by setting".into(), human_bytes);
+        let link = match self.host_link(device) {
+            Some(link) => format!(
+                "host memory to device {}, back {}",
+                human_rate(link.to_device_rate),
+                human_rate(link.from_device_rate)
+            ),
+            None => "in host memory".into(),
+        };
+        format!("{:8} {threads}, {memory}, {link}", device.name)
+    }
+}
+
+fn ends(link: &Link) -> String {
+    format!("{} ─ {}", link.between[0], link.between[1])
+}
+
+fn link_rates(link: &Link) -> String {
+    let mut text = if link.kind.is_empty() { String::new() } else { format!("{}, ", link.kind) };
+    match link.forward_rate == link.backward_rate {
+        true => text += &format!("{} each way", human_rate(link.forward_rate)),
+        false => {
+            text += &format!("{} forward, {} backward", human_rate(link.forward_rate), human_rate(link.backward_rate));
+        }
+    }
+    if let Some(total) = link.total_rate {
+        text += &format!(", {} in total", human_rate(total));
+    }
+    text
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Bytes per second with a decimal unit: `55.6 GB/s`.
+fn human_rate(rate: f64) -> String {
+    const UNITS: [(&str, f64); 4] = [("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)];
+    let found = UNITS.iter().find(|(_, scale)| rate >= *scale);
+    found.map_or(format!("{rate:.0} B/s"), |(unit, scale)| format!("{:.1} {unit}", rate / scale))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_node_and_link_is_shown() {
+        let path = format!("{}/tests/fixtures/topology/ac922.toml", env!("CARGO_MANIFEST_DIR"));
+        let topology = Topology::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let text = topology.to_string();
+        let nodes = topology.sockets.iter().map(|socket| &socket.name);
+        for name in nodes.chain(topology.devices.iter().map(|device| &device.name)) {
+            assert!(text.contains(name.as_str()), "{name} is missing in\n{text}");
+        }
+        assert!(text.contains("cpu0 ─ cpu1      X-Bus, 64.0 GB/s each way"), "{text}");
+        assert!(text.starts_with("IBM AC922: 2 sockets, 4 devices, 7 links\n"), "{text}");
+    }
+}

@@ -1,0 +1,163 @@
+//! The client commands against a server: files up, joins, files down.
+
+use std::fs;
+use std::path::Path;
+
+use super::harness::Server;
+
+/// Orders, and lines of orders: each order has `at % 3` lines.
+fn write_tables(folder: &Path, orders: usize) {
+    let mut text = String::from("key,name,price\n");
+    for at in 0..orders {
+        text.push_str(&format!("{at},\"order, {at}\",{}.5\n", at * 2));
+    }
+    fs::write(folder.join("orders.csv"), text).unwrap();
+    let mut text = String::from("order,line\n");
+    for at in 0..orders {
+        for line in 0..at % 3 {
+            text.push_str(&format!("{at},{line}\n"));
+        }
+    }
+    fs::write(folder.join("lines.csv"), text).unwrap();
+}
+
+/// Lines in every third pair: 0 + 1 + 2 per three orders.
+fn lines_of(orders: usize) -> u64 {
+    (0..orders as u64).map(|at| at % 3).sum()
+}
+
+#[test]
+fn files_of_every_format_go_up_and_come_back_the_same() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 10_000);
+    let put = server.json(&["put", "orders.csv"]);
+    assert_eq!((put[0]["table"].as_str(), put[0]["rows"].as_u64()), (Some("orders"), Some(10_000)));
+    let mut from = "orders".to_owned();
+    for extension in ["parquet", "arrow", "arrows", "csv"] {
+        let (table, file) = (format!("copy_{extension}"), format!("copy_{extension}.{extension}"));
+        let got = server.json(&["get", &from, "-o", &file]);
+        assert_eq!(got[0]["rows"], 10_000, "{extension}");
+        server.json(&["put", &file]);
+        from = table;
+    }
+    // The last table has been through all formats.
+    server.ok(&["get", &from, "-o", "last.csv"]);
+    let lines = |name: &str| {
+        let text = fs::read_to_string(server.path().join(name)).unwrap();
+        let mut lines: Vec<String> = text.lines().map(|line| line.replace('"', "")).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(lines("last.csv"), lines("orders.csv"));
+    let leftovers: Vec<_> = fs::read_dir(server.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(leftovers.iter().all(|name| !name.to_string_lossy().ends_with(".part")), "{leftovers:?}");
+}
+
+#[test]
+fn modes_decide_what_becomes_of_a_table_that_exists() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 100);
+    let rows = || server.json(&["tables"])[0]["rows"].as_u64().unwrap();
+    server.ok(&["put", "orders.csv"]);
+    assert!(server.fails(&["put", "orders.csv"]).contains("exists already"));
+    server.ok(&["put", "orders.csv", "--mode", "append"]);
+    assert_eq!(rows(), 200);
+    server.ok(&["put", "orders.csv", "--mode", "replace", "--streams", "3"]);
+    assert_eq!(rows(), 100);
+    server.ok(&["put", "orders.csv", "orders.csv", "--table", "orders", "--mode", "append"]);
+    assert_eq!(rows(), 300);
+    assert!(server.fails(&["put", "lines.csv", "--table", "orders", "--mode", "append"]).contains("orders"));
+    assert!(server.ok(&["drop", "orders"]).contains("300 rows"));
+    assert!(server.fails(&["drop", "orders"]).contains("there is no table \"orders\""));
+}
+
+#[test]
+fn a_file_that_breaks_in_the_middle_leaves_no_table() {
+    let server = Server::start(&[]);
+    let mut text = String::from("k\n");
+    (0..200_000).for_each(|at| text.push_str(&format!("{at}\n")));
+    text.push_str("not a number\n");
+    fs::write(server.path().join("broken.csv"), text).unwrap();
+    for streams in ["1", "4"] {
+        let said = server.fails(&["put", "broken.csv", "--streams", streams]);
+        assert!(said.contains("broken.csv") && said.contains("not a number"), "{said}");
+        assert!(server.json(&["tables"]).is_empty());
+    }
+    assert!(server.fails(&["put", "broken.csv", "none.csv"]).contains("no such file"));
+}
+
+#[test]
+fn joins_print_write_and_keep_their_rows() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 3_000);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let lines = lines_of(3_000);
+
+    let shown = server.json(&["join", "orders", "lines", "--on", "key=order", "--limit", "0"]);
+    assert_eq!(shown.len() as u64, lines);
+    assert!(shown.iter().all(|row| row["key"].as_u64().unwrap() % 3 > row["line"].as_u64().unwrap()));
+
+    for (how, rows) in [("left", lines + 1_000), ("left_anti", 1_000), ("left-semi", 2_000), ("right_anti", 0)] {
+        let file = format!("{how}.parquet");
+        let written = server.json(&["join", "orders", "lines", "--on", "key=order", "--how", how, "-o", &file]);
+        assert_eq!(written[0]["rows"].as_u64(), Some(rows), "{how}");
+        server.ok(&["put", &file, "--mode", "replace", "--table", "written"]);
+        assert_eq!(server.json(&["tables", "written"])[0]["rows"].as_u64(), Some(rows), "{how}");
+    }
+
+    server.ok(&["join", "orders", "lines", "--on", "key=order", "--into", "joined", "--columns", "key,line"]);
+    let joined = &server.json(&["tables", "joined"])[0];
+    assert_eq!(joined["rows"].as_u64(), Some(lines));
+    let names: Vec<_> = joined["columns"].as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
+    assert_eq!(names, ["key", "line"]);
+
+    let text = server.ok(&["join", "orders", "lines", "--on", "key=order", "--limit", "2"]);
+    assert_eq!(text.lines().count(), 3, "{text}");
+}
+
+#[test]
+fn what_is_wrong_with_a_join_is_said_in_one_line() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 10);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    for (line, expected) in [
+        (&["join", "orders", "nothing", "--on", "key"][..], "there is no table \"nothing\""),
+        (&["join", "orders", "lines", "--on", "key=nothing"], "\"nothing\""),
+        (&["join", "orders", "lines", "--on", "name=order"], "name"),
+        (&["join", "orders", "lines", "--on", "key=order", "--how", "sideways"], "sideways"),
+        (&["join", "orders", "lines", "--on", "key=order", "--strategy", "magic"], "radix-hash"),
+        (&["join", "orders", "lines", "--on", "key=order", "-o", "x.doc"], "x.doc"),
+        (&["explain", "orders", "lines", "--on", "nothing=order"], "\"nothing\""),
+        (&["get", "nothing"], "there is no table \"nothing\""),
+        (&["get", "--job", "77"], "77"),
+        (&["cancel", "77"], "77"),
+    ] {
+        let said = server.fails(line);
+        assert!(said.starts_with("error: ") && said.contains(expected), "{line:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{line:?}: {said}");
+    }
+}
+
+#[test]
+fn jobs_plans_and_devices_can_be_looked_at() {
+    let server = Server::start(&["--devices", "host:2"]);
+    write_tables(server.path(), 1_000);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    server.ok(&["join", "orders", "lines", "--on", "key=order", "--strategy", "hash", "-o", "j.arrow"]);
+    let jobs = server.json(&["jobs"]);
+    assert_eq!(jobs.len(), 1);
+    assert_eq!((jobs[0]["state"].as_str(), jobs[0]["strategy"].as_str()), (Some("complete"), Some("hash")));
+    let job = jobs[0]["job"].to_string();
+    assert_eq!(server.json(&["jobs", &job])[0]["job"], jobs[0]["job"]);
+    let again = server.json(&["get", "--job", &job, "-o", "again.arrow"]);
+    assert_eq!(again[0]["rows"].as_u64(), Some(lines_of(1_000)));
+
+    let plan = server.json(&["explain", "orders", "lines", "--on", "key=order", "--strategy", "sort-merge"]);
+    assert!(plan[0].to_string().contains("sort-merge"), "{}", plan[0]);
+    assert!(server.ok(&["explain", "orders", "lines", "--on", "key=order"]).lines().count() > 1);
+    let devices = server.ok(&["topology"]);
+    assert!(devices.contains("host:0") && devices.contains("host:1"), "{devices}");
+
+    server.ok(&["cancel", &job]);
+    assert!(!server.run(&["get", "--job", &job, "-o", "gone.arrow"]).status.success());
+}

@@ -1,0 +1,125 @@
+//! The built binary, and a server of it on a free port.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The binary, without settings of whoever runs the tests.
+pub fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dovetail"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DOVETAIL_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("COLUMNS", "100").env("NO_COLOR", "1");
+    command
+}
+
+/// Runs a command line to its end.
+pub fn run(arguments: &[&str]) -> Output {
+    command().args(arguments).output().unwrap()
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The JSON values on the lines of stdout.
+pub fn json_lines(output: &Output) -> Vec<Value> {
+    stdout(output)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}")))
+        .collect()
+}
+
+/// A server, ended when dropped.
+pub struct Server {
+    child: Child,
+    pub folder: TempDir,
+    pub flight: String,
+    pub admin: Option<String>,
+}
+
+impl Server {
+    pub fn start(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ready = folder.path().join("ready.json");
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let mut child = command()
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--host-memory", "1GiB"])
+            .arg("--ready-file")
+            .arg(&ready)
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        // Generous: a machine that runs other tests may be slow to start a process.
+        let start = Instant::now();
+        while !ready.exists() {
+            let ended = child.try_wait().unwrap();
+            let log = || std::fs::read_to_string(folder.path().join("log")).unwrap();
+            assert!(ended.is_none(), "the server ended at once: {}", log());
+            assert!(start.elapsed() < Duration::from_secs(60), "the server is not ready: {}", log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let addresses: Value = serde_json::from_str(&std::fs::read_to_string(&ready).unwrap()).unwrap();
+        let flight = format!("http://{}", addresses["flight"].as_str().unwrap());
+        let admin = addresses["admin"].as_str().map(str::to_owned);
+        Self { child, folder, flight, admin }
+    }
+
+    /// A client command line against this server, in its folder.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        command().env("DOVETAIL_SERVER", &self.flight).current_dir(&self.folder).args(arguments).output().unwrap()
+    }
+
+    /// As [`Server::run`], for a line that must succeed; its stdout.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        stdout(&output)
+    }
+
+    /// As [`Server::ok`], with `--json`; the values.
+    pub fn json(&self, arguments: &[&str]) -> Vec<Value> {
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();
+        let output = self.run(&arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        json_lines(&output)
+    }
+
+    /// As [`Server::run`], for a line that must fail; its sentence.
+    pub fn fails(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", stdout(&output));
+        stderr(&output)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Asks the server to end, as an operator would, and waits for it.
+    pub fn terminate(mut self) -> std::process::ExitStatus {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself, or been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

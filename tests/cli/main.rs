@@ -1,0 +1,95 @@
+//! The command line, driven as people and scripts drive it: the built binary, its output and its exit status.
+
+mod client;
+mod harness;
+mod serve;
+
+use harness::{run, stderr, stdout};
+
+#[test]
+fn help_and_version_succeed_and_name_every_command() {
+    let help = run(&["--help"]);
+    assert!(help.status.success());
+    for name in
+        ["serve", "demo", "put", "get", "join", "explain", "tables", "jobs", "cancel", "drop", "topology", "bench"]
+    {
+        assert!(stdout(&help).contains(name), "{name} is not in the help");
+        let own = run(&[name, "--help"]);
+        assert!(own.status.success(), "{name} --help");
+        assert!(stdout(&own).contains("Usage: dovetail"), "{name} --help");
+    }
+    let version = run(&["--version"]);
+    assert!(
+        stdout(&version).starts_with(concat!("dovetail ", env!("CARGO_PKG_VERSION"), " (")),
+        "{}",
+        stdout(&version)
+    );
+}
+
+#[test]
+fn a_wrong_command_line_is_status_2_and_a_failure_status_1() {
+    for wrong in [
+        &["fly"][..],
+        &["put"],
+        &["join", "a", "b"],
+        &["get"],
+        &["serve", "--listen", "nowhere"],
+        &["demo", "--scale", "0"],
+    ] {
+        let output = run(wrong);
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stderr(&output));
+        assert!(stderr(&output).starts_with("error: "), "{wrong:?}: {}", stderr(&output));
+    }
+    // Port 1 of loopback has no listener.
+    let unreachable = run(&["tables", "--server", "http://127.0.0.1:1"]);
+    assert_eq!(unreachable.status.code(), Some(1));
+    assert!(stderr(&unreachable).contains("cannot reach a server at http://127.0.0.1:1"), "{}", stderr(&unreachable));
+    assert_eq!(stderr(&unreachable).lines().count(), 1, "{}", stderr(&unreachable));
+}
+
+#[test]
+fn errors_for_machines_are_one_json_object() {
+    let output = run(&["tables", "--json", "--server", "http://127.0.0.1:1"]);
+    let error: serde_json::Value = serde_json::from_str(&stderr(&output)).unwrap();
+    assert_eq!(error["error"]["kind"], "unavailable");
+    assert!(error["error"]["message"].as_str().unwrap().contains("127.0.0.1:1"));
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
+fn a_server_address_that_makes_no_sense_is_explained() {
+    for (address, expected) in
+        [("ftp://h:1", "unknown scheme \"ftp\""), ("http://", "not an address"), ("http://a b", "not an address")]
+    {
+        let output = run(&["tables", "--server", address]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(expected), "{address}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_demo_joins_everything_right() {
+    let output = run(&["demo", "--scale", "0.01", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let events = harness::json_lines(&output);
+    let joins: Vec<_> = events.iter().filter(|event| event["event"] == "join").collect();
+    assert!(joins.len() >= 6, "{} joins", joins.len());
+    for join in &joins {
+        assert_eq!(join["rows"], join["expected"], "{}", join["title"]);
+        assert!(join["rows"].as_u64().unwrap() > 0, "{} is empty", join["title"]);
+    }
+    assert_eq!(events.last().unwrap()["event"], "done");
+}
+
+#[test]
+fn the_demo_for_people_fits_a_terminal_and_has_no_escapes_when_piped() {
+    let output = run(&["demo", "--scale", "0.001", "--streams", "2"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    for line in text.lines() {
+        assert!(line.chars().count() <= 103, "too wide: {line}");
+        assert!(!line.contains('\x1b'), "escape in {line:?}");
+    }
+    assert!(text.contains("What to try next"), "{text}");
+    assert_eq!(stderr(&output), "");
+}

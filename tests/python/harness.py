@@ -1,0 +1,192 @@
+"""Starts the real server for tests, and looks at it from outside: its metrics, its log, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import dovetail
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 60
+STOP_SECONDS = 60
+
+
+def binary() -> Path:
+    """The server's binary: ``DOVETAIL_BIN``, or the debug build of this clone."""
+    given = os.environ.get("DOVETAIL_BIN")
+    if given:
+        return Path(given)
+    metadata = subprocess.run(
+        ["cargo", "metadata", "--format-version=1", "--no-deps", "--offline"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    path = Path(json.loads(metadata.stdout)["target_directory"]) / "debug" / "dovetail"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there; build it with `cargo build`, or set DOVETAIL_BIN")
+    return path
+
+
+class Server:
+    """A server process on free ports.
+
+    Settings are those of ``dovetail serve``: ``Server(folder, devices="host:2")``; ``True`` is a
+    flag without a value.
+    """
+
+    def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: object) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log_path = folder / "server.log"
+        ready = folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        settings = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}
+        flags = []
+        for name, value in settings.items():
+            flags.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                flags.append(str(value))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(binary()), "serve", *flags, "--ready-file", str(ready)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**clean, "RUST_BACKTRACE": "1", **(env or {})},
+            )
+        addresses = self._wait_until_ready(ready)
+        scheme = "grpc+tls" if "tls_cert" in settings else "grpc"
+        self.address: str = addresses["flight"]
+        self.uri = f"{scheme}://{self.address}"
+        self.admin = f"http://{addresses['admin']}" if addresses.get("admin") else None
+
+    def connect(self, **options: object) -> dovetail.Client:
+        """A client of it."""
+        return dovetail.connect(self.uri, **options)
+
+    def log(self) -> str:
+        """What it has written so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def metrics(self) -> dict[str, float]:
+        """All metrics, by name with labels as Prometheus writes them."""
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                found[name] = float(value)
+        return found
+
+    def metric(self, pattern: str) -> float:
+        """The sum of the metrics whose name with labels matches."""
+        found = [value for name, value in self.metrics().items() if re.search(pattern, name)]
+        assert found, f"no metric matches {pattern!r}"
+        return sum(found)
+
+    def arena_used(self) -> int:
+        """Bytes of host memory that tables, results and uploads under way hold."""
+        return int(self.metric(r'^dovetail_arena_bytes\{kind="used"\}'))
+
+    def device_used(self) -> int:
+        """Bytes of device memory that jobs hold."""
+        return int(self.metric(r'^dovetail_device_memory_bytes\{.*kind="used"'))
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wait_for(self, condition: object, what: str, seconds: float = 30) -> None:
+        """Waits until a condition holds; the machine may be busy, so generously."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"the server ended while waiting for {what}\n{self.log()}"
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.tail()}"
+            time.sleep(0.02)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Ends it as an operator does, and checks that it ends well."""
+        if self.process.poll() is None:
+            self.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(
+                    f"the server did not end within {STOP_SECONDS} s of SIGTERM\n{self.tail()}"
+                ) from None
+        assert self.process.returncode == 0, f"the server ended with {self.process.returncode}\n{self.tail()}"
+        assert not self.panics(), f"the server panicked\n{self.tail(200)}"
+
+    def panics(self) -> list[str]:
+        """Lines of the log that tell of a panic in the server's own code.
+
+        What the Arrow library panics on in a hostile message, the server catches and refuses.
+        """
+        return re.findall(r"panicked at (?!/\S*/registry/).*", self.log())
+
+    def kill(self) -> None:
+        """Ends it at once, for when a test has failed already."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def tail(self, lines: int = 60) -> str:
+        """The end of its log."""
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+    def _wait_until_ready(self, ready: Path) -> dict[str, str]:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready.exists():
+            if self.process.poll() is not None:
+                raise StartFailed(self.process.returncode, self.log())
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"the server was not ready within {START_SECONDS} s\n{self.tail()}")
+            time.sleep(0.01)
+        return json.loads(ready.read_text())
+
+
+def clean(server: Server, client: dovetail.Client) -> None:
+    """Drops every table, cancels every job, and checks that the server then holds no memory."""
+    for table in client.tables():
+        client.drop(table.name)
+    for job in client.jobs():
+        if job.state in ("queued", "running", "complete"):
+            client.job(job.id).cancel()
+    server.wait_for(lambda: server.arena_used() == 0, "all host memory to be free again", 10)
+    server.wait_for(lambda: server.device_used() == 0, "all device memory to be free again", 10)
+
+
+class StartFailed(AssertionError):
+    """The server refused to start."""
+
+    def __init__(self, code: int, log: str) -> None:
+        super().__init__(f"the server ended with {code} before it was ready:\n{log}")
+        self.code = code
+        self.log = log

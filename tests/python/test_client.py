@@ -1,0 +1,253 @@
+"""The Python client: every form of data, every way of asking, and what it shows."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+
+import dovetail
+from harness import Server
+
+TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
+
+
+def forms(folder: Path) -> dict[str, object]:
+    """The same table in every form that can be uploaded."""
+    pa.parquet.write_table(TABLE, folder / "table.parquet")
+    with pa.OSFile(str(folder / "table.arrow"), "wb") as sink, pa.ipc.new_file(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    pa.csv.write_csv(TABLE, folder / "table.csv")
+    return {
+        "table": TABLE,
+        "batch": TABLE.to_batches()[0],
+        "reader": TABLE.to_reader(),
+        "batches": TABLE.to_batches(max_chunksize=1),
+        "generator": (batch for batch in TABLE.to_batches(max_chunksize=1)),
+        "dataset": pa.dataset.dataset(TABLE),
+        "pandas": TABLE.to_pandas(types_mapper=pd.ArrowDtype),
+        "polars": pl.from_arrow(TABLE),
+        "lazy polars": pl.from_arrow(TABLE).lazy(),
+        "dictionary": TABLE.to_pydict(),
+        "parquet path": folder / "table.parquet",
+        "parquet path as text": str(folder / "table.parquet"),
+        "arrow path": folder / "table.arrow",
+        "csv path": folder / "table.csv",
+    }
+
+
+FORMS = [
+    "table", "batch", "reader", "batches", "generator", "dataset", "pandas", "polars", "lazy polars", "dictionary",
+    "parquet path", "parquet path as text", "arrow path", "csv path",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("streams", [1, 2])
+def test_every_form_of_data_is_uploaded(client: dovetail.Client, tmp_path: Path, form: str, streams: int) -> None:
+    assert client.put("t", forms(tmp_path)[form], streams=streams) == 4
+    back = client.get("t")
+    assert back.num_rows == 4
+    if streams == 1 or form not in ("batches", "generator"):
+        assert back["k"].to_pylist() == TABLE["k"].to_pylist()
+        expected = ["a", None, "ß", "🦀"] if form != "csv path" else ["a", "", "ß", "🦀"]
+        assert back["s"].cast(pa.string()).to_pylist() == expected
+
+
+def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dovetail.Client) -> None:
+    for data in (42, None, object(), [1, 2], []):
+        with pytest.raises(TypeError):
+            client.put("t", data)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        client.put("t", "nowhere.parquet")
+    with pytest.raises(ValueError, match="streams"):
+        client.put("t", TABLE, streams=0)
+    with pytest.raises(ValueError, match="streams=1"):
+        client.put("t", TABLE, sorted_by="k", streams=2)
+    assert len(client.tables()) == 0
+
+
+def test_modes_do_what_they_say(client: dovetail.Client) -> None:
+    client.put("t", {"k": [1]})
+    client.put("t", {"k": [2, 3]}, mode="append")
+    assert client.get("t")["k"].to_pylist() == [1, 2, 3]
+    client.put("t", {"k": [4]}, mode="create_if_missing")
+    assert client.get("t")["k"].to_pylist() == [1, 2, 3, 4]
+    client.put("t", {"x": ["other"]}, mode="replace")
+    assert client.get("t").to_pydict() == {"x": ["other"]}
+    client.put("u", {"k": [5]}, mode="create_if_missing")
+    assert [(table.name, table.rows) for table in client.tables()] == [("t", 1), ("u", 1)]
+
+
+def test_a_table_without_rows_keeps_its_columns(client: dovetail.Client) -> None:
+    client.put("t", TABLE.slice(0, 0))
+    assert client.get("t").schema == TABLE.schema
+    assert client.schema("t") == TABLE.schema
+    assert client.reader("t").read_all().num_rows == 0
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_a_large_table_comes_back_whole(client: dovetail.Client, seed: int, streams: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = 1_500_000
+    table = pa.table({"n": np.arange(rows), "x": rng.standard_normal(rows), "s": rng.integers(0, 99, rows).astype(str)})
+    states: list[dovetail.UploadProgress] = []
+    assert client.put("t", table, streams=streams, progress=states.append) == rows
+    assert states[-1].done and states[-1].rows == rows and states[-1].fraction == 1.0
+    assert [state.rows for state in states] == sorted(state.rows for state in states)
+    for back in (client.get("t"), client.reader("t").read_all()):
+        assert back.num_rows == rows
+        by_number = back.sort_by("n")
+        assert by_number["n"].to_numpy().tolist() == list(range(rows))
+        assert by_number["x"].combine_chunks().equals(table["x"].combine_chunks())
+        assert by_number["s"].combine_chunks().equals(table["s"].combine_chunks())
+    if streams == 1:
+        assert client.get("t").equals(table)
+
+
+def test_on_takes_names_pairs_and_mappings(client: dovetail.Client) -> None:
+    client.put("a", {"x": [1, 2], "y": [1, 2], "a": [10, 20]})
+    client.put("b", {"x": [1, 2], "z": [1, 9], "b": [30, 40]})
+    for on, rows in (("x", 2), (["x"], 2), ({"x": "x", "y": "z"}, 1), ([("y", "z"), "x"], 1), ([["y", "z"]], 1)):
+        with client.join("a", "b", on=on) as result:
+            assert result.table().num_rows == rows, on
+    for wrong in ([("x",)], [1], [("x", 1)]):
+        with pytest.raises(TypeError, match="on"):
+            client.join("a", "b", on=wrong)
+    with pytest.raises(TypeError, match="columns"):
+        client.join("a", "b", on="x", columns="x")
+
+
+def test_a_result_is_a_table_a_stream_a_frame(client: dovetail.Client) -> None:
+    client.put("a", {"k": [1, 2, 3], "a": ["x", "y", "z"]})
+    client.put("b", {"k": [2, 3, 4], "b": [2.5, 3.5, 4.5]})
+    expected = {"k": [2, 3], "a": ["y", "z"], "b": [2.5, 3.5]}
+    with client.join("a", "b", on="k") as result:
+        assert result.schema.names == ["k", "a", "b"]
+        assert result.wait().status().state == "complete"
+        assert result.progress() == 1.0
+        assert result.status().rows == 2
+        assert result.table().sort_by("k").to_pydict() == expected
+        assert result.reader().read_all().sort_by("k").to_pydict() == expected
+        assert result.to_pandas().sort_values("k").to_dict("list") == expected
+        assert result.to_polars().sort("k").to_dict(as_series=False) == expected
+        assert pl.DataFrame(result).sort("k").to_dict(as_series=False) == expected
+        assert pa.table(result).sort_by("k").to_pydict() == expected
+        job = result.job_id
+    status = client.job(job).status() if job in [known.id for known in client.jobs()] else None
+    assert status is None or status.state not in ("queued", "running")
+    with pytest.raises(dovetail.Error):
+        result.table()
+
+
+def test_a_result_that_is_kept_is_a_table(client: dovetail.Client) -> None:
+    client.put("a", {"k": [1, 2, 3]})
+    client.join("a", "a", on="k", into="b", progress=lambda status: None)
+    assert sorted(client.get("b")["k"].to_pylist()) == [1, 2, 3]
+    client.join("b", "a", on="k", into="c").wait()
+    assert client.get("c").num_rows == 3
+
+
+def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
+    client.put("a", {"k": [1, 2, 3]})
+    job = client.submit("a", "a", "k", "left_semi", priority=7)
+    assert job.wait(timeout=60).rows == 3
+    assert job.id in [status.id for status in client.jobs()]
+    with server.connect() as other:
+        again = other.job(job.id)
+        assert again.result().table().num_rows == 3
+        assert again.explain().text
+        again.cancel()
+
+
+def test_explain_tells_the_plan_and_after_the_run_what_was_measured(client: dovetail.Client) -> None:
+    client.put("a", {"k": list(range(1000)), "a": list(range(1000))})
+    before = client.explain("a", "a", on="k", strategy="sort-merge")
+    assert "sort-merge" in str(before)
+    assert len(before) > 0
+    assert before._repr_html_().startswith("<pre>")
+    with client.join("a", "a", on="k") as result:
+        result.wait()
+        after = str(result.explain())
+    assert any(strategy in after for strategy in ("hash", "sort-merge"))
+
+
+def test_what_is_shown_in_a_notebook_tells_enough(client: dovetail.Client) -> None:
+    assert repr(client.tables()) == "no tables"
+    client.put("a<b>", {"k": [1, 2, 3]})
+    shown = repr(client.tables())
+    assert "a<b>" in shown and "3" in shown and "k: int64" in shown
+    assert "a&lt;b&gt;" in client.tables()._repr_html_()
+    with client.join("a<b>", "a<b>", on="k") as result:
+        result.wait()
+        assert "complete" in repr(result) and "k: int64" in repr(result)
+        assert "<table>" in result._repr_html_()
+        assert "complete" in repr(result.job)
+    assert client.uri in repr(client)
+
+
+def test_progress_bars_go_to_standard_error(client: dovetail.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.put("a", {"k": list(range(1000))}, progress=True)
+    client.join("a", "a", on="k", progress=True).close()
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert "put a" in written.err and "1,000 rows" in written.err and "job" in written.err
+
+
+def test_the_server_tells_about_itself(client: dovetail.Client) -> None:
+    info = client.server_info()
+    assert info["name"] == "dovetail"
+    assert info["version"]
+    assert len(client.topology()["devices"]) == 2
+
+
+def test_several_threads_share_a_client(client: dovetail.Client) -> None:
+    client.put("a", {"k": list(range(1000))})
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            client.put(f"t{index}", {"k": list(range(index * 10, index * 10 + 100))})
+            with client.join("a", f"t{index}", on="k") as result:
+                assert result.table().num_rows == 100
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_closed_client_says_so(server: Server) -> None:
+    client = server.connect()
+    client.close()
+    with pytest.raises(dovetail.Unavailable, match="closed"):
+        client.tables()
+
+
+def test_nothing_there_is_unavailable() -> None:
+    with pytest.raises(dovetail.Unavailable):
+        dovetail.connect("grpc://127.0.0.1:1")
+    with pytest.raises(ValueError, match="grpc://"):
+        dovetail.connect("ftp://somewhere")
+
+
+def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: dovetail.Client) -> None:
+    client.put("a", {"k": np.zeros(2000, np.int64), "v": np.arange(2000)})
+    result = client.join("a", "a", on="k", retain_seconds=0)
+    reader = result.reader()
+    assert reader.read_next_batch().num_rows > 0
+    del reader
+    result.close()
+    server.wait_for(lambda: result.status().done, "the job to end")

@@ -1,0 +1,254 @@
+"""Clients that die, stall or come in crowds, and a server that is told to stop."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dovetail
+from harness import Server
+
+Start = Callable[..., Server]
+
+
+@contextmanager
+def program(text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program of its own, which prints a line when it is where the test wants it."""
+    process = subprocess.Popen([sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def is_free(server: Server, used: int = 0) -> None:
+    server.wait_for(lambda: server.arena_used() == used, f"host memory to be back at {used} bytes")
+    server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+
+
+UPLOAD_FOR_EVER = """
+import sys, numpy, pyarrow as pa, dovetail
+uri, streams, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+batch = pa.record_batch({"k": numpy.arange(size)})
+def batches():
+    while True:
+        yield batch
+shown = []
+def progress(state):
+    if state.rows > 20 * size and not shown:
+        shown.append(print("under way", flush=True))
+dovetail.connect(uri).put("half", batches(), streams=streams, progress=progress)
+"""
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_client_killed_in_mid_upload_leaves_nothing(start: Start, streams: int) -> None:
+    # Batches of a kilobyte, so that the server has room for what comes until the client is dead.
+    server = start(devices="host:1", host_memory="4GiB", upload_idle_seconds=5)
+    with server.connect() as client:
+        with program(UPLOAD_FOR_EVER, server.uri, str(streams), "40000") as uploader:
+            assert uploader.stdout.readline() == "under way\n"
+            assert server.arena_used() > 0
+            assert len(client.tables()) == 0
+            uploader.send_signal(signal.SIGKILL)
+        is_free(server)
+        assert len(client.tables()) == 0
+
+        def name_is_free() -> bool:
+            # The upload stays open for streams that may follow, until it has been idle for long enough.
+            with suppress(dovetail.AlreadyExists):
+                return client.put("half", {"k": [1]}) == 1
+            return False
+
+        server.wait_for(name_is_free, "the name to be free again")
+
+
+READ_AND_STALL = """
+import sys, time, dovetail
+uri, retain = sys.argv[1], sys.argv[2]
+client = dovetail.connect(uri)
+result = client.join("many", "many", on="k", retain_seconds=None if retain == "default" else int(retain))
+reader = result.reader()
+reader.read_next_batch()
+print(result.job_id, flush=True)
+time.sleep(1000)
+"""
+
+
+def many(client: dovetail.Client, rows: int) -> None:
+    """A table whose join with itself has rows * rows rows."""
+    client.put("many", pa.table({"k": np.zeros(rows, np.int64), "v": np.arange(rows)}))
+
+
+def test_a_client_killed_in_mid_fetch_frees_what_it_held(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        many(client, 20_000)
+        used = server.arena_used()
+        with program(READ_AND_STALL, server.uri, "0") as reader:
+            job = int(reader.stdout.readline())
+            assert client.job(job).status().state == "running"
+            reader.send_signal(signal.SIGKILL)
+        # 400 million rows that nobody will read: the job ends with its reader.
+        server.wait_for(lambda: client.job(job).status().done, "the job to end")
+        is_free(server, used)
+
+
+def test_a_result_that_nobody_fetches_is_released_at_the_end_of_its_lease(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        many(client, 1000)
+        used = server.arena_used()
+        with program(READ_AND_STALL, server.uri, "1") as reader:
+            job = int(reader.stdout.readline())
+            reader.send_signal(signal.SIGKILL)
+        result = client.join("many", "many", on="k", retain_seconds=1).wait()
+        is_free(server, used)
+        with pytest.raises(dovetail.NotFound):
+            result.table()
+        assert all(status.state != "running" for status in client.jobs() if status.id == job)
+
+
+@pytest.mark.parametrize("retain", ["0", "default"])
+def test_a_reader_that_stops_does_not_stop_other_jobs(start: Start, retain: str) -> None:
+    server = start(devices="host:1", host_memory="2GiB")
+    with server.connect() as client:
+        # 64 MB of result: too much for the windows of a connection, not too much for the server.
+        many(client, 2000)
+        with program(READ_AND_STALL, server.uri, retain) as reader:
+            reader.stdout.readline()
+            client.put("small", {"k": [1, 2, 3]})
+            for _ in range(20):
+                with client.join("small", "small", on="k") as result:
+                    assert result.table().num_rows == 3
+
+
+def checksum(table: pa.Table) -> tuple[int, int]:
+    columns = (table[name].to_numpy().astype(np.uint64) for name in table.column_names)
+    with np.errstate(over="ignore"):
+        mixed = sum(column * np.uint64(2 * index + 3) for index, column in enumerate(columns))
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return table.num_rows, int(mixed.sum(dtype=np.uint64))
+
+
+def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, seed: int, long_run: bool) -> None:
+    server = start(devices="host:4", host_memory="3GiB", device_memory="32MiB")
+    deadline = time.monotonic() + (60 if long_run else 10)
+    failures: list[str] = []
+    rounds = [0] * 64
+
+    def live(index: int) -> None:
+        rng = np.random.default_rng([seed, index])
+        choose = random.Random(seed + index)
+        try:
+            with server.connect() as client:
+                while time.monotonic() < deadline and not failures:
+                    rows, keys = int(rng.integers(1, 20_000)), int(rng.integers(1, 20_000))
+                    left = pa.table({"k": rng.permutation(keys).astype(np.int64), "a": rng.integers(0, 1 << 40, keys)})
+                    right = pa.table({"k": rng.integers(0, 2 * keys, rows), "b": rng.integers(0, 1 << 40, rows)})
+                    names = (f"left {index}", f"right {index}")
+                    client.put(names[0], left, streams=choose.choice([1, 2]))
+                    client.put(names[1], right)
+                    assert checksum(client.get(names[1])) == checksum(right), "the table changed on its way"
+                    matched = right.filter(pa.compute.less(right["k"], keys))
+                    by_key = np.empty(keys, np.int64)
+                    by_key[left["k"].to_numpy()] = left["a"].to_numpy()
+                    found = pa.array(by_key[matched["k"].to_numpy()])
+                    expected = checksum(pa.table({"k": matched["k"], "a": found, "b": matched["b"]}))
+                    strategy = choose.choice(["auto", "hash", "radix-hash", "sort-merge"])
+                    with client.join(*names, on="k", strategy=strategy, columns=["k", "a", "b"]) as result:
+                        got = result.table() if choose.random() < 0.5 else result.reader().read_all()
+                    assert checksum(got) == expected, f"{strategy}: the result is wrong"
+                    for name in names:
+                        client.drop(name)
+                    rounds[index] += 1
+        except Exception as error:
+            failures.append(f"client {index}, round {rounds[index]}: {type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=live, args=(index,)) for index in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"seed {seed}: {sum(rounds)} rounds by 64 clients")
+    assert failures == [], f"seed {seed}: {failures[:5]}"
+    assert min(rounds) >= 1, rounds
+    is_free(server)
+
+
+def test_a_job_is_cancelled_soon_in_every_state(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        many(client, 20_000)
+        used = server.arena_used()
+        for _ in range(3):
+            running = client.join("many", "many", on="k", retain_seconds=0)
+            queued = client.join("many", "many", on="k", retain_seconds=0)
+            server.wait_for(lambda running=running: running.status().state == "running", "the job to run")
+            assert queued.status().state == "queued"
+            queued.cancel()
+            assert queued.status().state == "cancelled"
+            running.cancel()
+            server.wait_for(lambda running=running: running.status().done, "the job to end")
+            with pytest.raises(dovetail.Cancelled):
+                running.wait()
+        is_free(server, used)
+
+
+def test_sigterm_lets_what_runs_finish_and_refuses_what_is_new(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB", drain_seconds=60)
+    client = server.connect()
+    many(client, 4000)  # a result far larger than what the connection buffers
+    result = client.join("many", "many", on="k", retain_seconds=0)
+    reader = result.reader()
+    rows = reader.read_next_batch().num_rows
+    server.terminate()
+    server.wait_for(lambda: "drain" in server.log().lower() or "shutting down" in server.log().lower(), "the drain")
+    with pytest.raises(dovetail.Unavailable):
+        server.connect()
+    rows += sum(batch.num_rows for batch in reader)
+    assert rows == 16_000_000, "nothing of what was under way is lost"
+    client.close()
+    server.stop()
+
+
+def test_a_second_sigterm_ends_the_server_at_once(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB", drain_seconds=600)
+    client = server.connect()
+    many(client, 20_000)
+    reader = client.join("many", "many", on="k", retain_seconds=0).reader()
+    reader.read_next_batch()
+    server.terminate()
+    server.wait_for(lambda: "drain" in server.log().lower() or "shutting down" in server.log().lower(), "the drain")
+    assert server.process.poll() is None, "the server waits for the stream"
+    server.terminate()
+    server.process.wait(30)
+    assert not server.panics(), server.tail()
+    with pytest.raises(dovetail.Error):
+        for _ in reader:
+            pass
+    client.close()
+
+
+def test_a_drain_that_takes_too_long_is_ended(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB", drain_seconds=1)
+    client = server.connect()
+    many(client, 20_000)
+    reader = client.join("many", "many", on="k", retain_seconds=0).reader()
+    reader.read_next_batch()
+    server.terminate()
+    server.process.wait(30)
+    assert not server.panics(), server.tail()
+    client.close()

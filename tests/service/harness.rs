@@ -1,0 +1,214 @@
+//! One server for one test, and clients for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{Action, FlightDescriptor, FlightInfo, PutResult, Ticket};
+use clap::Parser;
+use dovetail::service::{Server, Settings};
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// The client that the tests use: the generated one, so that every byte of a request can be chosen.
+pub type Client = FlightServiceClient<Channel>;
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// The settings of these flags, on free ports and with little memory.
+pub fn settings(flags: &[&str]) -> Settings {
+    let defaults = [
+        ("--listen", "127.0.0.1:0"),
+        ("--admin-listen", "127.0.0.1:0"),
+        ("--host-memory", "256MiB"),
+        ("--devices", "host:2"),
+        ("--device-memory", "32MiB"),
+    ];
+    let mut arguments = vec!["dovetail"];
+    for (flag, value) in defaults {
+        if !flags.iter().any(|given| given.split('=').next() == Some(flag)) {
+            arguments.extend([flag, value]);
+        }
+    }
+    arguments.extend(flags);
+    Arguments::parse_from(arguments).settings
+}
+
+/// A running server.
+pub struct TestServer {
+    pub address: String,
+    pub admin: String,
+    pub shared: Arc<dovetail::service::Shared>,
+    drain: Option<oneshot::Sender<()>>,
+    end: Option<oneshot::Sender<()>>,
+    serving: Option<JoinHandle<dovetail::Result<()>>>,
+}
+
+impl TestServer {
+    pub async fn start(flags: &[&str]) -> Self {
+        let server = Server::start(&settings(flags)).await.expect("the server starts");
+        let address = format!("http://{}", server.flight_address());
+        let admin = server.admin_address().map(|address| address.to_string()).unwrap_or_default();
+        let shared = server.shared().clone();
+        let (drain, draining) = oneshot::channel();
+        let (end, ending) = oneshot::channel();
+        let serving = server.serve_until(async { drop(draining.await) }, async { drop(ending.await) });
+        Self { address, admin, shared, drain: Some(drain), end: Some(end), serving: Some(tokio::spawn(serving)) }
+    }
+
+    pub async fn client(&self) -> Client {
+        connect(Endpoint::from_shared(self.address.clone()).unwrap()).await
+    }
+
+    /// A connection for other services than Flight's.
+    pub async fn channel(&self) -> Channel {
+        Endpoint::from_shared(self.address.clone()).unwrap().connect().await.unwrap()
+    }
+
+    /// Bytes of the arena that are in use, once nothing is under way any more.
+    pub async fn used_bytes(&self) -> u64 {
+        self.shared.catalog.arena().budget().used_bytes()
+    }
+
+    /// Waits until no more of the arena is in use than that: what a request held may go a moment after its answer.
+    pub async fn expect_used_bytes(&self, bytes: u64) {
+        for _ in 0..500 {
+            if self.used_bytes().await == bytes {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} bytes of the arena are in use, {bytes} were expected", self.used_bytes().await);
+    }
+
+    /// The first signal.
+    pub fn drain(&mut self) {
+        let _ = self.drain.take().expect("drained once").send(());
+    }
+
+    /// The second signal.
+    pub fn end(&mut self) {
+        let _ = self.end.take().expect("ended once").send(());
+    }
+
+    /// Waits until the server is gone.
+    pub async fn join(&mut self) -> dovetail::Result<()> {
+        self.serving.take().expect("joined once").await.expect("the server does not panic")
+    }
+
+    pub async fn http_get(&self, path: &str) -> (u16, String) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(&self.admin).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+}
+
+pub async fn connect(endpoint: Endpoint) -> Client {
+    let channel = endpoint.connect().await.expect("the server takes connections");
+    FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX)
+}
+
+/// A table of keys `0..rows`, each with a name, in batches of `batch_rows`.
+pub fn keyed(rows: i64, batch_rows: usize) -> Vec<RecordBatch> {
+    let schema =
+        Arc::new(Schema::new(vec![Field::new("k", DataType::Int64, false), Field::new("name", DataType::Utf8, true)]));
+    let keys: Vec<i64> = (0..rows).collect();
+    let batch = |keys: &[i64]| {
+        let names = keys.iter().map(|key| (key % 5 != 0).then(|| format!("name of {key}")));
+        let columns: Vec<ArrayRef> =
+            vec![Arc::new(Int64Array::from_iter_values(keys.iter().copied())), Arc::new(StringArray::from_iter(names))];
+        RecordBatch::try_new(schema.clone(), columns).unwrap()
+    };
+    match rows {
+        0 => vec![RecordBatch::new_empty(schema.clone())],
+        _ => keys.chunks(batch_rows).map(batch).collect(),
+    }
+}
+
+pub async fn put(client: &mut Client, name: &str, batches: Vec<RecordBatch>) -> Result<Vec<PutResult>, Status> {
+    put_with(client, name, batches, "").await
+}
+
+pub async fn put_with(
+    client: &mut Client,
+    name: &str,
+    batches: Vec<RecordBatch>,
+    options: &str,
+) -> Result<Vec<PutResult>, Status> {
+    let messages = FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(path(name)))
+        .with_metadata(options.to_owned().into())
+        .with_schema(batches[0].schema())
+        .with_dictionary_handling(arrow_flight::encode::DictionaryHandling::Resend)
+        .build(stream::iter(batches).map(Ok));
+    let messages: Vec<_> = messages.try_collect().await.unwrap();
+    client.do_put(stream::iter(messages)).await?.into_inner().try_collect().await
+}
+
+pub fn path(name: &str) -> FlightDescriptor {
+    FlightDescriptor::new_path(vec![name.into()])
+}
+
+pub fn command(json: &str) -> FlightDescriptor {
+    FlightDescriptor::new_cmd(json.to_owned())
+}
+
+/// The rows of one ticket.
+pub async fn read(client: &mut Client, ticket: Ticket) -> Result<Vec<RecordBatch>, Status> {
+    let messages = client.do_get(ticket).await?.into_inner();
+    let batches = FlightRecordBatchStream::new_from_flight_data(messages.map_err(FlightError::from));
+    batches.try_collect().await.map_err(|error| match error {
+        FlightError::Tonic(status) => *status,
+        other => panic!("the server sent what cannot be decoded: {other}"),
+    })
+}
+
+/// The rows of all endpoints, in order.
+pub async fn read_all(client: &mut Client, info: &FlightInfo) -> Result<Vec<RecordBatch>, Status> {
+    let mut batches = Vec::new();
+    for endpoint in &info.endpoint {
+        batches.extend(read(client, endpoint.ticket.clone().unwrap()).await?);
+    }
+    Ok(batches)
+}
+
+pub async fn get(client: &mut Client, descriptor: FlightDescriptor) -> Result<Vec<RecordBatch>, Status> {
+    let info = client.get_flight_info(descriptor).await?.into_inner();
+    read_all(client, &info).await
+}
+
+/// The results of an action, as text.
+pub async fn act(client: &mut Client, name: &str, body: &str) -> Result<Vec<String>, Status> {
+    let results: Vec<_> =
+        client.do_action(Action::new(name, body.to_owned())).await?.into_inner().try_collect().await?;
+    Ok(results.iter().map(|result| String::from_utf8(result.body.to_vec()).unwrap()).collect())
+}
+
+/// Checks that something was refused with that code, in a sentence that says those words.
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(outcome: Result<T, Status>, code: Code, words: &str) {
+    let status = outcome.expect_err("it should have been refused");
+    assert_eq!(status.code(), code, "{status}");
+    assert!(status.message().contains(words), "{words:?} is not in {:?}", status.message());
+}
+
+pub fn rows(batches: &[RecordBatch]) -> usize {
+    batches.iter().map(RecordBatch::num_rows).sum()
+}

@@ -1,0 +1,194 @@
+//! Joins by command: submitted, polled, read, cancelled, kept.
+
+use std::time::Duration;
+
+use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo, PollInfo};
+use futures::TryStreamExt;
+use prost::Message;
+use serde_json::Value;
+use tonic::Code;
+
+use crate::harness::*;
+
+fn join(more: &str) -> arrow_flight::FlightDescriptor {
+    command(&format!(
+        r#"{{"join": {{"left": "left", "right": "right", "on": [{{"left": "k", "right": "k"}}]{more}}}}}"#
+    ))
+}
+
+/// A server with keys 0..1000 on the left and 0..400 on the right.
+async fn server(flags: &[&str]) -> (TestServer, Client) {
+    let server = TestServer::start(flags).await;
+    let mut client = server.client().await;
+    put(&mut client, "left", keyed(1000, 300)).await.unwrap();
+    put(&mut client, "right", keyed(400, 300)).await.unwrap();
+    (server, client)
+}
+
+/// Two tables whose join has 3000 × 3000 rows for each of three keys.
+async fn put_many_to_many(client: &mut Client) {
+    use arrow::array::{Int64Array, RecordBatch};
+    for name in ["left", "right"] {
+        let schema = keyed(0, 1)[0].schema().project(&[0]).unwrap();
+        let keys = Int64Array::from_iter_values((0..9000).map(|row| row % 3));
+        let batch = RecordBatch::try_new(std::sync::Arc::new(schema), vec![std::sync::Arc::new(keys)]).unwrap();
+        put(client, name, vec![batch]).await.unwrap();
+    }
+}
+
+fn said(info: &FlightInfo) -> Value {
+    serde_json::from_slice(&info.app_metadata).unwrap()
+}
+
+async fn job(client: &mut Client, id: &Value) -> Value {
+    serde_json::from_str(&act(client, "job", &format!(r#"{{"job": {id}}}"#)).await.unwrap()[0]).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_join_is_answered_at_once_and_read_from_its_endpoints() {
+    let (_server, mut client) = server(&["--endpoints=3"]).await;
+    for (how, expected) in [("inner", 400), ("left", 1000), ("full", 1000), ("left_anti", 600), ("right_semi", 400)] {
+        let info = client.get_flight_info(join(&format!(r#", "how": "{how}""#))).await.unwrap().into_inner();
+        assert_eq!(info.endpoint.len(), 3);
+        assert!(info.endpoint.iter().all(|endpoint| endpoint.expiration_time.is_some()));
+        let told = said(&info);
+        assert_eq!((told["how"].as_str(), told["left"].as_str()), (Some(how), Some("left")));
+        assert!(told["predicted_seconds"].as_f64().unwrap() > 0.0 && told["strategy"].is_string());
+        let batches = read_all(&mut client, &info).await.unwrap();
+        assert_eq!(rows(&batches), expected, "{how}");
+        // A result is kept: it can be read again, and in any order.
+        assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), expected, "{how} again");
+        let done = job(&mut client, &told["job"]).await;
+        assert_eq!((done["state"].as_str(), done["rows"].as_u64()), (Some("complete"), Some(expected as u64)));
+    }
+    assert_eq!(act(&mut client, "list_jobs", "").await.unwrap().len(), 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn schema_and_explain_run_nothing() {
+    let (server, mut client) = server(&[]).await;
+    let used = server.used_bytes().await;
+    let schema = client.get_schema(join("")).await.unwrap().into_inner();
+    let schema = arrow::datatypes::Schema::try_from(schema).unwrap();
+    let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+    assert_eq!(names, ["k", "name", "name_right"]);
+    let body = r#"{"join": {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}]}}"#;
+    let plan: Value = serde_json::from_str(&act(&mut client, "explain", body).await.unwrap()[0]).unwrap();
+    assert!(plan["strategy"].is_string() && plan["text"].as_str().unwrap().contains("left"), "{plan}");
+    assert!(act(&mut client, "list_jobs", "").await.unwrap().is_empty());
+    assert_eq!(server.used_bytes().await, used);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn polling_ends_with_the_result() {
+    let (_server, mut client) = server(&[]).await;
+    let mut poll: PollInfo = client.poll_flight_info(join("")).await.unwrap().into_inner();
+    let mut polls = 0;
+    while let Some(descriptor) = poll.flight_descriptor.clone() {
+        let progress = poll.progress.unwrap();
+        assert!((0.0..=1.0).contains(&progress), "{progress}");
+        assert!(poll.expiration_time.is_some() && !poll.info.as_ref().unwrap().endpoint.is_empty());
+        poll = client.poll_flight_info(descriptor).await.unwrap().into_inner();
+        polls += 1;
+        assert!(polls < 1000, "the job does not end");
+    }
+    assert_eq!(poll.progress, Some(1.0));
+    let info = poll.info.unwrap();
+    assert_eq!(info.total_records, 400);
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
+    let table: PollInfo = client.poll_flight_info(path("left")).await.unwrap().into_inner();
+    assert!(table.flight_descriptor.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_is_listed_until_it_is_cancelled() {
+    let (server, mut client) = server(&[]).await;
+    let used = server.used_bytes().await;
+    let info = client.get_flight_info(join("")).await.unwrap().into_inner();
+    read_all(&mut client, &info).await.unwrap();
+    let all: Vec<_> =
+        client.list_flights(arrow_flight::Criteria::default()).await.unwrap().into_inner().try_collect().await.unwrap();
+    assert_eq!(all.len(), 3, "two tables and a result");
+    assert_eq!(rows(&read_all(&mut client, &all[2]).await.unwrap()), 400);
+    let again = client.get_flight_info(all[2].flight_descriptor.clone().unwrap()).await.unwrap().into_inner();
+    assert_eq!(said(&again)["job"], said(&info)["job"]);
+
+    let action = Action::new("CancelFlightInfo", CancelFlightInfoRequest::new(info.clone()).encode_to_vec());
+    let results: Vec<_> = client.do_action(action).await.unwrap().into_inner().try_collect().await.unwrap();
+    assert_eq!(CancelFlightInfoResult::decode(&*results[0].body).unwrap().status, 1);
+    assert!(read_all(&mut client, &info).await.is_err());
+    server.expect_used_bytes(used).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_is_not_retained_is_gone_when_it_was_read() {
+    let (server, mut client) = server(&[]).await;
+    let used = server.used_bytes().await;
+    let info = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
+    server.expect_used_bytes(used).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_reader_of_a_result_that_is_not_retained_takes_the_job_along() {
+    let server = TestServer::start(&["--devices=host:1"]).await;
+    let mut client = server.client().await;
+    put_many_to_many(&mut client).await;
+    let used = server.used_bytes().await;
+    let info = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
+    let ticket = info.endpoint[0].ticket.clone().unwrap();
+    let mut stream = client.do_get(ticket).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some());
+    drop(stream);
+    let id = said(&info)["job"].clone();
+    for _ in 0..500 {
+        if job(&mut client, &id).await["state"] != "running" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_ne!(job(&mut client, &id).await["state"], "running");
+    server.expect_used_bytes(used).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_is_kept_as_a_table() {
+    let (_server, mut client) = server(&[]).await;
+    let info = client.get_flight_info(join(r#", "into": "both""#)).await.unwrap().into_inner();
+    read_all(&mut client, &info).await.unwrap();
+    let id = said(&info)["job"].clone();
+    for _ in 0..500 {
+        if job(&mut client, &id).await["state"] == "complete" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(rows(&get(&mut client, path("both")).await.unwrap()), 400);
+    refused(client.get_flight_info(join(r#", "into": "both""#)).await, Code::AlreadyExists, "both");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_too_large_for_memory_fails_and_frees_what_it_held() {
+    let server = TestServer::start(&["--host-memory=32MiB", "--devices=host:1", "--device-memory=32MiB"]).await;
+    let mut client = server.client().await;
+    put_many_to_many(&mut client).await;
+    let used = server.used_bytes().await;
+    refused(get(&mut client, join("")).await, Code::ResourceExhausted, "");
+    server.expect_used_bytes(used).await;
+    assert_eq!(rows(&get(&mut client, path("left")).await.unwrap()), 9000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_small_batches_go_together() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    put(&mut client, "small", keyed(20_000, 10)).await.unwrap();
+    let info = client.get_flight_info(path("small")).await.unwrap().into_inner();
+    let mut messages = 0;
+    for endpoint in &info.endpoint {
+        let stream = client.do_get(endpoint.ticket.clone().unwrap()).await.unwrap().into_inner();
+        messages += stream.try_collect::<Vec<_>>().await.unwrap().len();
+    }
+    assert!(messages <= 3 * info.endpoint.len(), "{messages} messages for 2000 batches");
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 20_000);
+}

@@ -1,0 +1,140 @@
+//! Clients that go away, and servers that do.
+
+use std::time::Duration;
+
+use arrow_flight::FlightData;
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use futures::{StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request};
+
+use crate::harness::*;
+
+/// An upload whose messages are sent one by one.
+async fn open_upload(
+    client: &mut Client,
+    name: &str,
+) -> (Vec<FlightData>, mpsc::Sender<FlightData>, tonic::Streaming<arrow_flight::PutResult>) {
+    let messages = FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(path(name)))
+        .build(futures::stream::iter(keyed(10_000, 1000)).map(Ok));
+    let mut messages: Vec<_> = messages.try_collect().await.unwrap();
+    let (sender, receiver) = mpsc::channel(1);
+    sender.send(messages.remove(0)).await.unwrap();
+    let acks = client.do_put(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    (messages, sender, acks)
+}
+
+/// Runs a client on a runtime of its own, and ends that in the midst of it: its sockets close as a killed process's do.
+fn in_a_client_that_dies<F: Future<Output = ()>>(client: impl FnOnce() -> F + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(client());
+        runtime.shutdown_background();
+    });
+    thread.join().expect("the client gets to where it dies");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_whose_client_dies_leaves_nothing() {
+    let server = TestServer::start(&[]).await;
+    let (address, shared) = (server.address.clone(), server.shared.clone());
+    in_a_client_that_dies(move || async move {
+        let mut client = connect(Endpoint::from_shared(address).unwrap()).await;
+        let (messages, sender, mut acks) = open_upload(&mut client, "t").await;
+        for message in messages.into_iter().take(5) {
+            sender.send(message).await.unwrap();
+        }
+        assert!(acks.message().await.unwrap().is_some());
+        assert!(shared.catalog.arena().budget().used_bytes() > 0);
+    });
+    server.expect_used_bytes(0).await;
+    let mut client = server.client().await;
+    refused(client.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_may_write_everything_before_it_reads_an_acknowledgement() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    // More acknowledgements than fit into a window, were each one sent.
+    let acks = put(&mut client, "t", keyed(200_000, 20)).await.unwrap();
+    let last: serde_json::Value = serde_json::from_slice(&acks.last().unwrap().app_metadata).unwrap();
+    assert_eq!(last["rows"], 200_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_ends_at_its_deadline() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    let messages = FlightDataEncoderBuilder::new()
+        .with_flight_descriptor(Some(path("slow")))
+        .build(futures::stream::iter(keyed(10_000, 1000)).map(Ok));
+    let messages: Vec<_> = messages.try_collect().await.unwrap();
+    let mut request = Request::new(futures::stream::iter(messages).chain(futures::stream::pending()));
+    request.metadata_mut().insert("grpc-timeout", "300m".parse().unwrap());
+    let mut acks = client.do_put(request).await.unwrap().into_inner();
+    let outcome = loop {
+        match acks.message().await {
+            Ok(Some(_)) => (),
+            other => break other,
+        }
+    };
+    refused(outcome, Code::DeadlineExceeded, "deadline");
+    server.expect_used_bytes(0).await;
+    refused(client.get_flight_info(path("slow")).await, Code::NotFound, "\"slow\"");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_lets_calls_finish_and_takes_no_new_ones() {
+    let mut server = TestServer::start(&["--drain-seconds=60"]).await;
+    let mut client = server.client().await;
+    let (messages, sender, mut acks) = open_upload(&mut client, "t").await;
+    let shared = server.shared.clone();
+    server.drain();
+    while !shared.is_draining() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(server.http_get("/readyz").await.0, 503);
+    assert_eq!(server.http_get("/healthz").await.0, 200);
+    assert!(client.get_flight_info(path("t")).await.is_err());
+    // The upload under way is taken to its end.
+    for message in messages {
+        sender.send(message).await.unwrap();
+    }
+    drop(sender);
+    while acks.message().await.unwrap().is_some() {}
+    assert_eq!(shared.catalog.table("t").unwrap().rows, 10_000);
+    drop((acks, client));
+    server.join().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_signal_ends_what_a_drain_waits_for() {
+    let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
+    let mut client = server.client().await;
+    let (_messages, _sender, mut acks) = open_upload(&mut client, "t").await;
+    server.drain();
+    server.end();
+    server.join().await.unwrap();
+    let outcome = loop {
+        match acks.message().await {
+            Ok(Some(_)) => (),
+            other => break other,
+        }
+    };
+    refused(outcome, Code::Unavailable, "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_drain_limit_ends_what_does_not_end() {
+    let mut server = TestServer::start(&["--drain-seconds=0"]).await;
+    let mut client = server.client().await;
+    let (_messages, _sender, acks) = open_upload(&mut client, "t").await;
+    server.drain();
+    server.join().await.unwrap();
+    drop(acks);
+}

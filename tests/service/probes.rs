@@ -1,0 +1,86 @@
+//! Health, reflection, metrics: what orchestrators and tools ask.
+
+use futures::StreamExt;
+use tonic::Code;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
+
+use crate::harness::*;
+
+pub async fn health(server: &TestServer, service: &str) -> Result<i32, tonic::Status> {
+    let mut client = HealthClient::new(server.channel().await);
+    let request = HealthCheckRequest { service: service.into() };
+    client.check(request).await.map(|response: tonic::Response<HealthCheckResponse>| response.into_inner().status)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_answers_by_name_and_without_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "t ann writer").unwrap();
+    let server = TestServer::start(&[&format!("--token-file={}", tokens.display())]).await;
+    for service in ["", "arrow.flight.protocol.FlightService", "readiness", "liveness"] {
+        assert_eq!(health(&server, service).await.unwrap(), 1, "{service:?}");
+    }
+    refused(health(&server, "nobody").await, Code::NotFound, "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reflection_lists_and_describes_flight() {
+    let server = TestServer::start(&[]).await;
+    let mut client = ServerReflectionClient::new(server.channel().await);
+    let ask = |request| ServerReflectionRequest { host: String::new(), message_request: Some(request) };
+    let requests = [
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol("arrow.flight.protocol.FlightService".into())),
+        ask(MessageRequest::FileContainingSymbol("dovetail.v1.Join".into())),
+    ];
+    let answers = client.server_reflection_info(futures::stream::iter(requests)).await.unwrap().into_inner();
+    let answers: Vec<ServerReflectionResponse> = answers.map(Result::unwrap).collect().await;
+    let Some(MessageResponse::ListServicesResponse(list)) = &answers[0].message_response else { panic!("no list") };
+    let names: Vec<_> = list.service.iter().map(|service| service.name.as_str()).collect();
+    assert!(
+        names.contains(&"arrow.flight.protocol.FlightService") && names.contains(&"grpc.health.v1.Health"),
+        "{names:?}"
+    );
+    for answer in &answers[1..] {
+        assert!(matches!(answer.message_response, Some(MessageResponse::FileDescriptorResponse(_))), "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_count_calls_bytes_and_memory() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(1000, 100)).await.unwrap();
+    get(&mut client, path("t")).await.unwrap();
+    refused(client.get_flight_info(path("nobody")).await, Code::NotFound, "");
+    let (status, text) = server.http_get("/metrics").await;
+    assert_eq!(status, 200);
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("dovetail_calls_total{code=\"OK\",rpc=\"DoPut\"}"), 1.0);
+    assert_eq!(value("dovetail_calls_total{code=\"NOT_FOUND\",rpc=\"GetFlightInfo\"}"), 1.0);
+    assert_eq!(value("dovetail_received_rows_total"), 1000.0);
+    assert_eq!(value("dovetail_sent_rows_total"), 1000.0);
+    assert!(value("dovetail_received_bytes_total{rpc=\"DoPut\"}") > 8000.0);
+    assert!(value("dovetail_sent_bytes_total{rpc=\"DoGet\"}") > 8000.0);
+    assert_eq!(value("dovetail_arena_bytes{kind=\"used\"}"), server.used_bytes().await as f64);
+    assert_eq!(value("dovetail_arena_bytes{kind=\"limit\"}"), f64::from(256 << 20));
+    assert_eq!(value("dovetail_tables"), 1.0);
+    assert!(text.contains("dovetail_build_info{"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_admin_port_tells_alive_from_ready() {
+    let server = TestServer::start(&[]).await;
+    assert_eq!(server.http_get("/healthz").await.0, 200);
+    assert_eq!(server.http_get("/readyz").await.0, 200);
+    assert_eq!(server.http_get("/tables").await.0, 404);
+}

@@ -1,0 +1,154 @@
+//! Who gets in, and what they may do there.
+
+use std::path::Path;
+
+use dovetail::service::Server;
+use futures::{StreamExt, TryStreamExt};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request};
+
+use crate::harness::*;
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn with_token<T>(message: T, token: &str) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {token}").parse::<MetadataValue<_>>().unwrap());
+    request
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_decide_who_may_do_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = write(folder.path(), "tokens", "r ann reader\nw ann writer\nb bob writer 2\nx root admin\n");
+    let server = TestServer::start(&[&format!("--token-file={tokens}")]).await;
+    let mut client = server.client().await;
+
+    refused(client.get_flight_info(path("t")).await, Code::Unauthenticated, "Bearer TOKEN");
+    refused(client.get_flight_info(with_token(path("t"), "z")).await, Code::Unauthenticated, "not known");
+    refused(client.get_flight_info(with_token(path("t"), "r")).await, Code::NotFound, "\"t\"");
+
+    let upload = |token: &'static str| {
+        let mut client = client.clone();
+        async move {
+            let messages = arrow_flight::encode::FlightDataEncoderBuilder::new()
+                .with_flight_descriptor(Some(path("t")))
+                .build(futures::stream::iter(keyed(10, 10)).map(Ok));
+            let messages: Vec<_> = messages.try_collect().await.unwrap();
+            let acks = client.do_put(with_token(futures::stream::iter(messages), token)).await?;
+            acks.into_inner().try_collect::<Vec<_>>().await
+        }
+    };
+    refused(upload("z").await, Code::Unauthenticated, "not known");
+    refused(upload("r").await, Code::PermissionDenied, "writer");
+    upload("w").await.unwrap();
+
+    // Another tenant reads the table, and may not drop it; a ticket is no good in other hands.
+    let info = client.get_flight_info(with_token(path("t"), "b")).await.unwrap().into_inner();
+    let ticket = info.endpoint[0].ticket.clone().unwrap();
+    refused(client.do_get(with_token(ticket.clone(), "r")).await, Code::PermissionDenied, "another tenant");
+    assert!(client.do_get(with_token(ticket, "b")).await.is_ok());
+    let drop = || arrow_flight::Action::new("drop_table", r#"{"name": "t"}"#);
+    refused(client.do_action(with_token(drop(), "r")).await, Code::PermissionDenied, "writer");
+    refused(client.do_action(with_token(drop(), "b")).await, Code::PermissionDenied, "ann");
+    assert!(client.do_action(with_token(drop(), "x")).await.is_ok());
+}
+
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap() }
+    }
+
+    fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A certificate of that name, and its key.
+    fn issue(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec![name.into()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_serves_those_who_trust_it_and_mutual_tls_those_it_trusts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (cert, key) = authority.issue("localhost");
+    let cert = write(folder.path(), "cert.pem", &cert);
+    let key = write(folder.path(), "key.pem", &key);
+    let client_ca = write(folder.path(), "ca.pem", &authority.pem());
+    let (cert, key) = (format!("--tls-cert={cert}"), format!("--tls-key={key}"));
+
+    let trusting = |ca: &Authority| {
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.pem())).domain_name("localhost")
+    };
+    let endpoint = |server: &TestServer, tls: ClientTlsConfig| {
+        Endpoint::from_shared(server.address.replace("http:", "https:")).unwrap().tls_config(tls).unwrap()
+    };
+
+    let server = TestServer::start(&[&cert, &key]).await;
+    let mut client = connect(endpoint(&server, trusting(&authority))).await;
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+    assert_eq!(rows(&get(&mut client, path("t")).await.unwrap()), 10);
+    assert!(endpoint(&server, trusting(&stranger)).connect().await.is_err());
+
+    let server = TestServer::start(&[&cert, &key, &format!("--tls-client-ca={client_ca}")]).await;
+    let identity = |ca: &Authority| {
+        let (cert, key) = ca.issue("a client");
+        Identity::from_pem(cert, key)
+    };
+    let mut client = connect(endpoint(&server, trusting(&authority).identity(identity(&authority)))).await;
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+    for tls in [trusting(&authority), trusting(&authority).identity(identity(&stranger))] {
+        // TLS 1.3 lets the client believe for a moment that it is connected.
+        let outcome = match endpoint(&server, tls).connect().await {
+            Ok(channel) => Client::new(channel).get_flight_info(path("t")).await.map(|_| ()),
+            Err(error) => Err(tonic::Status::unavailable(error.to_string())),
+        };
+        assert!(outcome.is_err(), "a stranger was served");
+    }
+    assert_eq!(rows(&get(&mut client, path("t")).await.unwrap()), 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listening_to_strangers_is_refused_at_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = format!("--token-file={}", write(folder.path(), "tokens", "t ann writer\n"));
+    for flags in [vec!["--listen=0.0.0.0:0"], vec!["--listen=0.0.0.0:0", &tokens]] {
+        let refusal = Server::start(&settings(&flags)).await.unwrap_err();
+        assert!(refusal.message().contains("--insecure"), "{refusal}");
+    }
+    assert!(Server::start(&settings(&["--listen=0.0.0.0:0", "--insecure"])).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_cannot_work_are_refused_at_start() {
+    let wrong = [
+        ("--endpoints=0", "endpoints"),
+        ("--message-limit=3GiB", "message_limit"),
+        ("--message-limit=lots", "message_limit"),
+        ("--host-memory=200%", "host_memory"),
+        ("--public-locations=grpc://0.0.0.0:1", "every interface"),
+        ("--admin-listen=nowhere", "admin_listen"),
+        ("--tenant-memory=much", "tenant_memory"),
+        ("--token-file=/does/not/exist", "/does/not/exist"),
+    ];
+    for (flag, words) in wrong {
+        let refusal = Server::start(&settings(&[flag])).await.unwrap_err();
+        assert!(refusal.message().contains(words), "{flag}: {refusal}");
+    }
+}

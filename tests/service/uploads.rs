@@ -1,0 +1,57 @@
+//! Uploads in modes, in several streams, and within limits.
+
+use tonic::Code;
+
+use crate::harness::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn modes_create_replace_and_append() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    let count = async |client: &mut Client| rows(&get(client, path("t")).await.unwrap());
+    put_with(&mut client, "t", keyed(10, 10), r#"{"mode": "create_if_missing"}"#).await.unwrap();
+    put_with(&mut client, "t", keyed(10, 10), r#"{"mode": "create_if_missing"}"#).await.unwrap();
+    assert_eq!(count(&mut client).await, 20);
+    put_with(&mut client, "t", keyed(5, 10), r#"{"mode": "append"}"#).await.unwrap();
+    assert_eq!(count(&mut client).await, 25);
+    put_with(&mut client, "t", keyed(7, 10), r#"{"mode": "replace"}"#).await.unwrap();
+    assert_eq!(count(&mut client).await, 7);
+    refused(put(&mut client, "t", keyed(7, 10)).await, Code::AlreadyExists, "\"t\"");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_streams_make_one_table_at_the_commit_or_none_at_the_abort() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    for id in ["kept", "thrown"] {
+        let streams = (0..4).map(|part| {
+            let mut client = client.clone();
+            async move {
+                let options = format!(r#"{{"upload": "{id}", "part": {part}}}"#);
+                put_with(&mut client, id, keyed(1000, 100), &options).await
+            }
+        });
+        for outcome in futures::future::join_all(streams).await {
+            outcome.unwrap();
+        }
+        refused(client.get_flight_info(path(id)).await, Code::NotFound, id);
+    }
+    act(&mut client, "abort_upload", r#"{"upload": "thrown"}"#).await.unwrap();
+    let committed = act(&mut client, "commit_upload", r#"{"upload": "kept"}"#).await.unwrap();
+    assert!(committed[0].contains("\"rows\":4000"), "{committed:?}");
+    assert_eq!(rows(&get(&mut client, path("kept")).await.unwrap()), 4000);
+    refused(client.get_flight_info(path("thrown")).await, Code::NotFound, "thrown");
+    act(&mut client, "drop_table", r#"{"name": "kept"}"#).await.unwrap();
+    server.expect_used_bytes(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quotas_of_a_tenant_are_held() {
+    let server = TestServer::start(&["--tenant-memory=1MiB", "--tenant-tables=2", "--upload-limit=8"]).await;
+    let mut client = server.client().await;
+    refused(put(&mut client, "big", keyed(1_000_000, 50_000)).await, Code::ResourceExhausted, "tenant");
+    server.expect_used_bytes(0).await;
+    put(&mut client, "one", keyed(10, 10)).await.unwrap();
+    put(&mut client, "two", keyed(10, 10)).await.unwrap();
+    refused(put(&mut client, "three", keyed(10, 10)).await, Code::ResourceExhausted, "table");
+}
