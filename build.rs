@@ -26,9 +26,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// The commit being built, with `-dirty` when the tree differs from it; `unknown` outside a checkout.
 fn commit() -> String {
-    println!("cargo::rerun-if-changed=.git/HEAD");
     let git =
         |arguments: &[&str]| Command::new("git").args(arguments).output().ok().filter(|output| output.status.success());
+    // The log of HEAD changes with every commit, HEAD itself only with the branch. A worktree keeps them elsewhere, and a
+    // path that is not there would make every build run this again.
+    for file in ["logs/HEAD", "HEAD"] {
+        let path = git(&["rev-parse", "--git-path", file])
+            .map(|path| String::from_utf8_lossy(&path.stdout).trim().to_string());
+        if let Some(path) = path.filter(|path| std::path::Path::new(path).exists()) {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
     let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
     let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|status| !status.stdout.is_empty());
     format!("{}{}", String::from_utf8_lossy(&head.stdout).trim(), if dirty { "-dirty" } else { "" })
