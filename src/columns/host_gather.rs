@@ -13,7 +13,7 @@ use arrow::datatypes::{
 };
 use rayon::prelude::*;
 
-use super::rows::Rows;
+use super::rows::{BatchIndex, Rows};
 use crate::device::{HostColumn, NO_ROW};
 use crate::memory::Arena;
 use crate::{Error, Result};
@@ -51,38 +51,6 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
     Ok(arrow::array::make_array(data))
 }
 
-/// Where rows are, batch by batch.
-struct Batches<'a, T> {
-    arrays: Vec<&'a T>,
-    starts: Vec<usize>,
-}
-
-impl<'a, T: Array + 'static> Batches<'a, T> {
-    fn of(rows: &'a Rows, column: usize) -> Self {
-        let downcast =
-            |array: &'a ArrayRef| array.as_any().downcast_ref::<T>().expect("a column has its schema's type");
-        let arrays: Vec<&T> = rows.column(column).map(downcast).collect();
-        let mut starts = vec![0];
-        for array in &arrays {
-            starts.push(starts[starts.len() - 1] + array.len());
-        }
-        Self { arrays, starts }
-    }
-
-    /// The array that holds a row, and the row's place in it.
-    fn find(&self, row: usize) -> (&'a T, usize) {
-        let batch = find_batch(&self.starts, row);
-        (self.arrays[batch], row - self.starts[batch])
-    }
-}
-
-fn find_batch(starts: &[usize], row: usize) -> usize {
-    if starts.len() == 2 {
-        return 0;
-    }
-    starts.partition_point(|&start| start <= row) - 1
-}
-
 /// Rows that one task gathers; a multiple of 8, so that tasks share no byte of the validity.
 const TASK_ROWS: usize = 16 * 1024;
 
@@ -90,21 +58,28 @@ fn gather_bytes<T: ByteArrayType>(rows: &Rows, column: usize, numbers: &[u32], a
 where
     T::Offset: bytemuck::Pod,
 {
-    let batches = Batches::<GenericByteArray<T>>::of(rows, column);
+    let arrays: Vec<&GenericByteArray<T>> = rows.column(column).map(|array| array.as_bytes::<T>()).collect();
+    let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
     let value = |number: u32| -> Option<&[u8]> {
         if number == NO_ROW {
             return None;
         }
-        let (array, index) = batches.find(number as usize);
-        (!array.is_null(index)).then(|| AsRef::<[u8]>::as_ref(array.value(index)))
+        let (batch, at) = index.find(number as usize);
+        let array = arrays[batch];
+        (!array.is_null(at)).then(|| AsRef::<[u8]>::as_ref(array.value(at)))
     };
 
-    // How many bytes each task writes, so that tasks know where to start.
-    let lengths: Vec<usize> = numbers
+    // Where each value lies, and how many bytes each task writes, so that tasks know where to start. Looking all places
+    // up before any value is read keeps many reads from random places in flight.
+    let found: Vec<(Vec<Option<&[u8]>>, usize)> = numbers
         .par_chunks(TASK_ROWS)
-        .map(|task| task.iter().map(|&number| value(number).map_or(0, <[u8]>::len)).sum())
+        .map(|task| {
+            let values: Vec<_> = task.iter().map(|&number| value(number)).collect();
+            let length = values.iter().map(|value| value.map_or(0, <[u8]>::len)).sum();
+            (values, length)
+        })
         .collect();
-    let total: usize = lengths.iter().sum();
+    let total: usize = found.iter().map(|(_, length)| length).sum();
     let too_long = || {
         Error::Invalid(format!(
             "{total} bytes of strings in one batch of {} rows exceed the 32-bit offsets of type {}; ask for smaller batches with \
@@ -120,27 +95,22 @@ where
     let mut validity = arena.allocate(numbers.len().div_ceil(8), "the validity of a result")?;
     let (first, ends) = bytemuck::cast_slice_mut::<u8, T::Offset>(&mut offsets).split_at_mut(1);
     first[0] = T::Offset::default();
-    let mut pieces: Vec<&mut [u8]> = Vec::with_capacity(lengths.len());
-    let mut rest: &mut [u8] = &mut bytes;
-    for &length in &lengths {
+    let mut pieces: Vec<(usize, &mut [u8])> = Vec::with_capacity(found.len());
+    let (mut start, mut rest): (usize, &mut [u8]) = (0, &mut bytes);
+    for &(_, length) in &found {
         let (piece, after) = rest.split_at_mut(length);
-        pieces.push(piece);
-        rest = after;
+        pieces.push((start, piece));
+        (start, rest) = (start + length, after);
     }
-    let starts = lengths.iter().scan(0, |start, length| Some(std::mem::replace(start, *start + length)));
-    let tasks: Vec<_> = starts
-        .zip(pieces)
-        .zip(ends.chunks_mut(TASK_ROWS))
-        .zip(validity.chunks_mut(TASK_ROWS / 8))
-        .zip(numbers.chunks(TASK_ROWS))
-        .collect();
+    let tasks: Vec<_> =
+        pieces.into_iter().zip(ends.chunks_mut(TASK_ROWS)).zip(validity.chunks_mut(TASK_ROWS / 8)).zip(found).collect();
     let nulls: usize = tasks
         .into_par_iter()
-        .map(|((((start, piece), ends), bits), numbers)| {
+        .map(|((((start, piece), ends), bits), (values, _))| {
             bits.fill(0);
             let (mut written, mut nulls) = (0, 0);
-            for (at, &number) in numbers.iter().enumerate() {
-                match value(number) {
+            for (at, value) in values.into_iter().enumerate() {
+                match value {
                     Some(bytes) => {
                         piece[written..written + bytes.len()].copy_from_slice(bytes);
                         written += bytes.len();
@@ -176,32 +146,21 @@ fn gather_dictionary(rows: &Rows, column: usize, numbers: &[u32], key_type: &Dat
         _ => value_index::<UInt64Type>,
     };
     let batches: Vec<&dyn AnyDictionaryArray> = rows.column(column).map(|array| array.as_any_dictionary()).collect();
-    let starts = starts_of(batches.iter().map(|batch| batch.len()));
+    let index = BatchIndex::of(batches.iter().map(|batch| batch.len()));
     let values: Vec<ArrayRef> = batches.iter().map(|batch| batch.values().clone()).collect();
     let DataType::Dictionary(_, value_type) = rows.data_type(column) else { unreachable!("a dictionary column") };
     let place = |number: u32| {
-        let batch = find_batch(&starts, number as usize);
-        Some((batch, value_index(batches[batch].keys(), number as usize - starts[batch])?))
+        let (batch, at) = index.find(number as usize);
+        Some((batch, value_index(batches[batch].keys(), at)?))
     };
     interleave_places(&values, value_type, numbers, place)
 }
 
 fn gather_any(rows: &Rows, column: usize, numbers: &[u32]) -> Result<ArrayRef> {
     let arrays: Vec<ArrayRef> = rows.column(column).cloned().collect();
-    let starts = starts_of(arrays.iter().map(|array| array.len()));
-    let place = |number: u32| {
-        let batch = find_batch(&starts, number as usize);
-        Some((batch, number as usize - starts[batch]))
-    };
+    let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
+    let place = |number: u32| Some(index.find(number as usize));
     interleave_places(&arrays, rows.data_type(column), numbers, place)
-}
-
-fn starts_of(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
-    let mut starts = vec![0];
-    for length in lengths {
-        starts.push(starts[starts.len() - 1] + length);
-    }
-    starts
 }
 
 /// The values at `place` (array, index) of each row number; a null where there is no place, or no row.

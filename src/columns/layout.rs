@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Wider keys become a 128-bit hash of all their values. Whoever joins by such keys compares the real values behind equal
-//! hashes ([`SideKeys::values_equal`]) before a row is emitted.
+//! hashes ([`KeyLayout::differing`]) before a row is emitted.
 
 use arrow::buffer::Buffer;
 use arrow::datatypes::DataType;
@@ -201,16 +201,25 @@ impl KeyLayout {
         }
     }
 
-    /// Whether the real values of two rows are equal. For hashed keys only.
-    pub fn values_equal(&self, a: &SideKeys, row_a: usize, b: &SideKeys, row_b: usize) -> bool {
-        let pairs = a.readers.iter().zip(&b.readers).zip(&self.facts);
-        pairs.fold(true, |equal, ((a, b), facts)| {
-            equal
-                && match (a.value(row_a), b.value(row_b)) {
-                    (None, None) => facts.nulls_equal,
-                    (a, b) => a == b,
+    /// Which pairs of rows, one of `a` and one of `b`, have different values behind their hashes: their indices in
+    /// `pairs`, ascending, are handed to `found`. For hashed keys only.
+    ///
+    /// Rows of one side at least lie at random places. A block of pairs is therefore looked up before any value is read,
+    /// and all values of the block before the next: many cache misses are in flight at once.
+    pub fn differing(&self, a: &SideKeys, b: &SideKeys, pairs: &[(u32, u32)], mut found: impl FnMut(usize)) {
+        const BLOCK: usize = 128;
+        let (mut of_a, mut of_b) = ([None; BLOCK], [None; BLOCK]);
+        for (block, pairs) in pairs.chunks(BLOCK).enumerate() {
+            let mut differs = [false; BLOCK];
+            for ((a, b), facts) in a.readers.iter().zip(&b.readers).zip(&self.facts) {
+                of_a.iter_mut().zip(pairs).for_each(|(value, &(row, _))| *value = a.value(row as usize));
+                of_b.iter_mut().zip(pairs).for_each(|(value, &(_, row))| *value = b.value(row as usize));
+                for (differs, (a, b)) in differs.iter_mut().zip(of_a.iter().zip(&of_b)).take(pairs.len()) {
+                    *differs |= a != b || (a.is_none() && !facts.nulls_equal);
                 }
-        })
+            }
+            (0..pairs.len()).filter(|&at| differs[at]).for_each(|at| found(block * BLOCK + at));
+        }
     }
 
     /// The hash of a row's values; `None` when it has a null that matches nothing.

@@ -7,8 +7,9 @@ use arrow::array::{
 };
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Decimal256Type, Int64Type};
+use rayon::prelude::*;
 
-use super::rows::Rows;
+use super::rows::{BatchIndex, Rows};
 use crate::{Error, Result};
 
 /// One key value in canonical form: two values of one class are equal exactly when these are.
@@ -24,8 +25,7 @@ pub enum KeyValue<'a> {
 #[derive(Debug)]
 pub struct KeyReader {
     parts: Vec<Part>,
-    /// First row of each part, and at the end the number of rows.
-    starts: Vec<usize>,
+    index: BatchIndex,
 }
 
 /// The values of one array, ready to be read by index.
@@ -61,27 +61,21 @@ impl KeyReader {
     /// # Errors
     /// [`Error::Internal`] when Arrow cannot widen a type that it should.
     pub fn new(rows: &Rows, index: usize, wide_decimal: bool) -> Result<Self> {
-        let mut starts = vec![0];
-        let mut parts = Vec::new();
-        for array in rows.column(index) {
-            starts.push(starts[starts.len() - 1] + array.len());
-            parts.push(Part::new(array, wide_decimal)?);
-        }
-        Ok(Self { parts, starts })
+        // Some types are widened, batch by batch.
+        let arrays: Vec<&ArrayRef> = rows.column(index).collect();
+        let parts = arrays.par_iter().map(|array| Part::new(array, wide_decimal)).collect::<Result<_>>()?;
+        Ok(Self { parts, index: BatchIndex::of(arrays.iter().map(|array| array.len())) })
     }
 
     /// Number of rows.
     pub fn len(&self) -> usize {
-        self.starts[self.starts.len() - 1]
+        self.index.rows()
     }
 
     /// The value of a row; `None` for a null.
     pub fn value(&self, row: usize) -> Option<KeyValue<'_>> {
-        let part = match self.parts.len() {
-            1 => 0,
-            _ => self.starts.partition_point(|&start| start <= row) - 1,
-        };
-        self.parts[part].value(row - self.starts[part])
+        let (part, index) = self.index.find(row);
+        self.parts[part].value(index)
     }
 }
 

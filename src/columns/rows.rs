@@ -102,6 +102,62 @@ impl Rows {
     }
 }
 
+/// Finds the batch of a row without searching: a row's number, shifted, names the first batch that may hold it.
+///
+/// A binary search over the batches of a large table mispredicts at each of its steps; here the batches that share a
+/// bucket, on average one, are passed in order.
+#[derive(Debug)]
+pub(super) struct BatchIndex {
+    /// First row of each batch, and at the end the number of rows.
+    starts: Vec<usize>,
+    /// The batch that holds the first row of each bucket of `1 << shift` rows.
+    buckets: Vec<u32>,
+    shift: u32,
+}
+
+impl BatchIndex {
+    /// For batches of those lengths.
+    pub(super) fn of(lengths: impl Iterator<Item = usize>) -> Self {
+        let mut starts = vec![0];
+        for length in lengths {
+            starts.push(starts[starts.len() - 1] + length);
+        }
+        let (batches, rows) = (starts.len() - 1, starts[starts.len() - 1]);
+        // One bucket per batch, or two.
+        let shift = (rows / batches.max(1)).max(1).ilog2();
+        let mut batch = 0;
+        let first_batch = |bucket: usize| {
+            while starts[batch + 1] <= bucket << shift {
+                batch += 1;
+            }
+            batch as u32
+        };
+        let buckets = (0..rows.div_ceil(1 << shift)).map(first_batch).collect();
+        Self { starts, buckets, shift }
+    }
+
+    /// Number of rows.
+    pub(super) fn rows(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// The batch of a row, and the row's place in it.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    #[inline]
+    pub(super) fn find(&self, row: usize) -> (usize, usize) {
+        if self.starts.len() == 2 {
+            return (0, row);
+        }
+        let mut batch = self.buckets[row >> self.shift] as usize;
+        while self.starts[batch + 1] <= row {
+            batch += 1;
+        }
+        (batch, row - self.starts[batch])
+    }
+}
+
 /// How a device moves a column's values.
 #[derive(Clone, Debug)]
 pub struct Movable {
@@ -170,6 +226,19 @@ mod tests {
                 assert_eq!(rows.len() as u64, end - start);
             }
         }
+    }
+
+    #[test]
+    fn every_row_is_found_in_its_batch() {
+        for lengths in [vec![5], vec![0, 0, 1, 0], vec![1000, 1, 1, 1, 0, 1, 30], vec![1, 1, 1, 500], vec![64; 9]] {
+            let index = BatchIndex::of(lengths.iter().copied());
+            let expected =
+                lengths.iter().enumerate().flat_map(|(batch, &length)| (0..length).map(move |at| (batch, at)));
+            let found = (0..index.rows()).map(|row| index.find(row));
+            assert!(found.eq(expected), "{lengths:?}");
+        }
+        assert_eq!(BatchIndex::of(std::iter::empty()).rows(), 0);
+        assert_eq!(BatchIndex::of([0, 0].into_iter()).rows(), 0);
     }
 
     #[test]

@@ -63,6 +63,10 @@ pub trait Device: Send + Sync + Debug {
     /// The memory that its buffers are taken from.
     fn memory(&self) -> &Budget;
 
+    /// Runs `work` where its parallel parts, such as gathering strings, use the CPU threads that belong to this device: its
+    /// own threads, for a host device. Returns when it is done.
+    fn beside(&self, work: &mut (dyn FnMut() + Send));
+
     // ---- Streams -------------------------------------------------------------------------------------------------
 
     /// A new queue of work for a job.

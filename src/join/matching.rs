@@ -49,6 +49,11 @@ impl BuildSide {
         Ok(Self { arranged, table })
     }
 
+    /// Whether building its table has shown that no two keys are equal.
+    pub(super) fn has_distinct_keys(&self) -> bool {
+        self.table.as_ref().is_some_and(|table| table.order.is_none())
+    }
+
     /// The keys in the order of build positions, in host memory.
     pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Buffer> {
         let keys = self.arranged.arranged_keys();

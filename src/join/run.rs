@@ -37,8 +37,12 @@ pub fn run(plan: &Plan, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     let build = SideInput::new(plan, Role::Build);
     let probe = SideInput::new(plan, Role::Probe);
     let facts = key_facts(&build, &probe, &plan.join)?;
-    let seed = rand::random();
-    run_with_layout(plan, KeyLayout::new(facts, seed), &build, &probe, device, arena, sink, monitor)
+    let layout = KeyLayout::new(facts, rand::random());
+    let mut outcome = Ok(());
+    device.beside(&mut || {
+        outcome = run_with_layout(plan, layout.clone(), &build, &probe, device, arena, sink, monitor);
+    });
+    outcome
 }
 
 /// As [`run`], with a layout of the caller's: tests make its hashes collide.

@@ -9,6 +9,7 @@
 //!    match at all, because no other run has its hash.
 
 use arrow::buffer::Buffer;
+use rayon::prelude::*;
 
 use super::arrange::{Arranged, Workshop};
 use super::matching::BuildSide;
@@ -16,22 +17,35 @@ use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Matches, NO_ROW, Positions};
 
+/// Rows that one task compares: some tenths of a millisecond between two looks at the cancel flag.
+const TASK_ROWS: usize = 1 << 13;
+
 /// Whether rows of the build side with equal hashes have equal values.
 ///
 /// # Errors
 /// The device's.
 pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: &Workshop<'_>) -> Result<bool> {
+    if build.has_distinct_keys() {
+        return Ok(true);
+    }
     let arranged = &build.arranged;
     let rows = arranged.len();
     let numbers = row_numbers(arranged, &Positions::Range(0..rows), shop)?;
     let numbers: &[u32] = bytemuck::cast_slice(&numbers[..4 * rows]);
     let hashes = build.run_keys(shop)?;
     let hashes: &[u128] = bytemuck::cast_slice(&hashes[..16 * rows]);
-    let same = |at: usize| {
-        hashes[at - 1] != hashes[at]
-            || layout.values_equal(&arranged.keys, numbers[at - 1] as usize, &arranged.keys, numbers[at] as usize)
+    let cancel = shop.monitor.cancel();
+    let exact = |start: usize| {
+        cancel.check()?;
+        let pairs: Vec<(u32, u32)> = (start..rows.min(start + TASK_ROWS))
+            .filter(|&at| at > 0 && hashes[at - 1] == hashes[at])
+            .map(|at| (numbers[at - 1], numbers[at]))
+            .collect();
+        let mut exact = true;
+        layout.differing(&arranged.keys, &arranged.keys, &pairs, |_| exact = false);
+        Ok(exact)
     };
-    Ok((1..rows).all(same))
+    (0..rows).into_par_iter().step_by(TASK_ROWS).map(exact).try_reduce(|| true, |a, b| Ok(a && b))
 }
 
 /// The matches of a wave without those whose values differ.
@@ -51,16 +65,19 @@ pub(super) fn exact_matches(
     let build_rows: &[u32] = bytemuck::cast_slice(&build_rows[..4 * rows]);
     let probe_rows = row_numbers(probe, &Positions::Range(matches.rows.clone()), shop)?;
     let probe_rows: &[u32] = bytemuck::cast_slice(&probe_rows[..4 * rows]);
-    let differs = |at: &usize| {
-        build_rows[*at] != NO_ROW
-            && !layout.values_equal(
-                &build.arranged.keys,
-                build_rows[*at] as usize,
-                &probe.keys,
-                probe_rows[*at] as usize,
-            )
+    let cancel = shop.monitor.cancel();
+    let differing = |start: usize| {
+        cancel.check()?;
+        let range = start..rows.min(start + TASK_ROWS);
+        let matched: Vec<usize> = range.filter(|&at| build_rows[at] != NO_ROW).collect();
+        let pairs: Vec<(u32, u32)> = matched.iter().map(|&at| (build_rows[at], probe_rows[at])).collect();
+        let mut differing = Vec::new();
+        layout.differing(&build.arranged.keys, &probe.keys, &pairs, |at| differing.push(matched[at]));
+        Ok(differing)
     };
-    let false_matches: Vec<usize> = (0..rows).filter(differs).collect();
+    let false_matches: Vec<Vec<usize>> =
+        (0..rows).into_par_iter().step_by(TASK_ROWS).map(differing).collect::<Result<_>>()?;
+    let false_matches = false_matches.concat();
     if false_matches.is_empty() {
         return Ok(matches);
     }

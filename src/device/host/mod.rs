@@ -198,6 +198,10 @@ impl Device for HostDevice {
         &self.pool.budget
     }
 
+    fn beside(&self, work: &mut (dyn FnMut() + Send)) {
+        self.threads.install(work);
+    }
+
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
         Ok(Stream { handle: std::sync::Arc::new(Done), cancel })
     }
