@@ -7,6 +7,7 @@
 //! | way | what the server does |
 //! |---|---|
 //! | `discard` | reads HTTP/2 frames and drops them: what no server can go below |
+//! | `copy` | copies each frame into memory that is already there: what no server that keeps the bytes can go below |
 //! | `one-copy` | `DoPutLayer`: scatters frames into the arena and validates |
 //! | `ordinary` | tonic's decoder, then the arena and validation: the fallback |
 //! | `stock` | tonic's decoder, arrow-flight's decoder, and each buffer copied into the arena |
@@ -51,6 +52,9 @@ use tonic::transport::{Channel, Server};
 use tonic::{Status, Streaming};
 use tower::{Layer, Service};
 
+mod record;
+use record::Recorder;
+
 #[derive(Parser)]
 struct Options {
     /// Bytes of Arrow bodies in each run, in units of 10^9
@@ -62,6 +66,12 @@ struct Options {
     /// Sizes of messages, in MiB
     #[arg(long, value_delimiter = ',', default_value = "2,16")]
     message_mib: Vec<usize>,
+    /// Ways to measure
+    #[arg(long, value_delimiter = ',', default_values_t = WAYS.map(String::from))]
+    ways: Vec<String>,
+    /// Append the measurements to benches/results
+    #[arg(long)]
+    record: bool,
     /// Be the server, in this way (the benchmark starts itself so)
     #[arg(long, hide = true)]
     serve: Option<String>,
@@ -70,7 +80,7 @@ struct Options {
     bench: bool,
 }
 
-const WAYS: [&str; 4] = ["discard", "one-copy", "ordinary", "stock"];
+const WAYS: [&str; 5] = ["discard", "copy", "one-copy", "ordinary", "stock"];
 const LIMITS: Limits = Limits { message_bytes: 256 << 20 };
 
 fn main() {
@@ -85,14 +95,16 @@ fn main() {
 // ---- Client ------------------------------------------------------------------------------------------------------------
 
 async fn measure(options: &Options) {
+    let mut recorder = Recorder::new("ingest", options.record);
+    let ways = &options.ways;
     for columns in ["fixed", "strings"] {
         for mib in &options.message_mib {
             let messages = messages(columns, mib << 20);
             let body_bytes = messages[1].data_body.len();
             let count = (options.gigabytes * 1e9 / body_bytes as f64).ceil() as usize;
-            let mut runs = vec![Vec::new(); WAYS.len()];
+            let mut runs = vec![Vec::new(); ways.len()];
             for _ in 0..options.rounds {
-                for (way, runs) in WAYS.iter().zip(&mut runs) {
+                for (way, runs) in ways.iter().zip(&mut runs) {
                     runs.push(run(way, &messages, count).await);
                 }
             }
@@ -103,17 +115,17 @@ async fn measure(options: &Options) {
                 (values[values.len() / 2], values[0])
             };
             let (floor, _) = median(&runs[0], |run| run.cpu_seconds);
-            for (way, runs) in WAYS.iter().zip(&runs) {
+            for (way, runs) in ways.iter().zip(&runs) {
                 let (cpu, cpu_min) = median(runs, |run| run.cpu_seconds);
                 let (wall, _) = median(runs, |run| run.wall_seconds);
                 let line = json!({
-                    "way": way, "columns": columns, "message_mib": mib, "gigabytes": gigabytes,
+                    "rounds": options.rounds, "way": way, "columns": columns, "message_mib": mib, "gigabytes": gigabytes,
                     "server_cpu_seconds_per_gb": round(cpu / gigabytes),
                     "server_cpu_seconds_per_gb_min": round(cpu_min / gigabytes),
-                    "times_discard": round(cpu / floor),
+                    "times_first_way": round(cpu / floor),
                     "gb_per_second": round(gigabytes / wall),
                 });
-                println!("{line}");
+                recorder.write(line);
             }
         }
     }
@@ -237,7 +249,8 @@ async fn serve(way: &str) {
         std::process::exit(0);
     });
     let served = match way {
-        "discard" => builder.add_service(Discard).serve_with_incoming(incoming).await,
+        "discard" => builder.add_service(Discard { copy: false }).serve_with_incoming(incoming).await,
+        "copy" => builder.add_service(Discard { copy: true }).serve_with_incoming(incoming).await,
         "one-copy" => {
             let service = DoPutLayer::new(handler, arena, LIMITS).layer(behind);
             builder.add_service(service).serve_with_incoming(incoming).await
@@ -272,9 +285,11 @@ impl UploadSink for CounterSink {
     }
 }
 
-/// Reads requests and drops them.
+/// Reads requests and drops them, with `copy` after copying each frame once.
 #[derive(Clone)]
-struct Discard;
+struct Discard {
+    copy: bool,
+}
 
 impl NamedService for Discard {
     const NAME: &'static str = "arrow.flight.protocol.FlightService";
@@ -290,9 +305,23 @@ impl Service<Request<Body>> for Discard {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        /// Far more than caches hold, so that the bytes go to memory as a table's do.
+        const MEMORY_BYTES: usize = 256 << 20;
+        let copy = self.copy;
         Box::pin(async move {
             let mut body = request.into_body();
-            while let Some(Ok(_)) = body.frame().await {}
+            let mut memory = vec![1u8; if copy { MEMORY_BYTES } else { 0 }];
+            let mut at = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                if let (true, Some(data)) = (copy, frame.data_ref()) {
+                    if at + data.len() > memory.len() {
+                        at = 0;
+                    }
+                    memory[at..at + data.len()].copy_from_slice(data);
+                    at += data.len();
+                }
+            }
+            std::hint::black_box(&memory);
             Ok(Status::ok("").into_http())
         })
     }

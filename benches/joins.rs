@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Prints one JSON line per strategy: rows, bytes, seconds (median and minimum of the runs), rows per second of both sides
-//! together, and the phases of the median run. Every run is checked: the number of rows, and the sum of each payload column,
+//! together, the phases of the median run, and what the planner predicted of them. Every run is checked: the number of rows, and the sum of each payload column,
 //! which are independent of the keys.
 
 use std::sync::Arc;
@@ -19,12 +19,15 @@ use dovetail::device::host::HostDevice;
 use dovetail::device::{CancelFlag, Device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
-use dovetail::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Strategy};
+use dovetail::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Strategy, Target};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
+
+mod record;
+use record::Recorder;
 
 #[derive(Parser)]
 struct Options {
@@ -50,6 +53,9 @@ struct Options {
     /// Keys multiplied by an odd constant: sparse over the whole range
     #[arg(long)]
     sparse: bool,
+    /// Append the measurements to benches/results
+    #[arg(long)]
+    record: bool,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -128,7 +134,10 @@ fn main() {
         true => Strategy::ALL.to_vec(),
         false => options.strategy.iter().map(|name| name.parse().unwrap_or_else(|error| panic!("{error}"))).collect(),
     };
+    let target = Target::of(&device, planner::calibrate(&device));
+    let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
+        let mut predicted = json!(null);
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for _ in 0..options.runs {
             let spec = JoinSpec {
@@ -145,7 +154,12 @@ fn main() {
                 retain_seconds: None,
                 into: None,
             };
-            let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
+            let plan = planner::plan_on(planner::bind(spec, &catalog).unwrap(), Some(strategy), &target).unwrap();
+            predicted = plan
+                .phases
+                .iter()
+                .map(|phase| (phase.name.to_string(), json!((phase.seconds * 1e3).round() / 1e3)))
+                .collect();
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
             let start = Instant::now();
             join::run(&plan, &device, &arena, &sink, &monitor).unwrap();
@@ -162,11 +176,12 @@ fn main() {
             phases.iter().map(|phase| (phase.name.into(), json!((phase.seconds * 1e3).round() / 1e3))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "bench": "joins", "strategy": strategy.name(), "build_rows": options.build, "probe_rows": options.probe,
+            "strategy": strategy.name(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,
+            "predicted_phases_seconds": predicted,
         });
-        println!("{line}");
+        recorder.write(line);
     }
 }

@@ -1,6 +1,6 @@
 //! How fast each primitive of a device is.
 //!
-//! `cargo bench --bench primitives -- [--rows N] [--threads N] [--runs N] [--filter TEXT]`
+//! `cargo bench --bench primitives -- [--rows N] [--threads N] [--runs N] [--filter TEXT] [--record true]`
 //!
 //! One JSON line per case: `rows` is the probe side's for cases with two sides, whose build side has half as many;
 //! `seconds` is the median of the runs; `moved_bytes` counts every byte that the primitive must read or write once, so that
@@ -16,9 +16,13 @@ use dovetail::device::{
     Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width,
 };
 use dovetail::memory::{Arena, Budget};
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+
+mod record;
+use record::Recorder;
 
 fn main() {
     let options = Options::from_arguments();
@@ -26,7 +30,8 @@ fn main() {
     let device = HostDevice::new(0, options.threads, memory, None).expect("a device");
     let stream = device.stream(CancelFlag::new()).expect("a stream");
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
-    let bench = Bench { device: &device, stream, arena, options };
+    let recorder = Mutex::new(Recorder::new("primitives", options.record));
+    let bench = Bench { device: &device, stream, arena, options, recorder };
     bench.transfers();
     bench.keys();
     for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
@@ -44,12 +49,13 @@ struct Options {
     threads: usize,
     runs: usize,
     filter: String,
+    record: bool,
 }
 
 impl Options {
     fn from_arguments() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut options = Self { rows: 1 << 22, threads, runs: 5, filter: String::new() };
+        let mut options = Self { rows: 1 << 22, threads, runs: 5, filter: String::new(), record: false };
         // Cargo passes `--bench` to every benchmark program.
         let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
         while let Some(name) = arguments.next() {
@@ -60,7 +66,8 @@ impl Options {
                 "--threads" => options.threads = number(),
                 "--runs" => options.runs = number(),
                 "--filter" => options.filter = value,
-                _ => panic!("{name} is not an option; there are --rows, --threads, --runs and --filter"),
+                "--record" => options.record = value == "true",
+                _ => panic!("{name} is not an option; there are --rows, --threads, --runs, --filter and --record"),
             }
         }
         options
@@ -72,6 +79,7 @@ struct Bench<'a> {
     stream: Stream,
     arena: Arena,
     options: Options,
+    recorder: Mutex<Recorder>,
 }
 
 impl Bench<'_> {
@@ -107,7 +115,7 @@ impl Bench<'_> {
             "moved_bytes": moved_bytes,
             "gb_per_second": (moved_bytes as f64 / median / 1e7).round() / 100.0,
         });
-        println!("{line}");
+        self.recorder.lock().write(line);
     }
 
     fn column(&self, values: &[u32]) -> Column {
