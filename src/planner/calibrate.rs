@@ -1,18 +1,23 @@
 //! Measuring a device: each primitive on small data, once.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::buffer::Buffer;
+use arrow::datatypes::DataType;
 
 use super::Rates;
 use crate::Result;
+use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
     CancelFlag, Carry, Column, Device, KeyWidth, Keys, PartitionMatches, Positions, RadixBits, Stream, Unmatched, Width,
 };
 use crate::memory::{Arena, Budget};
 
-/// Rows that are measured: enough that fixed costs vanish, few enough that all of it takes tens of milliseconds.
-const ROWS_MAX: usize = 1 << 16;
+/// Rows that are measured: enough that fixed costs vanish and all threads have their share, few enough that all of it takes
+/// a tenth of a second.
+const ROWS_MAX: usize = 1 << 18;
 
 /// Fewer rows than these measure the cost of a call, not a rate.
 const ROWS_MIN: usize = 1 << 10;
@@ -20,10 +25,11 @@ const ROWS_MIN: usize = 1 << 10;
 /// Bytes of device memory that measuring takes per row, at the most.
 const ROW_BYTES: u64 = 128;
 
-/// Rows whose random reads miss the caches that belong to one core.
-const SPREAD_ROWS: usize = 1 << 20;
+/// Rows of 8 bytes whose random reads go to memory: more than the caches of most processors, shared ones included. With
+/// fewer, hash tables of tens of megabytes look twice as fast as they are.
+const SPREAD_ROWS: usize = 1 << 23;
 
-/// Measures a device's rates in tens of milliseconds. A device with too little memory to measure with keeps the defaults;
+/// Measures a device's rates in a tenth of a second. A device with too little memory to measure with keeps the defaults;
 /// so does one that refuses, which is logged.
 pub fn calibrate(device: &dyn Device) -> Rates {
     let fit = device.memory().free_bytes() / ROW_BYTES;
@@ -42,6 +48,11 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let stream = device.stream(CancelFlag::new())?;
     let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 64 << 20));
     let bench = Bench { device, stream: &stream };
+
+    let column = |rows: usize| -> Result<Column> {
+        let data = device.copy_in(&[ascending_keys(rows)], &stream)?;
+        Ok(Column { data, width: Width::W8, rows, validity: None })
+    };
 
     // Over a slow link, what has to cross it is kept small.
     const LINK_SECONDS: f64 = 10e-3;
@@ -67,8 +78,14 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let (_, seconds) = bench.time(|| device.copy_out(&copied, host.len(), &arena, &stream))?;
     rates.copy_out = host.len() as f64 / seconds;
 
-    let keys = Keys { data: copied, width: KeyWidth::W8, rows: row_count };
     let rows = row_count as f64;
+    let near = column(row_count)?;
+    // All rows but the first: a range that is the whole column would not be copied at all.
+    let in_order = Positions::Range(1..row_count);
+    let (_, seconds) = bench.time(|| device.gather(&near, &in_order, &stream))?;
+    rates.stream = 2.0 * 8.0 * rows / seconds;
+
+    let keys = Keys { data: copied, width: KeyWidth::W8, rows: row_count };
     let bits = RadixBits { skip: 0, bits: device.info().pass_bits_max.min(6) };
     let carry = [Carry::RowNumber];
     let (partitions, seconds) = bench.time(|| device.partition(&keys, &carry, bits, &stream))?;
@@ -135,6 +152,26 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
             rates.random_reads = rows * missing / beyond;
         }
     }
+
+    // What the host does for the device: keys that are hashed, and strings gathered, of 16 bytes each.
+    let text = StringArray::from_iter_values((0..row_count).map(|at| format!("{:016x}", mixed(at))));
+    let batch = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)])?;
+    let strings = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..row_count as u64);
+    let facts = KeyFacts {
+        class: KeyClass::String,
+        build_type: DataType::Utf8,
+        probe_type: DataType::Utf8,
+        range: None,
+        bytes_max: None,
+        nulls_equal: false,
+    };
+    let layout = KeyLayout::new(vec![facts], 1);
+    let (_, seconds) =
+        bench.time_beside(|| layout.pack(Role::Probe, &strings, &[0], device, &arena, &stream).map(drop))?;
+    rates.host_keys = rows / seconds;
+    let anywhere: Vec<u32> = (0..row_count).map(|at| (mixed(at) % row_count) as u32).collect();
+    let (_, seconds) = bench.time_beside(|| gather_on_host(&strings, 0, &anywhere, &arena).map(drop))?;
+    rates.host_values = rows / seconds;
     Ok(rates)
 }
 
@@ -157,6 +194,15 @@ impl Bench<'_> {
             last = Some(done);
         }
         Ok((last.expect("it ran three times"), seconds.max(1e-9)))
+    }
+
+    /// The same for work of the host's, on the CPU threads that a join on this device has for it.
+    fn time_beside(&self, work: impl Fn() -> Result<()> + Sync) -> Result<((), f64)> {
+        self.time(|| {
+            let mut outcome = Ok(());
+            self.device.beside(&mut || outcome = work());
+            outcome
+        })
     }
 }
 

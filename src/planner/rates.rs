@@ -50,8 +50,7 @@ pub struct Rates {
 
 impl Rates {
     /// A host device of that many threads, before anything is measured. Assumptions, not measurements: round numbers of
-    /// the order that a server's core shows. [`calibrate`](super::calibrate()) replaces all but the last two and the size of
-    /// the cache.
+    /// the order that a server's core shows. [`calibrate`](super::calibrate()) replaces all but the size of the cache.
     pub fn host(threads: usize) -> Self {
         let threads = threads.max(1) as f64;
         Self {
