@@ -15,12 +15,12 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::buffer::{split_at_bounds, values_of};
-use super::hash::{Key, with_cell};
+use super::hash::{Key, with_cell, with_key};
 use super::partition::{Scattered, carried_as_is, scatter};
 use super::slots::Slot;
 use super::{MORSEL_ROWS, Run};
 use crate::Result;
-use crate::device::{Carry, Column, Keys, Sorted, Width};
+use crate::device::{Carry, Column, KeyWidth, Keys, Sorted, Width};
 
 /// Rows that a range should have: two copies of its keys and row numbers, and one column, stay in the second cache.
 const RANGE_ROWS: usize = 1 << 14;
@@ -30,6 +30,16 @@ const COMPARED_ROWS_MAX: usize = 256;
 
 /// Bits that one pass over a range resolves: its counters and the lines that it writes stay in the first cache.
 const DIGIT_BITS_MAX: u32 = 11;
+
+/// How much fuller than the average one a range may be before ranges are bounded by splitters.
+const CROWDED: usize = 8;
+
+/// Bytes that sorting takes beside the sorted keys and what they carry: for each range that is being sorted, two copies of its
+/// keys and row numbers and one of its widest column.
+pub fn sort_scratch_bytes(width: KeyWidth, rows: u64, carried_bytes_max: u64, threads: usize) -> u64 {
+    let row_bytes = with_key!(width, K => 2 * size_of::<<K as Key>::Unique>()) as u64 + carried_bytes_max;
+    rows.min((threads * (CROWDED + 1) * RANGE_ROWS) as u64) * row_bytes
+}
 
 pub(super) fn is_sorted<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<bool> {
     let values = values_of::<K>(&keys.data, keys.rows);
@@ -89,14 +99,30 @@ fn divide<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry]) -> Result<Scatter
     let mut sample: Vec<K> = values.iter().step_by(step).copied().collect();
     let mut counts = vec![0usize; ranges];
     sample.iter().for_each(|&key| counts[digit(key)] += 1);
-    let crowded = counts.iter().any(|&count| count > 8 * sample.len() / ranges + SAMPLES_PER_RANGE);
+    let crowded = counts.iter().any(|&count| count > CROWDED * sample.len() / ranges + SAMPLES_PER_RANGE);
     if !crowded {
         return scatter(run, keys, carry, ranges, digit);
     }
     sample.sort_unstable();
-    let mut splitters: Vec<K> = (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect();
-    splitters.dedup();
+    let splitters = splitters_of(&sample, ranges);
     scatter(run, keys, carry, splitters.len() + 1, |key| splitters.partition_point(|&splitter| splitter <= key))
+}
+
+/// The first keys of all ranges but the first, from a sorted sample. A key that is several of them is heavy: it gets a range
+/// of its own, which ends before the next larger key, so that nobody has to sort its rows.
+fn splitters_of<K: Key>(sample: &[K], ranges: usize) -> Vec<K> {
+    let all: Vec<K> = (1..ranges).map(|range| sample[range * sample.len() / ranges]).collect();
+    let mut splitters = Vec::with_capacity(2 * ranges);
+    for equal in all.chunk_by(|a, b| a == b) {
+        let key = equal[0];
+        splitters.push(key);
+        let next = key.wrapping_sub(K::truncate(u128::MAX));
+        if equal.len() > 1 && next > key {
+            splitters.push(next);
+        }
+    }
+    splitters.dedup();
+    splitters
 }
 
 /// Keys per range in the sample that decides how to divide.
@@ -109,20 +135,30 @@ fn differing_bits<K: Key>(reference: K, keys: &[K]) -> K {
 
 /// Sorts one range and what is carried with it, in place.
 fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
-    run.cancel.check()?;
-    if keys.is_sorted() {
+    if is_range_sorted(run, keys)? {
         return Ok(());
     }
     // The position within the range sits where a table would have it.
     let mut rows = run.values::<K::Unique>(keys.len(), "sorting a range of rows")?;
-    rows.iter_mut().zip(keys.iter()).zip(0..).for_each(|((row, &key), index)| *row = K::Unique::new(key, index, 0));
+    let mut index = 0;
+    for (rows, keys) in rows.chunks_mut(MORSEL_ROWS).zip(keys.chunks(MORSEL_ROWS)) {
+        run.cancel.check()?;
+        for (row, &key) in rows.iter_mut().zip(keys) {
+            *row = K::Unique::new(key, index, 0);
+            index += 1;
+        }
+    }
     if keys.len() <= COMPARED_ROWS_MAX {
         rows.sort_unstable_by_key(|row| row.key());
         return put(run, &rows, keys, columns);
     }
     let mut spare = run.values::<K::Unique>(keys.len(), "sorting a range of rows")?;
     let (mut from, mut to) = (&mut rows[..], &mut spare[..]);
-    let differing = differing_bits(keys[0], keys);
+    let mut differing = K::default();
+    for morsel in keys.chunks(MORSEL_ROWS) {
+        run.cancel.check()?;
+        differing = differing.or(differing_bits(keys[0], morsel));
+    }
     let end = K::BITS - differing.leading_zeros();
     let mut shift = differing.trailing_zeros();
     // Digits of equal width: 22 bits are two of 11, not one of 11 and one of 8 and one of 3.
@@ -136,6 +172,18 @@ fn sort_range<K: Key>(run: &Run<'_>, keys: &mut [K], columns: Vec<(Width, &mut [
         shift += digit_bits;
     }
     put(run, from, keys, columns)
+}
+
+/// Whether a range is in order, looked at on this thread.
+fn is_range_sorted<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<bool> {
+    for start in (0..keys.len()).step_by(MORSEL_ROWS) {
+        run.cancel.check()?;
+        // One row of overlap with the next morsel.
+        if !keys[start..keys.len().min(start + MORSEL_ROWS + 1)].is_sorted() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// One stable pass of a radix sort.
@@ -168,18 +216,31 @@ fn move_by_digit<K: Key, S: Slot<K>>(
 
 /// Writes the sorted keys, and the columns in their order.
 fn put<K: Key, S: Slot<K>>(run: &Run<'_>, rows: &[S], keys: &mut [K], columns: Vec<(Width, &mut [u8])>) -> Result<()> {
-    keys.iter_mut().zip(rows).for_each(|(key, row)| *key = row.key());
-    for (width, column) in columns {
+    for (keys, rows) in keys.chunks_mut(MORSEL_ROWS).zip(rows.chunks(MORSEL_ROWS)) {
         run.cancel.check()?;
+        keys.iter_mut().zip(rows).for_each(|(key, row)| *key = row.key());
+    }
+    for (width, column) in columns {
         let mut before = run.values::<u8>(column.len(), "arranging a carried column")?;
-        before.copy_from_slice(column);
-        with_cell!(width, T => permute::<K, S, T>(rows, bytemuck::cast_slice(&before), bytemuck::cast_slice_mut(column)));
+        with_cell!(width, T => {
+            let (before, column) = (bytemuck::cast_slice_mut(&mut before), bytemuck::cast_slice_mut(column));
+            permute::<K, S, T>(run, rows, before, column)?;
+        });
     }
     Ok(())
 }
 
-fn permute<K, S: Slot<K>, T: Pod>(rows: &[S], from: &[T], to: &mut [T]) {
-    to.iter_mut().zip(rows).for_each(|(to, row)| *to = from[row.first() as usize]);
+/// Puts the values of `column` into the order of `rows`; `before` is room for a copy.
+fn permute<K, S: Slot<K>, T: Pod>(run: &Run<'_>, rows: &[S], before: &mut [T], column: &mut [T]) -> Result<()> {
+    for (before, column) in before.chunks_mut(MORSEL_ROWS).zip(column.chunks(MORSEL_ROWS)) {
+        run.cancel.check()?;
+        before.copy_from_slice(column);
+    }
+    for (column, rows) in column.chunks_mut(MORSEL_ROWS).zip(rows.chunks(MORSEL_ROWS)) {
+        run.cancel.check()?;
+        column.iter_mut().zip(rows).for_each(|(value, row)| *value = before[row.first() as usize]);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -226,6 +287,31 @@ mod tests {
     #[test]
     fn rows_are_sorted_with_all_they_carry() {
         for_every_key!(sorts_what_it_is_given);
+    }
+
+    #[test]
+    fn a_heavy_key_has_a_range_of_its_own() {
+        // A third of the rows have one key, its neighbours a few each. Had they one range, a thread would sort all of it,
+        // and take a copy of its keys and row numbers to do so.
+        let rows = 1_000_000u32;
+        let heavy = 0x4000_0000;
+        let numbers: Vec<u32> = (0..rows).map(|row| if row % 3 == 0 { heavy } else { heavy - 400_000 + row }).collect();
+        let bench = Bench::new(2);
+        let (keys, mut values) = bench.keys::<u32>(&numbers);
+        let sorted = bench.device.sort(&keys, &[], &bench.stream).unwrap();
+        values.sort_unstable();
+        assert!(values == values_of::<u32>(&sorted.keys.data, values.len()));
+        let scratch = bench.device.memory().used_bytes_max() - 4 * u64::from(rows);
+        assert!(scratch < 4 * u64::from(rows) / 3, "{scratch} B beside the sorted keys");
+
+        for sample in [vec![5u32; 64], vec![0; 64], vec![u32::MAX; 64], (0..64).map(|n| n.clamp(7, 9)).collect()] {
+            let splitters = splitters_of(&sample, 16);
+            assert!(splitters.windows(2).all(|pair| pair[0] < pair[1]), "{splitters:?}");
+            let range = |key| splitters.partition_point(|&splitter| splitter <= key);
+            let heaviest = sample[32];
+            assert!(heaviest == 0 || range(heaviest - 1) < range(heaviest), "{splitters:?}");
+            assert!(heaviest == u32::MAX || range(heaviest) < range(heaviest + 1), "{splitters:?}");
+        }
     }
 
     #[test]
