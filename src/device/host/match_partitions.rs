@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
-use super::buffer::{split_at_bounds, values_of};
+use super::buffer::{Values, split_at_bounds, values_of};
 use super::hash::Key;
-use super::slots::{Addressing, Slot, Tally, probe, slot_count};
+use super::slots::{Addressing, GrowingTable, Slot, Tally, probe, probe_morsels, slot_count};
 use super::table::matches;
 use super::{MORSEL_ROWS, Run};
 use crate::Result;
@@ -53,19 +53,16 @@ pub(super) fn match_partitions<K: Key>(
                 count.into_iter().for_each(|count| count.fill(0));
                 return Ok(Tally::default());
             }
-            let slots = slot_count(build_keys.len());
             match count {
                 None => {
-                    let mut slots = run.values::<K::Unique>(slots, "a partition's hash table")?;
-                    if !enter_distinct(run, &mut slots, build_keys, start)? {
+                    let Some(table) = enter_distinct(run, build_keys, start)? else {
                         repeated.store(true, Ordering::Relaxed);
                         return Ok(Tally::default());
-                    }
-                    probe_partition(run, &slots, probe_keys, first, None)
+                    };
+                    probe_partition(run, &table.slots, probe_keys, first, None)
                 }
                 Some(count) => {
-                    let mut slots = run.values::<K::Run>(slots, "a partition's hash table")?;
-                    enter_runs(run, &mut slots, build_keys, start)?;
+                    let slots = enter_runs(run, build_keys, start)?;
                     probe_partition(run, &slots, probe_keys, first, Some(count))
                 }
             }
@@ -77,46 +74,58 @@ pub(super) fn match_partitions<K: Key>(
     Ok(PartitionMatches::Matched(matches(first, count, rows, tally)))
 }
 
-/// Fills an empty table with the positions of distinct keys, counted from `start`. False when a key repeats.
-fn enter_distinct<K: Key, S: Slot<K>>(run: &Run<'_>, slots: &mut [S], keys: &[K], start: usize) -> Result<bool> {
-    slots.fill(S::empty());
-    let addressing = Addressing::whole(slots.len());
+/// A table of the positions of distinct keys, counted from `start`. `None` when a key repeats.
+fn enter_distinct<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Option<GrowingTable<K::Unique>>> {
+    let mut table = GrowingTable::<K::Unique>::new(run, keys.len(), TABLE)?;
     let mut position = start as u32;
     for keys in keys.chunks(MORSEL_ROWS) {
         run.cancel.check()?;
+        table.make_room(run, keys.len())?;
         for &key in keys {
-            let slot = &mut slots[addressing.find(slots, key, addressing.start(key))];
+            let slot = table.slot(key);
             if !slot.is_empty() {
-                return Ok(false);
+                return Ok(None);
             }
-            *slot = S::new(key, position, 1);
+            *slot = Slot::new(key, position, 1);
             position += 1;
         }
     }
-    Ok(true)
+    Ok(Some(table))
 }
 
-/// Fills an empty table with the runs of adjacent equal keys, their positions counted from `start`.
-fn enter_runs<K: Key, S: Slot<K>>(run: &Run<'_>, slots: &mut [S], keys: &[K], start: usize) -> Result<()> {
-    slots.fill(S::empty());
+/// What the memory of a partition's table is for.
+const TABLE: &str = "a partition's hash table";
+
+/// A table of the runs of adjacent equal keys, their positions counted from `start`. It has room for the runs and not for
+/// the rows, of which a heavy key has many.
+fn enter_runs<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Values<K::Run>> {
+    let mut runs = 0;
+    for_each_run(run, keys, |_, _| runs += 1)?;
+    let mut slots = run.values::<K::Run>(slot_count(runs), TABLE)?;
+    slots.fill(Slot::<K>::empty());
     let addressing = Addressing::whole(slots.len());
-    let mut run_start = 0;
-    let mut enter = |key: K, range: Range<usize>| {
-        let index = addressing.find(slots, key, addressing.start(key));
+    for_each_run(run, keys, |key, range| {
+        let index = addressing.find(&slots, key, addressing.start(key));
         debug_assert!(slots[index].is_empty(), "equal keys of grouped partitions are adjacent");
-        slots[index] = S::new(key, (start + range.start) as u32, range.len() as u32);
-    };
+        slots[index] = Slot::new(key, (start + range.start) as u32, range.len() as u32);
+    })?;
+    Ok(slots)
+}
+
+/// Calls `each` with every run of adjacent equal keys.
+fn for_each_run<K: Key>(run: &Run<'_>, keys: &[K], mut each: impl FnMut(K, Range<usize>)) -> Result<()> {
+    let mut run_start = 0;
     for row in 1..keys.len() {
         if row % MORSEL_ROWS == 0 {
             run.cancel.check()?;
         }
         if keys[row] != keys[run_start] {
-            enter(keys[run_start], run_start..row);
+            each(keys[run_start], run_start..row);
             run_start = row;
         }
     }
     if let Some(&key) = keys.get(run_start) {
-        enter(key, run_start..keys.len());
+        each(key, run_start..keys.len());
     }
     Ok(())
 }
@@ -132,19 +141,7 @@ fn probe_partition<K: Key, S: Slot<K>>(
     if keys.len() <= 2 * MORSEL_ROWS {
         return Ok(probe(slots, addressing, keys, first, count));
     }
-    let morsels = first.len().div_ceil(MORSEL_ROWS);
-    let counts: Vec<Option<&mut [u32]>> = match count {
-        Some(count) => count.chunks_mut(MORSEL_ROWS).map(Some).collect(),
-        None => (0..morsels).map(|_| None).collect(),
-    };
-    keys.par_chunks(MORSEL_ROWS)
-        .zip(first.par_chunks_mut(MORSEL_ROWS))
-        .zip(counts)
-        .map(|((keys, first), count)| {
-            run.cancel.check()?;
-            Ok(probe(slots, addressing, keys, first, count))
-        })
-        .try_reduce(Tally::default, |a, b| Ok(a.add(b)))
+    probe_morsels(run, keys, first, count, |keys, first, count| probe(slots, addressing, keys, first, count))
 }
 
 #[cfg(test)]
@@ -200,5 +197,53 @@ mod tests {
     #[test]
     fn probe_rows_find_the_build_rows_of_their_partition() {
         for_every_key!(matches_within_partitions);
+    }
+
+    /// What two partitions of `rows` build rows with one key each take, beside what goes in and comes out.
+    fn bytes_for_a_heavy_key<K: Key>(rows: usize, grouped: bool) -> u64 {
+        let bench = Bench::new(2);
+        let (build, _) = bench.keys::<K>(&vec![7; rows]);
+        let (probe, _) = bench.keys::<K>(&[7, 8, 9]);
+        let bits = RadixBits { skip: 0, bits: 1 };
+        let [mut build, probe] =
+            [build, probe].map(|keys| bench.device.partition(&keys, &[], bits, &bench.stream).unwrap());
+        let mut row_bytes = 0;
+        if grouped {
+            build = bench.device.group_partitions(build, &bench.stream).unwrap();
+            // Grouping moved all keys, and knew the place of each.
+            row_bytes = size_of::<K>() + 4;
+        }
+        let found = bench.device.match_partitions(&build, &probe, 0..2, &bench.stream).unwrap();
+        assert_eq!(matches!(found, PartitionMatches::Matched(_)), grouped);
+        bench.device.memory().used_bytes_max() - ((size_of::<K>() + row_bytes) * rows) as u64
+    }
+
+    fn heavy_keys_take_little<K: Key>() {
+        // A table by rows would have two to four million slots of at least eight bytes.
+        for grouped in [false, true] {
+            let bytes = bytes_for_a_heavy_key::<K>(1_000_000, grouped);
+            assert!(bytes < 8 << 20, "{bytes} B for one key of {} bits, grouped {grouped}", K::BITS);
+        }
+    }
+
+    #[test]
+    fn a_heavy_key_needs_no_table_for_each_of_its_rows() {
+        for_every_key!(heavy_keys_take_little);
+    }
+
+    #[test]
+    fn a_large_partition_of_distinct_keys_gets_the_table_that_it_needs() {
+        let bench = Bench::new(2);
+        let numbers: Vec<u32> = (0..300_000).collect();
+        let (build, _) = bench.keys::<u64>(&numbers);
+        let bits = RadixBits { skip: 0, bits: 1 };
+        let parted = bench.device.partition(&build, &[], bits, &bench.stream).unwrap();
+        let grouped = bench.device.group_partitions(parted.clone(), &bench.stream).unwrap();
+        for build in [&parted, &grouped] {
+            let found = bench.device.match_partitions(build, &parted, 0..2, &bench.stream).unwrap();
+            let PartitionMatches::Matched(found) = found else { panic!("distinct keys were reported as repeated") };
+            let values = |partitions: &Partitions| values_of::<u64>(&partitions.keys.data, 300_000).to_vec();
+            assert_matches(&found, &values(build), &values(&parted), "150,000 keys in each of two partitions");
+        }
     }
 }

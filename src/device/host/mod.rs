@@ -44,6 +44,8 @@ use bytemuck::Pod;
 pub use link::EmulatedLink;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+pub use sort::sort_scratch_bytes;
+pub use table::TableBytes;
 
 use self::buffer::{HostBuffer, Pool, Values};
 use self::hash::with_key;

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use super::buffer::{Values, bytes_of, split_at_bounds, values_of};
 use super::hash::{Key, with_cell};
 use super::raw::{self, LINE_BYTES};
-use super::slots::{Addressing, Slot, slot_count};
+use super::slots::{GrowingTable, Slot};
 use super::transfer::write_range;
 use super::{MORSEL_ROWS, Run};
 use crate::Result;
@@ -337,17 +337,15 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
 
 /// The place of each row once equal keys are adjacent, groups being in order of first appearance.
 fn group_places<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Values<u32>> {
-    let mut slots = run.values::<K::Run>(slot_count(keys.len()), "a table to group keys by")?;
-    slots.fill(K::Run::empty());
-    let addressing = Addressing::whole(slots.len());
+    let mut table = GrowingTable::<K::Run>::new(run, keys.len(), "a table to group keys by")?;
     // First the group of each row, then its place.
     let mut places = run.values::<u32>(keys.len(), "the places of grouped keys")?;
     let mut group_sizes: Vec<u32> = Vec::new();
     for (keys, groups) in keys.chunks(MORSEL_ROWS).zip(places.chunks_mut(MORSEL_ROWS)) {
         run.cancel.check()?;
+        table.make_room(run, keys.len())?;
         for (&key, group) in keys.iter().zip(groups) {
-            let index = addressing.find(&slots, key, addressing.start(key));
-            let slot = &mut slots[index];
+            let slot = table.slot(key);
             if slot.is_empty() {
                 *slot = K::Run::new(key, group_sizes.len() as u32, 1);
                 group_sizes.push(0);

@@ -6,9 +6,13 @@
 //! wraps around; then regions can be filled by different threads.
 
 use bytemuck::Pod;
+use rayon::prelude::*;
 
+use super::buffer::Values;
 use super::hash::Key;
 use super::raw::{RunSlot4, Slot4, Slot8, Slot16, prefetch};
+use super::{MORSEL_ROWS, Run};
+use crate::Result;
 use crate::device::NO_ROW;
 
 /// One entry of a table. It is empty while `first` is [`NO_ROW`].
@@ -84,9 +88,12 @@ run_slot!(RunSlot4, u32, padding);
 run_slot!(Slot8, u64);
 run_slot!(Slot16, u128, padding);
 
-/// How many slots a table of `rows` distinct keys has.
+/// Slots of the smallest table.
+pub(super) const SLOTS_MIN: usize = 16;
+
+/// How many slots a table of `rows` distinct keys has: between two and four for each.
 pub(super) fn slot_count(rows: usize) -> usize {
-    (2 * rows).next_power_of_two().max(16)
+    (2 * rows).next_power_of_two().max(SLOTS_MIN)
 }
 
 /// Where keys go in a table.
@@ -128,6 +135,66 @@ impl Addressing {
     }
 }
 
+/// A table over the keys of one partition that is as large as its distinct keys need and not its rows: a key on millions of
+/// rows is one key. It starts with room for [`START_ROWS`] and doubles when more keys than that prove to be distinct.
+#[derive(Debug)]
+pub(super) struct GrowingTable<S> {
+    pub(super) slots: Values<S>,
+    purpose: &'static str,
+    entered: usize,
+}
+
+/// Twice the rows of an ordinary partition, so that only the extraordinary ones ever grow.
+const START_ROWS: usize = 1 << 16;
+
+impl<S: Pod> GrowingTable<S> {
+    /// An empty table for keys of that many rows.
+    pub(super) fn new<K: Key>(run: &Run<'_>, rows: usize, purpose: &'static str) -> Result<Self>
+    where
+        S: Slot<K>,
+    {
+        let mut slots = run.values::<S>(slot_count(rows.min(START_ROWS)), purpose)?;
+        slots.fill(S::empty());
+        Ok(Self { slots, purpose, entered: 0 })
+    }
+
+    /// Makes sure that `rows` more keys find room, all of them distinct if need be.
+    pub(super) fn make_room<K: Key>(&mut self, run: &Run<'_>, rows: usize) -> Result<()>
+    where
+        S: Slot<K>,
+    {
+        let wanted = slot_count(self.entered + rows);
+        if wanted <= self.slots.len() {
+            return Ok(());
+        }
+        let mut slots = run.values::<S>(wanted, self.purpose)?;
+        slots.fill(S::empty());
+        let addressing = Addressing::whole(wanted);
+        for entered in self.slots.chunks(MORSEL_ROWS) {
+            run.cancel.check()?;
+            for slot in entered.iter().filter(|slot| !slot.is_empty()) {
+                let index = addressing.find(&slots, slot.key(), addressing.start(slot.key()));
+                slots[index] = *slot;
+            }
+        }
+        self.slots = slots;
+        Ok(())
+    }
+
+    /// The slot of `key`, which is empty if the key is new; then the caller fills it.
+    #[inline(always)]
+    pub(super) fn slot<K: Key>(&mut self, key: K) -> &mut S
+    where
+        S: Slot<K>,
+    {
+        let addressing = Addressing::whole(self.slots.len());
+        let index = addressing.find(&self.slots, key, addressing.start(key));
+        let slot = &mut self.slots[index];
+        self.entered += usize::from(slot.is_empty());
+        slot
+    }
+}
+
 /// What a range of probe rows found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
@@ -154,6 +221,29 @@ impl Tally {
         self.total += u64::from(run);
         self.longest = self.longest.max(run);
     }
+}
+
+/// Looks keys up in parallel, a morsel at a time by `look_up`, which writes what each key found to its place in `first`
+/// and, if there is one, in `count`.
+pub(super) fn probe_morsels<K: Key>(
+    run: &Run<'_>,
+    keys: &[K],
+    first: &mut [u32],
+    count: Option<&mut [u32]>,
+    look_up: impl Fn(&[K], &mut [u32], Option<&mut [u32]>) -> Tally + Sync,
+) -> Result<Tally> {
+    let counts: Vec<Option<&mut [u32]>> = match count {
+        Some(count) => count.chunks_mut(MORSEL_ROWS).map(Some).collect(),
+        None => (0..keys.len().div_ceil(MORSEL_ROWS)).map(|_| None).collect(),
+    };
+    keys.par_chunks(MORSEL_ROWS)
+        .zip(first.par_chunks_mut(MORSEL_ROWS))
+        .zip(counts)
+        .map(|((keys, first), count)| {
+            run.cancel.check()?;
+            Ok(look_up(keys, first, count))
+        })
+        .try_reduce(Tally::default, |a, b| Ok(a.add(b)))
 }
 
 /// Looks `keys` up and writes what each found to `first` and, if asked for, `count`.

@@ -14,15 +14,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use super::buffer::{Values, as_atomic_u32, split_at_bounds, values_of};
-use super::hash::Key;
+use super::hash::{Key, with_key};
 use super::partition::scatter;
-use super::slots::{Addressing, Slot, Tally, probe as probe_slots, slot_count};
+use super::slots::{Addressing, SLOTS_MIN, Slot, Tally, probe as probe_slots, probe_morsels, slot_count};
 use super::{MORSEL_ROWS, Run};
-use crate::Result;
-use crate::device::{Carry, DeviceMemory, Keys, Matches, NO_ROW, Positions, Table};
+use crate::device::{Carry, DeviceMemory, KeyWidth, Keys, Matches, NO_ROW, Positions, Table};
+use crate::{Error, Result};
 
 /// Slots of a region: its slots, and the rows that fill them, fit in the second cache for every width of key.
 const REGION_SLOTS: usize = 1 << 15;
+
+/// The most slots of a region: [`fill_runs`] keeps the slot of each row in 32 bits.
+const REGION_SLOTS_MAX: usize = 1 << 32;
+
+/// Bytes of device memory that a table over hashed keys takes. It stands beside the code that takes them, so that whoever
+/// plans a join reckons with what will happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableBytes {
+    /// For as long as the table lives: its slots and, where keys repeat, the list of their rows.
+    pub stays: u64,
+    /// On top of that while it is built: keys arranged by region, and the slot of each row.
+    pub building: u64,
+}
+
+impl TableBytes {
+    /// Of a table over `rows` keys of that width, which all are distinct or may repeat.
+    pub fn new(width: KeyWidth, rows: u64, repeats: bool) -> Self {
+        let slots = (2 * rows).next_power_of_two().max(SLOTS_MIN as u64);
+        let (unique_bytes, run_bytes, key_bytes) =
+            with_key!(width, K => (size_of::<<K as Key>::Unique>(), size_of::<<K as Key>::Run>(), size_of::<K>()));
+        // Keys and their row numbers, by region, stay through the attempt with distinct keys and the one with runs.
+        let by_region = if slots >= 2 * REGION_SLOTS as u64 { rows * (key_bytes as u64 + 4) } else { 0 };
+        match repeats {
+            false => Self { stays: slots * unique_bytes as u64, building: by_region },
+            true => Self { stays: slots * run_bytes as u64 + 4 * rows, building: by_region + 4 * rows },
+        }
+    }
+}
 
 /// The device's own form of a table.
 #[derive(Debug)]
@@ -58,6 +86,15 @@ pub(super) fn build<K: Key>(run: &Run<'_>, keys: &Keys) -> Result<Table> {
     }
     // More distinct keys fell into one region than it has slots, against all odds or by design of the keys. The table as
     // one region has room for all.
+    drop(regions);
+    if slots > REGION_SLOTS_MAX {
+        return Err(Error::Unsupported(format!(
+            "a hash table over {} keys cannot be divided, because too many of them fall into one part of it, and undivided \
+             it holds {} at most; join by a strategy that partitions or sorts",
+            keys.rows,
+            REGION_SLOTS_MAX / 2
+        )));
+    }
     let table = Regions::new::<K>(run, keys, slots, 1)?.build::<K>(run, keys)?;
     Ok(table.expect("a table has twice as many slots as there are keys"))
 }
@@ -113,7 +150,7 @@ impl Regions {
             {
                 repeated.store(true, Ordering::Relaxed);
             }
-            Ok::<_, crate::Error>(())
+            Ok::<_, Error>(())
         })?;
         Ok((!repeated.into_inner()).then_some(HostTable::Unique(slots, self.addressing)))
     }
@@ -134,7 +171,7 @@ impl Regions {
             {
                 full.store(true, Ordering::Relaxed);
             }
-            Ok::<_, crate::Error>(())
+            Ok::<_, Error>(())
         })?;
         Ok((!full.into_inner()).then_some((HostTable::Runs(slots, self.addressing), order)))
     }
@@ -291,26 +328,12 @@ pub(super) fn probe<K: Key>(run: &Run<'_>, table: &Table, probe: &Keys, rows: Ra
         HostTable::Runs(..) => Some(run.values::<u32>(rows.len(), "lengths of matches")?),
         _ => None,
     };
-    let mut counts: Vec<Option<&mut [u32]>> = match &mut count {
-        Some(count) => count.chunks_mut(MORSEL_ROWS).map(Some).collect(),
-        None => (0..rows.len().div_ceil(MORSEL_ROWS)).map(|_| None).collect(),
-    };
-    let tallies: Vec<Tally> = first
-        .par_chunks_mut(MORSEL_ROWS)
-        .zip(keys.par_chunks(MORSEL_ROWS))
-        .zip(&mut counts)
-        .map(|((first, keys), count)| {
-            run.cancel.check()?;
-            Ok(match table {
-                HostTable::Unique(slots, addressing) => probe_slots::<K, _>(slots, *addressing, keys, first, None),
-                HostTable::Runs(slots, addressing) => {
-                    probe_slots::<K, _>(slots, *addressing, keys, first, count.take())
-                }
-                HostTable::Dense { positions, key_min } => probe_dense(positions, *key_min, keys, first),
-            })
-        })
-        .collect::<Result<_>>()?;
-    Ok(matches(first, count, rows, tallies.into_iter().fold(Tally::default(), Tally::add)))
+    let tally = probe_morsels(run, keys, &mut first, count.as_deref_mut(), |keys, first, count| match table {
+        HostTable::Unique(slots, addressing) => probe_slots::<K, _>(slots, *addressing, keys, first, None),
+        HostTable::Runs(slots, addressing) => probe_slots::<K, _>(slots, *addressing, keys, first, count),
+        HostTable::Dense { positions, key_min } => probe_dense(positions, *key_min, keys, first),
+    })?;
+    Ok(matches(first, count, rows, tally))
 }
 
 fn probe_dense<K: Key>(positions: &[u32], key_min: K, keys: &[K], first: &mut [u32]) -> Tally {
@@ -387,7 +410,7 @@ mod tests {
                 let numbers = patterns(rows, &mut random).remove(0).1;
                 for (min, gap) in [(0u128, 1u128), (1000, 3), (u128::MAX >> (128 - K::BITS + 1), 1)] {
                     let values: Vec<K> = numbers.iter().map(|&n| K::truncate(min + gap * u128::from(n))).collect();
-                    let width = crate::device::KeyWidth::for_bits(K::BITS).unwrap();
+                    let width = KeyWidth::for_bits(K::BITS).unwrap();
                     let keys = |values: &[K]| Keys { data: bench.buffer(values), width, rows: values.len() };
                     let max = min + gap * (rows as u128 - 1);
                     let build = |values: &[K], min, max| {
@@ -424,10 +447,47 @@ mod tests {
         let wanted = slot_count(60_000) - 1;
         let region = wanted & !(REGION_SLOTS - 1);
         let chosen: Vec<u64> = (0..).filter(|key: &u64| key.mix().low() & wanted & region == 0).take(60_000).collect();
-        let keys = Keys { data: bench.buffer(&chosen), width: crate::device::KeyWidth::W8, rows: chosen.len() };
+        let keys = Keys { data: bench.buffer(&chosen), width: KeyWidth::W8, rows: chosen.len() };
         let table = bench.device.build_table(&keys, &bench.stream).unwrap();
         assert!(table.order.is_none());
         let found = bench.device.probe_table(&table, &keys, 0..chosen.len(), &bench.stream).unwrap();
         assert_matches(&found, &chosen, &chosen, "one region");
+    }
+
+    fn takes_what_was_reckoned<K: Key>() {
+        let bench = Bench::new(2);
+        let width = KeyWidth::for_bits(K::BITS).unwrap();
+        for rows in [1u32, 100, 16_384, 16_385, 100_003] {
+            for (repeats, numbers) in
+                [(false, (0..rows).collect::<Vec<_>>()), (true, (0..rows).map(|n| n / 2).collect())]
+            {
+                let (keys, values) = bench.keys::<K>(&numbers);
+                let repeats = repeats && rows > 1;
+                let reckoned = TableBytes::new(width, u64::from(rows), repeats);
+                // A device with that much memory has enough, whichever attempt fails first...
+                let enough = reckoned.stays + reckoned.building + PIECES_ROUNDED_UP;
+                let exact = Bench::with_memory(2, enough);
+                let situation = format!("{rows} keys of {width:?}, repeats {repeats}");
+                let table =
+                    exact.device.build_table(&keys, &exact.stream).unwrap_or_else(|e| panic!("{situation}: {e}"));
+                // ...and no more stays than was said, nor much less.
+                let used = exact.used_bytes();
+                assert!(used <= reckoned.stays + PIECES_ROUNDED_UP, "{used} of {reckoned:?}, {situation}");
+                assert!(used >= reckoned.stays, "{used} of {reckoned:?}, {situation}");
+                // Regions need not be filled at the same time, and so neither need the slots of their rows.
+                let peak = exact.device.memory().used_bytes_max() + 4 * u64::from(rows);
+                assert!(peak + PIECES_ROUNDED_UP >= enough, "{peak} of {reckoned:?}, {situation}");
+                assert_eq!(table.order.is_some(), repeats, "{situation}");
+                drop(values);
+            }
+        }
+    }
+
+    /// Each piece of memory is rounded up to a cache line.
+    const PIECES_ROUNDED_UP: u64 = 64 * 64;
+
+    #[test]
+    fn a_table_takes_the_memory_that_was_reckoned_with() {
+        for_every_key!(takes_what_was_reckoned);
     }
 }
