@@ -174,7 +174,12 @@ impl HostBuffer {
     /// `rows` flags, none set.
     pub(super) fn flags(rows: usize, pool: &Pool) -> Result<DeviceBuffer> {
         let reservation = pool.budget.reserve(rows as u64, "flags of matched rows")?;
-        let values = (0..rows).map(|_| AtomicU8::new(0)).collect();
+        // Zeroed by the allocator: large blocks come as untouched pages, which are zero already.
+        let values = bytemuck::allocation::try_zeroed_slice_box::<AtomicU8>(rows).map_err(|()| {
+            let size = human_bytes(rows as u64);
+            let knob = "the device's memory budget promises more than the system has; lower it";
+            Error::Exhausted(format!("flags of matched rows: the system refused {size} of memory; {knob}"))
+        })?;
         Ok(Arc::new(Self { storage: Storage::Flags { values, _reservation: reservation }, bytes: rows }))
     }
 }
