@@ -5,9 +5,12 @@
 //!
 //! ```text
 //!   (o_custkey: 1..=150000, o_flag: strings of at most 3 bytes, o_day: 8035..=10591, nulls match)
-//!   bit 0              18                      44               56      57
-//!       | custkey - 1   | bytes, 24 + length, 2 | day - 8035, 12 | null? |        57 bits: a key of 8 bytes
+//!   bit 57             39                       13      12               0
+//!       | custkey - 1   | bytes, 24 ; length, 2 | null? | day - 8035, 12 |        57 bits: a key of 8 bytes
 //! ```
+//!
+//! The first column has the highest bits, strings have their first byte on top, and what is less packs to less. So rows
+//! that are sorted by these columns have sorted keys, and need not be sorted again ([`KeyLayout::keeps_order`]).
 //!
 //! Wider keys become a 128-bit hash of all their values. Whoever joins by such keys compares the real values behind equal
 //! hashes ([`KeyLayout::differing`]) before a row is emitted.
@@ -40,6 +43,8 @@ pub struct KeyFacts {
     pub bytes_max: Option<usize>,
     /// Whether null matches null.
     pub nulls_equal: bool,
+    /// Whether the rows of a side are sorted by the join's keys, so that it is worth a pass to keep their order.
+    pub sorted: bool,
 }
 
 /// Which of the two roles a side has in a join.
@@ -86,7 +91,9 @@ enum Source {
     Float,
     /// The host: numbers minus `min`.
     HostNumber { min: i128 },
-    /// The host: bytes, then their length.
+    /// The host: floats, as the device would.
+    HostFloat { bits: u32 },
+    /// The host: bytes, the first one on top, then their length.
     HostBytes { bytes_max: usize },
 }
 
@@ -142,6 +149,13 @@ impl KeyLayout {
         fields.len() == 1 && whole(&fields[0]) && self.facts[0].build_type == self.facts[0].probe_type
     }
 
+    /// Whether rows that are in ascending order of the key columns have keys in ascending order. Nulls that match nulls come
+    /// last among the keys, and first in a sorted table: where there are any, order is lost.
+    pub fn keeps_order(&self) -> bool {
+        let Form::Packed { fields, .. } = &self.form else { return false };
+        fields.iter().zip(&self.facts).all(|(field, fact)| field.source != Source::Raw || fact.raw_keeps_order())
+    }
+
     /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side.
     ///
     /// # Errors
@@ -172,6 +186,10 @@ impl KeyLayout {
                             )?,
                             KeyEncoding::Unsigned,
                         ),
+                        Source::HostFloat { bits } => {
+                            let pack = |value: KeyValue<'_>| ordered_float_bits(value, bits);
+                            (host_column(&reader(at)?, bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
+                        }
                         Source::HostBytes { bytes_max } => {
                             let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
                             (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
@@ -248,6 +266,11 @@ impl KeyFacts {
         }
     }
 
+    /// Whether the bits of a column as they lie, read as an unsigned integer, have the order of its values.
+    fn raw_keeps_order(&self) -> bool {
+        self.build_type.is_unsigned_integer() || self.range.is_some_and(|(min, max)| min >= 0 || max < 0)
+    }
+
     fn is_wide_decimal(&self) -> bool {
         let is_wide = |data_type: &DataType| match data_type {
             DataType::Dictionary(_, values) => matches!(**values, DataType::Decimal256(..)),
@@ -261,12 +284,14 @@ impl KeyFacts {
 fn packed_form(facts: &[KeyFacts]) -> Option<Form> {
     let mut fields = Vec::with_capacity(facts.len());
     let mut next_bit = 0;
-    for fact in facts {
+    // From the last to the first, which decides the order and so comes on top.
+    for fact in facts.iter().rev() {
         let (source, bits) = field_bits(fact, facts.len() == 1)?;
         let null_bit = fact.nulls_equal.then_some(next_bit + bits);
         fields.push(Field { source, shift: next_bit, bits, null_bit });
         next_bit += bits + u32::from(fact.nulls_equal);
     }
+    fields.reverse();
     Some(Form::Packed { width: KeyWidth::for_bits(next_bit)?, fields })
 }
 
@@ -276,15 +301,23 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
     Some(match &fact.class {
         KeyClass::String | KeyClass::Binary => {
             let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= 15)?;
-            let length_bits = usize::BITS - bytes_max.leading_zeros();
-            (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits).max(1))
+            (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits(bytes_max)).max(1))
         }
         KeyClass::Decimal { .. } if fact.is_wide_decimal() => return None,
         KeyClass::Boolean => (Source::HostNumber { min: 0 }, 1),
         KeyClass::Float { bytes } if on_device => (Source::Float, 8 * u32::from(*bytes)),
-        KeyClass::Float { bytes } => (Source::HostNumber { min: 0 }, 8 * u32::from(*bytes)),
-        // One column of one width on both sides is a key as it lies: no pass over it is needed.
-        _ if alone && on_device && !fact.nulls_equal && same_integers(&fact.build_type, &fact.probe_type) => {
+        KeyClass::Float { bytes } => {
+            let bits = 8 * u32::from(*bytes);
+            (Source::HostFloat { bits }, bits)
+        }
+        // One column of one width on both sides is a key as it lies: no pass over it is needed. It would lose the order of
+        // negative numbers, which is worth more than the pass when rows are sorted.
+        _ if alone
+            && on_device
+            && !fact.nulls_equal
+            && same_integers(&fact.build_type, &fact.probe_type)
+            && (!fact.sorted || fact.raw_keeps_order()) =>
+        {
             (Source::Raw, 8 * fixed_width(&fact.build_type)?.bytes() as u32)
         }
         _ => {
@@ -324,14 +357,33 @@ fn number_bits(value: KeyValue<'_>, min: i128) -> u128 {
     }
 }
 
+/// Bits for the length of strings of at most that many bytes.
+fn length_bits(bytes_max: usize) -> u32 {
+    usize::BITS - bytes_max.leading_zeros()
+}
+
+/// The bytes, padded with zeros to `bytes_max`, and below them their length, which tells padding from zeros: of two strings
+/// one of which begins with the other, the longer one is greater.
 fn short_bytes(value: KeyValue<'_>, bytes_max: usize) -> u128 {
     match value {
         KeyValue::Bytes(bytes) => {
-            let mut low = [0; 16];
-            low[..bytes.len()].copy_from_slice(bytes);
-            u128::from_le_bytes(low) | (bytes.len() as u128) << (8 * bytes_max)
+            let mut padded = [0; 16];
+            padded[16 - bytes_max..][..bytes.len()].copy_from_slice(bytes);
+            u128::from_be_bytes(padded) << length_bits(bytes_max) | bytes.len() as u128
         }
         KeyValue::Number(_) => unreachable!("byte fields hold bytes"),
+    }
+}
+
+/// Floats of `bits` bits so that less means less, as [`KeyEncoding::Float`] has them: negative ones reversed, the others
+/// above them.
+fn ordered_float_bits(value: KeyValue<'_>, bits: u32) -> u128 {
+    match value {
+        KeyValue::Number(number) => {
+            let (number, sign) = (number as u128, 1u128 << (bits - 1));
+            if number & sign != 0 { !number & (sign | (sign - 1)) } else { number | sign }
+        }
+        KeyValue::Bytes(_) => unreachable!("float fields hold numbers"),
     }
 }
 
@@ -400,7 +452,17 @@ fn filled_column<T: Pod + Send + Sync>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{
+        ArrayRef, Decimal128Array, DictionaryArray, Float64Array, Int8Array, Int32Array, RecordBatch, StringArray,
+    };
+    use arrow::datatypes::Int8Type;
+
     use super::*;
+    use crate::device::CancelFlag;
+    use crate::device::host::HostDevice;
+    use crate::memory::Budget;
 
     fn fact(class: KeyClass, data_type: DataType) -> KeyFacts {
         KeyFacts {
@@ -410,6 +472,7 @@ mod tests {
             range: None,
             bytes_max: None,
             nulls_equal: false,
+            sorted: false,
         }
     }
 
@@ -447,7 +510,7 @@ mod tests {
         let Form::Packed { width, fields } = &layout.form else { panic!("57 bits are packed") };
         assert_eq!(*width, KeyWidth::W8);
         let places: Vec<_> = fields.iter().map(|field| (field.shift, field.bits, field.null_bit)).collect();
-        assert_eq!(places, [(0, 18, None), (18, 26, None), (44, 12, Some(56))]);
+        assert_eq!(places, [(39, 18, None), (13, 26, None), (0, 12, Some(12))]);
     }
 
     #[test]
@@ -463,12 +526,64 @@ mod tests {
 
     #[test]
     fn strings_of_different_length_never_pack_alike() {
-        let packed: Vec<u128> = [&b""[..], b"\0", b"\0\0", b"a", b"a\0", b"ab"]
+        // In ascending order, so that a longer string is never packed as, nor below, one that it begins with.
+        let packed: Vec<u128> = [&b""[..], b"\0", b"\0\0", b"a", b"a\0", b"ab", b"b", b"\xff"]
             .iter()
             .map(|bytes| short_bytes(KeyValue::Bytes(bytes), 2))
             .collect();
-        for (at, value) in packed.iter().enumerate() {
-            assert!(!packed[..at].contains(value), "value {at} collides");
+        assert!(packed.windows(2).all(|pair| pair[0] < pair[1]), "{packed:x?}");
+        let longest = short_bytes(KeyValue::Bytes(&[0xff; 15]), 15);
+        assert!(longest > short_bytes(KeyValue::Bytes(&[0xff; 14]), 15));
+        assert_eq!(longest.leading_zeros(), 4, "15 bytes and 4 bits of length are 124 bits");
+        assert_eq!(short_bytes(KeyValue::Bytes(b""), 0), 0);
+    }
+
+    /// Whether keys made of those columns of one batch are in ascending order, and whether the layout says so.
+    fn packed_in_order(columns: Vec<ArrayRef>, mut facts: Vec<KeyFacts>) -> (bool, bool) {
+        facts.iter_mut().for_each(|fact| fact.sorted = true);
+        let named = columns.into_iter().enumerate().map(|(at, column)| (format!("k{at}"), column));
+        let batch = RecordBatch::try_from_iter(named).unwrap();
+        let memory = Budget::new("memory of device host:0", "--device-memory", 1 << 20);
+        let device = HostDevice::new(0, 1, memory, None).unwrap();
+        let stream = device.stream(CancelFlag::new()).unwrap();
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 64 << 20));
+        let rows = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..batch.num_rows() as u64);
+        let indexes: Vec<usize> = (0..facts.len()).collect();
+        let layout = KeyLayout::new(facts, 0);
+        let keys = layout.pack(Role::Build, &rows, &indexes, &device, &arena, &stream).unwrap();
+        (device.is_sorted(&keys.packed.keys, &stream).unwrap(), layout.keeps_order())
+    }
+
+    #[test]
+    fn rows_in_order_have_keys_in_order() {
+        let integer = |range| KeyFacts { range, ..fact(KeyClass::Integer, DataType::Int32) };
+        let string = KeyFacts { bytes_max: Some(3), ..fact(KeyClass::String, DataType::Utf8) };
+        let integers = |values: &[i32]| Arc::new(Int32Array::from(values.to_vec())) as ArrayRef;
+        let strings = |values: &[&str]| Arc::new(StringArray::from(values.to_vec())) as ArrayRef;
+        let wide = Decimal128Array::from(vec![i128::MIN, -1, 0, i128::MAX]).with_data_type(DataType::Decimal128(38, 0));
+        let floats = [f64::NEG_INFINITY, -2.5, -0.0, 0.0, 1e-300, f64::INFINITY, f64::NAN];
+        let float_type = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Float64));
+        let float_keys = Int8Array::from_iter_values(0..floats.len() as i8);
+        let float_values = Arc::new(Float64Array::from(floats.to_vec()));
+        let floats = DictionaryArray::<Int8Type>::try_new(float_keys, float_values).unwrap();
+        let cases: Vec<(&str, Vec<ArrayRef>, Vec<KeyFacts>)> = vec![
+            ("signed", vec![integers(&[i32::MIN, -7, -1, 0, 5])], vec![integer(Some((i32::MIN.into(), 5)))]),
+            ("signed of unknown range", vec![integers(&[-7, -1, 0, 5])], vec![integer(None)]),
+            ("negative", vec![integers(&[-7, -6, -6, -1])], vec![integer(Some((-7, -1)))]),
+            ("wide", vec![Arc::new(wide)], vec![fact(KeyClass::Decimal { scale: 0 }, DataType::Decimal128(38, 0))]),
+            ("strings", vec![strings(&["", "\0", "a", "ab", "abc", "b", "ba"])], vec![string.clone()]),
+            ("floats of the host", vec![Arc::new(floats)], vec![fact(KeyClass::Float { bytes: 8 }, float_type)]),
+            (
+                "the first column decides",
+                vec![integers(&[-2, -2, 1, 3]), strings(&["b", "ca", "a", ""]), integers(&[9, 1, 8, 0])],
+                vec![integer(Some((-2, 3))), string, integer(Some((0, 9)))],
+            ),
+        ];
+        for (name, columns, facts) in cases {
+            assert_eq!(packed_in_order(columns, facts), (true, true), "{name}");
         }
+        let nobody_sorted = KeyLayout::new(vec![integer(Some((-7, 5)))], 0);
+        assert!(nobody_sorted.is_raw() && !nobody_sorted.keeps_order());
+        assert!(!KeyLayout::new(vec![fact(KeyClass::String, DataType::Utf8)], 0).keeps_order(), "hashes have no order");
     }
 }

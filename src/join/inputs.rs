@@ -90,6 +90,7 @@ pub(super) fn key_facts(build: &SideInput, probe: &SideInput, join: &BoundJoin) 
             range: integer_range(&statistics),
             bytes_max: longest_value(&statistics),
             nulls_equal: key.nulls_equal,
+            sorted: join.is_sorted_by_key(Side::Left) || join.is_sorted_by_key(Side::Right),
         })
     };
     join.keys.iter().enumerate().map(facts).collect()

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Rates, Strategy, Target};
-use crate::columns::fixed_width;
+use crate::columns::movable;
+use crate::device::host::{TableBytes, sort_scratch_bytes};
 
 /// A phase as it is predicted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,12 +38,15 @@ pub(super) struct Costed {
 /// Bytes of device memory that a strategy takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryNeed {
-    /// At the least: the build side as it stays, and the smallest chunk of the probe side. Below this the join cannot run.
+    /// At the least, whatever the keys turn out to be: the most that any step takes with the probe side in the smallest chunks.
     pub minimum_bytes: u64,
-    /// The most while the build side is arranged, beside the smallest chunk of the probe side.
+    /// The most until the build side is arranged and the first chunk can be probed. No strategy gets by with less than it
+    /// plans for, so this is the minimum, too.
     pub build_peak_bytes: u64,
     /// With the whole probe side in one chunk; what is missing of this makes more and smaller chunks.
     pub whole_bytes: u64,
+    /// Of this, what the build side takes for as long as it is probed.
+    pub resident_bytes: u64,
 }
 
 /// Rows of the smallest chunk that probe sides are divided into.
@@ -51,10 +55,8 @@ const CHUNK_ROWS_MIN: f64 = 1024.0;
 /// Bytes per probe row of row numbers, matches and pairs.
 const MATCH_ROW_BYTES: f64 = 32.0;
 
-/// Bytes per slot of a hash table: key, first position and run, at half load.
-fn table_row_bytes(key_bytes: f64, repeats: bool) -> f64 {
-    2.0 * (key_bytes + 4.0) + if repeats { 12.0 } else { 0.0 }
-}
+/// Memory is taken in cache lines, and the smallest wave and the smallest batch of pairs have to fit somewhere.
+const SMALL_BYTES: f64 = (32 << 10) as f64;
 
 impl Costed {
     pub(super) fn new(
@@ -66,11 +68,20 @@ impl Costed {
     ) -> Self {
         let radix_bits = is_partitioned(strategy).then(|| radix_bits(inputs.build.rows, target));
         let passes = radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(target.pass_bits_max).max(1)));
-        let model = Model { join, strategy, inputs, estimates, rates: &target.rates, passes };
-        let phases = model.phases();
+        let partitions = radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
+        let model = Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions };
+        let memory = model.memory();
+        let phases = model.phases(probe_chunks(&memory, inputs.probe.rows, target));
         let seconds = total_seconds(&phases, &target.rates);
-        Self { strategy, phases, seconds, memory: model.memory(), radix_bits }
+        Self { strategy, phases, seconds, memory, radix_bits }
     }
+}
+
+/// In how many chunks the probe side comes: each takes half of what the build side leaves free.
+fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
+    let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
+    let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64;
+    (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN).ceil().max(1.0))
 }
 
 /// So many partitions that one has about as many build rows as the device likes, within one pass.
@@ -110,15 +121,20 @@ struct Model<'a> {
     strategy: Strategy,
     inputs: &'a Inputs,
     estimates: &'a Estimates,
+    target: &'a Target,
     rates: &'a Rates,
     passes: f64,
+    partitions: f64,
 }
 
-/// Build rows that are grouped at one time on a device: a few partitions, or a skewed one.
-const GROUPED_AT_ONCE_ROWS: f64 = (1 << 20) as f64;
+/// Partitions of distinct keys are of nearly one size; keys that repeat a few times make them differ.
+const PARTITION_SPREAD: f64 = 1.5;
+
+/// The most rows of one key for which a table reserves room ahead: it grows by distinct keys beyond that.
+const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 
 impl Model<'_> {
-    fn phases(&self) -> Vec<PredictedPhase> {
+    fn phases(&self, chunks: f64) -> Vec<PredictedPhase> {
         let mut phases = vec![self.pack_keys(), self.copy_in()];
         match self.strategy {
             Strategy::Hash => phases.push(self.build_table()),
@@ -134,7 +150,7 @@ impl Model<'_> {
                 phases.push(self.sort("sort probe", &self.inputs.probe));
             }
         }
-        phases.push(self.match_rows());
+        phases.push(self.match_rows(chunks));
         if self.inputs.hashed {
             phases.push(self.compare());
         }
@@ -230,18 +246,23 @@ impl Model<'_> {
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
             return phase("build table", bytes, build.keyed / self.rates.dense_rows + misses);
         }
-        let extent = build.keyed * table_row_bytes(self.inputs.key_bytes(), build.repeats);
+        let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
         let reads = build.keyed * if build.repeats { 3.0 } else { 2.0 };
         let seconds = build.keyed / self.rates.build_rows + self.rates.miss_seconds(reads, extent);
         phase("build table", build.keyed * self.inputs.key_bytes() + extent, seconds)
     }
 
-    fn match_rows(&self) -> PredictedPhase {
+    fn table(&self, rows: f64, repeats: bool) -> TableBytes {
+        TableBytes::new(self.inputs.key_width, rows as u64, repeats)
+    }
+
+    /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.
+    fn match_rows(&self, chunks: f64) -> PredictedPhase {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let key_bytes = self.inputs.key_bytes();
         let bytes = probe.keyed * (2.0 * key_bytes + 8.0);
-        let rows = build.keyed + probe.keyed;
+        let rows = build.keyed * chunks + probe.keyed;
         let seconds = match self.strategy {
             Strategy::Hash => match self.inputs.dense_slots {
                 Some(slots) => {
@@ -249,7 +270,7 @@ impl Model<'_> {
                     probe.keyed / self.rates.dense_rows + misses
                 }
                 None => {
-                    let extent = build.keyed * table_row_bytes(key_bytes, build.repeats);
+                    let extent = self.table(build.keyed, build.repeats).stays as f64;
                     probe.keyed / self.rates.probe_rows + self.rates.miss_seconds(probe.keyed, extent)
                 }
             },
@@ -285,12 +306,13 @@ impl Model<'_> {
                 OutputSource::Key { index } => (probe, self.join.keys[index].column(probe.side)),
             };
             let rows = rows_with(input);
-            let Some(width) = fixed_width(self.join.table(input.side).schema.field(index).data_type()) else {
+            let table = self.join.table(input.side);
+            let Some(movable) = movable(&table.schema, &table.batches, index) else {
                 // Read and written once, at random places unless rows come in order.
                 seconds += rows / self.rates.host_values;
                 continue;
             };
-            let width = width.bytes() as f64;
+            let width = movable.width.bytes() as f64;
             let value_bytes = 2.0 * width * rows;
             bytes += value_bytes;
             out_bytes += width * rows;
@@ -318,56 +340,139 @@ impl Model<'_> {
         if clustered { Order::Clustered } else { Order::Random }
     }
 
-    /// What making equal keys adjacent takes per build row beyond the copy: a place, and in the partitions that are being
-    /// grouped a hash table with slots of a key and a run, between two and four for each row. A side of up to
-    /// [`GROUPED_AT_ONCE_ROWS`] may be one partition as a whole.
-    fn grouping_row_bytes(&self) -> f64 {
-        let at_once = (GROUPED_AT_ONCE_ROWS / self.inputs.build.rows.max(1.0)).min(1.0);
-        at_once * (4.0 + 4.0 * (self.inputs.key_bytes() + 8.0).max(12.0))
-    }
-
-    /// What the device must hold. Copies that a device which reads host memory may save are left out of the minimum.
+    /// What the device must hold, step by step as the run does it (`join::run`): the sizes of the side are exact, and nothing is
+    /// left to guesses about keys, because running out of memory in the middle is the one thing that must not happen.
     fn memory(&self) -> MemoryNeed {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
-        let key_bytes = self.inputs.key_bytes();
-        let moved = self.strategy != Strategy::Hash;
-        let copied = |input: &Input| {
-            if self.rates.reads_host_memory && input.one_piece { 0.0 } else { input.copied_row_bytes(moved) }
-        };
-        let packed = |input: &Input| {
-            let as_it_lies = self.inputs.raw && input.keyed >= input.rows;
-            if as_it_lies && self.rates.reads_host_memory && input.one_piece { 0.0 } else { key_bytes }
-        };
-        let carries = matches!(self.strategy, Strategy::RadixHash | Strategy::SortMerge);
-        let (arranged, scratch) = match self.strategy {
-            Strategy::Hash => match self.inputs.dense_slots {
-                Some(slots) => (4.0 * slots / build.keyed.max(1.0), 0.0),
-                None => (table_row_bytes(key_bytes, build.repeats), 0.0),
-            },
-            _ if is_sorted(self.strategy) && build.sorted => (0.0, 0.0),
+        let rows = build.rows;
+        let repeats = !build.seen_unique;
+        // Row numbers of the rows that have a key, and of those that have none.
+        let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
+        let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers);
+        let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
+        // Finding the rows without a key takes a flag for each row.
+        let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
+        let composed = if build.is_partly_keyed() { 4.0 * rows } else { 0.0 };
+        let how = self.join.spec.how;
+        let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
+        let probe_row = self.probe_row_bytes();
+        let smallest_chunk = 2.0 * CHUNK_ROWS_MIN.min(probe.rows) * probe_row;
+        let whole_chunk = 2.0 * probe.rows * probe_row;
+
+        // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.
+        let (arranging, stays, matching) = match self.strategy {
+            Strategy::Hash => {
+                let table = match self.inputs.dense_slots {
+                    // Where a key repeats after all, the general table takes the place of the dense one.
+                    Some(slots) if !repeats => TableBytes { stays: 4 * slots as u64, building: 0 },
+                    _ => self.table(rows, repeats),
+                };
+                let (table, building) = (table.stays as f64, table.building as f64);
+                let composed = if repeats { composed } else { 0.0 };
+                // The values behind equal hashes are compared in the order of the table.
+                let ordered_keys = if self.inputs.hashed && repeats { composed + 16.0 * rows } else { 0.0 };
+                (lying + table + building.max(composed).max(ordered_keys), lying + table + composed, 0.0)
+            }
+            _ if is_sorted(self.strategy) && build.sorted => (lying, lying, 0.0),
             _ => {
-                let row = key_bytes + self.carried(build);
-                (row, if is_sorted(self.strategy) { row } else { row + self.grouping_row_bytes() })
+                let carried = self.carried(build);
+                let row = self.inputs.key_bytes() + carried;
+                let composed = if carried > 0.0 { composed } else { 0.0 };
+                // Rows without a key are left out of columns before these are carried.
+                let carried_columns = if self.carries_columns() { build.carried_row_bytes() } else { 0.0 };
+                let gathered = if build.is_partly_keyed() { carried_columns } else { 0.0 };
+                let scratch = match is_sorted(self.strategy) {
+                    true => {
+                        let widest = build.columns.iter().map(|column| column.bytes).fold(4.0, f64::max) as u64;
+                        let threads = self.target.parallelism;
+                        sort_scratch_bytes(self.inputs.key_width, rows as u64, widest, threads) as f64
+                    }
+                    false => 0.0,
+                };
+                let arranged = lying + rows * (gathered + row) + scratch.max(composed);
+                // Carried columns replace those that were copied in, once they are arranged.
+                let replaced = if build.is_partly_keyed() { 0.0 } else { rows * self.charged(build, carried_columns) };
+                let stays = lying - replaced + rows * row + composed;
+                let (places, tables) = if self.passes > 0.0 { self.tables_at_once() } else { (0.0, 0.0) };
+                let grouping = match self.passes > 0.0 && repeats {
+                    true => rows * row + composed + places + tables,
+                    false => 0.0,
+                };
+                // Keys that are found to repeat only when they are probed are grouped beside a chunk, which was given half of
+                // what was free then.
+                let ahead = self.inputs.hashed || needs_flags;
+                let beside = if ahead { 0.0 } else { whole_chunk.min(smallest_chunk.max(grouping)) };
+                (arranged.max(stays + grouping + beside), stays, tables)
             }
         };
-        // Carried columns replace those that were copied in, once they are arranged.
-        let stays = if carries { 0.0 } else { copied(build) };
-        let resident = build.rows * (packed(build) + arranged + stays);
-        let peak = build.rows * (packed(build) + arranged + scratch + copied(build));
-        let probe_row = packed(probe)
-            + copied(probe)
-            + MATCH_ROW_BYTES
-            + if moved { 2.0 * (key_bytes + self.carried(probe)) } else { 0.0 };
-        // Chunks take half of what is free, so that the other half is there for what they are turned into.
-        let chunk = 2.0 * CHUNK_ROWS_MIN.min(probe.rows) * probe_row;
-        let build_peak = peak.max(resident) + chunk;
-        // Copies in are an upper bound that a device may undercut; grouping partitions is not.
-        let is_partitioned = matches!(self.strategy, Strategy::RadixHash | Strategy::RadixHashGfur);
+        let resident = stays + if needs_flags { rows } else { 0.0 };
+        // Build rows that are kept at the end: their positions, and their row numbers.
+        let ending = if needs_flags { 8.0 * rows } else { 0.0 };
+        let minimum = packing.max(flagging).max(arranging).max(resident + (matching + smallest_chunk).max(ending));
+        let minimum = minimum + SMALL_BYTES;
         MemoryNeed {
-            minimum_bytes: if is_partitioned { build_peak } else { resident + chunk } as u64,
-            build_peak_bytes: build_peak as u64,
-            whole_bytes: (peak.max(resident + 2.0 * probe.rows * probe_row).max(resident + chunk)) as u64,
+            minimum_bytes: minimum as u64,
+            build_peak_bytes: minimum as u64,
+            whole_bytes: minimum.max(resident + matching + whole_chunk) as u64,
+            resident_bytes: resident as u64,
         }
+    }
+
+    /// Bytes per row of what is copied in, unless the device reads it where it lies.
+    fn charged(&self, input: &Input, row_bytes: f64) -> f64 {
+        if self.rates.reads_host_memory && input.one_piece { 0.0 } else { row_bytes }
+    }
+
+    /// Bytes per row of key columns on the device until they are packed, with their validity.
+    fn source_row_bytes(&self, input: &Input) -> f64 {
+        let columns = input.key_columns as f64;
+        let made_by_host = match input.host_keys && !self.rates.reads_host_memory {
+            true => self.inputs.key_bytes() + 4.0 * columns,
+            false => 0.0,
+        };
+        self.charged(input, input.key_source_bytes) + made_by_host + columns / 8.0
+    }
+
+    /// Bytes per row of packed keys, as far as they are not the column itself where it lies.
+    fn packed_row_bytes(&self, input: &Input) -> f64 {
+        let as_it_lies = self.inputs.raw && !input.is_partly_keyed();
+        if as_it_lies { self.charged(input, self.inputs.key_bytes()) } else { self.inputs.key_bytes() }
+    }
+
+    /// Bytes per row of the columns of the result as they are copied in, with their validity, which always is.
+    fn copied_row_bytes(&self, input: &Input) -> f64 {
+        let columns = input.copied_row_bytes(self.strategy != Strategy::Hash);
+        let nullable = input.columns.iter().filter(|column| column.nullable).count();
+        self.charged(input, columns) + nullable as f64 / 8.0
+    }
+
+    fn carries_columns(&self) -> bool {
+        matches!(self.strategy, Strategy::RadixHash | Strategy::SortMerge)
+    }
+
+    /// Bytes per probe row by which the run chooses its chunks: keys packed, arranged and once more while they are sorted, columns
+    /// copied in, carried and sorted, and what becomes of them.
+    fn probe_row_bytes(&self) -> f64 {
+        let columns: f64 = self.inputs.probe.columns.iter().map(|column| column.bytes).sum();
+        3.0 * self.inputs.key_bytes() + 3.0 * columns + MATCH_ROW_BYTES
+    }
+
+    /// What the partitions take that are worked on at one time: the places of their rows while equal keys are made
+    /// adjacent, and their tables.
+    fn tables_at_once(&self) -> (f64, f64) {
+        let rows = self.inputs.build.rows;
+        if self.partitions <= 1.0 {
+            return (4.0 * rows, self.table(rows, true).stays as f64);
+        }
+        let at_once = (self.target.parallelism as f64).min(self.partitions);
+        let ordinary = (PARTITION_SPREAD * rows / self.partitions).min(rows);
+        let heavy = self.inputs.build.heaviest_rows.min(rows);
+        let places = 4.0 * (at_once * ordinary + heavy).min(rows);
+        let tables = at_once * self.table(ordinary, true).stays as f64;
+        // A table that grows is held twice for a moment.
+        let growing = if ordinary > HEAVY_TABLE_ROWS { 0.5 * tables } else { 0.0 };
+        let heavy_table = if heavy > ordinary { self.table(heavy.min(HEAVY_TABLE_ROWS), true).stays } else { 0 };
+        (places, tables + growing + heavy_table as f64)
     }
 }
 

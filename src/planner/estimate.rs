@@ -1,8 +1,9 @@
 //! How many rows a join gives, from the statistics of its keys.
 //!
 //! Equal values are counted as in Selinger et al. 1979, section 4: values are spread evenly, and the side with fewer
-//! different values has all of them in common with the other (containment), within the range that both sides share. Both are
-//! assumptions; the numbers choose strategies and fill `explain`, and nothing depends on them for correctness.
+//! different values has all of them in common with the other (containment), within the range that both sides share. A value
+//! that far more rows have than others (a heavy hitter) is taken to meet as many rows as any value of the other side does.
+//! All are assumptions; the numbers choose strategies and fill `explain`, and nothing depends on them for correctness.
 
 use super::{BoundJoin, JoinKind, Side};
 use crate::catalog::{Table, Value};
@@ -38,17 +39,28 @@ impl Estimates {
         let distinct_max = left_common.max(right_common);
         let common = left_common.min(right_common);
         let share = |of: f64| if of > 0.0 { common / of } else { 0.0 };
-        let pairs = match distinct_max > 0.0 {
+        let evenly = match distinct_max > 0.0 {
             true => left_keyed * left_share * right_keyed * right_share / distinct_max,
             false => 0.0,
         };
+        // Rows of each side's heaviest value, if it lies in the range of both.
+        let left_heavy = heaviest_rows(join, Side::Left).min(left_keyed) * left_share;
+        let right_heavy = heaviest_rows(join, Side::Right).min(right_keyed) * right_share;
+        let overlap = common > 0.0;
+        let met = |heavy: f64, keyed: f64, distinct: f64| if overlap { heavy * keyed / distinct } else { 0.0 };
+        let pairs =
+            evenly.max(met(left_heavy, right_keyed, right_distinct)).max(met(right_heavy, left_keyed, left_distinct));
         let mut estimates = Self {
             left_keyed,
             right_keyed,
             left_distinct,
             right_distinct,
-            left_matched: left_keyed * left_share * share(left_common),
-            right_matched: right_keyed * right_share * share(right_common),
+            left_matched: (left_keyed * left_share * share(left_common)).max(if overlap { left_heavy } else { 0.0 }),
+            right_matched: (right_keyed * right_share * share(right_common)).max(if overlap {
+                right_heavy
+            } else {
+                0.0
+            }),
             pairs,
             rows: 0.0,
         };
@@ -107,22 +119,42 @@ fn keyed_and_distinct(join: &BoundJoin, side: Side) -> (f64, f64) {
     (keyed, distinct)
 }
 
-/// Whether some of the key columns together are distinct: because a column is strictly ascending, or the uploader said so.
+/// Whether some of the key columns together are distinct: because the rows were seen to be, or the uploader said so.
 fn known_unique(join: &BoundJoin, side: Side) -> bool {
     let table = join.table(side);
     let is_key = |column: &usize| join.keys.iter().any(|key| key.column(side) == *column);
     let declared = table.unique.iter().any(|columns| !columns.is_empty() && columns.iter().all(is_key));
-    declared || join.keys.iter().any(|key| table.statistics[key.column(side)].unique_ascending)
+    declared || seen_unique(join, side)
 }
 
-/// Whether the rows are known to be in the order of the key.
-pub(super) fn sorted_by_key(join: &BoundJoin, side: Side) -> bool {
-    let table: &Table = join.table(side);
-    let detected = join.keys.len() == 1 && table.statistics[join.keys[0].column(side)].ascending;
-    let declared = table.sorted_by.len() >= join.keys.len()
-        && table.sorted_by.iter().zip(&join.keys).all(|(sorted, key)| *sorted == key.column(side));
-    // Nulls come first in a sorted table and have no key, so they do not disturb the order.
-    detected || declared
+/// Whether keys of that side certainly do not repeat, because a column of them is strictly ascending. What the uploader said
+/// of distinct keys is believed and not checked, so memory must not be reckoned by it.
+pub(super) fn seen_unique(join: &BoundJoin, side: Side) -> bool {
+    join.keys.iter().any(|key| join.table(side).statistics[key.column(side)].unique_ascending)
+}
+
+/// Roughly how many rows have the most frequent key: exact shares are known of columns, so that of several key columns this
+/// is an upper bound, and zero where nothing is known.
+pub(super) fn heaviest_rows_max(join: &BoundJoin, side: Side) -> f64 {
+    let table = join.table(side);
+    let shares = join.keys.iter().map(|key| table.statistics[key.column(side)].heaviest_share.clamp(0.0, 1.0));
+    shares.fold(1.0, f64::min) * table.rows as f64
+}
+
+/// Roughly how many rows have the most frequent key, at least.
+fn heaviest_rows(join: &BoundJoin, side: Side) -> f64 {
+    if join.keys.len() == 1 { heaviest_rows_max(join, side) } else { 0.0 }
+}
+
+impl BoundJoin {
+    /// Whether the rows of that side are known to be in the order of the key columns, nulls first.
+    pub fn is_sorted_by_key(&self, side: Side) -> bool {
+        let table: &Table = self.table(side);
+        let detected = self.keys.len() == 1 && table.statistics[self.keys[0].column(side)].ascending;
+        let declared = table.sorted_by.len() >= self.keys.len()
+            && table.sorted_by.iter().zip(&self.keys).all(|(sorted, key)| *sorted == key.column(side));
+        detected || declared
+    }
 }
 
 /// The share of each side's values that lies in the range which both sides have in common.

@@ -1,10 +1,10 @@
 //! What the cost model needs to know of each side: rows, widths and orders.
 
-use super::estimate::{Estimates, sorted_by_key};
-use super::{BoundJoin, OutputSource, Side};
+use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
+use super::{BoundJoin, BoundKey, OutputSource, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Value};
-use crate::columns::{KeyFacts, KeyLayout, fixed_width, key_class};
+use crate::columns::{KeyFacts, KeyLayout, fixed_width, key_class, movable};
 use crate::device::{KeyWidth, Width};
 
 /// Both sides, with the roles that were given to them.
@@ -33,13 +33,19 @@ pub(super) struct Input {
     pub(super) matched: f64,
     /// Whether keys repeat.
     pub(super) repeats: bool,
-    /// Whether the rows are in the order of the key.
+    /// Whether keys certainly do not repeat.
+    pub(super) seen_unique: bool,
+    /// Rows of the most frequent key, roughly and at most.
+    pub(super) heaviest_rows: f64,
+    /// Whether the packed keys are in ascending order as the rows lie.
     pub(super) sorted: bool,
     /// Bytes per row of the key columns as they are stored; zero for those that the host reads.
     pub(super) key_source_bytes: f64,
+    /// Number of key columns.
+    pub(super) key_columns: usize,
     /// Whether the host makes the keys.
     pub(super) host_keys: bool,
-    /// Columns that the result takes and the device moves.
+    /// Columns that the result takes and the device moves: of fixed width, or dictionary keys.
     pub(super) columns: Vec<FixedColumn>,
     /// How many columns the host gathers.
     pub(super) host_columns: usize,
@@ -47,7 +53,7 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
 }
 
-/// A column of fixed width.
+/// A column that a device moves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FixedColumn {
     /// Index in its table.
@@ -69,7 +75,7 @@ impl Inputs {
         let layout = KeyLayout::new(key_facts(join, build_side)?, 0);
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();
-        let input = |side: Side| Input::new(join, side, estimates, raw, hashed);
+        let input = |side: Side| Input::new(join, side, estimates, &layout);
         let (build, probe) = (input(build_side), input(build_side.other()));
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
         Ok(Self { build, probe, key_width: layout.width(), hashed, raw, dense_slots })
@@ -81,12 +87,13 @@ impl Inputs {
 }
 
 impl Input {
-    fn new(join: &BoundJoin, side: Side, estimates: &Estimates, raw: bool, hashed: bool) -> Self {
+    fn new(join: &BoundJoin, side: Side, estimates: &Estimates, layout: &KeyLayout) -> Self {
+        let (raw, hashed) = (layout.is_raw(), layout.is_hashed());
         let table = join.table(side);
         let mut columns = Vec::new();
         let mut host_columns = 0;
         for index in output_columns(join, side) {
-            match fixed_width(table.schema.field(index).data_type()) {
+            match movable(&table.schema, &table.batches, index).map(|movable| movable.width) {
                 Some(width) => {
                     let nullable = table.statistics[index].nulls > 0;
                     let raw_key = raw && join.keys[0].column(side) == index && !nullable;
@@ -104,8 +111,11 @@ impl Input {
             keyed: estimates.keyed(side),
             matched: estimates.matched(side),
             repeats: estimates.repeats(side),
-            sorted: sorted_by_key(join, side),
+            seen_unique: seen_unique(join, side),
+            heaviest_rows: heaviest_rows_max(join, side),
+            sorted: sorted_keys(join, side, layout),
             key_source_bytes: key_source_bytes as f64,
+            key_columns: join.keys.len(),
             host_keys,
             columns,
             host_columns,
@@ -123,10 +133,23 @@ impl Input {
         self.columns.iter().filter(|column| !column.nullable && !column.raw_key).map(|column| column.bytes).sum()
     }
 
+    /// Whether some rows have no key, so that those which have one are numbered.
+    pub(super) fn is_partly_keyed(&self) -> bool {
+        self.keyed < self.rows
+    }
+
     /// Whether something is left that needs row numbers although columns are carried.
     pub(super) fn needs_row_numbers(&self) -> bool {
         self.host_columns > 0 || self.columns.iter().any(|column| column.nullable && !column.raw_key)
     }
+}
+
+/// Whether packed keys are in ascending order as the rows of that side lie.
+fn sorted_keys(join: &BoundJoin, side: Side, layout: &KeyLayout) -> bool {
+    // Nulls come first in a sorted table. Those that match nothing have no key, and disturb nothing; the others come last
+    // among packed keys.
+    let matched_nulls = |key: &BoundKey| key.nulls_equal && join.table(side).statistics[key.column(side)].nulls > 0;
+    join.is_sorted_by_key(side) && layout.keeps_order() && !join.keys.iter().any(matched_nulls)
 }
 
 /// Columns that the result takes from a side, each once. A key is taken from either side, so both bring it.
@@ -146,7 +169,7 @@ fn output_columns(join: &BoundJoin, side: Side) -> Vec<usize> {
 
 /// What statistics say about each pair of key columns.
 fn key_facts(join: &BoundJoin, build_side: Side) -> Result<Vec<KeyFacts>> {
-    let facts = |key: &super::BoundKey| {
+    let facts = |key: &BoundKey| {
         let column_type = |side: Side| join.table(side).schema.field(key.column(side)).data_type().clone();
         let statistics = |side: Side| &join.table(side).statistics[key.column(side)];
         let (build_type, probe_type) = (column_type(build_side), column_type(build_side.other()));
@@ -157,6 +180,7 @@ fn key_facts(join: &BoundJoin, build_side: Side) -> Result<Vec<KeyFacts>> {
             range: integer_range(statistics(Side::Left), statistics(Side::Right)),
             bytes_max: longest(statistics(Side::Left), statistics(Side::Right)),
             nulls_equal: key.nulls_equal,
+            sorted: join.is_sorted_by_key(Side::Left) || join.is_sorted_by_key(Side::Right),
         })
     };
     join.keys.iter().map(facts).collect()

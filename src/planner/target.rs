@@ -12,6 +12,8 @@ pub struct Target {
     pub memory_bytes: u64,
     /// How the operator raises that: `--device-memory`.
     pub memory_knob: String,
+    /// Threads or multiprocessors: so many partitions are worked on at once.
+    pub parallelism: usize,
     /// Build rows that a partition should have.
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves.
@@ -27,6 +29,7 @@ impl Target {
             name: device.id().to_string(),
             memory_bytes: device.memory().limit_bytes(),
             memory_knob: "--device-memory".into(),
+            parallelism: device.info().parallelism.max(1),
             partition_rows: device.info().partition_rows.max(1),
             pass_bits_max: device.info().pass_bits_max.max(1),
             rates,
@@ -41,6 +44,7 @@ impl Default for Target {
             name: "host:0".into(),
             memory_bytes: u64::MAX,
             memory_knob: "--device-memory".into(),
+            parallelism: 1,
             partition_rows: 16 << 10,
             pass_bits_max: 11,
             rates: Rates::host(1),

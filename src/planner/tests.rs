@@ -18,6 +18,8 @@ struct TableSpec {
     range: (i128, i128),
     distinct: f64,
     ascending: bool,
+    /// `None`: as without skew.
+    heaviest_share: Option<f64>,
     nulls: u64,
     payload: Vec<DataType>,
 }
@@ -31,6 +33,7 @@ impl TableSpec {
             range: (0, i128::from(rows) - 1),
             distinct: rows as f64,
             ascending: false,
+            heaviest_share: None,
             nulls: 0,
             payload: vec![DataType::Int32; payload],
         }
@@ -46,7 +49,7 @@ impl TableSpec {
             max: Some(Value::Integer(self.range.1)),
             distinct: Some(self.distinct),
             ascending: self.ascending,
-            heaviest_share: 1.0 / self.distinct,
+            heaviest_share: self.heaviest_share.unwrap_or(1.0 / self.distinct),
             ..ColumnStatistics::default()
         };
         let mut statistics = vec![ColumnStatistics::default(); fields.len()];
@@ -117,6 +120,7 @@ fn a100() -> Target {
         name: "cuda:0".into(),
         memory_bytes: 40 << 30,
         memory_knob: "--device-memory".into(),
+        parallelism: 108,
         partition_rows: 4096,
         pass_bits_max: 8,
         rates,
@@ -306,6 +310,16 @@ fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
     // 1000 rows of 10 different keys on each side: 10 * 100 * 100 pairs.
     let many = TableSpec { distinct: 10.0, range: (0, 9), ..TableSpec::primary(1000, 1) };
     assert_eq!(estimates(&many, &many, JoinKind::Inner).rows, 100_000.0);
+
+    // A tenth of the clicks have one user, who has two sessions as every user does.
+    let sessions = TableSpec { rows: 200, ..TableSpec::primary(100, 1) };
+    let clicks = TableSpec { rows: 10_000, distinct: 9000.0, ..TableSpec::primary(9000, 1) };
+    let skewed = TableSpec { heaviest_share: Some(0.1), ..TableSpec { range: (0, 99), ..clicks } };
+    assert_eq!(estimates(&sessions, &skewed, JoinKind::Inner).pairs, 2000.0);
+    assert_eq!(estimates(&skewed, &sessions, JoinKind::Inner).pairs, 2000.0);
+    assert_eq!(estimates(&skewed, &sessions, JoinKind::LeftSemi).rows, 1000.0);
+    let elsewhere = TableSpec { range: (5000, 5999), ..TableSpec::primary(1000, 1) };
+    assert_eq!(estimates(&skewed, &elsewhere, JoinKind::Inner).pairs, 0.0);
 
     let empty = TableSpec { rows: 0, distinct: 0.0, ..TableSpec::primary(1, 1) };
     for how in JoinKind::ALL {

@@ -1,7 +1,9 @@
 //! Every kind of join by every strategy on host devices, against a naive join written in another way.
 
 mod data;
+mod memory;
 mod naive;
+mod sorted;
 
 use std::sync::Arc;
 
@@ -32,12 +34,7 @@ impl Bench {
     }
 
     fn put(&self, name: &str, batches: &[RecordBatch]) {
-        let options = UploadOptions { mode: dovetail::catalog::UploadMode::Replace, ..UploadOptions::default() };
-        let mut upload = Upload::begin(&self.catalog, name, batches[0].schema(), options).unwrap();
-        for batch in batches {
-            upload.append(batch.clone()).unwrap();
-        }
-        upload.commit().unwrap();
+        put(&self.catalog, name, batches);
     }
 
     fn join(&self, spec: JoinSpec, build_side: Option<Side>) -> dovetail::Result<Vec<RecordBatch>> {
@@ -49,6 +46,15 @@ impl Bench {
         assert_eq!(self.device.memory().used_bytes(), 0, "a join left device memory behind");
         Ok(sink.batches.into_inner())
     }
+}
+
+fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
+    let options = UploadOptions { mode: dovetail::catalog::UploadMode::Replace, ..UploadOptions::default() };
+    let mut upload = Upload::begin(catalog, name, batches[0].schema(), options).unwrap();
+    for batch in batches {
+        upload.append(batch.clone()).unwrap();
+    }
+    upload.commit().unwrap();
 }
 
 #[derive(Default)]

@@ -135,6 +135,18 @@ pub fn assert_same_rows(actual: &[RecordBatch], expected: &Rows, label: &str) {
     assert_eq!(differing, 0, "{differing} of {} rows differ in {label}", rows.len());
 }
 
+/// Fails unless both have the same rows, as multisets.
+pub fn assert_same_batches(actual: &[RecordBatch], expected: &[RecordBatch], label: &str) {
+    match expected.first().or(actual.first()) {
+        Some(batch) => {
+            let schema = batch.schema();
+            let rows = sorted_rows(&schema, expected);
+            assert_same_rows(actual, &Rows { rows, schema }, label);
+        }
+        None => assert!(actual.is_empty() && expected.is_empty()),
+    }
+}
+
 fn sorted_rows(schema: &Schema, batches: &[RecordBatch]) -> Vec<Vec<u8>> {
     let fields = schema.fields().iter().map(|field| SortField::new(field.data_type().clone())).collect();
     let converter = RowConverter::new(fields).unwrap();

@@ -1,0 +1,125 @@
+//! A join runs to its end in the memory that its plan asks for: nothing runs out in the middle.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
+use dovetail::catalog::Catalog;
+use dovetail::device::CancelFlag;
+use dovetail::device::host::{EmulatedLink, HostDevice};
+use dovetail::join::{self, Monitor};
+use dovetail::memory::{Arena, Budget};
+use dovetail::planner::{self, JoinKind, Rates, Strategy, Target};
+
+use crate::{Collect, put, spec};
+
+/// How the numbers behind the keys of a side are spread.
+#[derive(Clone, Copy, Debug)]
+enum Spread {
+    /// All of them distinct, in no order.
+    Distinct,
+    /// Each on four rows.
+    InFours,
+    /// A fifth of the rows has one key, the others have one each.
+    Heavy,
+    /// As `InFours`, and a quarter of the rows has no key.
+    SomeNull,
+}
+
+fn number(spread: Spread, row: usize, rows: usize) -> Option<u32> {
+    let shuffled = (row * 7919 % rows) as u32;
+    match spread {
+        Spread::Distinct => Some(shuffled),
+        Spread::InFours => Some(shuffled / 4),
+        Spread::Heavy => Some(if row.is_multiple_of(5) { 3 } else { shuffled }),
+        Spread::SomeNull => (!row.is_multiple_of(4)).then_some(shuffled / 4),
+    }
+}
+
+/// The ways in which keys are made of columns, and packed.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Four bytes, as they lie.
+    Int32,
+    /// Eight bytes, as they lie, and too far apart for an array.
+    Int64,
+    /// Two columns in sixteen bytes.
+    Composite,
+    /// Hashed.
+    LongString,
+}
+
+fn table(kind: Kind, spread: Spread, rows: usize, batches: usize) -> Vec<RecordBatch> {
+    let numbers: Vec<Option<u32>> = (0..rows).map(|row| number(spread, row, rows)).collect();
+    let int64 = || {
+        let value = |number: u32| i64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64);
+        Arc::new(numbers.iter().map(|number| number.map(value)).collect::<Int64Array>()) as ArrayRef
+    };
+    let strings = |prefix: &str| {
+        let value = |number: u32| format!("{prefix}{number}");
+        Arc::new(numbers.iter().map(|number| number.map(value)).collect::<StringArray>()) as ArrayRef
+    };
+    let keys: Vec<ArrayRef> = match kind {
+        Kind::Int32 => vec![Arc::new(numbers.iter().map(|n| n.map(|n| n as i32 * 3001)).collect::<Int32Array>())],
+        Kind::Int64 => vec![int64()],
+        Kind::Composite => vec![int64(), strings("")],
+        Kind::LongString => vec![strings("a key that does not fit in sixteen bytes, number ")],
+    };
+    let mut columns: Vec<(String, ArrayRef)> =
+        keys.into_iter().enumerate().map(|(at, key)| (format!("k{at}"), key)).collect();
+    columns.push(("row".into(), Arc::new(Int32Array::from_iter_values(0..rows as i32))));
+    columns.push((
+        "nullable".into(),
+        Arc::new((0..rows as i64).map(|n| (n % 3 > 0).then_some(n)).collect::<Int64Array>()),
+    ));
+    columns.push(("text".into(), Arc::new(StringArray::from_iter_values((0..rows).map(|row| row.to_string())))));
+    let whole = RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, array)| (name, array, true)));
+    let whole = whole.unwrap();
+    let step = rows.div_ceil(batches);
+    (0..rows).step_by(step).map(|start| whole.slice(start, step.min(rows - start))).collect()
+}
+
+/// Plans and runs all strategies with exactly the memory that each plan asks for.
+fn run_in_exact_memory(catalog: &Catalog, keys: usize, threads: usize, link: Option<EmulatedLink>, label: &str) {
+    let memory = |bytes| Budget::new("memory of device host:0", "--device-memory", bytes);
+    for how in JoinKind::ALL {
+        let mut rows = None;
+        for strategy in Strategy::ALL {
+            let ample = HostDevice::new(0, threads, memory(1 << 30), link).unwrap();
+            let target = Target::of(&ample, Rates { reads_host_memory: link.is_none(), ..Rates::host(threads) });
+            let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
+            let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
+            for bytes in [plan.memory.minimum_bytes, plan.memory.build_peak_bytes, plan.memory.whole_bytes] {
+                let label =
+                    format!("{how} by {strategy}, build {}, {bytes} B, {threads} threads, {label}", plan.build_side);
+                let device = HostDevice::new(0, threads, memory(bytes), link).unwrap();
+                let sink = Collect::default();
+                join::run(&plan, &device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
+                    .unwrap_or_else(|error| panic!("{label}: {error}"));
+                let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
+                assert_eq!(*rows.get_or_insert(found), found, "rows of {label}");
+            }
+        }
+    }
+}
+
+#[test]
+fn joins_run_in_the_memory_that_their_plans_ask_for() {
+    let fast = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
+    let spreads = [Spread::Distinct, Spread::InFours, Spread::Heavy, Spread::SomeNull];
+    let kinds = [(Kind::Int32, 1), (Kind::Int64, 1), (Kind::Composite, 2), (Kind::LongString, 1)];
+    for (at, (kind, keys)) in kinds.into_iter().enumerate() {
+        for (build_at, build) in spreads.into_iter().enumerate() {
+            // Every combination would take minutes: threads, batches and links take turns.
+            let turn = at + build_at;
+            let (threads, batches) = ([1, 2, 4][turn % 3], [1, 3][turn % 2]);
+            let link = (turn % 4 == 3).then_some(fast);
+            // Sizes on both sides of a power of two, by which tables grow.
+            let rows = [4000, 4200, 17_000, 33_000][build_at];
+            let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+            put(&catalog, "l", &table(kind, build, rows, batches));
+            put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
+            let label = format!("{kind:?} {build:?}, {rows} rows in {batches} batches, link {}", link.is_some());
+            run_in_exact_memory(&catalog, keys, threads, link, &label);
+        }
+    }
+}
