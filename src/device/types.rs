@@ -162,6 +162,20 @@ pub enum BitSlice {
     },
 }
 
+impl BitSlice {
+    /// Number of bits.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Bits { len, .. } | Self::Ones { len } => *len,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// Bytes per packed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KeyWidth {

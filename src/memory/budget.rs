@@ -46,6 +46,11 @@ impl Budget {
         Ok(reservation)
     }
 
+    /// How the operator raises the bound.
+    pub fn knob(&self) -> &str {
+        &self.inner.knob
+    }
+
     /// The bound, in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.inner.limit_bytes

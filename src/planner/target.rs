@@ -28,7 +28,7 @@ impl Target {
         Self {
             name: device.id().to_string(),
             memory_bytes: device.memory().limit_bytes(),
-            memory_knob: "--device-memory".into(),
+            memory_knob: device.memory().knob().into(),
             parallelism: device.info().parallelism.max(1),
             partition_rows: device.info().partition_rows.max(1),
             pass_bits_max: device.info().pass_bits_max.max(1),

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::settings::Settings;
 use crate::device::Device;
-use crate::device::host::{EmulatedLink, HostDevice};
+use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::memory::{Budget, parse_bytes, parse_memory_setting, process_memory_limit};
-use crate::topology::{DeviceNode, NodeKind, Topology};
+use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
 /// The bytes of host memory that a setting allows: a size, or a share of what this process may use.
@@ -53,6 +53,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, host_memory_bytes:
         "auto" => host_memory_bytes / 4 / count as u64,
         size => parse_bytes(size).context(|| "device_memory")?,
     };
+    let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let open = |node: &DeviceNode| -> Result<Arc<dyn Device>> {
         if node.kind != NodeKind::Host {
@@ -62,18 +63,118 @@ pub fn open_devices(settings: &Settings, topology: &Topology, host_memory_bytes:
             )));
         }
         let threads = node.threads.unwrap_or((cpu_threads / count).max(1));
-        let memory = Budget::new(
-            format!("memory of device {}", node.name),
-            "--device-memory",
-            node.memory_bytes.unwrap_or(memory_share),
-        );
-        let link = topology.host_link(node).map(|link| EmulatedLink {
-            to_device_bytes_per_second: link.to_device_rate,
-            from_device_bytes_per_second: link.from_device_rate,
+        let (memory_bytes, knob) = match node.memory_bytes {
+            Some(bytes) => (bytes, format!("the memory of {} in the topology file", node.name)),
+            None => (memory_share, "--device-memory".to_string()),
+        };
+        let memory = Budget::new(format!("memory of device {}", node.name), knob, memory_bytes);
+        let route = topology.host_route(node).map(|route| EmulatedRoute {
+            to_device: lanes_of(&lanes, &route.to_device),
+            from_device: lanes_of(&lanes, &route.from_device),
         });
-        let device =
-            HostDevice::new(node.index, threads, memory, link).context(|| format!("opening device {}", node.name))?;
+        let device = HostDevice::with_route(node.index, threads, memory, route)
+            .context(|| format!("opening device {}", node.name))?;
         Ok(Arc::new(device))
     };
     topology.devices.iter().map(open).collect()
+}
+
+/// What emulates one link of the topology, for all devices whose transfers pass it.
+struct LinkLanes {
+    forward: Lane,
+    backward: Lane,
+    /// Both directions together, where they are limited.
+    total: Option<Lane>,
+}
+
+impl LinkLanes {
+    fn new(link: &Link) -> Result<Self> {
+        let lane = |rate| {
+            Lane::new(rate).context(|| format!("the link between {:?} and {:?}", link.between[0], link.between[1]))
+        };
+        Ok(Self {
+            forward: lane(link.forward_rate)?,
+            backward: lane(link.backward_rate)?,
+            total: link.total_rate.map(lane).transpose()?,
+        })
+    }
+}
+
+/// The lanes that a transfer over those hops takes.
+fn lanes_of(lanes: &[LinkLanes], hops: &[Hop]) -> Vec<Lane> {
+    let of_hop = |hop: &Hop| {
+        let link = &lanes[hop.link];
+        let one_way = if hop.forward { &link.forward } else { &link.backward };
+        [one_way.clone()].into_iter().chain(link.total.clone())
+    };
+    hops.iter().flat_map(of_hop).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use arrow::buffer::Buffer;
+    use clap::Parser;
+
+    use super::*;
+    use crate::device::CancelFlag;
+    use crate::planner::{Rates, Target};
+
+    #[derive(Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    /// How long 100 kB take to each of two devices at once, as a lower bound of what the links allow.
+    fn seconds_for_both(link: &str) -> Duration {
+        let text = format!(
+            r#"
+            name = "two behind a switch"
+            [[socket]]
+            name = "cpu0"
+            [[switch]]
+            name = "plx"
+            [[device]]
+            name = "host:0"
+            threads = 1
+            memory = "3MiB"
+            [[device]]
+            name = "host:1"
+            threads = 1
+            [[link]]
+            between = ["cpu0", "plx"]
+            {link}
+            [[link]]
+            between = ["plx", "host:0"]
+            rate = "10GB/s"
+            [[link]]
+            between = ["plx", "host:1"]
+            rate = "10GB/s"
+            "#
+        );
+        let topology = Topology::parse(&text).unwrap();
+        let settings = CommandLine::parse_from(["dovetail"]).settings;
+        let devices = open_devices(&settings, &topology, 1 << 30).unwrap();
+        let knob_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_knob;
+        assert!(knob_of(&devices[0]).contains("topology file"), "its memory is in the file, and so is what raises it");
+        assert_eq!(knob_of(&devices[1]), "--device-memory");
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for device in &devices {
+                scope.spawn(|| {
+                    let stream = device.stream(CancelFlag::new()).unwrap();
+                    device.copy_in(&[Buffer::from_vec(vec![1u8; 100_000])], &stream).unwrap();
+                });
+            }
+        });
+        start.elapsed()
+    }
+
+    #[test]
+    fn devices_behind_one_link_share_its_rates() {
+        assert!(seconds_for_both(r#"rate = "1MB/s""#) >= Duration::from_millis(200));
+        assert!(seconds_for_both("rate = \"10GB/s\"\ntotal = \"1MB/s\"") >= Duration::from_millis(200));
+    }
 }

@@ -115,6 +115,24 @@ pub struct HostLink {
     pub total_rate: Option<f64>,
 }
 
+/// A link of a route, and the direction in which it is passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// Index in [`Topology::links`].
+    pub link: usize,
+    /// Whether from its first node to its second.
+    pub forward: bool,
+}
+
+/// The links between host memory and a device, both ways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRoute {
+    /// From host memory to the device.
+    pub to_device: Vec<Hop>,
+    /// From the device to host memory.
+    pub from_device: Vec<Hop>,
+}
+
 impl Topology {
     /// The CPU of this machine in `count` equal slices, without links to emulate.
     pub fn host(count: u16) -> Self {
@@ -155,6 +173,26 @@ impl Topology {
         let totals = to_device.links.iter().filter_map(|&link| self.links[link].total_rate);
         let total_rate = totals.min_by(f64::total_cmp);
         Some(HostLink { to_device_rate: to_device.rate, from_device_rate: from_device.rate, total_rate })
+    }
+}
+
+impl Topology {
+    /// The links that a device's transfers pass, for whoever emulates them: devices whose routes have a link in common share
+    /// its rates. `None` as for [`host_link`](Self::host_link).
+    pub fn host_route(&self, device: &DeviceNode) -> Option<HostRoute> {
+        let socket = self.socket_of(device)?;
+        let hops = |from: &str, to: &str| {
+            let mut node = from;
+            let route = self.route(from, to)?;
+            let hop = |link: usize| {
+                let [first, second] = &self.links[link].between;
+                let forward = first == node;
+                node = if forward { second } else { first };
+                Hop { link, forward }
+            };
+            Some(route.links.into_iter().map(hop).collect())
+        };
+        Some(HostRoute { to_device: hops(&socket.name, &device.name)?, from_device: hops(&device.name, &socket.name)? })
     }
 }
 

@@ -58,6 +58,7 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Hop;
 
     fn fixture(text: &str) -> Topology {
         Topology::parse(text).unwrap()
@@ -85,6 +86,32 @@ mod tests {
         );
         let link = topology.host_link(&topology.devices[0]).unwrap();
         assert_eq!((link.to_device_rate, link.from_device_rate), (5e9, 3e9));
+    }
+
+    #[test]
+    fn the_way_to_host_memory_passes_each_link_in_its_direction() {
+        let topology = fixture(
+            r#"
+            name = "a switch"
+            [[socket]]
+            name = "cpu0"
+            [[switch]]
+            name = "plx"
+            [[device]]
+            name = "host:0"
+            [[link]]
+            between = ["plx", "cpu0"]
+            rate = "10GB/s"
+            [[link]]
+            between = ["plx", "host:0"]
+            rate = "5GB/s"
+            "#,
+        );
+        let hop = |link, forward| Hop { link, forward };
+        let route = topology.host_route(&topology.devices[0]).unwrap();
+        assert_eq!(route.to_device, [hop(0, false), hop(1, true)]);
+        assert_eq!(route.from_device, [hop(1, false), hop(0, true)]);
+        assert_eq!(Topology::host(1).host_route(&Topology::host(1).devices[0]), None);
     }
 
     #[test]

@@ -41,7 +41,7 @@ use std::ops::Range;
 
 use arrow::buffer::Buffer;
 use bytemuck::Pod;
-pub use link::EmulatedLink;
+pub use link::{EmulatedLink, EmulatedRoute, Lane};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 pub use sort::sort_scratch_bytes;
@@ -49,14 +49,14 @@ pub use table::TableBytes;
 
 use self::buffer::{HostBuffer, Pool, Values};
 use self::hash::with_key;
-use self::link::Direction;
+use self::link::Transfer;
 use super::{
     BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, Event,
     HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
     RadixBits, Sorted, Stream, Table, Unmatched, Which,
 };
 use crate::memory::{Arena, Budget};
-use crate::{Error, Result};
+use crate::{Context, Error, Result};
 
 /// Rows that a thread takes at a time: long enough to forget the cost of taking them, short enough that a cancelled job
 /// stops at once and threads finish together. A multiple of 64, so that morsels never share a word of a bitmap.
@@ -69,14 +69,7 @@ pub struct HostDevice {
     info: DeviceInfo,
     pool: Pool,
     threads: ThreadPool,
-    link: Option<Link>,
-}
-
-/// Both directions of an emulated link.
-#[derive(Debug)]
-struct Link {
-    to_device: Direction,
-    from_device: Direction,
+    route: Option<EmulatedRoute>,
 }
 
 impl HostDevice {
@@ -86,17 +79,17 @@ impl HostDevice {
     /// # Errors
     /// [`Error::Invalid`] for no threads or a link without a rate, [`Error::Exhausted`] when the system refuses threads.
     pub fn new(index: u16, threads: usize, memory: Budget, link: Option<EmulatedLink>) -> Result<Self> {
+        let route = link.map(EmulatedRoute::of).transpose().context(|| format!("linking device host:{index}"))?;
+        Self::with_route(index, threads, memory, route)
+    }
+
+    /// As [`new`](Self::new), with a route of lanes that other devices may share.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no threads, [`Error::Exhausted`] when the system refuses threads.
+    pub fn with_route(index: u16, threads: usize, memory: Budget, route: Option<EmulatedRoute>) -> Result<Self> {
         if threads == 0 {
             return Err(Error::Invalid(format!("device host:{index} has no threads; give it at least one")));
-        }
-        if let Some(link) = link {
-            for rate in [link.to_device_bytes_per_second, link.from_device_bytes_per_second] {
-                if !(rate >= 1.0 && rate.is_finite()) {
-                    return Err(Error::Invalid(format!(
-                        "the link of device host:{index} has a rate of {rate} bytes per second; give it one of at least 1"
-                    )));
-                }
-            }
         }
         let name = move |thread| format!("host{index}-{thread}");
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
@@ -107,10 +100,7 @@ impl HostDevice {
             info: info(threads),
             pool: Pool::new(memory),
             threads: pool,
-            link: link.map(|link| Link {
-                to_device: Direction::new(link.to_device_bytes_per_second),
-                from_device: Direction::new(link.from_device_bytes_per_second),
-            }),
+            route,
         })
     }
 
@@ -221,11 +211,13 @@ impl Device for HostDevice {
     }
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        self.pass_in(stream, || self.run(stream, |run| transfer::copy_in(run, parts, self.link.is_some())))
+        let bytes = parts.iter().map(Buffer::len).sum();
+        self.pass_in(stream, bytes, || self.run(stream, |run| transfer::copy_in(run, parts, self.route.is_some())))
     }
 
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
-        self.pass_in(stream, || self.run(stream, |run| transfer::copy_in_bits(run, parts)))
+        let bits: usize = parts.iter().map(BitSlice::len).sum();
+        self.pass_in(stream, bits.div_ceil(8), || self.run(stream, |run| transfer::copy_in_bits(run, parts)))
     }
 
     fn copy_out(&self, buffer: &DeviceBuffer, len: usize, arena: &Arena, stream: &Stream) -> Result<Buffer> {
@@ -333,26 +325,26 @@ impl Device for HostDevice {
 }
 
 impl HostDevice {
-    /// A transfer to the device takes at least what the link needs for what arrived.
-    fn pass_in(&self, stream: &Stream, copy: impl FnOnce() -> Result<DeviceBuffer>) -> Result<DeviceBuffer> {
-        let Some(link) = &self.link else {
-            return copy();
-        };
-        let buffer = copy()?;
-        link.to_device.wait(link.to_device.begin(buffer.size_bytes()), &stream.cancel)?;
-        Ok(buffer)
+    /// A transfer to the device takes at least what the route needs for its bytes.
+    fn pass_in<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
+        pass(self.route.as_ref().map(|route| &route.to_device[..]), stream, bytes, copy)
     }
 
-    /// A transfer from the device takes at least what the link needs for its bytes.
+    /// A transfer from the device takes at least what the route needs for its bytes.
     fn pass_out<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
-        let Some(link) = &self.link else {
-            return copy();
-        };
-        let end = link.from_device.begin(bytes);
-        let copied = copy()?;
-        link.from_device.wait(end, &stream.cancel)?;
-        Ok(copied)
+        pass(self.route.as_ref().map(|route| &route.from_device[..]), stream, bytes, copy)
     }
+}
+
+/// Copies while the bytes are on their way over the lanes: the copy stands for the transfer and not for more work after it.
+fn pass<R>(lanes: Option<&[Lane]>, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
+    let Some(lanes) = lanes else {
+        return copy();
+    };
+    let transfer = Transfer::begin(lanes, bytes);
+    let copied = copy()?;
+    transfer.wait(&stream.cancel)?;
+    Ok(copied)
 }
 
 #[cfg(test)]
@@ -483,6 +475,32 @@ mod tests {
         assert!(start.elapsed() >= Duration::from_millis(100));
         drop(column);
         assert_eq!(device.memory().used_bytes(), 0);
+    }
+
+    #[test]
+    fn devices_that_share_a_lane_share_its_rate() {
+        let (socket, arena) =
+            (Lane::new(10e6).unwrap(), Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        let own = || Lane::new(1e12).unwrap();
+        let both_ways = |index| {
+            let memory = Budget::new("memory of a device", "--device-memory", 1 << 30);
+            // The lane between them and host memory counts the bytes of both directions.
+            let lanes = || vec![socket.clone(), own()];
+            let route = EmulatedRoute { to_device: lanes(), from_device: lanes() };
+            HostDevice::with_route(index, 1, memory, Some(route)).unwrap()
+        };
+        let devices = [both_ways(0), both_ways(1)];
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for device in &devices {
+                scope.spawn(|| {
+                    let stream = device.stream(CancelFlag::new()).unwrap();
+                    let buffer = device.copy_in(&[Buffer::from_vec(vec![1u8; 500_000])], &stream).unwrap();
+                    device.copy_out(&buffer, 500_000, &arena, &stream).unwrap();
+                });
+            }
+        });
+        assert!(start.elapsed() >= Duration::from_millis(200), "two megabytes at ten per second");
     }
 
     #[test]

@@ -36,10 +36,7 @@ pub(super) fn copy_in(run: &Run<'_>, parts: &[Buffer], copied: bool) -> Result<D
 }
 
 pub(super) fn copy_in_bits(run: &Run<'_>, parts: &[BitSlice]) -> Result<DeviceBuffer> {
-    let bits = |part: &BitSlice| match part {
-        BitSlice::Bits { len, .. } | BitSlice::Ones { len } => *len,
-    };
-    let total: usize = parts.iter().map(bits).sum();
+    let total: usize = parts.iter().map(BitSlice::len).sum();
     let mut bitmap = run.values::<u8>(total.div_ceil(8), "copying a bitmap to the device")?;
     bitmap.fill(0);
     let mut start = 0;
@@ -51,7 +48,7 @@ pub(super) fn copy_in_bits(run: &Run<'_>, parts: &[BitSlice]) -> Result<DeviceBu
             }
             BitSlice::Ones { len } => set_ones(&mut bitmap, start, *len),
         }
-        start += bits(part);
+        start += part.len();
     }
     Ok(bitmap.freeze())
 }
