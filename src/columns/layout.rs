@@ -242,17 +242,19 @@ impl KeyLayout {
 
     /// The hash of a row's values; `None` when it has a null that matches nothing.
     fn hash(&self, readers: &[KeyReader], row: usize, seed: u64) -> Option<u128> {
-        let mut state = seed;
-        let mut hash = 0;
-        for (reader, facts) in readers.iter().zip(&self.facts) {
-            hash = match reader.value(row) {
-                Some(KeyValue::Number(number)) => xxh3_128_with_seed(&number.to_le_bytes(), state),
-                Some(KeyValue::Bytes(bytes)) => xxh3_128_with_seed(bytes, state),
-                None if facts.nulls_equal => xxh3_128_with_seed(&[], !state),
+        /// Odd, so that multiplying loses nothing; the multiplier of PCG's generators of 128 bits.
+        const FACTOR: u128 = 0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645;
+        let mut hash = 0u128;
+        for (place, (reader, facts)) in readers.iter().zip(&self.facts).enumerate() {
+            let seed = seed.wrapping_add(place as u64);
+            let field = match reader.value(row) {
+                Some(KeyValue::Number(number)) => xxh3_128_with_seed(&number.to_le_bytes(), seed),
+                Some(KeyValue::Bytes(bytes)) => xxh3_128_with_seed(bytes, seed),
+                None if facts.nulls_equal => xxh3_128_with_seed(&[], !seed),
                 None => return None,
             };
-            // The next field's hash depends on all fields before it, so that ("a", "b") and ("b", "a") differ.
-            state = (hash ^ (hash >> 64)) as u64;
+            // All 128 bits of the fields before go in, and each field by its place: ("a", "b") and ("b", "a") differ.
+            hash = hash.wrapping_mul(FACTOR).wrapping_add(field);
         }
         Some(hash)
     }
@@ -522,6 +524,35 @@ mod tests {
         assert!(KeyLayout::new(vec![fact(KeyClass::Decimal { scale: 2 }, DataType::Decimal256(50, 2))], 0).is_hashed());
         assert!(KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int64); 3], 0).is_hashed());
         assert!(!KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int64); 2], 0).is_hashed());
+    }
+
+    #[test]
+    fn all_bits_of_all_fields_are_in_a_hash() {
+        let strings = |values: [&str; 4]| Arc::new(StringArray::from(values.to_vec())) as ArrayRef;
+        let columns = [strings(["a", "b", "a", "ab"]), strings(["b", "a", "a", ""])];
+        let named = columns.into_iter().enumerate().map(|(at, column)| (format!("k{at}"), column));
+        let batch = RecordBatch::try_from_iter(named).unwrap();
+        let rows = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..4);
+        let readers: Vec<KeyReader> = (0..2).map(|at| KeyReader::new(&rows, at, false).unwrap()).collect();
+        let layout = KeyLayout::new(vec![fact(KeyClass::String, DataType::Utf8); 2], 0);
+        for seed in [0, 7, u64::MAX] {
+            let hashes: Vec<u128> = (0..4).map(|row| layout.hash(&readers, row, seed).unwrap()).collect();
+            for (at, hash) in hashes.iter().enumerate() {
+                assert!(!hashes[..at].contains(hash), "row {at} of seed {seed}");
+            }
+            // The last field of rows 1 and 2 is the same: what differs is the first field's hash, all of which counts.
+            let first = |row| {
+                readers[0].value(row).map(|value| match value {
+                    KeyValue::Bytes(bytes) => xxh3_128_with_seed(bytes, seed),
+                    KeyValue::Number(_) => unreachable!("strings are bytes"),
+                })
+            };
+            let difference = hashes[1].wrapping_sub(hashes[2]);
+            let low_bits = (1u128 << 64) - 1;
+            assert_ne!(difference & low_bits, 0);
+            assert_ne!(difference >> 64, 0);
+            assert_ne!(first(1), first(2));
+        }
     }
 
     #[test]
