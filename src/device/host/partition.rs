@@ -383,17 +383,14 @@ fn move_to<T: bytemuck::Pod>(run: &Run<'_>, places: &[u32], from: &[T], to: &mut
 mod tests {
     use super::*;
     use crate::device::Device;
-    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_moved, for_every_key, patterns, random};
+    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, patterns, random};
 
     fn rows_arrive_in_their_partition<K: Key>() {
         let mut random = random(21);
         for threads in THREADS {
             let bench = Bench::new(threads);
             for rows in SIZES {
-                let carry: Vec<Carry> = [Carry::RowNumber]
-                    .into_iter()
-                    .chain(bench.columns_of_every_width(rows).into_iter().map(Carry::Column))
-                    .collect();
+                let carry = bench.carry_everything(rows);
                 for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
                     // Every combination would take minutes: sizes, patterns and bits take turns.
                     if rows > 2000 && (index + threads) % 4 != 0 {
@@ -406,20 +403,14 @@ mod tests {
                     let found = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
                     assert_eq!(found.bounds.len(), (1 << bits.bits) + 1, "{situation}");
                     assert_eq!((found.bounds[0], found.bounds[1 << bits.bits]), (0, rows), "{situation}");
-                    let order = values_of::<u32>(&found.carried[0].data, rows);
-                    let mut seen = vec![false; rows];
+                    let order = assert_arranged(&found.keys, &found.carried, &values, &situation);
                     for (partition, range) in found.bounds.windows(2).enumerate() {
-                        for (place, &row) in order.iter().enumerate().take(range[1]).skip(range[0]) {
-                            let row = row as usize;
-                            assert!(!std::mem::replace(&mut seen[row], true), "row {row} twice, {situation}");
-                            let key = values[row];
-                            assert_eq!(values_of::<K>(&found.keys.data, rows)[place], key, "{situation}");
+                        for &row in &order[range[0]..range[1]] {
                             let digit = (K::BITS - bits.skip - bits.bits) % K::BITS;
-                            let digit = key.mix().bits_from(digit) & ((1 << bits.bits) - 1);
+                            let digit = values[row as usize].mix().bits_from(digit) & ((1 << bits.bits) - 1);
                             assert_eq!(digit, partition, "row {row}, {situation}");
                         }
                     }
-                    assert_moved(&found.carried[1..], order, &situation);
                 }
             }
         }
@@ -435,10 +426,7 @@ mod tests {
         for threads in THREADS {
             let bench = Bench::new(threads);
             for rows in SIZES {
-                let carry: Vec<Carry> = [Carry::RowNumber]
-                    .into_iter()
-                    .chain(bench.columns_of_every_width(rows).into_iter().map(Carry::Column))
-                    .collect();
+                let carry = bench.carry_everything(rows);
                 for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
                     if rows > 2000 && (index + threads) % 4 != 0 {
                         continue;
@@ -450,13 +438,8 @@ mod tests {
                     let found = bench.device.group_partitions(parted.clone(), &bench.stream).unwrap();
                     assert!(found.grouped);
                     assert_eq!(found.bounds, parted.bounds, "{situation}");
-                    let order = values_of::<u32>(&found.carried[0].data, rows);
+                    assert_arranged(&found.keys, &found.carried, &values, &situation);
                     let found_keys = values_of::<K>(&found.keys.data, rows);
-                    assert!(order.iter().zip(found_keys).all(|(&row, &key)| values[row as usize] == key));
-                    assert_moved(&found.carried[1..], order, &situation);
-                    let mut rows_seen = order.to_vec();
-                    rows_seen.sort_unstable();
-                    assert!(rows_seen.into_iter().eq(0..rows as u32), "{situation}");
                     let runs = found_keys.chunk_by(|a, b| a == b).count();
                     let distinct = values.iter().collect::<std::collections::HashSet<_>>().len();
                     assert_eq!(runs, distinct, "each key is one run, {situation}");

@@ -247,17 +247,14 @@ fn permute<K, S: Slot<K>, T: Pod>(run: &Run<'_>, rows: &[S], before: &mut [T], c
 mod tests {
     use super::*;
     use crate::device::Device;
-    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_moved, for_every_key, patterns, random};
+    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, patterns, random};
 
     fn sorts_what_it_is_given<K: Key>() {
         let mut random = random(31);
         for threads in THREADS {
             let bench = Bench::new(threads);
             for rows in SIZES {
-                let carry: Vec<Carry> = [Carry::RowNumber]
-                    .into_iter()
-                    .chain(bench.columns_of_every_width(rows).into_iter().map(Carry::Column))
-                    .collect();
+                let carry = bench.carry_everything(rows);
                 for (index, (pattern, numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
                     if rows > 2000 && (index + threads) % 3 != 0 {
                         continue;
@@ -265,20 +262,11 @@ mod tests {
                     let (keys, mut values) = bench.keys::<K>(&numbers);
                     let situation = format!("{rows} rows {pattern}, {threads} threads");
                     let found = bench.device.sort(&keys, &carry, &bench.stream).unwrap();
-                    let order = values_of::<u32>(&found.carried[0].data, rows);
-                    let found_keys = values_of::<K>(&found.keys.data, rows);
-                    assert!(
-                        order.iter().zip(found_keys).all(|(&row, &key)| values[row as usize] == key),
-                        "{situation}"
-                    );
-                    assert_moved(&found.carried[1..], order, &situation);
-                    let mut rows_seen = order.to_vec();
-                    rows_seen.sort_unstable();
-                    assert!(rows_seen.into_iter().eq(0..rows as u32), "{situation}");
+                    assert_arranged(&found.keys, &found.carried, &values, &situation);
                     let was_sorted = values.is_sorted();
                     assert_eq!(bench.device.is_sorted(&keys, &bench.stream).unwrap(), was_sorted, "{situation}");
                     values.sort_unstable();
-                    assert!(values == found_keys, "{situation}");
+                    assert!(values == values_of::<K>(&found.keys.data, rows), "{situation}");
                 }
             }
         }

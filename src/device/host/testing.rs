@@ -12,7 +12,7 @@ use super::HostDevice;
 use super::buffer::{bytes_of, values_of};
 use super::hash::Key;
 use crate::device::{
-    CancelFlag, Column, Device, DeviceBuffer, KeyWidth, Keys, Matches, NO_ROW, Positions, Stream, Width,
+    CancelFlag, Carry, Column, Device, DeviceBuffer, KeyWidth, Keys, Matches, NO_ROW, Positions, Stream, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -126,13 +126,40 @@ impl Bench {
     }
 }
 
+impl Bench {
+    /// Row numbers, and a column of each width.
+    pub(super) fn carry_everything(&self, rows: usize) -> Vec<Carry> {
+        [Carry::RowNumber].into_iter().chain(self.columns_of_every_width(rows).into_iter().map(Carry::Column)).collect()
+    }
+}
+
+/// Asserts that `keys` are `values` in another order, each of them once, and that all of [`Bench::carry_everything`] came
+/// along. Returns the row at each place.
+pub(super) fn assert_arranged<'a, K: Key>(
+    keys: &Keys,
+    carried: &'a [Column],
+    values: &[K],
+    situation: &str,
+) -> &'a [u32] {
+    let order = values_of::<u32>(&carried[0].data, values.len());
+    let found = values_of::<K>(&keys.data, values.len());
+    assert_eq!(keys.rows, values.len(), "{situation}");
+    let mut seen = vec![false; values.len()];
+    for (place, &row) in order.iter().enumerate() {
+        assert!(!std::mem::replace(&mut seen[row as usize], true), "row {row} twice, {situation}");
+        assert_eq!(found[place], values[row as usize], "the key of row {row}, {situation}");
+    }
+    assert_moved(&carried[1..], order, situation);
+    order
+}
+
 /// The value of a row in [`Bench::columns_of_every_width`].
 pub(super) fn cell(row: usize, width: Width) -> Vec<u8> {
     (0..width.bytes()).map(|byte| (row >> (8 * (byte % 4))) as u8 ^ byte as u8).collect()
 }
 
 /// Asserts that `columns`, arranged from those of [`Bench::columns_of_every_width`], hold the rows `order`.
-pub(super) fn assert_moved(columns: &[Column], order: &[u32], situation: &str) {
+fn assert_moved(columns: &[Column], order: &[u32], situation: &str) {
     for column in columns {
         let bytes = column.width.bytes();
         assert_eq!(column.rows, order.len());
