@@ -401,7 +401,7 @@ impl Model<'_> {
                 // Keys that are found to repeat only when they are probed are grouped beside a chunk, which was given half of
                 // what was free then.
                 let ahead = self.inputs.hashed || needs_flags;
-                let beside = if ahead { 0.0 } else { whole_chunk.min(smallest_chunk.max(grouping)) };
+                let beside = if ahead { 0.0 } else { (whole_chunk / 2.0).min(smallest_chunk.max(grouping)) };
                 (arranged.max(stays + grouping + beside), stays, tables)
             }
         };

@@ -356,6 +356,40 @@ fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
 }
 
 #[test]
+fn a_probe_side_in_chunks_passes_over_the_build_side_once_for_each() {
+    let join = bound(&sparse(1 << 22, 2), &sparse(1 << 26, 2), JoinKind::Inner);
+    let match_seconds = |strategy, memory_bytes| {
+        let target = Target { memory_bytes, ..Target::default() };
+        let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "match").unwrap().seconds
+    };
+    for strategy in [Strategy::RadixHash, Strategy::SortMerge] {
+        let whole = plan_on(join.clone(), Some(strategy), &Target::default()).unwrap().memory;
+        assert_eq!(match_seconds(strategy, whole.whole_bytes), match_seconds(strategy, u64::MAX), "{strategy}");
+        // A hundredth of the probe side fits at a time: the build side, a sixteenth of it, is passed over a hundred times.
+        let hundredth = whole.resident_bytes + (whole.whole_bytes - whole.resident_bytes) / 100;
+        let hundredth = hundredth.max(whole.minimum_bytes);
+        assert!(match_seconds(strategy, hundredth) > 2.0 * match_seconds(strategy, u64::MAX), "{strategy}");
+    }
+    let hash = plan_on(join.clone(), Some(Strategy::Hash), &Target::default()).unwrap().memory;
+    assert_eq!(match_seconds(Strategy::Hash, hash.minimum_bytes), match_seconds(Strategy::Hash, u64::MAX));
+}
+
+#[test]
+fn dictionary_columns_move_like_numbers_where_batches_share_the_dictionary() {
+    let payload = DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8));
+    let side = |payload: DataType| TableSpec { payload: vec![payload], ..sparse(1 << 20, 0) };
+    let gather = |payload: DataType| {
+        let join = bound(&side(payload.clone()), &side(payload), JoinKind::Inner);
+        let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "gather").unwrap().seconds
+    };
+    // Tables without batches have no two dictionaries.
+    assert_eq!(gather(payload), gather(DataType::Int16));
+    assert!(gather(DataType::Utf8) > gather(DataType::Int16));
+}
+
+#[test]
 fn a_strategy_that_is_asked_for_is_taken() {
     for strategy in Strategy::ALL {
         let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
