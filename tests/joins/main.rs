@@ -2,8 +2,8 @@
 
 mod data;
 mod memory;
+mod merges;
 mod naive;
-mod sorted;
 
 use std::sync::Arc;
 
@@ -34,7 +34,12 @@ impl Bench {
     }
 
     fn put(&self, name: &str, batches: &[RecordBatch]) {
-        put(&self.catalog, name, batches);
+        let options = UploadOptions { mode: dovetail::catalog::UploadMode::Replace, ..UploadOptions::default() };
+        let mut upload = Upload::begin(&self.catalog, name, batches[0].schema(), options).unwrap();
+        for batch in batches {
+            upload.append(batch.clone()).unwrap();
+        }
+        upload.commit().unwrap();
     }
 
     fn join(&self, spec: JoinSpec, build_side: Option<Side>) -> dovetail::Result<Vec<RecordBatch>> {
@@ -46,15 +51,6 @@ impl Bench {
         assert_eq!(self.device.memory().used_bytes(), 0, "a join left device memory behind");
         Ok(sink.batches.into_inner())
     }
-}
-
-fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
-    let options = UploadOptions { mode: dovetail::catalog::UploadMode::Replace, ..UploadOptions::default() };
-    let mut upload = Upload::begin(catalog, name, batches[0].schema(), options).unwrap();
-    for batch in batches {
-        upload.append(batch.clone()).unwrap();
-    }
-    upload.commit().unwrap();
 }
 
 #[derive(Default)]

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
-use dovetail::catalog::Catalog;
+use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::CancelFlag;
 use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::join::{self, Monitor};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinKind, Rates, Strategy, Target};
 
-use crate::{Collect, put, spec};
+use crate::{Collect, spec};
 
 /// How the numbers behind the keys of a side are spread.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,14 @@ fn table(kind: Kind, spread: Spread, rows: usize, batches: usize) -> Vec<RecordB
     let whole = whole.unwrap();
     let step = rows.div_ceil(batches);
     (0..rows).step_by(step).map(|start| whole.slice(start, step.min(rows - start))).collect()
+}
+
+fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
+    let mut upload = Upload::begin(catalog, name, batches[0].schema(), UploadOptions::default()).unwrap();
+    for batch in batches {
+        upload.append(batch.clone()).unwrap();
+    }
+    upload.commit().unwrap();
 }
 
 /// Plans and runs all strategies with exactly the memory that each plan asks for.
