@@ -60,7 +60,7 @@ pub(super) struct Arranged {
     carried: Vec<usize>,
     /// Columns on the device as they were copied in, by table column.
     originals: BTreeMap<usize, Column>,
-    /// Rows that have no key because of a null, if any.
+    /// Rows that have no key because of a null, if there are any and the join keeps them.
     pub(super) unkeyed: Option<Positions>,
 }
 
@@ -75,7 +75,7 @@ pub(super) enum Order {
     Sorted(Sorted),
 }
 
-/// Copies in, packs and arranges some rows of one side.
+/// Copies in, packs and arranges some rows of one side. `keeps_unkeyed`: rows without a key are part of the result.
 ///
 /// # Errors
 /// The device's.
@@ -86,6 +86,7 @@ pub(super) fn arrange(
     layout: &KeyLayout,
     arrangement: Arrangement,
     payload: Payload,
+    keeps_unkeyed: bool,
 ) -> Result<Arranged> {
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
@@ -98,14 +99,23 @@ pub(super) fn arrange(
     monitor.phase("copy in", copy_bytes, || {
         for &column in &input.output_columns {
             // A raw key column is gathered from the keys themselves.
-            if input.movable(column).is_some() && !is_raw_key(layout, input, column, arrangement) {
-                originals.insert(column, rows.copy_in(column, device, stream)?);
+            if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
+                continue;
             }
+            let is_key = layout.is_raw() && input.key_columns[0] == column && keys.packed.rows_kept.is_none();
+            let original = match is_key {
+                // It was copied in to be the key, and no row was left out.
+                true => keys.packed.keys.as_column(),
+                false => rows.copy_in(column, device, stream)?,
+            };
+            originals.insert(column, original);
         }
         Ok(())
     })?;
     let unkeyed = match &keys.packed.rows_kept {
-        Some(kept) if kept.len() < row_count => Some(rows_without_key(shop, kept, row_count)?),
+        Some(kept) if keeps_unkeyed && kept.len() < row_count => {
+            Some(monitor.phase("pack keys", row_count as u64, || rows_without_key(shop, kept, row_count))?)
+        }
         _ => None,
     };
 
@@ -114,7 +124,12 @@ pub(super) fn arrange(
         let to_rows = keys.packed.rows_kept.clone();
         return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
     }
-    if arrangement == Arrangement::Sorted && device.is_sorted(&keys.packed.keys, stream)? {
+    let (partition_phase, sort_phase) = match input.role {
+        Role::Build => ("partition build", "sort build"),
+        Role::Probe => ("partition probe", "sort probe"),
+    };
+    let is_sorted = || device.is_sorted(&keys.packed.keys, stream);
+    if arrangement == Arrangement::Sorted && monitor.phase(sort_phase, key_bytes, is_sorted)? {
         let sorted = Sorted { keys: keys.packed.keys.clone(), carried: Vec::new() };
         let to_rows = keys.packed.rows_kept.clone();
         return Ok(Arranged {
@@ -136,7 +151,10 @@ pub(super) fn arrange(
             if original.validity.is_none() {
                 carried.push(column);
                 let column = match &keys.packed.rows_kept {
-                    Some(kept) => device.gather(original, kept, stream)?,
+                    Some(kept) => {
+                        let bytes = 2 * (kept.len() * original.width.bytes()) as u64;
+                        monitor.phase("copy in", bytes, || device.gather(original, kept, stream))?
+                    }
                     None => original.clone(),
                 };
                 carry.push(Carry::Column(column));
@@ -150,25 +168,21 @@ pub(super) fn arrange(
         carry.push(Carry::RowNumber);
     }
     let moved_bytes = 2 * (key_bytes + carry.iter().map(|carry| carry_bytes(carry, row_count)).sum::<u64>());
-    let order =
-        match arrangement {
-            Arrangement::Partitioned(bits) => {
-                let phase = if input.role == Role::Build { "partition build" } else { "partition probe" };
-                // The histogram reads the keys once more.
-                Order::Partitioned(monitor.phase(phase, moved_bytes + key_bytes, || {
-                    device.partition(&keys.packed.keys, &carry, bits, stream)
-                })?)
-            }
-            _ => {
-                let phase = if input.role == Role::Build { "sort build" } else { "sort probe" };
-                Order::Sorted(monitor.phase(phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?)
-            }
-        };
+    let order = match arrangement {
+        // The histogram reads the keys once more.
+        Arrangement::Partitioned(bits) => {
+            Order::Partitioned(monitor.phase(partition_phase, moved_bytes + key_bytes, || {
+                device.partition(&keys.packed.keys, &carry, bits, stream)
+            })?)
+        }
+        _ => Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?),
+    };
     if unkeyed.is_none() {
         originals.retain(|column, _| !carried.contains(column));
     }
     let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
-    arranged.find_row_numbers(shop)?;
+    let phase = if matches!(arrangement, Arrangement::Sorted) { sort_phase } else { partition_phase };
+    monitor.phase(phase, 0, || arranged.find_row_numbers(shop))?;
     Ok(arranged)
 }
 
@@ -207,11 +221,11 @@ impl Arranged {
         let Order::Partitioned(partitions) = &self.order else { return Ok(()) };
         let bytes =
             2 * partitions.carried.iter().map(|column| (column.rows * column.width.bytes()) as u64).sum::<u64>();
-        let grouped = shop
-            .monitor
-            .phase("group build", bytes, || shop.device.group_partitions(partitions.clone(), shop.stream))?;
-        self.order = Order::Partitioned(grouped);
-        self.find_row_numbers(shop)
+        let partitions = partitions.clone();
+        shop.monitor.phase("group build", bytes, || {
+            self.order = Order::Partitioned(shop.device.group_partitions(partitions, shop.stream)?);
+            self.find_row_numbers(shop)
+        })
     }
 
     /// Takes the row numbers out of what was carried.

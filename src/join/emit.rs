@@ -1,15 +1,18 @@
 //! From matched rows to batches of the result.
 
-use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
-use arrow::compute::{CastOptions, cast_with_options};
+use std::ops::Range;
+
+use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow::compute::kernels::zip::zip;
+use arrow::compute::{CastOptions, cast_with_options, is_null};
 use arrow::datatypes::{DataType, FieldRef};
 
 use super::BatchSink;
 use super::arrange::{Arranged, Arrangement, Workshop, is_raw_key};
-use super::inputs::{SideInput, column_on_side};
-use crate::columns::{KeyLayout, fixed_array, fixed_width, gather_on_host};
+use super::inputs::SideInput;
+use crate::columns::{KeyLayout, fixed_array, gather_on_host};
 use crate::device::{HostColumn, Positions};
-use crate::planner::{OutputSource, Plan};
+use crate::planner::{OutputSource, Plan, Side};
 use crate::{Error, Result};
 
 /// The rows of one side that a batch is made of.
@@ -22,6 +25,18 @@ pub(super) enum SideRows<'a> {
     Missing,
 }
 
+impl<'a> SideRows<'a> {
+    /// Some of these rows.
+    fn part(&self, range: &Range<usize>, shop: &Workshop<'_>) -> Result<SideRows<'a>> {
+        let part = |positions| shop.device.compose(positions, &Positions::Range(range.clone()), shop.stream);
+        Ok(match self {
+            Self::Arranged(arranged, positions) => Self::Arranged(arranged, part(positions)?),
+            Self::Numbered(arranged, numbers) => Self::Numbered(arranged, part(numbers)?),
+            Self::Missing => Self::Missing,
+        })
+    }
+}
+
 /// Makes batches of the result.
 pub(super) struct Emitter<'a> {
     pub(super) shop: &'a Workshop<'a>,
@@ -31,57 +46,126 @@ pub(super) struct Emitter<'a> {
     pub(super) build: &'a SideInput,
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
+    /// Sizes of batches.
+    pub(super) sizes: BatchSizes,
+}
+
+/// How many rows are treated together on their way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BatchSizes {
     /// Rows per batch, at most.
     pub(super) batch_rows: usize,
+    /// Rows that are gathered at once: as many batches as make about one message, and at least one.
+    pub(super) gather_rows: usize,
 }
 
 /// A column on its way: device columns are complete only after the stream is synchronized.
 enum Pending {
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     Ready(ArrayRef),
+    /// The first, and where that is null, the second.
+    Either(Box<Pending>, Box<Pending>),
 }
 
 impl Emitter<'_> {
-    /// Emits `rows` rows, the two sides side by side.
+    /// Emits `rows` rows, the two sides side by side. However many there are, they take device and host memory for a few
+    /// batches at a time, and a job that is stopped stops between two batches. `emitted` is told how many rows have left
+    /// after each batch.
     ///
     /// # Errors
     /// The device's, the sink's, and [`Error::Exhausted`] when the arena is full.
-    pub(super) fn emit(&self, build: SideRows<'_>, probe: SideRows<'_>, rows: usize) -> Result<()> {
-        if rows == 0 {
-            return Ok(());
+    pub(super) fn emit(
+        &self,
+        build: &SideRows<'_>,
+        probe: &SideRows<'_>,
+        rows: usize,
+        emitted: &mut dyn FnMut(usize),
+    ) -> Result<()> {
+        let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
+        for start in (0..rows).step_by(at_once) {
+            self.emit_range(build, probe, start..rows.min(start + at_once), emitted)?;
         }
-        let join = &self.plan.join;
-        let mut build = Gatherer::new(self, self.build, build, rows);
-        let mut probe = Gatherer::new(self, self.probe, probe, rows);
+        Ok(())
+    }
+
+    fn emit_range(
+        &self,
+        build: &SideRows<'_>,
+        probe: &SideRows<'_>,
+        range: Range<usize>,
+        emitted: &mut dyn FnMut(usize),
+    ) -> Result<()> {
+        let rows = range.len();
+        let batch = match self.gather(build, probe, &range) {
+            Ok(batch) => batch,
+            // How long strings are is known on average only: these are too long for the offsets of one batch.
+            Err(Error::Invalid(_)) if rows > 1 => {
+                let middle = range.start + rows / 2;
+                self.emit_range(build, probe, range.start..middle, emitted)?;
+                return self.emit_range(build, probe, middle..range.end, emitted);
+            }
+            Err(error) => return Err(error),
+        };
+        for start in (0..rows).step_by(self.sizes.batch_rows) {
+            self.shop.monitor.cancel().check()?;
+            let length = self.sizes.batch_rows.min(rows - start);
+            self.sink.push(batch.slice(start, length))?;
+            emitted(range.start + start + length);
+        }
+        Ok(())
+    }
+
+    /// Rows whose positions and row numbers of both sides, 16 bytes, fit in a quarter of what is free.
+    fn rows_that_fit(&self) -> usize {
+        ((self.shop.device.memory().free_bytes() / 4 / 16) as usize).max(256)
+    }
+
+    /// One batch of those rows.
+    fn gather(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<RecordBatch> {
+        let rows = range.len();
+        let schema = &self.plan.join.schema;
         let row_bytes = (self.build.device_row_bytes() + self.probe.device_row_bytes()) as u64;
         let columns = self.shop.monitor.phase("gather", 2 * row_bytes * rows as u64, || {
-            let mut pending = Vec::with_capacity(join.output.len());
-            for output in &join.output {
-                // A key is taken from the probe side where that has rows: its rows lie in order. Only where it has none
-                // (build rows without a match) does the build side give it.
-                let from_build = match output.source {
-                    OutputSource::Column { side, .. } => side == self.build.side,
-                    OutputSource::Key { .. } => probe.is_missing(),
-                };
-                let gatherer = if from_build { &mut build } else { &mut probe };
-                let column =
-                    column_on_side(join, &output.source, gatherer.input.side).expect("the side was chosen to have it");
-                pending.push(gatherer.gather(column)?);
+            let mut build = Gatherer::new(self, self.build, build.part(range, self.shop)?, rows);
+            let mut probe = Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows);
+            let mut pending = Vec::with_capacity(schema.fields().len());
+            for output in &self.plan.join.output {
+                pending.push(match output.source {
+                    OutputSource::Column { side, index } if side == self.build.side => build.gather(index)?,
+                    OutputSource::Column { index, .. } => probe.gather(index)?,
+                    OutputSource::Key { index } => self.gather_key(index, &mut build, &mut probe)?,
+                });
             }
             self.shop.device.synchronize(self.shop.stream)?;
             pending
                 .into_iter()
-                .zip(join.schema.fields())
+                .zip(schema.fields())
                 .map(|(column, field)| finish(column, field))
                 .collect::<Result<Vec<_>>>()
         })?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        let batch = RecordBatch::try_new_with_options(join.schema.clone(), columns, &options)
-            .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))?;
-        for start in (0..rows).step_by(self.batch_rows) {
-            self.sink.push(batch.slice(start, self.batch_rows.min(rows - start)))?;
+        RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+            .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))
+    }
+
+    /// The left value where there is a left row, else the right value. Where both look alike, the probe side gives it: its
+    /// rows lie in order.
+    fn gather_key<'a>(&self, index: usize, build: &mut Gatherer<'a>, probe: &mut Gatherer<'a>) -> Result<Pending> {
+        let key = &self.plan.join.keys[index];
+        let (first, second) = match key.alike || self.probe.side == Side::Left {
+            true => (probe, build),
+            false => (build, probe),
+        };
+        let column = |gatherer: &Gatherer<'_>| key.column(gatherer.input.side);
+        if first.is_missing() {
+            return second.gather(column(second));
         }
-        Ok(())
+        let values = first.gather(column(first))?;
+        if !first.may_miss() {
+            return Ok(values);
+        }
+        // A key that is null although its row is there has matched a null.
+        Ok(Pending::Either(Box::new(values), Box::new(second.gather(column(second))?)))
     }
 }
 
@@ -89,13 +173,25 @@ fn finish(column: Pending, field: &FieldRef) -> Result<ArrayRef> {
     let array = match column {
         Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
         Pending::Ready(array) => array,
+        Pending::Either(first, second) => {
+            let (first, second) = (finish(*first, field)?, finish(*second, field)?);
+            return is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
+                Error::Internal(format!("putting key {:?} together from both sides: {error}", field.name()))
+            });
+        }
     };
-    // A key may come from the side whose type differs (another integer width, a dictionary) from the one promised.
+    // A key of an outer join has a type that holds the values of both sides, and either may have a narrower one; a dictionary
+    // that is not shared is gathered as its values.
     match array.data_type() == field.data_type() {
         true => Ok(array),
         false => cast_with_options(&array, field.data_type(), &CastOptions { safe: false, ..CastOptions::default() })
             .map_err(|error| {
-                Error::Internal(format!("casting key {:?} to {}: {error}", field.name(), field.data_type()))
+                let from = array.data_type();
+                Error::Internal(format!(
+                    "casting column {:?} from {from} to {}: {error}",
+                    field.name(),
+                    field.data_type()
+                ))
             }),
     }
 }
@@ -117,6 +213,11 @@ impl<'a> Gatherer<'a> {
 
     fn is_missing(&self) -> bool {
         matches!(self.rows, SideRows::Missing)
+    }
+
+    /// Whether some of the rows may not be there.
+    fn may_miss(&self) -> bool {
+        matches!(self.rows, SideRows::Arranged(_, Positions::List { may_miss: true, .. }))
     }
 
     fn gather(&mut self, column: usize) -> Result<Pending> {
@@ -181,12 +282,14 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// Rows per batch so that a batch is about one wire message: what a client asked for, or about 4 MB of fixed-width columns.
-pub(super) fn batch_rows(plan: &Plan) -> usize {
-    const BATCH_BYTES: usize = 4 << 20;
-    // Strings and nested values are guessed at 32 bytes a row.
-    let guess = |data_type: &DataType| fixed_width(data_type).map_or(32, |width| width.bytes());
-    let row_bytes: usize = plan.join.schema.fields().iter().map(|field| guess(field.data_type())).sum();
-    let rows = plan.join.spec.batch_rows.unwrap_or(BATCH_BYTES / row_bytes.max(1));
-    rows.clamp(1, 1 << 20)
+impl BatchSizes {
+    /// Batches of about one wire message, or of as many rows as the client asked for, for rows of that many bytes on average.
+    pub(super) fn new(asked_for: Option<usize>, row_bytes: f64) -> Self {
+        /// Bytes of a message that is large enough for its overhead not to count.
+        const MESSAGE_BYTES: f64 = (4 << 20) as f64;
+        const ROWS_MAX: usize = 1 << 20;
+        let message_rows = ((MESSAGE_BYTES / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
+        let batch_rows = asked_for.unwrap_or(message_rows).clamp(1, ROWS_MAX);
+        Self { batch_rows, gather_rows: batch_rows * (message_rows / batch_rows).max(1) }
+    }
 }

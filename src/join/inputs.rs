@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::catalog::{ColumnStatistics, Table, Value};
 use crate::columns::{KeyFacts, Movable, Role, Rows, key_class, movable};
-use crate::planner::{BoundJoin, OutputSource, Plan, Side};
+use crate::planner::{BoundJoin, Plan, Side};
 use crate::{Error, Result};
 
 /// One side of a join, by the role that the plan gave it.
@@ -26,17 +26,8 @@ pub(super) struct SideInput {
 impl SideInput {
     pub(super) fn new(plan: &Plan, role: Role) -> Self {
         let join = &plan.join;
-        let side = match role {
-            Role::Build => plan.build_side,
-            Role::Probe => plan.build_side.other(),
-        };
-        let mut output_columns: Vec<usize> =
-            join.output.iter().filter_map(|column| column_on_side(join, &column.source, side)).collect();
-        if join.spec.how.only_side().is_some_and(|only| only != side) {
-            output_columns.clear();
-        }
-        output_columns.sort_unstable();
-        output_columns.dedup();
+        let side = plan.side(role);
+        let output_columns = join.output_columns(side, plan.build_side);
         let key_columns = join.keys.iter().map(|key| key.column(side)).collect();
         let table = join.table(side).clone();
         let movable_column = |&column: &usize| Some((column, movable(&table.schema, &table.batches, column)?));
@@ -62,14 +53,6 @@ impl SideInput {
     /// Bytes per row of the columns that the result takes and devices can move.
     pub(super) fn device_row_bytes(&self) -> usize {
         self.movable.values().map(|movable| movable.width.bytes()).sum()
-    }
-}
-
-/// The column of `side` that `source` reads when a row of that side is there; for keys, the side's own.
-pub(super) fn column_on_side(join: &BoundJoin, source: &OutputSource, side: Side) -> Option<usize> {
-    match *source {
-        OutputSource::Column { side: of, index } => (of == side).then_some(index),
-        OutputSource::Key { index } => Some(join.keys[index].column(side)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Matching: a build side that is ready to be probed, and the waves in which a probe chunk is matched against it.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use arrow::buffer::Buffer;
@@ -8,7 +9,7 @@ use super::arrange::{Arranged, Order, Workshop};
 use super::inputs::SideInput;
 use crate::catalog::Value;
 use crate::columns::KeyLayout;
-use crate::device::{Keys, Matches, PartitionMatches, Table};
+use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
 use crate::{Error, Result};
 
 /// A build side, arranged and indexed.
@@ -34,14 +35,16 @@ impl BuildSide {
         match &arranged.order {
             Order::Original(keys) => {
                 let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
-                let built = shop.monitor.phase("build table", 3 * bytes, || build_table(keys, input, layout, shop))?;
-                if let Some(order) = &built.order {
-                    arranged.to_rows = Some(match &arranged.to_rows {
-                        Some(rows) => shop.device.compose(rows, order, shop.stream)?,
-                        None => order.clone(),
-                    });
-                }
-                table = Some(built);
+                table = Some(shop.monitor.phase("build table", 3 * bytes, || {
+                    let built = build_table(keys, input, layout, shop)?;
+                    if let Some(order) = &built.order {
+                        arranged.to_rows = Some(match &arranged.to_rows {
+                            Some(rows) => shop.device.compose(rows, order, shop.stream)?,
+                            None => order.clone(),
+                        });
+                    }
+                    Ok(built)
+                })?);
             }
             Order::Partitioned(_) if ahead => arranged.group(shop)?,
             _ => {}
@@ -52,6 +55,23 @@ impl BuildSide {
     /// Whether building its table has shown that no two keys are equal.
     pub(super) fn has_distinct_keys(&self) -> bool {
         self.table.as_ref().is_some_and(|table| table.order.is_none())
+    }
+
+    /// Device memory that making equal keys adjacent takes, as long as that may still have to be done: a copy of what is
+    /// arranged, and for the partitions that are being grouped a place per row and a table of keys, at most four slots per
+    /// row.
+    pub(super) fn grouping_bytes(&self, device: &dyn Device) -> u64 {
+        let Order::Partitioned(partitions) = &self.arranged.order else { return 0 };
+        if partitions.grouped {
+            return 0;
+        }
+        let key_bytes = partitions.keys.width.bytes();
+        let row_bytes: usize = key_bytes + partitions.carried.iter().map(|column| column.width.bytes()).sum::<usize>();
+        let mut sizes: Vec<usize> = partitions.bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
+        sizes.sort_unstable_by_key(|&rows| Reverse(rows));
+        let rows_at_once: usize = sizes.iter().take(device.info().parallelism).sum();
+        let slot_bytes = (key_bytes + 8).next_power_of_two();
+        (partitions.keys.rows * row_bytes + rows_at_once * (4 + 4 * slot_bytes)) as u64
     }
 
     /// The keys in the order of build positions, in host memory.

@@ -19,7 +19,10 @@ mod emit;
 mod inputs;
 mod matching;
 mod monitor;
+mod progress;
 mod run;
+#[cfg(test)]
+mod tests;
 mod verify;
 
 use arrow::array::RecordBatch;

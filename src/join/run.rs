@@ -12,14 +12,13 @@
 //! A chunk is what fits in device memory beside the build side, most often all of the probe side. A wave is what keeps
 //! the intermediate results of matching small: in cache on a host device.
 
-use std::ops::Range;
-
 use super::BatchSink;
 use super::arrange::{Arranged, Arrangement, Payload, Workshop, arrange};
-use super::emit::{Emitter, SideRows, batch_rows};
+use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::{SideInput, check_build_rows, key_facts};
 use super::matching::{BuildSide, waves};
 use super::monitor::Monitor;
+use super::progress::{Progress, Stretch};
 use super::verify::{build_runs_are_exact, exact_matches};
 use crate::Result;
 use crate::columns::{KeyLayout, Role};
@@ -61,57 +60,77 @@ fn run_with_layout(
     let (arrangement, payload) = composition(plan.strategy, build_rows, device);
     let stream = device.stream(monitor.cancel().clone())?;
     let shop = Workshop { device, stream: &stream, arena, monitor };
-    monitor.expect_work(2 * build.table.rows + 2 * probe.table.rows);
     let outcome = Outcome::new(plan, build, probe);
+    let mut progress = Progress::new(plan, outcome.build_rows_kept(), monitor);
 
     let mut built = loop {
-        let arranged = arrange(&shop, build, build.rows(0..build.table.rows), &layout, arrangement, payload)?;
-        let ahead = layout.is_hashed() || outcome.needs_build_flags();
+        let rows = build.rows(0..build.table.rows);
+        let unkeyed = outcome.keeps_build_without_key();
+        let arranged = arrange(&shop, build, rows, &layout, arrangement, payload, unkeyed)?;
+        progress.reach(Stretch::ArrangeBuild, 1.0);
+        let ahead =
+            layout.is_hashed() || outcome.build_rows_kept().is_some() || plan.estimates.repeats(plan.build_side);
         let built = BuildSide::new(arranged, build, &layout, ahead, &shop)?;
         if !layout.is_hashed() || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))? {
             break built;
         }
         layout = layout.with_another_seed(rand::random());
     };
-    monitor.advance(2 * build.table.rows);
+    progress.reach(Stretch::IndexBuild, 1.0);
 
-    let emitter =
-        Emitter { shop: &shop, plan, layout: &layout, arrangement, build, probe, sink, batch_rows: batch_rows(plan) };
-    let flags = match outcome.needs_build_flags() {
-        true => Some(device.new_flags(built.arranged.len(), &stream)?),
-        false => None,
+    let sizes = BatchSizes::new(plan.join.spec.batch_rows, plan.row_bytes);
+    let emitter = Emitter { shop: &shop, plan, layout: &layout, arrangement, build, probe, sink, sizes };
+    let kept = match outcome.build_rows_kept() {
+        Some(which) => Some((which, device.new_flags(built.arranged.len(), &stream)?)),
+        None => None,
     };
-    if let (true, Some(unkeyed)) = (outcome.keeps_build_without_key(), &built.arranged.unkeyed) {
-        emitter.emit(SideRows::Numbered(&built.arranged, unkeyed.clone()), SideRows::Missing, unkeyed.len())?;
+    if let Some(unkeyed) = &built.arranged.unkeyed {
+        let rows = SideRows::Numbered(&built.arranged, unkeyed.clone());
+        emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {})?;
     }
-    for chunk in probe_chunks(probe, &layout, device) {
-        let chunk_rows = chunk.end - chunk.start;
-        let arranged = arrange(&shop, probe, probe.rows(chunk), &layout, arrangement, payload)?;
-        monitor.advance(chunk_rows);
-        if let (true, Some(unkeyed)) = (outcome.keeps_probe_without_key(), &arranged.unkeyed) {
-            emitter.emit(SideRows::Missing, SideRows::Numbered(&arranged, unkeyed.clone()), unkeyed.len())?;
+    let probe_rows = probe.table.rows;
+    let share_of_probe = |rows: f64| rows / probe_rows as f64;
+    let mut start = 0;
+    while start < probe_rows {
+        let end = probe_rows.min(start + chunk_rows(probe, &layout, device, built.grouping_bytes(device)));
+        let rows = probe.rows(start..end);
+        let unkeyed = outcome.keeps_probe_without_key();
+        let arranged = arrange(&shop, probe, rows, &layout, arrangement, payload, unkeyed)?;
+        progress.reach(Stretch::ArrangeProbe, share_of_probe(end as f64));
+        if let Some(unkeyed) = &arranged.unkeyed {
+            let rows = SideRows::Numbered(&arranged, unkeyed.clone());
+            emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
-        let mut matched = 0;
-        for wave in waves(&arranged, wave_rows(device)) {
+        let mut matched = start as f64;
+        for wave in waves(&arranged, wave_rows(device, built.grouping_bytes(device))) {
             let mut matches = built.match_wave(&arranged, wave, &shop)?;
             if layout.is_hashed() {
                 matches =
                     monitor.phase("compare keys", 0, || exact_matches(matches, &built, &arranged, &layout, &shop))?;
             }
-            matched += matches.rows.len() as u64;
-            monitor.advance(matches.rows.len() as u64);
-            outcome.emit_wave(&emitter, &built, &arranged, &matches, flags.as_ref())?;
+            let rows = matches.rows.len() as f64;
+            let flags = kept.as_ref().map(|(_, flags)| flags);
+            outcome.emit_wave(&emitter, &built, &arranged, &matches, flags, &mut |share| {
+                progress.reach(Stretch::Results, share_of_probe(matched + share * rows));
+            })?;
+            matched += rows;
+            progress.reach(Stretch::Results, share_of_probe(matched));
         }
         // Rows without a key take part in no wave.
-        monitor.advance(chunk_rows - matched);
+        progress.reach(Stretch::Results, share_of_probe(end as f64));
+        start = end;
     }
-    if let Some(flags) = flags {
-        let which = outcome.build_rows_kept();
-        let positions = device.select_flags(&flags, built.arranged.len(), which, &stream)?;
+    if let Some((which, flags)) = kept {
+        let positions =
+            monitor.phase("match", 0, || device.select_flags(&flags, built.arranged.len(), which, &stream))?;
         let rows = positions.len();
-        emitter.emit(SideRows::Arranged(&built.arranged, positions), SideRows::Missing, rows)?;
+        emitter.emit(&SideRows::Arranged(&built.arranged, positions), &SideRows::Missing, rows, &mut |emitted| {
+            progress.reach(Stretch::KeptBuild, emitted as f64 / rows as f64);
+        })?;
     }
-    device.synchronize(&stream)
+    device.synchronize(&stream)?;
+    progress.finish();
+    Ok(())
 }
 
 /// How each strategy arranges both sides.
@@ -133,30 +152,31 @@ fn radix_bits(build_rows: usize, device: &dyn Device) -> RadixBits {
     RadixBits { skip: 0, bits: bits.min(device.info().pass_bits_max) }
 }
 
-/// Ranges of probe rows whose working set fits beside the build side, in half of what is free.
-fn probe_chunks(probe: &SideInput, layout: &KeyLayout, device: &dyn Device) -> Vec<Range<u64>> {
+/// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
+fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64) -> u64 {
     // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
     // bytes of row numbers, matches and pairs.
     let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;
-    let fit = device.memory().free_bytes() / 2 / row_bytes as u64;
-    let step = fit.clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
-    let rows = probe.table.rows;
-    (0..rows).step_by(step as usize).map(|start| start..rows.min(start + step)).collect()
+    let fit = device.memory().free_bytes().saturating_sub(held_back) / 2 / row_bytes as u64;
+    fit.clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64)
 }
 
 /// Fewer rows than this per chunk would cost more in calls than they save in memory.
 const CHUNK_ROWS_MIN: u64 = 1024;
 
 /// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.
-fn wave_rows(device: &dyn Device) -> usize {
-    let fit = (device.memory().free_bytes() / 8 / 64) as usize;
+fn wave_rows(device: &dyn Device, held_back: u64) -> usize {
+    let fit = (device.memory().free_bytes().saturating_sub(held_back) / 8 / 64) as usize;
     device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
 }
 
-/// Pairs that are expanded at once, in half of what is free: two positions, the row numbers of both, and as much again
-/// while they are made.
-fn pairs_that_fit(device: &dyn Device) -> usize {
-    ((device.memory().free_bytes() / 2 / 32) as usize).max(256)
+/// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row
+/// numbers of both, and as much again while they are made.
+fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
+    /// Each call finds its first pair by counting the wave's: small batches share one.
+    const PAIRS_MIN: usize = 64 << 10;
+    let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
+    (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
 }
 
 /// Which rows the kind of join emits, in terms of build and probe side.
@@ -181,14 +201,12 @@ impl Outcome {
         }
     }
 
-    /// Whether it matters which build rows were matched by any probe row.
-    fn needs_build_flags(&self) -> bool {
-        self.keeps_unmatched_build || self.only == Some(Role::Build)
-    }
-
-    /// Which build rows are emitted at the end.
-    fn build_rows_kept(&self) -> Which {
-        if self.only == Some(Role::Build) { self.only_which } else { Which::Unmatched }
+    /// Which build rows are emitted at the end, when every probe row has left its mark.
+    fn build_rows_kept(&self) -> Option<Which> {
+        match self.only {
+            Some(Role::Build) => Some(self.only_which),
+            _ => self.keeps_unmatched_build.then_some(Which::Unmatched),
+        }
     }
 
     fn keeps_build_without_key(&self) -> bool {
@@ -199,7 +217,7 @@ impl Outcome {
         self.keeps_unmatched_probe || (self.only == Some(Role::Probe) && self.only_which == Which::Unmatched)
     }
 
-    /// Emits what one wave of matches gives.
+    /// Emits what one wave of matches gives, and tells `done` which share of it has left.
     fn emit_wave(
         &self,
         emitter: &Emitter<'_>,
@@ -207,33 +225,38 @@ impl Outcome {
         probe: &Arranged,
         matches: &Matches,
         flags: Option<&DeviceBuffer>,
+        done: &mut dyn FnMut(f64),
     ) -> Result<()> {
         let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let match_bytes = 8 * matches.rows.len() as u64;
         if let Some(flags) = flags {
-            device.mark_build(matches, flags, stream)?;
+            monitor.phase("match", match_bytes, || device.mark_build(matches, flags, stream))?;
         }
         match self.only {
             Some(Role::Build) => Ok(()),
             Some(Role::Probe) => {
-                let positions = device.select_matches(matches, self.only_which, stream)?;
+                let select = || device.select_matches(matches, self.only_which, stream);
+                let positions = monitor.phase("match", match_bytes, select)?;
                 let rows = positions.len();
-                emitter.emit(SideRows::Missing, SideRows::Arranged(probe, positions), rows)
+                emitter.emit(&SideRows::Missing, &SideRows::Arranged(probe, positions), rows, &mut |emitted| {
+                    done(emitted as f64 / rows as f64);
+                })
             }
             None => {
                 let unmatched = if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip };
                 let pairs_total = matches.pair_count(unmatched);
-                let batch_rows = emitter.batch_rows.min(pairs_that_fit(device));
-                for start in (0..pairs_total).step_by(batch_rows) {
-                    let range = start..pairs_total.min(start + batch_rows as u64);
+                let at_once = expanded_pairs(device, emitter.sizes.gather_rows);
+                for start in (0..pairs_total).step_by(at_once) {
+                    let range = start..pairs_total.min(start + at_once as u64);
                     let rows = (range.end - range.start) as usize;
                     let pairs = monitor
                         .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
-                    emitter.emit(
-                        SideRows::Arranged(&build.arranged, pairs.build),
-                        SideRows::Arranged(probe, pairs.probe),
-                        rows,
-                    )?;
+                    let build = SideRows::Arranged(&build.arranged, pairs.build);
+                    let probe = SideRows::Arranged(probe, pairs.probe);
+                    emitter.emit(&build, &probe, rows, &mut |emitted| {
+                        done((start + emitted as u64) as f64 / pairs_total as f64);
+                    })?;
                 }
                 Ok(())
             }
@@ -243,6 +266,7 @@ impl Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::sync::Arc;
 
     use arrow::array::{Int32Array, RecordBatch, StringArray};

@@ -1,13 +1,15 @@
 //! Binding: every name found, every type checked, the result's schema known.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::AsArray;
+use arrow::compute::can_cast_types;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use super::{JoinKind, JoinSpec, Side};
 use crate::catalog::{Catalog, Table};
-use crate::columns::{key_class, movable};
+use crate::columns::{KeyClass, key_class, movable};
 use crate::{Context, Error, Result};
 
 /// A join whose names are found and whose types fit.
@@ -36,6 +38,9 @@ pub struct BoundKey {
     pub right: usize,
     /// Whether null matches null.
     pub nulls_equal: bool,
+    /// Whether equal values look the same on both sides, type and bits, so that a result may show either. Floats do not:
+    /// -0 equals 0, and one NaN another.
+    pub alike: bool,
 }
 
 /// A column of the result.
@@ -71,6 +76,26 @@ impl BoundJoin {
             Side::Left => &self.left,
             Side::Right => &self.right,
         }
+    }
+
+    /// The columns that the result takes from a side when the tables are built on `build_side`, each once, ascending. A key
+    /// whose values look alike on both sides is taken from the probe side, whose rows lie in order, and any other from the
+    /// left; the other side gives it for its own rows without a match.
+    pub fn output_columns(&self, side: Side, build_side: Side) -> Vec<usize> {
+        let how = self.spec.how;
+        if how.only_side().is_some_and(|only| only != side) {
+            return Vec::new();
+        }
+        let column = |output: &OutputColumn| match output.source {
+            OutputSource::Column { side: of, index } => (of == side).then_some(index),
+            OutputSource::Key { index } => {
+                let key = &self.keys[index];
+                let giver = if key.alike { build_side.other() } else { Side::Left };
+                (side == giver || how.keeps_unmatched(side)).then_some(key.column(side))
+            }
+        };
+        let columns: BTreeSet<usize> = self.output.iter().filter_map(column).collect();
+        columns.into_iter().collect()
     }
 }
 
@@ -112,13 +137,9 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKe
         ));
     }
     let bind_pair = |pair: &super::KeyPair| {
-        let key = BoundKey {
-            left: left.column_index(&pair.left)?,
-            right: right.column_index(&pair.right)?,
-            nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
-        };
+        let (left_index, right_index) = (left.column_index(&pair.left)?, right.column_index(&pair.right)?);
         let (left_type, right_type) =
-            (left.schema.field(key.left).data_type(), right.schema.field(key.right).data_type());
+            (left.schema.field(left_index).data_type(), right.schema.field(right_index).data_type());
         let left_class =
             key_class(left_type).context(|| format!("key column {:?} of table {:?}", pair.left, left.name))?;
         let right_class =
@@ -130,7 +151,13 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKe
                 pair.left, left.name, pair.right, right.name
             )));
         }
-        Ok(key)
+        let is_float = matches!(left_class, KeyClass::Float { .. });
+        Ok(BoundKey {
+            left: left_index,
+            right: right_index,
+            nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
+            alike: !is_float && gathered_type(left, left_index) == gathered_type(right, right_index),
+        })
     };
     spec.on.iter().map(bind_pair).collect()
 }
@@ -149,14 +176,23 @@ fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[BoundKey])
     if let Some(side) = how.only_side() {
         return columns_of(side, if side == Side::Left { left } else { right }, &[]);
     }
-    let key_columns = keys.iter().enumerate();
-    let key_column = |(index, key): (usize, &BoundKey)| OutputColumn {
-        name: left.schema.field(key.left).name().clone(),
-        source: OutputSource::Key { index },
-    };
-    let mut output: Vec<OutputColumn> = key_columns.map(key_column).collect();
-    output.extend(columns_of(Side::Left, left, &keys.iter().map(|key| key.left).collect::<Vec<_>>()));
-    output.extend(columns_of(Side::Right, right, &keys.iter().map(|key| key.right).collect::<Vec<_>>()));
+    // A left column that is compared with several right ones is one key of the result.
+    let is_first = |index: usize| keys[..index].iter().all(|earlier| earlier.left != keys[index].left);
+    let mut output = Vec::new();
+    let (mut left_shown, mut right_shown) = (Vec::new(), Vec::new());
+    for (index, key) in keys.iter().enumerate() {
+        if is_first(index) {
+            let name = left.schema.field(key.left).name().clone();
+            output.push(OutputColumn { name, source: OutputSource::Key { index } });
+            left_shown.push(key.left);
+        }
+        // In a right row without a match, a second right column has a value of its own.
+        if is_first(index) || !how.keeps_unmatched(Side::Right) {
+            right_shown.push(key.right);
+        }
+    }
+    output.extend(columns_of(Side::Left, left, &left_shown));
+    output.extend(columns_of(Side::Right, right, &right_shown));
     output
 }
 
@@ -256,7 +292,7 @@ fn output_schema(
             OutputSource::Column { side: Side::Left, index } => gathered_type(left, index),
             OutputSource::Column { side: Side::Right, index } => gathered_type(right, index),
             // Right rows without a match bring values that the left type may not hold.
-            OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) => {
+            OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) && !keys[index].alike => {
                 let key = keys[index];
                 common_key_type(&gathered_type(left, key.left), &gathered_type(right, key.right))
             }
@@ -283,7 +319,9 @@ fn gathered_type(table: &Table, index: usize) -> DataType {
         DataType::UInt32 => u32::MAX.into(),
         _ => u64::MAX,
     };
-    let fits = values <= keys_max || movable(&table.schema, &table.batches, index).is_some();
+    // What is gathered as values becomes a dictionary again, where Arrow can make one.
+    let is_made = values <= keys_max && can_cast_types(value_type, data_type);
+    let fits = is_made || movable(&table.schema, &table.batches, index).is_some();
     if fits { data_type.clone() } else { value_type.as_ref().clone() }
 }
 
@@ -294,9 +332,7 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
         T::Dictionary(_, values) => values.as_ref().clone(),
         other => other.clone(),
     };
-    if left == right {
-        return left.clone();
-    }
+    // Values of two dictionaries may be too many for the keys of one.
     let (left, right) = (values(left), values(right));
     let integer = |data_type: &DataType| match data_type {
         T::Int8 => Some((true, 8)),
@@ -336,5 +372,47 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
             // Times of one unit have one type, and instants differ in the name of their zone only.
             _ => left,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Arena, Budget};
+    use crate::planner::{DeviceRequest, KeyPair};
+
+    /// Names of the columns of a join of `l (k, v)` and `r (a, b, w)` on `k = a` and `k = b`, without a list of columns.
+    fn names(how: JoinKind) -> Vec<String> {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+        for (table, columns) in [("l", &["k", "v"][..]), ("r", &["a", "b", "w"])] {
+            let fields = columns.iter().map(|name| Field::new(*name, DataType::Int32, false));
+            let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+            catalog.create(Table::from_batches(table, schema, Vec::new()).unwrap()).unwrap();
+        }
+        let pair = |right: &str| KeyPair { left: "k".into(), right: right.into(), nulls_equal: None };
+        let spec = JoinSpec {
+            left: "l".into(),
+            right: "r".into(),
+            on: vec![pair("a"), pair("b")],
+            how,
+            columns: Vec::new(),
+            strategy: None,
+            nulls_equal: false,
+            devices: DeviceRequest::Any,
+            batch_rows: None,
+            priority: 0,
+            retain_seconds: None,
+            into: None,
+        };
+        bind(spec, &catalog).unwrap().output.into_iter().map(|column| column.name).collect()
+    }
+
+    #[test]
+    fn a_column_that_is_compared_twice_is_shown_once() {
+        assert_eq!(names(JoinKind::Inner), ["k", "v", "w"]);
+        assert_eq!(names(JoinKind::Left), ["k", "v", "w"]);
+        // A right row without a match shows `a` as `k`, and its `b` may be another.
+        assert_eq!(names(JoinKind::Right), ["k", "v", "b", "w"]);
+        assert_eq!(names(JoinKind::LeftSemi), ["k", "v"]);
     }
 }

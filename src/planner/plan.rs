@@ -6,7 +6,7 @@ use super::cost::{Costed, MemoryNeed, PredictedPhase};
 use super::explain::human_seconds;
 use super::inputs::Inputs;
 use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
-use crate::columns::fixed_width;
+use crate::columns::{Role, fixed_width};
 use crate::device::ROWS_MAX;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
@@ -30,6 +30,8 @@ pub struct Plan {
     pub probe_sorted: bool,
     /// What statistics predict.
     pub estimates: Estimates,
+    /// Bytes per row of the result, on average.
+    pub row_bytes: f64,
     /// Predicted bytes of the result.
     pub result_bytes: u64,
     /// Device memory that it takes.
@@ -61,6 +63,16 @@ pub struct Alternative {
     pub memory: MemoryNeed,
     /// Why it lost.
     pub reason: String,
+}
+
+impl Plan {
+    /// The side that has a role.
+    pub fn side(&self, role: Role) -> Side {
+        match role {
+            Role::Build => self.build_side,
+            Role::Probe => self.build_side.other(),
+        }
+    }
 }
 
 impl Strategy {
@@ -105,7 +117,8 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         }
     }
     let reason = why(&chosen.costed, forced, &alternatives);
-    let result_bytes = (estimates.rows * result_row_bytes(&join)) as u64;
+    let row_bytes = result_row_bytes(&join);
+    let result_bytes = (estimates.rows * row_bytes) as u64;
     Ok(Plan {
         strategy: chosen.costed.strategy,
         build_side: chosen.build_side,
@@ -113,6 +126,7 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         dense: chosen.inputs.dense_slots.is_some(),
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
+        row_bytes,
         result_bytes,
         host_bytes: result_bytes,
         memory: chosen.costed.memory,

@@ -1,0 +1,290 @@
+//! Joins at the edges: little memory, small batches, jobs that are stopped, keys that look different on both sides.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, BinaryViewArray, BooleanArray, DictionaryArray, DurationSecondArray,
+    FixedSizeBinaryArray, Float64Array, Int8Array, Int16Array, Int32Array, RecordBatch, StringArray,
+};
+use arrow::datatypes::{DataType, Field, Float64Type, Schema};
+use arrow::util::display::array_value_to_string;
+use parking_lot::Mutex;
+
+use super::{BatchSink, Monitor, run};
+use crate::catalog::{Catalog, Upload, UploadOptions};
+use crate::device::host::HostDevice;
+use crate::device::{CancelFlag, Device};
+use crate::memory::{Arena, Budget};
+use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy, Target};
+use crate::{Error, Result};
+
+struct Bench {
+    catalog: Catalog,
+    device: HostDevice,
+}
+
+impl Bench {
+    fn new(device_memory: u64, left: RecordBatch, right: RecordBatch) -> Self {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        for (name, batch) in [("l", left), ("r", right)] {
+            let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
+            upload.append(batch).unwrap();
+            upload.commit().unwrap();
+        }
+        Self { catalog, device: device(device_memory) }
+    }
+
+    fn plan(&self, spec: JoinSpec, build_side: Side) -> Plan {
+        let strategy = spec.strategy;
+        let mut plan = planner::plan(planner::bind(spec, &self.catalog).unwrap(), strategy).unwrap();
+        plan.build_side = build_side;
+        plan
+    }
+
+    fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        let outcome = run(plan, &self.device, self.catalog.arena(), sink, monitor);
+        assert_eq!(self.device.memory().used_bytes(), 0, "the join keeps device memory");
+        outcome
+    }
+}
+
+fn device(memory: u64) -> HostDevice {
+    HostDevice::new(0, 2, Budget::new("memory of device host:0", "--device-memory", memory), None).unwrap()
+}
+
+fn spec(how: JoinKind, strategy: Strategy) -> JoinSpec {
+    JoinSpec {
+        left: "l".into(),
+        right: "r".into(),
+        on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
+        how,
+        columns: Vec::new(),
+        strategy: Some(strategy),
+        nulls_equal: false,
+        devices: DeviceRequest::Any,
+        batch_rows: None,
+        priority: 0,
+        retain_seconds: None,
+        into: None,
+    }
+}
+
+fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {
+    let field = |(name, array): &(&str, ArrayRef)| Field::new(*name, array.data_type().clone(), true);
+    let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
+    RecordBatch::try_new(schema, columns.into_iter().map(|(_, array)| array).collect()).unwrap()
+}
+
+fn numbers(keys: impl IntoIterator<Item = i32>) -> ArrayRef {
+    Arc::new(Int32Array::from_iter_values(keys))
+}
+
+/// Hands each batch to a closure, and keeps none.
+struct Each<F>(F);
+
+impl<F: Fn(RecordBatch) -> Result<()> + Sync> BatchSink for Each<F> {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        (self.0)(batch)
+    }
+}
+
+#[test]
+fn results_of_any_size_leave_through_little_memory() {
+    const ROWS: i32 = 20_000;
+    let text = |row: i32| format!("{row:0>1000}");
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..ROWS).map(text)));
+    let left = batch(vec![("k", numbers(0..ROWS)), ("text", texts)]);
+    let right = batch(vec![("k", numbers(ROWS..2 * ROWS))]);
+    let bench = Bench::new(4 << 20, left, right);
+    // 20 MB of text do not fit at once beside the tables, whichever way they leave.
+    let host = bench.catalog.arena().budget();
+    let _held = host.reserve(host.free_bytes() - (12 << 20), "a test").unwrap();
+    for how in [JoinKind::LeftAnti, JoinKind::Left, JoinKind::Full] {
+        for build_side in [Side::Left, Side::Right] {
+            for strategy in Strategy::ALL {
+                let label = format!("{how} by {strategy}, build {build_side}");
+                let seen = Mutex::new((0, 0));
+                let sink = Each(|batch: RecordBatch| {
+                    let mut seen = seen.lock();
+                    seen.0 += batch.num_rows();
+                    seen.1 = seen.1.max(batch.num_rows());
+                    Ok(())
+                });
+                let spec = JoinSpec { batch_rows: Some(1000), ..spec(how, strategy) };
+                let plan = bench.plan(spec, build_side);
+                bench.run(&plan, &sink, &Monitor::default()).unwrap_or_else(|error| panic!("{label}: {error}"));
+                let expected = if how == JoinKind::Full { 2 * ROWS } else { ROWS };
+                assert_eq!(seen.into_inner(), (expected as usize, 1000), "{label}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_join_that_is_stopped_pushes_no_further_batch() {
+    let keys: Int32Array = (0..5000).map(|row| (row % 2 == 0).then_some(row)).collect();
+    let left = batch(vec![("k", Arc::new(keys)), ("row", numbers(0..5000))]);
+    let bench = Bench::new(64 << 20, left, batch(vec![("k", numbers(0..10))]));
+    for how in [JoinKind::LeftAnti, JoinKind::Left] {
+        for build_side in [Side::Left, Side::Right] {
+            for strategy in Strategy::ALL {
+                let monitor = Monitor::new(CancelFlag::new());
+                let pushed = Mutex::new(0);
+                let sink = Each(|_| {
+                    *pushed.lock() += 1;
+                    monitor.cancel().raise();
+                    Ok(())
+                });
+                let plan = bench.plan(JoinSpec { batch_rows: Some(10), ..spec(how, strategy) }, build_side);
+                let outcome = bench.run(&plan, &sink, &monitor);
+                assert!(matches!(outcome, Err(Error::Cancelled(_))), "{how} by {strategy}: {outcome:?}");
+                assert_eq!(pushed.into_inner(), 1, "{how} by {strategy}, build {build_side}");
+            }
+        }
+    }
+}
+
+/// The values of a column as text; floats as their bits.
+fn shown(array: &ArrayRef) -> Vec<String> {
+    let value = |row: usize| match array.data_type() {
+        DataType::Float64 => format!("{:x}", array.as_primitive::<Float64Type>().value(row).to_bits()),
+        _ => array_value_to_string(array, row).unwrap(),
+    };
+    (0..array.len()).map(value).collect()
+}
+
+/// Joins on two key columns, each of distinct values. `common`: how many of each, from the first on, are equal in pairs.
+fn keys_show_the_left_value(left: ArrayRef, right: ArrayRef, common: usize) {
+    let what = format!("{} and {}", left.data_type(), right.data_type());
+    let (left_shown, right_shown) = (shown(&left), shown(&right));
+    let row = |keys: &ArrayRef| numbers(0..keys.len() as i32);
+    let bench = Bench::new(
+        64 << 20,
+        batch(vec![("k", left.clone()), ("a", row(&left))]),
+        batch(vec![("k", right.clone()), ("b", row(&right))]),
+    );
+    for how in [JoinKind::Inner, JoinKind::Left, JoinKind::Right, JoinKind::Full] {
+        let mut expected = left_shown[..common].to_vec();
+        if how.keeps_unmatched(Side::Left) {
+            expected.extend_from_slice(&left_shown[common..]);
+        }
+        if how.keeps_unmatched(Side::Right) {
+            expected.extend_from_slice(&right_shown[common..]);
+        }
+        expected.sort_unstable();
+        for build_side in [Side::Left, Side::Right] {
+            for strategy in Strategy::ALL {
+                let label = format!("{how} on {what} by {strategy}, build {build_side}");
+                let found = Mutex::new(Vec::new());
+                let sink = Each(|batch: RecordBatch| {
+                    found.lock().extend(shown(batch.column(0)));
+                    Ok(())
+                });
+                let plan = bench.plan(spec(how, strategy), build_side);
+                bench.run(&plan, &sink, &Monitor::default()).unwrap_or_else(|error| panic!("{label}: {error}"));
+                let mut found = found.into_inner();
+                found.sort_unstable();
+                assert_eq!(found, expected, "{label}");
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_of_dictionaries_with_different_indices_join() {
+    let text = |number: i16| format!("value {number}");
+    let values = |count: i16| StringArray::from_iter_values((0..count).map(text));
+    let left = DictionaryArray::new(Int8Array::from_iter_values(0..100), Arc::new(values(100)));
+    let right = DictionaryArray::new(Int16Array::from_iter_values(0..300), Arc::new(values(300)));
+    keys_show_the_left_value(Arc::new(left.clone()), Arc::new(right.clone()), 100);
+    keys_show_the_left_value(Arc::new(right), Arc::new(left), 100);
+}
+
+#[test]
+fn keys_of_different_binary_layouts_join() {
+    let bytes = |number: u32| number.to_be_bytes();
+    let fixed = FixedSizeBinaryArray::try_from_iter((0..50).map(bytes)).unwrap();
+    let view = BinaryViewArray::from_iter_values((0..80).map(bytes));
+    keys_show_the_left_value(Arc::new(fixed.clone()), Arc::new(view.clone()), 50);
+    keys_show_the_left_value(Arc::new(view), Arc::new(fixed), 50);
+}
+
+#[test]
+fn keys_of_dictionaries_and_plain_values_join() {
+    let plain: ArrayRef = Arc::new(BooleanArray::from(vec![true, false]));
+    let encoded = |values: &ArrayRef| -> ArrayRef {
+        Arc::new(DictionaryArray::new(Int8Array::from_iter_values(0..values.len() as i8), values.clone()))
+    };
+    keys_show_the_left_value(encoded(&plain), plain.clone(), 2);
+    keys_show_the_left_value(plain.clone(), encoded(&plain), 2);
+    let plain: ArrayRef = Arc::new(DurationSecondArray::from_iter_values(0..30));
+    let fewer: ArrayRef = Arc::new(DurationSecondArray::from_iter_values(0..20));
+    keys_show_the_left_value(encoded(&plain), fewer.clone(), 20);
+    keys_show_the_left_value(fewer, encoded(&plain), 20);
+}
+
+#[test]
+fn float_keys_show_the_bits_of_the_left_side() {
+    let other_nan = f64::from_bits(f64::NAN.to_bits() | 5 | 1 << 63);
+    let left: ArrayRef = Arc::new(Float64Array::from(vec![-0.0, f64::NAN, 1.5, 7.0]));
+    let right: ArrayRef = Arc::new(Float64Array::from(vec![0.0, other_nan, 1.5, 8.0, 9.0]));
+    keys_show_the_left_value(left.clone(), right.clone(), 3);
+    keys_show_the_left_value(right, left, 3);
+}
+
+#[test]
+fn progress_only_grows_and_is_complete_at_the_very_end() {
+    let left = batch(vec![("k", numbers((0..3000).map(|row| row % 2500))), ("a", numbers(0..3000))]);
+    let right = batch(vec![("k", numbers(1000..9000)), ("b", numbers(0..8000))]);
+    let bench = Bench::new(64 << 20, left, right);
+    for how in JoinKind::ALL {
+        for build_side in [Side::Left, Side::Right] {
+            for strategy in Strategy::ALL {
+                let label = format!("{how} by {strategy}, build {build_side}");
+                let monitor = Monitor::default();
+                assert_eq!(monitor.progress(), 0.0);
+                let seen = Mutex::new(Vec::new());
+                let sink = Each(|_| {
+                    seen.lock().push(monitor.progress());
+                    Ok(())
+                });
+                let plan = bench.plan(JoinSpec { batch_rows: Some(100), ..spec(how, strategy) }, build_side);
+                bench.run(&plan, &sink, &monitor).unwrap();
+                let seen = seen.into_inner();
+                assert!(seen.is_sorted(), "{label}: {seen:?}");
+                // The build side is done before the first batch, and each batch counts.
+                assert!(seen[0] > 0.0 && seen[seen.len() - 1] < 1.0, "{label}: {seen:?}");
+                assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{label}: {seen:?}");
+                assert_eq!(monitor.progress(), 1.0, "{label}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_build_side_is_grouped_late_although_memory_is_tight() {
+    // One key in a hundred repeats, which statistics cannot tell from none.
+    const ROWS: i32 = 50_000;
+    let left =
+        batch(vec![("k", numbers((0..ROWS).map(|row| row - i32::from(row % 100 == 99)))), ("a", numbers(0..ROWS))]);
+    let right = batch(vec![("k", numbers((0..400_000).map(|row| row % ROWS))), ("b", numbers(0..400_000))]);
+    for strategy in [Strategy::RadixHash, Strategy::RadixHashGfur] {
+        let bench = Bench::new(1 << 30, left.clone(), right.clone());
+        let bound = planner::bind(spec(JoinKind::Inner, strategy), &bench.catalog).unwrap();
+        let memory_bytes = planner::plan(bound, Some(strategy)).unwrap().memory.build_peak_bytes;
+        let tight = Bench { device: device(memory_bytes), ..bench };
+        let bound = planner::bind(spec(JoinKind::Inner, strategy), &tight.catalog).unwrap();
+        let target = Target { memory_bytes, ..Target::default() };
+        let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
+        assert_eq!(plan.build_side, Side::Left);
+        assert!(!plan.estimates.repeats(Side::Left), "the case needs keys that look distinct");
+        let rows = Mutex::new(0);
+        let sink = Each(|batch: RecordBatch| {
+            *rows.lock() += batch.num_rows();
+            Ok(())
+        });
+        tight.run(&plan, &sink, &Monitor::default()).unwrap_or_else(|error| panic!("{strategy}: {error}"));
+        // Every build row matches the 8 probe rows of its key.
+        assert_eq!(rows.into_inner(), 8 * ROWS as usize);
+    }
+}
