@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::catalog::{ColumnStatistics, Table, Value};
-use crate::columns::{KeyFacts, Movable, Role, Rows, key_class, movable};
-use crate::planner::{BoundJoin, Plan, Side};
+use crate::catalog::Table;
+use crate::columns::{Movable, Role, Rows, movable};
+use crate::planner::{Plan, Side};
 use crate::{Error, Result};
 
 /// One side of a join, by the role that the plan gave it.
@@ -54,45 +54,6 @@ impl SideInput {
     pub(super) fn device_row_bytes(&self) -> usize {
         self.movable.values().map(|movable| movable.width.bytes()).sum()
     }
-}
-
-/// What the statistics say about each pair of key columns.
-///
-/// # Errors
-/// [`Error::Invalid`] for a type that cannot be a key; binding has refused those before.
-pub(super) fn key_facts(build: &SideInput, probe: &SideInput, join: &BoundJoin) -> Result<Vec<KeyFacts>> {
-    let facts = |(at, key): (usize, &crate::planner::BoundKey)| {
-        let (build_column, probe_column) = (build.key_columns[at], probe.key_columns[at]);
-        let build_type = build.table.schema.field(build_column).data_type().clone();
-        let probe_type = probe.table.schema.field(probe_column).data_type().clone();
-        let statistics = [&build.table.statistics[build_column], &probe.table.statistics[probe_column]];
-        Ok(KeyFacts {
-            class: key_class(&build_type)?,
-            build_type,
-            probe_type,
-            range: integer_range(&statistics),
-            bytes_max: longest_value(&statistics),
-            nulls_equal: key.nulls_equal,
-            sorted: join.is_sorted_by_key(Side::Left) || join.is_sorted_by_key(Side::Right),
-        })
-    };
-    join.keys.iter().enumerate().map(facts).collect()
-}
-
-/// The smallest and largest of both columns, when both are known.
-fn integer_range(statistics: &[&ColumnStatistics; 2]) -> Option<(i128, i128)> {
-    let bound = |value: &Option<Value>| match value {
-        Some(Value::Integer(number)) => Some(*number),
-        _ => None,
-    };
-    let [a, b] = statistics;
-    Some((bound(&a.min)?.min(bound(&b.min)?), bound(&a.max)?.max(bound(&b.max)?)))
-}
-
-/// The longest string or binary of both columns, in bytes, when both are known.
-fn longest_value(statistics: &[&ColumnStatistics; 2]) -> Option<usize> {
-    let [a, b] = statistics.map(|statistics| statistics.max_value_bytes);
-    usize::try_from(a?.max(b?)).ok()
 }
 
 /// Refuses a build side that 32-bit positions cannot address.

@@ -6,8 +6,6 @@ use std::ops::Range;
 use arrow::buffer::Buffer;
 
 use super::arrange::{Arranged, Order, Workshop};
-use super::inputs::SideInput;
-use crate::catalog::Value;
 use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
 use crate::{Error, Result};
@@ -22,11 +20,12 @@ pub(super) struct BuildSide {
 }
 
 impl BuildSide {
-    /// Indexes an arranged build side. `ahead`: equal keys must be adjacent before the first wave, because marks or
+    /// Indexes an arranged build side. `dense`: the smallest and the largest key, if the keys are worth an array of that extent.
+    /// `ahead`: equal keys must be adjacent before the first wave, because marks or
     /// comparisons refer to positions that may not move later.
     pub(super) fn new(
         mut arranged: Arranged,
-        input: &SideInput,
+        dense: Option<(u128, u128)>,
         layout: &KeyLayout,
         ahead: bool,
         shop: &Workshop<'_>,
@@ -36,7 +35,7 @@ impl BuildSide {
             Order::Original(keys) => {
                 let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
                 table = Some(shop.monitor.phase("build table", 3 * bytes, || {
-                    let built = build_table(keys, input, layout, shop)?;
+                    let built = build_table(keys, dense.filter(|_| layout.is_raw()), shop)?;
                     if let Some(order) = &built.order {
                         arranged.to_rows = Some(match &arranged.to_rows {
                             Some(rows) => shop.device.compose(rows, order, shop.stream)?,
@@ -143,22 +142,12 @@ pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Vec<Range<usize>> {
     waves
 }
 
-/// The perfect-hash table when the keys are dense, one integer column as it lies; else the general one.
-fn build_table(keys: &Keys, input: &SideInput, layout: &KeyLayout, shop: &Workshop<'_>) -> Result<Table> {
-    /// An array slot takes 4 bytes and a slot of the general table at least 16 (at half load): up to this many slots per
-    /// row the array is no larger.
-    const SLOTS_PER_ROW_MAX: u128 = 4;
-    if layout.is_raw() {
-        let statistics = &input.table.statistics[input.key_columns[0]];
-        // Raw keys are compared as unsigned integers: a range that crosses zero has no dense image.
-        if let (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) = (&statistics.min, &statistics.max) {
-            let (min, max) = (*min as u128, *max as u128);
-            if max - min < SLOTS_PER_ROW_MAX * (keys.rows as u128).max(1)
-                && let Some(table) = shop.device.build_dense_table(keys, min, max, shop.stream)?
-            {
-                return Ok(table);
-            }
-        }
+/// The perfect-hash table when the keys are dense, as they are expected to be; else the general one.
+fn build_table(keys: &Keys, dense: Option<(u128, u128)>, shop: &Workshop<'_>) -> Result<Table> {
+    if let Some((min, max)) = dense
+        && let Some(table) = shop.device.build_dense_table(keys, min, max, shop.stream)?
+    {
+        return Ok(table);
     }
     shop.device.build_table(keys, shop.stream)
 }

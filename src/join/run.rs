@@ -15,12 +15,13 @@
 use super::BatchSink;
 use super::arrange::{Arranged, Arrangement, Payload, Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
-use super::inputs::{SideInput, check_build_rows, key_facts};
+use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, waves};
 use super::monitor::Monitor;
 use super::progress::{Progress, Stretch};
 use super::verify::{build_runs_are_exact, exact_matches};
 use crate::Result;
+use crate::catalog::Value;
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX, RadixBits, Unmatched, Which};
 use crate::memory::Arena;
@@ -35,7 +36,7 @@ use crate::planner::{Plan, Strategy};
 pub fn run(plan: &Plan, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
     let build = SideInput::new(plan, Role::Build);
     let probe = SideInput::new(plan, Role::Probe);
-    let facts = key_facts(&build, &probe, &plan.join)?;
+    let facts = plan.join.key_facts(plan.build_side)?;
     let layout = KeyLayout::new(facts, rand::random());
     let mut outcome = Ok(());
     device.beside(&mut || {
@@ -56,8 +57,8 @@ fn run_with_layout(
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    let build_rows = check_build_rows(build)?;
-    let (arrangement, payload) = composition(plan.strategy, build_rows, device);
+    check_build_rows(build)?;
+    let (arrangement, payload) = composition(plan);
     let stream = device.stream(monitor.cancel().clone())?;
     let shop = Workshop { device, stream: &stream, arena, monitor };
     let outcome = Outcome::new(plan, build, probe);
@@ -70,7 +71,7 @@ fn run_with_layout(
         progress.reach(Stretch::ArrangeBuild, 1.0);
         let ahead =
             layout.is_hashed() || outcome.build_rows_kept().is_some() || plan.estimates.repeats(plan.build_side);
-        let built = BuildSide::new(arranged, build, &layout, ahead, &shop)?;
+        let built = BuildSide::new(arranged, dense_range(plan, build), &layout, ahead, &shop)?;
         if !layout.is_hashed() || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))? {
             break built;
         }
@@ -133,10 +134,10 @@ fn run_with_layout(
     Ok(())
 }
 
-/// How each strategy arranges both sides.
-fn composition(strategy: Strategy, build_rows: usize, device: &dyn Device) -> (Arrangement, Payload) {
-    let partitioned = || Arrangement::Partitioned(radix_bits(build_rows, device));
-    match strategy {
+/// How the plan's strategy arranges both sides.
+fn composition(plan: &Plan) -> (Arrangement, Payload) {
+    let partitioned = || Arrangement::Partitioned(RadixBits { skip: 0, bits: plan.radix_bits.unwrap_or(0) });
+    match plan.strategy {
         Strategy::Hash => (Arrangement::Original, Payload::ByRowNumber),
         Strategy::RadixHash => (partitioned(), Payload::Carried),
         Strategy::RadixHashGfur => (partitioned(), Payload::ByRowNumber),
@@ -145,11 +146,16 @@ fn composition(strategy: Strategy, build_rows: usize, device: &dyn Device) -> (A
     }
 }
 
-/// So many partitions that one has about as many build rows as the device likes, within one pass.
-fn radix_bits(build_rows: usize, device: &dyn Device) -> RadixBits {
-    let partitions = build_rows.div_ceil(device.info().partition_rows.max(1)).max(1);
-    let bits = partitions.next_power_of_two().trailing_zeros();
-    RadixBits { skip: 0, bits: bits.min(device.info().pass_bits_max) }
+/// The extent of the build keys, where the plan counts on a perfect-hash table.
+fn dense_range(plan: &Plan, build: &SideInput) -> Option<(u128, u128)> {
+    let statistics = &build.table.statistics[build.key_columns[0]];
+    match (&statistics.min, &statistics.max) {
+        // Raw keys are compared as unsigned integers: a range that crosses zero has no dense image.
+        (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) if plan.dense => {
+            Some((*min as u128, *max as u128))
+        }
+        _ => None,
+    }
 }
 
 /// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
@@ -328,7 +334,7 @@ mod tests {
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let device = HostDevice::new(0, 2, Budget::new("device memory", "--device-memory", 64 << 20), None).unwrap();
         let (build, probe) = (SideInput::new(&plan, Role::Build), SideInput::new(&plan, Role::Probe));
-        let layout = KeyLayout::with_colliding_hashes(key_facts(&build, &probe, &plan.join).unwrap(), mask);
+        let layout = KeyLayout::with_colliding_hashes(plan.join.key_facts(plan.build_side).unwrap(), mask);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         run_with_layout(&plan, layout, &build, &probe, &device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()

@@ -213,3 +213,14 @@ fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Opt
     let dense = min >= 0 && slots <= DENSE_SLOTS_PER_ROW_MAX * i128::from(table.rows.max(1));
     (dense && !estimates.repeats(build_side)).then_some(slots as f64)
 }
+
+impl BoundJoin {
+    /// What statistics say about each pair of key columns when the tables are built on that side: what the keys of a plan,
+    /// and of the run after it, are made from.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
+    pub fn key_facts(&self, build_side: Side) -> Result<Vec<KeyFacts>> {
+        key_facts(self, build_side)
+    }
+}
