@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase};
-use super::{Plan, Side, Strategy};
+use super::{Plan, Rates, Side, Strategy};
 use crate::memory::human_bytes;
 
 /// Everything that can be said about a plan. Its JSON form is what the action `explain` answers; its text form is what the
@@ -36,7 +36,7 @@ pub struct Explanation {
     pub predicted_seconds: f64,
     /// Measured seconds in all, of a job that has run.
     pub measured_seconds: Option<f64>,
-    /// The other strategies, fastest first.
+    /// The other strategies, on either side.
     pub alternatives: Vec<ExplainedAlternative>,
 }
 
@@ -98,6 +98,12 @@ pub struct ExplainedPhase {
     pub measured_seconds: Option<f64>,
     /// Bytes read and written, as the running join counted them.
     pub measured_bytes: Option<u64>,
+    /// Those bytes per second.
+    pub measured_bytes_per_second: Option<f64>,
+    /// What the bytes cross: `device memory`, or the way between host and device.
+    pub boundary: &'static str,
+    /// The measured rate of that boundary, in bytes per second: no phase can be faster.
+    pub boundary_bytes_per_second: f64,
 }
 
 /// A strategy that was not chosen.
@@ -168,7 +174,7 @@ impl Explanation {
             right: side(Side::Right),
             result,
             memory: plan.memory,
-            phases: line_up(&plan.phases, measured),
+            phases: line_up(&plan.phases, measured, &plan.target.rates),
             predicted_seconds: plan.seconds,
             measured_seconds: measured.map(|measured| measured.seconds),
             alternatives: alternatives.collect(),
@@ -177,33 +183,37 @@ impl Explanation {
 }
 
 /// Predicted phases in order, each with its measurement, then those that ran unexpectedly.
-fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>) -> Vec<ExplainedPhase> {
+fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Rates) -> Vec<ExplainedPhase> {
     let measured: &[(String, f64, u64)] = measured.map_or(&[], |measured| &measured.phases);
-    let mut phases: Vec<ExplainedPhase> = predicted
-        .iter()
-        .map(|phase| {
-            let found = measured.iter().find(|(name, ..)| name == phase.name);
-            ExplainedPhase {
-                name: phase.name.into(),
-                predicted_seconds: Some(phase.seconds),
-                predicted_bytes: Some(phase.bytes),
-                measured_seconds: found.map(|(_, seconds, _)| *seconds),
-                measured_bytes: found.map(|(.., bytes)| *bytes),
-            }
-        })
-        .collect();
-    for (name, seconds, bytes) in measured {
-        if !predicted.iter().any(|phase| phase.name == name) {
-            phases.push(ExplainedPhase {
-                name: name.clone(),
-                predicted_seconds: None,
-                predicted_bytes: None,
-                measured_seconds: Some(*seconds),
-                measured_bytes: Some(*bytes),
-            });
+    let explained = |name: &str, predicted: Option<&PredictedPhase>| {
+        let found = measured.iter().find(|(measured, ..)| measured == name);
+        let rate = found.filter(|(_, seconds, bytes)| *seconds > 0.0 && *bytes > 0);
+        let (boundary, boundary_bytes_per_second) = boundary(name, rates);
+        ExplainedPhase {
+            name: name.into(),
+            predicted_seconds: predicted.map(|phase| phase.seconds),
+            predicted_bytes: predicted.map(|phase| phase.bytes),
+            measured_seconds: found.map(|(_, seconds, _)| *seconds),
+            measured_bytes: found.map(|(.., bytes)| *bytes),
+            measured_bytes_per_second: rate.map(|(_, seconds, bytes)| *bytes as f64 / seconds),
+            boundary,
+            boundary_bytes_per_second,
         }
+    };
+    let expected = predicted.iter().map(|phase| explained(phase.name, Some(phase)));
+    let is_expected = |name: &str| predicted.iter().any(|phase| phase.name == name);
+    let unexpected = measured.iter().filter(|(name, ..)| !is_expected(name)).map(|(name, ..)| explained(name, None));
+    expected.chain(unexpected).collect()
+}
+
+/// What the bytes of a phase cross, and how many of them per second can.
+fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
+    match phase {
+        "copy in" => ("host to device", rates.copy_in),
+        // Half of what gathering counts is read on the device, the other half crosses to the host.
+        "gather" if 2.0 * rates.copy_out < rates.stream => ("device to host", 2.0 * rates.copy_out),
+        _ => ("device memory", rates.stream),
     }
-    phases
 }
 
 /// The composition of primitives, from the result down to the tables.
@@ -276,15 +286,19 @@ impl fmt::Display for Explanation {
             human_bytes(self.memory.whole_bytes)
         )?;
         writeln!(f)?;
-        writeln!(f, "{:17} {:>21}  {:>21}", "phase", "predicted", "measured")?;
+        writeln!(f, "{:17} {:>21}  {:>21}  achieved", "phase", "predicted", "measured")?;
         for phase in &self.phases {
             let cell = |seconds: Option<f64>, bytes: Option<u64>| match seconds {
                 Some(seconds) => format!("{:>9} {:>11}", human_seconds(seconds), human_bytes(bytes.unwrap_or(0))),
                 None => "-".into(),
             };
+            let rate = |bytes_per_second: f64| format!("{}/s", human_bytes(bytes_per_second as u64));
+            let achieved = phase.measured_bytes_per_second.map_or("-".into(), |achieved| {
+                format!("{} of {} ({})", rate(achieved), rate(phase.boundary_bytes_per_second), phase.boundary)
+            });
             writeln!(
                 f,
-                "{:17} {:>21}  {:>21}",
+                "{:17} {:>21}  {:>21}  {achieved}",
                 phase.name,
                 cell(phase.predicted_seconds, phase.predicted_bytes),
                 cell(phase.measured_seconds, phase.measured_bytes)
@@ -294,10 +308,11 @@ impl fmt::Display for Explanation {
         writeln!(f, "{:17} {:>9} {:11}  {:>9}", "in all", human_seconds(self.predicted_seconds), "", measured)?;
         if !self.alternatives.is_empty() {
             writeln!(f)?;
-            writeln!(f, "not chosen")?;
+            writeln!(f, "not chosen (strategy, build side)")?;
         }
         for other in &self.alternatives {
-            writeln!(f, "  {:15} {:>9}  {}", other.strategy, human_seconds(other.predicted_seconds), other.reason)?;
+            let (name, seconds) = (other.strategy, human_seconds(other.predicted_seconds));
+            writeln!(f, "  {name:15} {:5} {seconds:>9}  {}", other.build_side, other.reason)?;
         }
         Ok(())
     }

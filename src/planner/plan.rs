@@ -20,9 +20,9 @@ pub struct Plan {
     pub strategy: Strategy,
     /// Which side the tables are built on, or that is sorted first. Any kind of join may build on either side.
     pub build_side: Side,
-    /// Partitions are `1 << radix_bits`; `None` for strategies without.
+    /// Partitions of both sides are `1 << radix_bits`; `None` for strategies without.
     pub radix_bits: Option<u32>,
-    /// Whether the build keys look distinct and dense, so that the `hash` strategy uses a perfect-hash array.
+    /// Whether the build keys look distinct and dense, so that the `hash` strategy tries a perfect-hash array over their extent.
     pub dense: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
@@ -46,11 +46,11 @@ pub struct Plan {
     pub target: Target,
     /// Why this strategy.
     pub reason: String,
-    /// The others, fastest first, and why they lost.
+    /// The others, each strategy on each side, those that fit first and the fastest of them first, and why they lost.
     pub alternatives: Vec<Alternative>,
 }
 
-/// A strategy that was not chosen.
+/// A strategy on a build side that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     /// How it would be composed.
@@ -109,12 +109,10 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
     }
 
     let forced = strategy.is_some();
-    let mut alternatives: Vec<Alternative> = Vec::new();
+    let mut alternatives = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        let strategy = candidate.costed.strategy;
-        if strategy != chosen.costed.strategy && alternatives.iter().all(|other| other.strategy != strategy) {
-            alternatives.push(candidate.into_alternative(&chosen.costed, forced, target));
-        }
+        let another_was_asked_for = forced && candidate.costed.strategy != chosen.costed.strategy;
+        alternatives.push(candidate.into_alternative(&chosen.costed, another_was_asked_for, target));
     }
     let reason = why(&chosen.costed, forced, &alternatives);
     let row_bytes = result_row_bytes(&join);
@@ -246,9 +244,10 @@ fn why(chosen: &Costed, forced: bool, alternatives: &[Alternative]) -> String {
     }
     match alternatives.first() {
         Some(next) => format!(
-            "the least predicted time of those that fit in device memory, {}; next is {} with {}",
+            "the least predicted time of those that fit in device memory, {}; next is {} built on the {} side with {}",
             human_seconds(chosen.seconds),
             next.strategy,
+            next.build_side,
             human_seconds(next.seconds)
         ),
         None => format!("the only strategy; predicted to take {}", human_seconds(chosen.seconds)),

@@ -352,7 +352,7 @@ fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
     assert!(message.contains(most.name()) && message.contains("fits"), "{message}");
     let free = plan_on(join, None, &between).unwrap();
     assert_ne!(free.strategy, most);
-    assert_eq!(whole.alternatives.len(), Strategy::ALL.len() - 1);
+    assert_eq!(whole.alternatives.len(), 2 * Strategy::ALL.len() - 1, "each strategy on each side");
 }
 
 #[test]
@@ -396,7 +396,11 @@ fn a_strategy_that_is_asked_for_is_taken() {
         let plan = plan_on(join, Some(strategy), &Target::default()).unwrap();
         assert_eq!(plan.strategy, strategy);
         assert!(plan.reason.contains("asked for"), "{}", plan.reason);
-        assert!(plan.alternatives.iter().all(|other| other.strategy != strategy && !other.reason.is_empty()));
+        let chosen = (strategy, plan.build_side);
+        assert!(plan.alternatives.iter().all(|other| (other.strategy, other.build_side) != chosen));
+        for other in &plan.alternatives {
+            assert_eq!(other.reason.contains("asked for"), other.strategy != strategy, "{other:?}");
+        }
     }
 }
 
@@ -446,13 +450,17 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
     assert!(named("match")["predicted_seconds"].as_f64().unwrap() > 0.0);
     assert!(named("partition probe")["measured_seconds"].is_null());
     assert!(named("verify")["predicted_seconds"].is_null());
-    assert_eq!(json["alternatives"].as_array().unwrap().len(), 4);
+    assert_eq!(json["alternatives"].as_array().unwrap().len(), 9);
+    assert_eq!(named("match")["measured_bytes_per_second"], 2000.0);
+    assert_eq!(named("match")["boundary_bytes_per_second"], Target::default().rates.stream);
+    assert_eq!(named("copy in")["boundary"], "host to device");
 
     let text = explanation.to_string();
     for part in [
         "radix-hash: it was asked for",
         "on host:0: the only device",
         "build: partition",
+        "2.0 KiB/s of",
         "not chosen",
         "sort-merge-gfur",
     ] {
