@@ -1,5 +1,7 @@
 //! Admission: from a request to a plan and the devices that may run it, or to a refusal before anything is queued.
 
+use std::collections::BTreeMap;
+
 use super::executor::Executor;
 use super::queue::Place;
 use crate::catalog::Catalog;
@@ -10,12 +12,26 @@ use crate::{Error, Result};
 /// What was admitted.
 #[derive(Debug)]
 pub(super) struct Admitted {
-    pub(super) plan: Plan,
-    pub(super) places: Vec<Place>,
+    /// The plan of each device that may run it, by index.
+    pub(super) plans: BTreeMap<usize, Plan>,
+    /// The device that is predicted to be the fastest.
+    pub(super) fastest: usize,
 }
 
-/// Binds and plans a join for the devices that it asks for. The plan is made for the device that is predicted to be the
-/// fastest, and may run on every other one on which it fits.
+impl Admitted {
+    /// The plan on the device that is predicted to be the fastest.
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plans[&self.fastest]
+    }
+
+    /// The devices that may run it, each with what its own plan takes.
+    pub(super) fn places(&self) -> Vec<Place> {
+        self.plans.iter().map(|(&device, plan)| place(device, plan)).collect()
+    }
+}
+
+/// Binds a join, and plans it for each of the devices that it asks for and fits on: sizes and rates decide how it is best
+/// composed, and they differ between devices.
 ///
 /// # Errors
 /// What is wrong with the request; [`Error::Exhausted`] when it fits no device, or its result cannot fit in host memory.
@@ -34,31 +50,23 @@ pub(super) fn admit(
             "no device that may run this join is in service; see the topology, and the server's log".into(),
         ));
     }
-    let mut best: Option<(usize, Plan)> = None;
+    let mut plans = BTreeMap::new();
     let mut refusal: Option<Error> = None;
-    for &device in &candidates {
+    for device in candidates {
         match planner::plan_on(join.clone(), strategy, &executors[device].target) {
-            Ok(plan) if best.as_ref().is_none_or(|(_, best)| plan.seconds < best.seconds) => {
-                best = Some((device, plan))
+            Ok(plan) => {
+                plans.insert(device, plan);
             }
-            Ok(_) => {}
             Err(error) => refusal = Some(refusal.unwrap_or(error)),
         }
     }
-    let Some((chosen, plan)) = best else {
+    let fastest = plans.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device);
+    let Some(fastest) = fastest else {
         return Err(refusal.expect("every candidate was planned or refused"));
     };
-    check_host_memory(&plan, catalog)?;
-    let places = candidates.iter().filter_map(|&device| match device == chosen {
-        true => Some(place(device, &plan)),
-        // The same strategy on the same build side, if that fits there too.
-        false => planner::plan_on(join.clone(), Some(plan.strategy), &executors[device].target)
-            .ok()
-            .filter(|other| other.build_side == plan.build_side)
-            .map(|other| place(device, &other)),
-    });
-    let places = places.collect();
-    Ok(Admitted { plan, places })
+    let admitted = Admitted { plans, fastest };
+    check_host_memory(admitted.plan(), catalog)?;
+    Ok(admitted)
 }
 
 fn place(device: usize, plan: &Plan) -> Place {

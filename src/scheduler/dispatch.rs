@@ -15,10 +15,10 @@ use super::executor::Executor;
 use super::job::{Job, JobId, JobState};
 use super::queue::{Load, Queue, Turn, Waiting};
 use super::stats::{DeviceStats, SchedulerStats};
-use crate::catalog::{Catalog, ResultSpool, SpoolOptions};
+use crate::catalog::{Catalog, NameReservation, ResultSpool, SpoolOptions};
 use crate::device::{CancelFlag, Device};
 use crate::join::{BatchSink, Monitor};
-use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
+use crate::planner::{Explanation, JoinSpec, Plan, Rates, calibrate};
 use crate::{Context, Error, Result};
 
 /// How a scheduler behaves.
@@ -108,6 +108,15 @@ struct Slot {
     lost: Option<Error>,
     jobs_total: u64,
     busy_seconds_total: f64,
+}
+
+/// What a job that is over held: tables that may have been dropped meanwhile, and a name that was kept for its result. Freeing
+/// them may take long, so it is done without the scheduler's lock.
+#[derive(Debug)]
+#[must_use = "it is dropped without the scheduler's lock"]
+struct Leftovers {
+    _plans: BTreeMap<usize, Arc<Plan>>,
+    _into: Option<NameReservation>,
 }
 
 #[derive(Clone, Debug)]
@@ -218,13 +227,13 @@ impl Scheduler {
     /// What is wrong with the request, as when it is submitted.
     pub fn explain(&self, spec: JoinSpec) -> Result<Explanation> {
         let shared = self.shared();
-        let Admitted { plan, places } = shared.admit(spec)?;
-        let devices = places.len();
+        let admitted = shared.admit(spec)?;
+        let (plan, devices) = (admitted.plan(), admitted.plans.len());
         let reason = match devices {
             1 => "the only device that may run it".to_string(),
             _ => format!("predicted to run it fastest, of {devices}; when it is submitted, queues count as well"),
         };
-        Ok(Explanation::new(&plan, &plan.target.name, reason, None))
+        Ok(Explanation::new(plan, &plan.target.name, reason, None))
     }
 
     /// The job of that number, as long as it is remembered.
@@ -369,7 +378,8 @@ impl Shared {
         let Submission { owner, timeout } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes its time, and is done without the lock.
-        let Admitted { plan, places } = self.admit(spec)?;
+        let admitted = self.admit(spec)?;
+        let (plan, places) = (admitted.plan(), admitted.places());
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
@@ -397,7 +407,7 @@ impl Shared {
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
         let (now, priority) = (self.clock.now(), spec.priority);
         let deadline = timeout.map(|timeout| now.saturating_add(timeout));
-        let job = Arc::new(Job::new(id, owner.clone(), plan, result, cancel, name, deadline));
+        let job = Arc::new(Job::new(id, owner.clone(), admitted, result, cancel, name, deadline));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
         state.queue.push(Waiting { id, tenant: owner, priority, submitted: now, places });
@@ -472,6 +482,7 @@ impl Shared {
             life.state = JobState::Running(id);
             life.turn = None;
             life.device = Some(id);
+            life.place_on(device);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {
                 1 => "the only device that may run it".into(),
@@ -508,9 +519,10 @@ impl Shared {
         job.check_stop()?;
         let (work, monitor) = {
             let life = job.life.lock();
-            (life.work.clone(), life.monitor.clone())
+            (life.plans.get(&device).cloned(), life.monitor.clone())
         };
-        let work = work.ok_or_else(|| Error::Internal(format!("job {} has nothing to run", job.id)))?;
+        let device_id = self.executors[device].id;
+        let work = work.ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
         let runner = &self.executors[device].runner;
         let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, &job.result, &monitor)));
         caught.unwrap_or_else(|panic| {
@@ -524,18 +536,25 @@ impl Shared {
     /// What follows a run: the next attempt elsewhere, or the job's end.
     fn end(&self, device: usize, running: &Running, outcome: Result<()>) {
         let job = &running.job;
-        // Whoever stopped it has said why; what the work answered after that is a consequence.
-        let outcome = job.check_stop().and(outcome);
+        let mut leftovers = Vec::new();
+        let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
             tracing::error!(device = %self.executors[device].id, job = job.id.0, %error, "device out of service");
             state.slots[device].lost = Some(error.clone());
-            if self.try_elsewhere(&mut state, device, running) {
+            if self.try_elsewhere(&mut state, device, running, &mut leftovers) {
+                drop(state);
                 return;
             }
         }
         let outcome = outcome.and_then(|()| self.keep_as_table(job));
-        self.close(job, &outcome);
+        let (outcome, own_leftovers) = self.close(job, outcome);
+        drop(own_leftovers);
+        // Somebody let go of it while it came to its end.
+        let is_unwanted = outcome.is_ok() && job.check_stop().is_err();
+        if is_unwanted {
+            job.result.release();
+        }
 
         let mut state = self.state.lock();
         self.free(&mut state, device, running.started);
@@ -549,18 +568,24 @@ impl Shared {
             }
             Err(error) => count_failure(&mut state.totals, error),
         }
-        // Somebody let go of it while it came to its end.
-        if outcome.is_ok() && job.check_stop().is_err() {
-            job.result.release();
+        if is_unwanted {
             self.retire(&mut state, job);
         }
-        self.fail_homeless(&mut state);
+        self.fail_homeless(&mut state, &mut leftovers);
         self.dispatch(&mut state);
         self.ended.notify_all();
+        drop(state);
+        drop(leftovers);
     }
 
     /// Puts the job of a lost device back in the queue, if another device may run it and nothing was delivered yet.
-    fn try_elsewhere(&self, state: &mut State, device: usize, running: &Running) -> bool {
+    fn try_elsewhere(
+        &self,
+        state: &mut State,
+        device: usize,
+        running: &Running,
+        leftovers: &mut Vec<Leftovers>,
+    ) -> bool {
         let job = &running.job;
         let has_place = running.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
         if !has_place || job.result.progress().0 > 0 || state.shutdown {
@@ -579,7 +604,7 @@ impl Shared {
         }
         self.free(state, device, running.started);
         state.queue.push_back(running.entry.clone(), running.predicted_seconds);
-        self.fail_homeless(state);
+        self.fail_homeless(state, leftovers);
         self.dispatch(state);
         self.ended.notify_all();
         true
@@ -592,8 +617,8 @@ impl Shared {
         slot.busy_seconds_total += self.clock.now().saturating_sub(started).as_secs_f64();
     }
 
-    /// Fails the jobs that wait for devices which are all lost.
-    fn fail_homeless(&self, state: &mut State) {
+    /// Fails the jobs that wait for devices which are all lost. What they leave is for the caller to drop without the lock.
+    fn fail_homeless(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         let loads = self.loads(state, self.clock.now());
         for entry in state.queue.remove_homeless(&loads) {
             let job = state.live[&entry.id].clone();
@@ -601,7 +626,7 @@ impl Shared {
                 "every device that may run job {} is out of service; try again later, or on other devices",
                 job.id
             ));
-            self.close(&job, &Err(error.clone()));
+            leftovers.push(self.close(&job, Err(error.clone())).1);
             count_failure(&mut state.totals, &error);
         }
     }
@@ -615,13 +640,18 @@ impl Shared {
     }
 
     /// Gives a job its last state, and its readers the end. The state comes first: who sees the end may ask for the state.
-    fn close(&self, job: &Job, outcome: &Result<()>) {
-        let state = match outcome {
+    /// Answers the outcome, which is the reason to stop if there came one in time, and what is left to be dropped.
+    fn close(&self, job: &Job, outcome: Result<()>) -> (Result<()>, Leftovers) {
+        let mut life = job.life.lock();
+        let outcome = match &life.stop {
+            Some(reason) if !life.is_done => Err(reason.clone()),
+            _ => outcome,
+        };
+        let state = match &outcome {
             Ok(()) => JobState::Complete,
             Err(Error::Cancelled(_)) => JobState::Cancelled,
             Err(error) => JobState::Failed(error.clone()),
         };
-        let mut life = job.life.lock();
         let rows = job.result.pushed_rows();
         match &state {
             JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),
@@ -630,39 +660,48 @@ impl Shared {
         life.state = state;
         life.finished = Some(SystemTime::now());
         life.turn = None;
-        // Tables that were dropped meanwhile, and the name that was kept, go now.
-        let (work, into) = (life.work.take(), life.into.take());
+        let leftovers = Leftovers { _plans: std::mem::take(&mut life.plans), _into: life.into.take() };
         drop(life);
-        drop((work, into));
         job.result.finish(outcome.clone());
+        (outcome, leftovers)
     }
 
     /// Stops a job, in whatever state it is.
     fn stop(&self, job: &Arc<Job>, reason: Error) {
         let mut state = self.state.lock();
-        let current = job.life.lock().state.clone();
-        match current {
+        // Jobs leave the queue under the scheduler's lock, and come to their end under their own.
+        let mut life = job.life.lock();
+        match &life.state {
             JobState::Queued => {
+                drop(life);
                 state.queue.remove(job.id);
-                self.close(job, &Err(reason.clone()));
+                let (_, leftovers) = self.close(job, Err(reason.clone()));
                 count_failure(&mut state.totals, &reason);
                 self.dispatch(&mut state);
                 self.ended.notify_all();
+                drop(state);
+                drop(leftovers);
             }
             JobState::Running(_) => {
-                {
-                    let mut life = job.life.lock();
-                    life.stop.get_or_insert_with(|| reason.clone());
-                }
-                job.cancel.raise();
+                let reason = life.stop.get_or_insert(reason).clone();
+                let is_done = life.is_done;
+                drop(life);
                 drop(state);
-                // Readers need not wait until the device has noticed.
-                job.result.finish(Err(reason));
-            }
-            JobState::Complete | JobState::Failed(_) | JobState::Cancelled => {
-                if job.result.progress().1 == crate::catalog::SpoolState::Complete {
-                    job.result.release();
+                // One that is done stays so, and its result is released at its end.
+                if !is_done {
+                    job.cancel.raise();
+                    // Readers need not wait until the device has noticed.
+                    job.result.finish(Err(reason));
                 }
+            }
+            JobState::Complete => {
+                drop(life);
+                self.retire(&mut state, job);
+                drop(state);
+                job.result.release();
+            }
+            JobState::Failed(_) | JobState::Cancelled => {
+                drop(life);
                 self.retire(&mut state, job);
             }
         }

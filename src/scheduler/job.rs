@@ -1,11 +1,13 @@
 //! One join, from submission to the release of its result.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
+use super::admission::Admitted;
 use crate::catalog::{NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord};
@@ -78,8 +80,9 @@ pub struct Job {
     pub id: JobId,
     /// Who submitted it: a tenant's name, empty for anonymous.
     pub owner: String,
-    /// What runs, and why. Its tables have no rows here, so that a job which is remembered keeps no table alive.
-    pub plan: Plan,
+    /// What it was admitted with: the plan on the device that was predicted to be the fastest. [`Job::planned`] is the one that
+    /// runs. Tables have no rows here, so that a job which is remembered keeps no table alive.
+    pub plan: Arc<Plan>,
     /// Where its rows go.
     pub result: ResultSpool,
     /// When it was submitted.
@@ -92,8 +95,10 @@ pub struct Job {
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) state: JobState,
-    /// The plan with its tables; let go when nothing will run any more.
-    pub(super) work: Option<Arc<Plan>>,
+    /// The plan on each device that may run it, with its tables; let go when nothing will run any more.
+    pub(super) plans: BTreeMap<usize, Arc<Plan>>,
+    /// The plan that runs or ran, or the fastest, without rows.
+    planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
     /// Jobs before it, and when it is expected to start.
     pub(super) turn: Option<(usize, SystemTime)>,
@@ -103,6 +108,8 @@ pub(super) struct Life {
     pub(super) finished: Option<SystemTime>,
     /// Why it should stop.
     pub(super) stop: Option<Error>,
+    /// Whether its work is done and it comes to a good end, whoever still wants to stop it.
+    pub(super) is_done: bool,
     /// The name that its result will have as a table.
     pub(super) into: Option<NameReservation>,
     /// By the scheduler's clock.
@@ -113,15 +120,19 @@ impl Job {
     pub(super) fn new(
         id: JobId,
         owner: String,
-        plan: Plan,
+        Admitted { plans, fastest }: Admitted,
         result: ResultSpool,
         cancel: CancelFlag,
         into: Option<NameReservation>,
         deadline: Option<Duration>,
     ) -> Self {
+        let plans: BTreeMap<usize, Arc<Plan>> =
+            plans.into_iter().map(|(device, plan)| (device, Arc::new(plan))).collect();
+        let plan = Arc::new(without_tables(&plans[&fastest]));
         let life = Life {
             state: JobState::Queued,
-            work: None,
+            plans,
+            planned: plan.clone(),
             monitor: Arc::new(Monitor::new(cancel.clone())),
             turn: None,
             device: None,
@@ -129,12 +140,17 @@ impl Job {
             started: None,
             finished: None,
             stop: None,
+            is_done: false,
             into,
             deadline,
         };
-        let described = Plan { join: without_rows(&plan.join), ..plan.clone() };
-        let life = Mutex::new(Life { work: Some(Arc::new(plan)), ..life });
-        Self { id, owner, plan: described, result, submitted: SystemTime::now(), cancel, life }
+        Self { id, owner, plan, result, submitted: SystemTime::now(), cancel, life: Mutex::new(life) }
+    }
+
+    /// What runs or ran, and why: the plan on its device. Before it is placed, the one that is predicted to be the fastest.
+    /// Tables have no rows here.
+    pub fn planned(&self) -> Arc<Plan> {
+        self.life.lock().planned.clone()
     }
 
     /// What can be told now.
@@ -159,10 +175,10 @@ impl Job {
     /// The plan with what was measured so far beside what was predicted, and the alternatives.
     pub fn explanation(&self) -> Explanation {
         let status = self.status();
-        let (device, reason) = {
+        let (plan, device, reason) = {
             let life = self.life.lock();
-            let name = life.device.map_or_else(|| self.plan.target.name.clone(), |device| device.to_string());
-            (name, life.device_reason.clone())
+            let name = life.device.map_or_else(|| life.planned.target.name.clone(), |device| device.to_string());
+            (life.planned.clone(), name, life.device_reason.clone())
         };
         let measured = status.started.map(|started| {
             let phases = status.phases.iter().map(|phase| (phase.name.to_string(), phase.seconds, phase.bytes));
@@ -170,7 +186,21 @@ impl Job {
             let seconds = end.duration_since(started).unwrap_or_default().as_secs_f64();
             Measured { phases: phases.collect(), seconds, rows: status.rows }
         });
-        Explanation::new(&self.plan, &device, reason, measured.as_ref())
+        Explanation::new(&plan, &device, reason, measured.as_ref())
+    }
+
+    /// What its work comes to. Whoever stopped it has said why; what the work answered after that is a consequence. Work that
+    /// succeeded before is done, and cannot be stopped any more.
+    ///
+    /// # Errors
+    /// Why it was stopped, or the work's own.
+    pub(super) fn settle(&self, outcome: Result<()>) -> Result<()> {
+        let mut life = self.life.lock();
+        if let Some(reason) = &life.stop {
+            return Err(reason.clone());
+        }
+        life.is_done = outcome.is_ok();
+        outcome
     }
 
     /// # Errors
@@ -178,6 +208,19 @@ impl Job {
     pub(super) fn check_stop(&self) -> Result<()> {
         self.life.lock().stop.clone().map_or(Ok(()), Err)
     }
+}
+
+impl Life {
+    /// Says on which device it runs, by index.
+    pub(super) fn place_on(&mut self, device: usize) {
+        if let Some(plan) = self.plans.get(&device) {
+            self.planned = Arc::new(without_tables(plan));
+        }
+    }
+}
+
+fn without_tables(plan: &Plan) -> Plan {
+    Plan { join: without_rows(&plan.join), ..plan.clone() }
 }
 
 /// The same join of tables that have schema, statistics and sizes, and no rows.

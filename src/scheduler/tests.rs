@@ -98,6 +98,21 @@ impl Stage {
         self.orders[device as usize].send(Box::new(order)).unwrap();
     }
 
+    /// What a running job answers. An assertion about it belongs to the test: on the device's thread it would be the job's panic.
+    fn ask<T: Send + 'static>(
+        &self,
+        device: u16,
+        question: impl FnOnce(&dyn BatchSink, &Monitor) -> (T, Result<()>) + Send + 'static,
+    ) -> T {
+        let (answer, receive) = channel();
+        self.tell(device, move |sink, monitor| {
+            let (told, outcome) = question(sink, monitor);
+            let _ = answer.send(told);
+            outcome
+        });
+        receive.recv_timeout(PATIENCE).expect("a running job answers")
+    }
+
     fn finish(&self, device: u16) {
         self.tell(device, |_, _| Ok(()));
     }
@@ -248,11 +263,10 @@ fn a_running_job_is_told_to_stop_and_its_readers_at_once() {
     // The device has not noticed yet.
     assert!(matches!(job.result.progress().1, SpoolState::Failed(Error::Cancelled(_))));
     assert!(matches!(job.status().state, JobState::Running(_)));
-    stage.tell(0, |sink, monitor| {
-        assert!(monitor.cancel().is_raised());
-        assert!(matches!(sink.push(batch(1)), Err(Error::Cancelled(_))), "a stopped job can still push");
-        monitor.cancel().check()
-    });
+    let (is_raised, pushed) =
+        stage.ask(0, |sink, monitor| ((monitor.cancel().is_raised(), sink.push(batch(1))), monitor.cancel().check()));
+    assert!(is_raised, "the device was not told");
+    assert!(matches!(pushed, Err(Error::Cancelled(_))), "a stopped job can still push: {pushed:?}");
     assert_eq!(stage.ended(&job), JobState::Cancelled);
     // Whatever a stopped job answers, it was stopped.
     let job = stage.submit("r0");
@@ -260,6 +274,39 @@ fn a_running_job_is_told_to_stop_and_its_readers_at_once() {
     stage.scheduler.cancel(job.id).unwrap();
     stage.finish(0);
     assert_eq!(stage.ended(&job), JobState::Cancelled);
+}
+
+/// A job that was stopped while its device said that all was well once was complete, with readers who were told otherwise.
+#[test]
+fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
+    let stage = Stage::new(1);
+    for attempt in 0..300 {
+        let into = format!("kept{attempt}");
+        let job = stage.scheduler.submit(JoinSpec { into: Some(into.clone()), ..spec("r0") }, "").unwrap();
+        stage.next();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Anywhere between before and after.
+                (0..attempt * 20).for_each(|_| std::hint::spin_loop());
+                stage.scheduler.cancel(job.id).unwrap();
+            });
+            stage.tell(0, |sink, _| {
+                let _ = sink.push(batch(10));
+                Ok(())
+            });
+        });
+        stage.idle();
+        let (state, spool) = (job.status().state, job.result.progress().1);
+        let is_table = stage.catalog.table(&into).is_ok();
+        match state {
+            JobState::Complete => assert!(spool == SpoolState::Released && is_table, "{spool:?}, table: {is_table}"),
+            JobState::Cancelled => {
+                assert!(matches!(spool, SpoolState::Failed(Error::Cancelled(_))) && !is_table, "{spool:?}, {is_table}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(job.result.held_bytes(), 0);
+    }
 }
 
 #[test]
@@ -455,7 +502,7 @@ fn deadlines_end_jobs_that_wait_and_jobs_that_run() {
     stage.clock.advance(Duration::from_millis(1));
     stage.scheduler.tick(SystemTime::now());
     assert!(matches!(waiting.status().state, JobState::Failed(Error::DeadlineExceeded(_))));
-    stage.tell(0, |_, monitor| monitor.cancel().check());
+    assert!(stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), monitor.cancel().check())));
     assert!(matches!(stage.ended(&running), JobState::Failed(Error::DeadlineExceeded(_))));
     assert_eq!(stage.next().1, "r2");
     stage.finish(0);
@@ -518,7 +565,7 @@ fn aborting_ends_everything() {
     stage.next();
     stage.scheduler.abort_all("the drain limit has passed");
     assert_eq!(waiting.status().state, JobState::Cancelled);
-    stage.tell(0, |_, monitor| monitor.cancel().check());
+    assert!(stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), monitor.cancel().check())));
     assert_eq!(stage.ended(&running), JobState::Cancelled);
     let SpoolState::Failed(error) = running.result.progress().1 else { panic!("the result did not fail") };
     assert!(error.message().contains("the drain limit has passed"), "{error}");

@@ -32,7 +32,7 @@ pub fn table(table: &Table) -> Value {
 
 /// A job. Times are RFC 3339 in UTC; what is not known (yet) is null.
 pub fn job(job: &Job) -> Value {
-    let (status, plan) = (job.status(), &job.plan);
+    let (status, plan) = (job.status(), job.planned());
     let spec = &plan.join.spec;
     let error = match &status.state {
         JobState::Failed(error) => {
