@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use super::{JoinKind, JoinSpec, Side};
 use crate::catalog::{Catalog, Table};
-use crate::columns::{KeyClass, key_class, movable};
+use crate::columns::{key_class, movable};
 use crate::{Context, Error, Result};
 
 /// A join whose names are found and whose types fit.
@@ -151,7 +151,7 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKe
                 pair.left, left.name, pair.right, right.name
             )));
         }
-        let is_float = matches!(left_class, KeyClass::Float { .. });
+        let is_float = matches!(left_class, crate::columns::KeyClass::Float { .. });
         Ok(BoundKey {
             left: left_index,
             right: right_index,
