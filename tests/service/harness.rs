@@ -1,7 +1,7 @@
 //! One server for one test, and clients for it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema};
@@ -10,7 +10,7 @@ use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightDescriptor, FlightInfo, PutResult, Ticket};
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use dovetail::service::{Server, Settings};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::oneshot;
@@ -20,6 +20,9 @@ use tonic::{Code, Status};
 
 /// The client that the tests use: the generated one, so that every byte of a request can be chosen.
 pub type Client = FlightServiceClient<Channel>;
+
+/// How long a test waits for what must come.
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
 struct Arguments {
@@ -43,7 +46,23 @@ pub fn settings(flags: &[&str]) -> Settings {
         }
     }
     arguments.extend(flags);
-    Arguments::parse_from(arguments).settings
+    let command = without_environment(Arguments::command());
+    let matches = command.get_matches_from(arguments);
+    Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).settings
+}
+
+/// The command without the settings of whoever runs the tests: no argument takes its value from a DOVETAIL_* variable.
+fn without_environment(command: clap::Command) -> clap::Command {
+    command.mut_args(|argument| argument.env(None::<&str>))
+}
+
+/// Waits until a condition holds, for far longer than it takes: the machine may be busy with other things.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !condition().await {
+        assert!(start.elapsed() < WAIT_LIMIT, "waited {WAIT_LIMIT:?}, and still not: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// A running server.
@@ -84,13 +103,15 @@ impl TestServer {
 
     /// Waits until no more of the arena is in use than that: what a request held may go a moment after its answer.
     pub async fn expect_used_bytes(&self, bytes: u64) {
-        for _ in 0..500 {
-            if self.used_bytes().await == bytes {
+        let start = Instant::now();
+        loop {
+            let used = self.used_bytes().await;
+            if used == bytes {
                 return;
             }
+            assert!(start.elapsed() < WAIT_LIMIT, "{used} bytes of the arena are in use, {bytes} were expected");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("{} bytes of the arena are in use, {bytes} were expected", self.used_bytes().await);
     }
 
     /// The first signal.
@@ -140,6 +161,12 @@ pub fn keyed(rows: i64, batch_rows: usize) -> Vec<RecordBatch> {
         0 => vec![RecordBatch::new_empty(schema.clone())],
         _ => keys.chunks(batch_rows).map(batch).collect(),
     }
+}
+
+/// One batch of that many rows and three different keys, so that its join with itself has `rows * rows / 3` rows.
+pub fn few_keys(rows: i64) -> RecordBatch {
+    let keys = Int64Array::from_iter_values((0..rows).map(|row| row % 3));
+    RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef)]).unwrap()
 }
 
 pub async fn put(client: &mut Client, name: &str, batches: Vec<RecordBatch>) -> Result<Vec<PutResult>, Status> {

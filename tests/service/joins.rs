@@ -1,9 +1,9 @@
 //! Joins by command: submitted, polled, read, cancelled, kept.
 
-use std::time::Duration;
-
+use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_flight::error::FlightError;
 use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo, PollInfo};
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use serde_json::Value;
 use tonic::Code;
@@ -27,12 +27,8 @@ async fn server(flags: &[&str]) -> (TestServer, Client) {
 
 /// Two tables whose join has 3000 × 3000 rows for each of three keys.
 async fn put_many_to_many(client: &mut Client) {
-    use arrow::array::{Int64Array, RecordBatch};
     for name in ["left", "right"] {
-        let schema = keyed(0, 1)[0].schema().project(&[0]).unwrap();
-        let keys = Int64Array::from_iter_values((0..9000).map(|row| row % 3));
-        let batch = RecordBatch::try_new(std::sync::Arc::new(schema), vec![std::sync::Arc::new(keys)]).unwrap();
-        put(client, name, vec![batch]).await.unwrap();
+        put(client, name, vec![few_keys(9000)]).await.unwrap();
     }
 }
 
@@ -141,13 +137,7 @@ async fn the_last_reader_of_a_result_that_is_not_retained_takes_the_job_along() 
     assert!(stream.message().await.unwrap().is_some());
     drop(stream);
     let id = said(&info)["job"].clone();
-    for _ in 0..500 {
-        if job(&mut client, &id).await["state"] != "running" {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_ne!(job(&mut client, &id).await["state"], "running");
+    eventually("the job ends", async || job(&mut client, &id).await["state"] != "running").await;
     server.expect_used_bytes(used).await;
 }
 
@@ -157,12 +147,7 @@ async fn a_result_is_kept_as_a_table() {
     let info = client.get_flight_info(join(r#", "into": "both""#)).await.unwrap().into_inner();
     read_all(&mut client, &info).await.unwrap();
     let id = said(&info)["job"].clone();
-    for _ in 0..500 {
-        if job(&mut client, &id).await["state"] == "complete" {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually("the job is complete", async || job(&mut client, &id).await["state"] == "complete").await;
     assert_eq!(rows(&get(&mut client, path("both")).await.unwrap()), 400);
     refused(client.get_flight_info(join(r#", "into": "both""#)).await, Code::AlreadyExists, "both");
 }
@@ -176,6 +161,37 @@ async fn a_result_too_large_for_memory_fails_and_frees_what_it_held() {
     refused(get(&mut client, join("")).await, Code::ResourceExhausted, "");
     server.expect_used_bytes(used).await;
     assert_eq!(rows(&get(&mut client, path("left")).await.unwrap()), 9000);
+}
+
+/// Clients and what stands between them and the server give up connections on which nothing comes for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_of_a_job_that_waits_gets_empty_batches() {
+    let server = TestServer::start(&["--keep-alive-seconds=1", "--devices=host:1", "--endpoints=1"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "left", vec![few_keys(100_000)]).await.unwrap();
+    put(&mut client, "right", vec![few_keys(100_000)]).await.unwrap();
+    // 3 billion rows, read as they are made: the only device is busy until its reader leaves.
+    let busy = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
+    let (leave, mut left) = tokio::sync::oneshot::channel::<()>();
+    let mut stream = client.do_get(busy.endpoint[0].ticket.clone().unwrap()).await.unwrap().into_inner();
+    let reader = tokio::spawn(async move {
+        while left.try_recv().is_err() {
+            assert!(stream.message().await.unwrap().is_some(), "3 billion rows were read in no time");
+        }
+    });
+    put(&mut client, "few", keyed(10, 10)).await.unwrap();
+    let small = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
+    let waiting = client.get_flight_info(command(small)).await.unwrap().into_inner();
+    let messages = client.do_get(waiting.endpoint[0].ticket.clone().unwrap()).await.unwrap().into_inner();
+    let mut batches = FlightRecordBatchStream::new_from_flight_data(messages.map_err(FlightError::from));
+    for _ in 0..2 {
+        let batch = batches.next().await.unwrap().unwrap();
+        assert_eq!((batch.num_rows(), batch.num_columns()), (0, 3));
+    }
+    leave.send(()).unwrap();
+    reader.await.unwrap();
+    let rest: Vec<_> = batches.try_collect().await.unwrap();
+    assert_eq!(rows(&rest), 10);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

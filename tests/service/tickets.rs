@@ -1,6 +1,9 @@
 //! Tickets: whose, for how long, and for which rows.
 
+use std::time::Duration;
+
 use arrow_flight::{Action, FlightEndpoint, RenewFlightEndpointRequest};
+use dovetail::scheduler::JobId;
 use futures::TryStreamExt;
 use prost::Message;
 use tonic::Code;
@@ -8,19 +11,58 @@ use tonic::Code;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_expired_ticket_is_not_found_and_a_renewed_one_reads() {
-    let server = TestServer::start(&["--ticket-seconds=1"]).await;
+async fn a_renewed_ticket_expires_later_and_both_read() {
+    let server = TestServer::start(&[]).await;
     let mut client = server.client().await;
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
     let info = client.get_flight_info(path("t")).await.unwrap().into_inner();
     let endpoint = info.endpoint[0].clone();
-    let ticket = endpoint.ticket.clone().unwrap();
-    assert_eq!(rows(&read(&mut client, ticket.clone()).await.unwrap()), 10);
-    // Renewed before it expires, which is a second from the request.
-    let renewed = renew(&mut client, endpoint).await.unwrap();
-    assert_eq!(rows(&read(&mut client, renewed.ticket.unwrap()).await.unwrap()), 10);
-    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
-    refused(read(&mut client, ticket).await, Code::NotFound, "expired");
+    // Times are told in milliseconds or better.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let renewed = renew(&mut client, endpoint.clone()).await.unwrap();
+    let expiry = |endpoint: &FlightEndpoint| {
+        let time = endpoint.expiration_time.as_ref().expect("an endpoint of ours expires");
+        (time.seconds, time.nanos)
+    };
+    assert!(expiry(&renewed) > expiry(&endpoint), "{renewed:?} is no later than {endpoint:?}");
+    for endpoint in [endpoint, renewed] {
+        assert_eq!(rows(&read(&mut client, endpoint.ticket.unwrap()).await.unwrap()), 10);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewing_an_endpoint_of_a_result_extends_its_lease() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(1000, 100)).await.unwrap();
+    let join = r#"{"join": {"left": "t", "right": "t", "on": [{"left": "k", "right": "k"}], "retain_seconds": 100}}"#;
+    let info = client.get_flight_info(command(join)).await.unwrap().into_inner();
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 1000);
+    let said: serde_json::Value = serde_json::from_slice(&info.app_metadata).unwrap();
+    let job = server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap();
+    // It is complete since it was read to its end, or will be in a moment.
+    eventually("the lease has begun", async || job.result.expires().is_some()).await;
+    let before = job.result.expires().unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let renewed = renew(&mut client, info.endpoint[0].clone()).await.unwrap();
+    let after = job.result.expires().unwrap();
+    assert!(after > before, "the lease ended at {before:?}, and ends at {after:?} now");
+    let told = std::time::SystemTime::try_from(renewed.expiration_time.unwrap()).unwrap();
+    assert_eq!(told, after, "what is told is when the lease ends");
+    assert!(!read(&mut client, renewed.ticket.unwrap()).await.unwrap().is_empty());
+    // What is gone cannot be kept for longer.
+    act(&mut client, "cancel_job", &format!(r#"{{"job": {}}}"#, said["job"])).await.unwrap();
+    refused(renew(&mut client, info.endpoint[0].clone()).await, Code::NotFound, "job");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_expired_ticket_is_not_found() {
+    let server = TestServer::start(&["--ticket-seconds=1"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+    let info = client.get_flight_info(path("t")).await.unwrap().into_inner();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    refused(read_all(&mut client, &info).await, Code::NotFound, "expired");
 }
 
 async fn renew(client: &mut Client, endpoint: FlightEndpoint) -> Result<FlightEndpoint, tonic::Status> {

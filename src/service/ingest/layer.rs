@@ -102,7 +102,9 @@ where
     let descriptor = match timeout(&parts.headers) {
         None => read_ahead.await,
         Some(after) => tokio::time::timeout(after, read_ahead).await.unwrap_or_else(|_| {
-            Err(Error::DeadlineExceeded(format!("no complete first message came within {after:?}")))
+            Err(Error::DeadlineExceeded(format!(
+                "the call's deadline passed: no complete first message of the upload came within {after:?}"
+            )))
         }),
     };
     match descriptor {

@@ -47,7 +47,8 @@ pub(super) fn spawn(
             None => upload.await,
             Some(after) => tokio::time::timeout(after, upload).await.unwrap_or_else(|_| {
                 Err(Error::DeadlineExceeded(format!(
-                    "the upload was not done within the {after:?} that its call allows"
+                    "the call's deadline passed: the upload was not done within {after:?}; send it in several parts, or allow \
+                     it more time"
                 )))
             }),
         }
