@@ -72,7 +72,8 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         let addresses: Value = serde_json::from_str(&std::fs::read_to_string(&ready).unwrap()).unwrap();
-        let flight = format!("http://{}", addresses["flight"].as_str().unwrap());
+        let scheme = if arguments.contains(&"--tls-cert") { "https" } else { "http" };
+        let flight = format!("{scheme}://{}", addresses["flight"].as_str().unwrap());
         let admin = addresses["admin"].as_str().map(str::to_owned);
         Self { child, folder, flight, admin }
     }
@@ -104,6 +105,29 @@ impl Server {
         stderr(&output)
     }
 
+    /// What the server has written so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path().join("log")).unwrap()
+    }
+
+    /// The lines of the log that this chooses, once there are that many: a call's line is written when its last byte is
+    /// sent, which may be after the client is done.
+    pub fn log_lines(&self, count: usize, chosen: impl Fn(&str) -> bool) -> Vec<String> {
+        let start = Instant::now();
+        loop {
+            let lines: Vec<String> = self.log().lines().filter(|line| chosen(line)).map(str::to_owned).collect();
+            if lines.len() >= count {
+                return lines;
+            }
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{count} such lines are not in the log:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -112,7 +136,14 @@ impl Server {
     pub fn terminate(mut self) -> std::process::ExitStatus {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        self.child.wait().unwrap()
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "the server does not end: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

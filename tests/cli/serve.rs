@@ -1,5 +1,10 @@
 //! `dovetail serve`: settings and their layers, readiness, the end.
 
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::Value;
+
 use super::harness::{Server, command, json_lines, run, stderr, stdout};
 
 #[test]
@@ -97,4 +102,129 @@ fn a_client_without_the_token_is_turned_away_and_one_with_it_is_served() {
     let own = folder.path().join("own");
     std::fs::write(&own, "sesame-sesame-sesame\n").unwrap();
     server.ok(&["tables", "--token", &format!("@{}", own.display())]);
+}
+
+/// A table of three rows, put and joined with itself, and a call that is refused.
+fn make_calls(server: &Server) {
+    std::fs::write(server.path().join("t.csv"), "k\n1\n2\n3\n").unwrap();
+    server.ok(&["put", "t.csv"]);
+    server.ok(&["join", "t", "t", "--on", "k", "-o", "j.csv"]);
+    server.fails(&["get", "nowhere"]);
+}
+
+#[test]
+fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
+    let server = Server::start(&["--log-format", "json", "--log", "info", "--devices", "host:1", "--endpoints", "1"]);
+    make_calls(&server);
+    let line = |rpc: &str, status: &str| -> Value {
+        let lines = server.log_lines(1, |line| {
+            serde_json::from_str::<Value>(line).is_ok_and(|line| {
+                line["target"] == "dovetail::access" && line["rpc"] == rpc && line["status"] == status
+            })
+        });
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        serde_json::from_str(&lines[0]).unwrap()
+    };
+    let number =
+        |line: &Value, field: &str| line[field].as_f64().unwrap_or_else(|| panic!("{field} is no number in {line}"));
+    let put = line("DoPut", "OK");
+    assert_eq!((put["level"].as_str(), put["rows"].as_u64()), (Some("INFO"), Some(3)), "{put}");
+    assert!(put["timestamp"].is_string() && put["peer"].as_str().unwrap().starts_with("127.0.0.1:"), "{put}");
+    assert!(put["command"].as_str().unwrap().contains('t') && put["tenant"].is_string(), "{put}");
+    // Three keys of eight bytes.
+    assert!(number(&put, "received_bytes") >= 24.0 && number(&put, "duration_ms") > 0.0, "{put}");
+    let get = line("DoGet", "OK");
+    assert_eq!(get["rows"], 3, "{get}");
+    assert!(number(&get, "sent_bytes") >= 24.0 && number(&get, "exec_ms") > 0.0, "{get}");
+    assert!(number(&get, "queue_ms") >= 0.0, "{get}");
+    let refused = line("GetFlightInfo", "NOT_FOUND");
+    assert!(refused["message"].as_str().unwrap().contains("nowhere"), "{refused}");
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
+fn the_text_log_has_the_same_access_lines_without_escapes() {
+    let server = Server::start(&["--log-format", "text", "--log", "info", "--devices", "host:1", "--endpoints", "1"]);
+    make_calls(&server);
+    let line = |rpc: &str, status: &str| {
+        let (rpc, status) = (format!("rpc=\"{rpc}\""), format!("status=\"{status}\""));
+        let lines = server.log_lines(1, |line| line.contains(&rpc) && line.contains(&status));
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lines.into_iter().next().unwrap()
+    };
+    for (line, rows) in [(line("DoPut", "OK"), 3), (line("DoGet", "OK"), 3), (line("GetFlightInfo", "NOT_FOUND"), 0)] {
+        assert!(line.contains("INFO dovetail::access: ") && !line.contains('\x1b'), "{line}");
+        assert!(line.contains("peer=\"127.0.0.1:") && line.contains(&format!(" rows={rows} ")), "{line}");
+        for field in ["tenant=", "command=", "received_bytes=", "sent_bytes=", "queue_ms=", "exec_ms=", "duration_ms="]
+        {
+            assert!(line.contains(field), "{field} is not in {line}");
+        }
+    }
+}
+
+/// An authority of the test's own, and files of what it signs.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new(folder: &Path, name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(folder.join(format!("{name}.pem")), issuer.pem()).unwrap();
+        Self { issuer }
+    }
+
+    /// Writes `NAME.pem` and `NAME-key.pem`, good for an address of this machine.
+    fn issue(&self, folder: &Path, name: &str) {
+        let key = KeyPair::generate().unwrap();
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
+        std::fs::write(folder.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new(folder.path(), "ca");
+    let stranger = Authority::new(folder.path(), "stranger-ca");
+    authority.issue(folder.path(), "server");
+    authority.issue(folder.path(), "client");
+    stranger.issue(folder.path(), "stranger");
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (ca, stranger_ca) = (file("ca.pem"), file("stranger-ca.pem"));
+    let (cert, key) = (file("server.pem"), file("server-key.pem"));
+    let tls = ["--devices", "host:1", "--tls-cert", &cert, "--tls-key", &key];
+    let put = |server: &Server, more: &[&str]| {
+        std::fs::write(server.path().join("t.csv"), "k\n1\n2\n3\n").unwrap();
+        server.run(&[&["put", "t.csv", "--mode", "replace"], more].concat())
+    };
+
+    let server = Server::start(&tls);
+    let served = put(&server, &["--ca", &ca]);
+    assert!(served.status.success(), "{}", stderr(&served));
+    server.ok(&["join", "t", "t", "--on", "k", "-o", "j.csv", "--ca", &ca]);
+    assert_eq!(std::fs::read_to_string(server.path().join("j.csv")).unwrap().lines().count(), 4);
+    // Without trust, and without TLS.
+    for refused in
+        [put(&server, &["--ca", &stranger_ca]), put(&server, &["--server", &server.flight.replace("https:", "http:")])]
+    {
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(stderr(&refused).starts_with("error: "), "{}", stderr(&refused));
+    }
+    assert_eq!(server.terminate().code(), Some(0));
+
+    let server = Server::start(&[&tls[..], &["--tls-client-ca", &ca]].concat());
+    let (cert, key) = (file("client.pem"), file("client-key.pem"));
+    let served = put(&server, &["--ca", &ca, "--cert", &cert, "--key", &key]);
+    assert!(served.status.success(), "{}", stderr(&served));
+    server.ok(&["get", "t", "-o", "t2.csv", "--ca", &ca, "--cert", &cert, "--key", &key]);
+    let (cert, key) = (file("stranger.pem"), file("stranger-key.pem"));
+    for refused in [put(&server, &["--ca", &ca]), put(&server, &["--ca", &ca, "--cert", &cert, "--key", &key])] {
+        assert_eq!(refused.status.code(), Some(1), "a stranger was served: {}", stdout(&refused));
+        assert!(stderr(&refused).starts_with("error: "), "{}", stderr(&refused));
+    }
 }
