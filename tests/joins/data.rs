@@ -101,9 +101,17 @@ impl Case {
         let right = TableData::random(rng, kinds, right, distinct);
         Self { key_kinds: kinds.to_vec(), left, right }
     }
+
+    /// Tables of one key column with exactly these keys, in this order.
+    pub fn of(rng: &mut StdRng, kind: KeyKind, left: Vec<Option<u32>>, right: Vec<Option<u32>>) -> Self {
+        let mut side =
+            |keys: Vec<Option<u32>>| TableData::of(rng, &[kind], keys.into_iter().map(|number| vec![number]).collect());
+        Self { key_kinds: vec![kind], left: side(left), right: side(right) }
+    }
 }
 
 impl TableData {
+    /// Keys drawn from `distinct` values per column.
     fn random(rng: &mut StdRng, kinds: &[KeyKind], rows: usize, distinct: usize) -> Self {
         let null_share = *[0.0, 0.0, 0.1, 0.5].choose(rng).unwrap();
         let skewed = rng.random_bool(0.3);
@@ -122,6 +130,12 @@ impl TableData {
             Some((share * distinct) as u32)
         };
         let keys: Vec<Key> = (0..rows).map(|_| kinds.iter().map(|&kind| number(rng, kind)).collect()).collect();
+        Self::of(rng, kinds, keys)
+    }
+
+    /// Exactly these keys, in this order.
+    fn of(rng: &mut StdRng, kinds: &[KeyKind], keys: Vec<Key>) -> Self {
+        let rows = keys.len();
         let mut columns: Vec<(String, ArrayRef)> = Vec::new();
         for (at, &kind) in kinds.iter().enumerate() {
             let numbers: Vec<Option<u32>> = keys.iter().map(|key| key[at]).collect();

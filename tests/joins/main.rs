@@ -5,9 +5,11 @@ mod memory;
 mod merges;
 mod naive;
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::HostDevice;
@@ -17,12 +19,20 @@ use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Side, Strategy};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 /// A device and a catalog, with the memory of each.
 struct Bench {
     catalog: Catalog,
     device: Arc<dyn Device>,
+    threads: usize,
+}
+
+impl fmt::Display for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} threads, {} B", self.threads, self.device.memory().limit_bytes())
+    }
 }
 
 impl Bench {
@@ -30,11 +40,15 @@ impl Bench {
         let arena = Arena::new(Budget::new("host memory", "--host-memory", 4 << 30));
         let memory = Budget::new("memory of device host:0", "--device-memory", device_memory);
         let device = Arc::new(HostDevice::new(0, threads, memory, None).unwrap());
-        Self { catalog: Catalog::new(arena), device }
+        Self { catalog: Catalog::new(arena), device, threads }
     }
 
     fn put(&self, name: &str, batches: &[RecordBatch]) {
-        let options = UploadOptions { mode: dovetail::catalog::UploadMode::Replace, ..UploadOptions::default() };
+        self.put_with(name, batches, UploadOptions::default());
+    }
+
+    fn put_with(&self, name: &str, batches: &[RecordBatch], options: UploadOptions) {
+        let options = UploadOptions { mode: dovetail::catalog::UploadMode::Replace, ..options };
         let mut upload = Upload::begin(&self.catalog, name, batches[0].schema(), options).unwrap();
         for batch in batches {
             upload.append(batch.clone()).unwrap();
@@ -89,6 +103,11 @@ fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: bool,
     let bench = Bench::new(threads, device_memory);
     bench.put("l", &case.left.batches);
     bench.put("r", &case.right.batches);
+    check_all_on(&bench, case, nulls_equal, rng, "");
+}
+
+/// As [`check_all`], on tables that were put.
+fn check_all_on(bench: &Bench, case: &Case, nulls_equal: bool, rng: &mut StdRng, story: &str) {
     for how in JoinKind::ALL {
         let expected = naive::join(case, how, nulls_equal);
         for strategy in Strategy::ALL {
@@ -96,8 +115,7 @@ fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: bool,
             spec.nulls_equal = nulls_equal;
             spec.batch_rows = [None, Some(1), Some(100)][rng.random_range(0..3)].filter(|_| expected.len() < 5000);
             let build_side = if rng.random() { Side::Left } else { Side::Right };
-            let label =
-                format!("{how} by {strategy}, build {build_side}, {threads} threads, {device_memory} B, {case}");
+            let label = format!("{how} by {strategy}, build {build_side}, on {bench}, {case}{story}");
             let actual = bench.join(spec, Some(build_side)).unwrap_or_else(|error| panic!("{label}: {error}"));
             naive::assert_same_rows(&actual, &expected, &label);
         }
@@ -114,7 +132,9 @@ fn seed() -> u64 {
 #[test]
 fn random_joins_agree_with_the_naive_join() {
     let mut rng = StdRng::seed_from_u64(seed());
-    for _ in 0..40 {
+    // A fixed number, so that every machine runs the same cases; DOVETAIL_LONG asks for many more.
+    let cases = if std::env::var_os("DOVETAIL_LONG").is_some() { 2000 } else { 40 };
+    for _ in 0..cases {
         let case = Case::random(&mut rng);
         let threads = rng.random_range(1..=3);
         let memory = [1 << 20, 8 << 20, 1 << 30][rng.random_range(0..3)];
@@ -203,6 +223,115 @@ fn a_raised_flag_stops_a_join_and_frees_its_memory() {
             join::run(&plan, &*bench.device, bench.catalog.arena(), &Collect::default(), &Monitor::new(cancel));
         assert!(matches!(stopped, Err(dovetail::Error::Cancelled(_))), "{strategy}: {stopped:?}");
         assert_eq!(bench.device.memory().used_bytes(), 0);
+    }
+}
+
+/// What the planner and the engine take shortcuts for: sorted rows, declared or only found to be so, and keys that are
+/// distinct and leave no gaps.
+#[test]
+fn sorted_and_dense_unique_keys_join_declared_or_not() {
+    let mut rng = StdRng::seed_from_u64(seed() ^ 8);
+    let dense = |rows: u32| (0..rows).map(Some).collect::<Vec<_>>();
+    let repeated = |rows: u32| (0..rows).map(|row| Some(row / 3)).collect::<Vec<_>>();
+    let with_nulls = |rows: u32| (0..rows).map(|row| (row >= 10).then_some(row / 2)).collect::<Vec<_>>();
+    let reversed = |keys: Vec<Option<u32>>| keys.into_iter().rev().collect::<Vec<_>>();
+    let shuffled = |mut keys: Vec<Option<u32>>, rng: &mut StdRng| {
+        keys.shuffle(rng);
+        keys
+    };
+    // Of these, greater numbers are greater values, so that a table may be declared sorted.
+    for kind in [KeyKind::Int32, KeyKind::Timestamp, KeyKind::Decimal128] {
+        let cases = [
+            ("dense, sorted; repeated, sorted", dense(200), repeated(450), true),
+            ("repeated, sorted; repeated, sorted", repeated(260), repeated(330), true),
+            ("nulls first, sorted", with_nulls(180), with_nulls(250), true),
+            (
+                "dense, shuffled; repeated, shuffled",
+                shuffled(dense(200), &mut rng),
+                shuffled(repeated(450), &mut rng),
+                false,
+            ),
+            ("dense, reversed; repeated, sorted", reversed(dense(256)), repeated(600), false),
+        ];
+        for (story, left, right, is_sorted) in cases {
+            let is_unique = story.starts_with("dense");
+            let case = Case::of(&mut rng, kind, left, right);
+            let key = || vec!["k0".to_owned()];
+            let declared = |is_unique: bool| UploadOptions {
+                sorted_by: if is_sorted { key() } else { Vec::new() },
+                unique: if is_unique { vec![key()] } else { Vec::new() },
+                ..UploadOptions::default()
+            };
+            let bench = Bench::new(2, 64 << 20);
+            for says in [false, true] {
+                let (left, right) = match says {
+                    false => (UploadOptions::default(), UploadOptions::default()),
+                    true => (declared(is_unique), declared(false)),
+                };
+                bench.put_with("l", &case.left.batches, left);
+                bench.put_with("r", &case.right.batches, right);
+                let story = format!("; {story}, {}", if says { "declared" } else { "not declared" });
+                check_all_on(&bench, &case, rng.random(), &mut rng, &story);
+            }
+        }
+    }
+}
+
+/// A sink that keeps nothing, so that a join may run for long.
+struct Discard;
+
+impl BatchSink for Discard {
+    fn push(&self, _: RecordBatch) -> dovetail::Result<()> {
+        Ok(())
+    }
+}
+
+/// The promise is 100 ms from raising the flag to the end of the job. A test machine that does other things may take its
+/// processors away for longer, so the best of several must keep it, wherever in the join it was stopped.
+#[test]
+fn a_join_under_way_stops_within_100_ms_of_its_flag() {
+    const BEST: Duration = Duration::from_millis(100);
+    const WORST: Duration = Duration::from_secs(5);
+    let mut rng = StdRng::seed_from_u64(seed() ^ 9);
+    let bench = Bench::new(2, 1 << 30);
+    for (name, rows) in [("l", 3_000_000), ("r", 6_000_000)] {
+        let keys = Int64Array::from_iter_values((0..rows).map(|_| rng.random_range(0..3_000_000)));
+        let payload = Int64Array::from_iter_values(0..rows);
+        let columns: [(&str, ArrayRef); 2] = [("k0", Arc::new(keys)), ("payload", Arc::new(payload))];
+        bench.put(name, &[RecordBatch::try_from_iter(columns).unwrap()]);
+    }
+    for strategy in Strategy::ALL {
+        let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
+        let plan = planner::plan(bound, Some(strategy)).unwrap();
+        let run = |cancel: CancelFlag| {
+            join::run(&plan, &*bench.device, bench.catalog.arena(), &Discard, &Monitor::new(cancel))
+        };
+        let start = Instant::now();
+        run(CancelFlag::new()).unwrap();
+        let whole = start.elapsed();
+        let mut taken = Vec::new();
+        for share in [0.02, 0.2, 0.4, 0.6, 0.8] {
+            let cancel = CancelFlag::new();
+            let (outcome, ended, raised) = std::thread::scope(|scope| {
+                let join = scope.spawn(|| (run(cancel.clone()), Instant::now()));
+                std::thread::sleep(whole.mul_f64(share));
+                let raised = Instant::now();
+                cancel.raise();
+                let (outcome, ended) = join.join().unwrap();
+                (outcome, ended, raised)
+            });
+            match outcome {
+                Err(dovetail::Error::Cancelled(_)) => taken.push(ended.saturating_duration_since(raised)),
+                // The machine was less busy than before, and it was done already.
+                Ok(()) => assert!(ended <= raised + WORST, "{strategy} took no notice of the flag"),
+                Err(other) => panic!("{strategy}: {other}"),
+            }
+            assert_eq!(bench.device.memory().used_bytes(), 0, "{strategy}");
+        }
+        println!("{strategy}: {whole:?} in all; stopped after {taken:?}");
+        let best = taken.iter().min().unwrap_or_else(|| panic!("{strategy} was never stopped under way"));
+        assert!(*best < BEST, "{strategy} stopped after {taken:?}, never within {BEST:?}");
+        assert!(taken.iter().all(|&time| time < WORST), "{strategy} stopped after {taken:?}");
     }
 }
 
