@@ -25,6 +25,8 @@ pub mod memory;
 pub mod planner;
 pub mod scheduler;
 pub mod service;
+#[cfg(test)]
+mod testing;
 pub mod topology;
 
 pub use error::{Context, Error, Result};

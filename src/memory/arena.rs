@@ -601,9 +601,7 @@ mod tests {
         let arena = arena(160 << 20);
         let growing = arena.grow_ahead(100 << 20);
         // Two slabs make up the bytes wanted; a third would exceed the budget.
-        while arena.mapped_bytes() < 2 * SLAB_BYTES as u64 {
-            std::thread::yield_now();
-        }
+        crate::testing::wait_until("two slabs to be mapped ahead", || arena.mapped_bytes() >= 2 * SLAB_BYTES as u64);
         let _piece = arena.allocate(SLAB_BYTES, "test").unwrap();
         drop(growing);
         assert_eq!(arena.mapped_bytes(), 2 * SLAB_BYTES as u64);
@@ -612,14 +610,13 @@ mod tests {
     /// Threads allocate, write, check and free; whoever finds another's bytes has shared a piece with it.
     #[test]
     fn pieces_of_many_threads_never_overlap_and_all_come_back() {
-        let seed: u64 = rand::random();
-        println!("seed {seed}");
+        let seed = crate::testing::seed();
         let arena = arena(256 << 20);
         std::thread::scope(|scope| {
             for thread in 0..8u8 {
                 let arena = &arena;
                 scope.spawn(move || {
-                    let mut random = StdRng::seed_from_u64(seed + u64::from(thread));
+                    let mut random = StdRng::seed_from_u64(seed.wrapping_add(u64::from(thread)));
                     let mut pieces: Vec<ArenaBuffer> = Vec::new();
                     for _ in 0..500 {
                         if random.random_bool(0.6) {

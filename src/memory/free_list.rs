@@ -99,9 +99,7 @@ mod tests {
     #[test]
     fn random_takes_and_returns_agree_with_a_map_of_units() {
         const SLABS: [usize; 3] = [40, 64, 128];
-        let seed = rand::random();
-        println!("seed {seed}");
-        let mut random = StdRng::seed_from_u64(seed);
+        let mut random = StdRng::seed_from_u64(crate::testing::seed());
         for _ in 0..50 {
             let mut list = FreeList::default();
             let mut taken: Vec<Vec<bool>> = SLABS.iter().map(|&len| vec![false; len]).collect();

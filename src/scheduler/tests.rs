@@ -471,9 +471,7 @@ fn a_result_becomes_a_table_before_anybody_sees_its_end() {
     let job = stage.scheduler.submit(JoinSpec { into: Some("kept".into()), ..spec("r0") }, "me").unwrap();
     stage.next();
     stage.tell(0, |sink, _| sink.push(batch(7)));
-    while !matches!(job.result.progress().1, SpoolState::Complete) {
-        std::thread::yield_now();
-    }
+    crate::testing::wait_until("the result to be complete", || matches!(job.result.progress().1, SpoolState::Complete));
     let table = stage.catalog.table("kept").unwrap();
     assert_eq!((table.rows, table.owner.as_str()), (7, "me"));
     stage.idle();

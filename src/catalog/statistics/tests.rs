@@ -156,9 +156,7 @@ fn columns(numbers: &[Option<i64>]) -> Vec<ArrayRef> {
 
 #[test]
 fn what_is_exact_is_exact_for_every_type_wherever_batches_begin() {
-    let seed = rand::random();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = StdRng::seed_from_u64(crate::testing::seed());
     for round in 0..60 {
         let len = [0, 1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1500][round % 13];
         let null_share = [0.0, 0.1, 1.0][round % 3];
@@ -227,9 +225,7 @@ fn types_without_order_have_their_nulls_counted() {
 
 #[test]
 fn merged_collectors_know_what_one_collector_would() {
-    let seed = rand::random();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = StdRng::seed_from_u64(crate::testing::seed());
     for round in 0..30 {
         let mut numbers: Vec<Option<i64>> =
             (0..random.random_range(0..200)).map(|_| Some(random.random_range(0..60))).collect();

@@ -99,9 +99,7 @@ fn all_buffers(data: &ArrayData, found: &mut Vec<(usize, usize)>) {
 
 #[test]
 fn adopted_batches_equal_the_originals_and_live_in_the_arena_whatever_the_layout_and_slice() {
-    let seed = rand::random();
-    println!("seed {seed}");
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = StdRng::seed_from_u64(crate::testing::seed());
     let catalog = catalog();
     for rows in [0, 1, 7, 8, 9, 63, 64, 65, 200] {
         let batch = every_layout(rows, &mut random);

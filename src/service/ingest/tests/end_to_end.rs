@@ -23,6 +23,7 @@ use tower::Layer;
 use super::uploads::KeeperHandler;
 use super::*;
 use crate::service::ingest::{DoPutLayer, upload_messages};
+use crate::testing::wait_in_task_until;
 
 /// What stands behind the layer: uploads by the ordinary path, and commands, of which it says how many messages came.
 #[derive(Clone)]
@@ -246,9 +247,7 @@ async fn a_client_that_goes_away_leaves_nothing() {
     let runtime = client.await.unwrap();
     assert_eq!(fixture.handler.0.sinks.load(Ordering::SeqCst), 1);
     runtime.shutdown_background();
-    while fixture.handler.0.sinks.load(Ordering::SeqCst) > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    wait_in_task_until("the upload to be forgotten", || fixture.handler.0.sinks.load(Ordering::SeqCst) == 0).await;
     assert!(fixture.handler.0.tables.lock().is_empty());
     fixture.assert_nothing_left().await;
 }

@@ -14,6 +14,7 @@ use crate::Error;
 use crate::service::ingest::respond::Acks;
 use crate::service::ingest::upload::timeout;
 use crate::service::ingest::{Ack, UploadHandler, UploadSink, upload_messages};
+use crate::testing::wait_in_task_until;
 
 /// Keeps what is uploaded, and counts sinks that live.
 #[derive(Debug, Default)]
@@ -164,9 +165,7 @@ async fn dropping_the_acknowledgements_forgets_the_upload() {
     acks.next().await.unwrap().unwrap();
     assert_eq!(handler.0.sinks.load(Ordering::SeqCst), 1);
     drop(acks);
-    while handler.0.sinks.load(Ordering::SeqCst) > 0 {
-        tokio::task::yield_now().await;
-    }
+    wait_in_task_until("the upload to be forgotten", || handler.0.sinks.load(Ordering::SeqCst) == 0).await;
     assert_eq!(arena.budget().used_bytes(), 0);
 }
 
