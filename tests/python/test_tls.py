@@ -1,0 +1,94 @@
+"""TLS and mutual TLS, from `dovetail serve` to the Python client."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dovetail
+from harness import Server
+
+Start = Callable[..., Server]
+
+
+class Authority:
+    """A certificate authority of the test's own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self.pem = folder / f"{name}.pem"
+        openssl(
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "-keyout", folder / f"{name}-key.pem", "-out", self.pem,
+        )  # fmt: skip
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """A certificate for this machine, and its key."""
+        cert, key, request = (self._folder / f"{name}{end}" for end in (".pem", "-key.pem", ".csr"))
+        extensions = self._folder / f"{name}.ext"
+        extensions.write_text("basicConstraints=CA:FALSE\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+        openssl(
+            "x509", "-req", "-in", request, "-CA", self.pem, "-CAkey", self._folder / f"{self._name}-key.pem",
+            "-CAcreateserial", "-days", "2", "-extfile", extensions, "-out", cert,
+        )  # fmt: skip
+        return cert, key
+
+
+def openssl(*arguments: object) -> None:
+    """Runs the openssl command, which every machine with git has."""
+    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, f"openssl {arguments[0]}: {done.stderr}"
+
+
+def is_served(client: dovetail.Client) -> None:
+    client.put("t", {"k": [1, 2, 3], "s": ["a", "b", "c"]}, streams=2)
+    with client.join("t", "t", on="k") as result:
+        assert sorted(result.table()["k"].to_pylist()) == [1, 2, 3]
+    assert client.get("t").num_rows == 3
+    client.drop("t")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "ca")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "stranger-ca")
+
+
+def test_tls_serves_those_who_trust_the_server(start: Start, authority: Authority, stranger: Authority) -> None:
+    cert, key = authority.issue("server")
+    server = start(devices="host:1", host_memory="256MiB", tls_cert=cert, tls_key=key)
+    with server.connect(tls_root_certs=authority.pem) as client:
+        is_served(client)
+    # As text, not as the path of a file.
+    with server.connect(tls_root_certs=authority.pem.read_bytes()) as client:
+        is_served(client)
+    with pytest.raises(dovetail.Unavailable):
+        server.connect(tls_root_certs=stranger.pem)
+    with pytest.raises(dovetail.Unavailable):
+        dovetail.connect(f"grpc://{server.address}")
+    with server.connect(tls_root_certs=authority.pem) as client:
+        is_served(client)
+
+
+def test_mutual_tls_serves_those_whom_the_server_trusts(
+    start: Start, authority: Authority, stranger: Authority
+) -> None:
+    cert, key = authority.issue("server")
+    server = start(devices="host:1", host_memory="256MiB", tls_cert=cert, tls_key=key, tls_client_ca=authority.pem)
+    mine, theirs = authority.issue("client"), stranger.issue("stranger")
+    with server.connect(tls_root_certs=authority.pem, cert=mine[0], key=mine[1]) as client:
+        is_served(client)
+    with pytest.raises(dovetail.Unavailable):
+        server.connect(tls_root_certs=authority.pem)
+    with pytest.raises(dovetail.Unavailable):
+        server.connect(tls_root_certs=authority.pem, cert=theirs[0], key=theirs[1])
+    with server.connect(tls_root_certs=authority.pem, cert=mine[0], key=mine[1]) as client:
+        is_served(client)
