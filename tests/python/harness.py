@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import dovetail
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 60
+# For what must come: far longer than it takes, since the machine may be busy with other things.
+WAIT_SECONDS = 60
 
 
 def binary() -> Path:
@@ -102,12 +105,22 @@ class Server:
         """Bytes of device memory that jobs hold."""
         return int(self.metric(r'^dovetail_device_memory_bytes\{.*kind="used"'))
 
+    def is_ready(self) -> bool:
+        """Whether its admin port says that it takes new work."""
+        try:
+            with urllib.request.urlopen(f"{self.admin}/readyz", timeout=10):
+                return True
+        except urllib.error.HTTPError as answer:
+            assert answer.code == 503, answer
+            answer.close()
+            return False
+
     def cpu_seconds(self) -> float:
         """Processor time that the process has used."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def wait_for(self, condition: object, what: str, seconds: float = 30) -> None:
+    def wait_for(self, condition: object, what: str, seconds: float = WAIT_SECONDS) -> None:
         """Waits until a condition holds; the machine may be busy, so generously."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -179,8 +192,8 @@ def clean(server: Server, client: dovetail.Client) -> None:
     for job in client.jobs():
         if job.state in ("queued", "running", "complete"):
             client.job(job.id).cancel()
-    server.wait_for(lambda: server.arena_used() == 0, "all host memory to be free again", 10)
-    server.wait_for(lambda: server.device_used() == 0, "all device memory to be free again", 10)
+    server.wait_for(lambda: server.arena_used() == 0, "all host memory to be free again")
+    server.wait_for(lambda: server.device_used() == 0, "all device memory to be free again")
 
 
 class StartFailed(AssertionError):
