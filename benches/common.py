@@ -9,6 +9,8 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
+import time
 import urllib.request
 from pathlib import Path
 
@@ -73,9 +75,21 @@ def memory_max_bytes(pid: int) -> int:
     return int(peak[1]) * 1024 if peak else 0
 
 
-def reset_memory_max(pid: int) -> None:
-    """Makes the high-water mark start from here."""
+def reset_memory_max(pid: int) -> int:
+    """Makes the high-water mark start from here; what is resident now, in bytes."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return memory_max_bytes(pid)
+
+
+def keep_to_cores(count: int) -> None:
+    """Keeps this process, and those that it starts from now on, to that many processors.
+
+    An engine's own setting for its threads is not enough: not every thread of every engine heeds one.
+    """
+    available = sorted(os.sched_getaffinity(0))
+    if not 1 <= count <= len(available):
+        raise SystemExit(f"--cores {count}: this process may use {len(available)}")
+    os.sched_setaffinity(0, available[:count])
 
 
 def metrics(admin: str) -> dict[str, float]:
@@ -86,29 +100,56 @@ def metrics(admin: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-class Dovetail:
-    """A Dovetail server process, of the release build unless DOVETAIL_BIN says otherwise."""
+START_SECONDS = 60
+STOP_SECONDS = 60
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+
+class Dovetail:
+    """A Dovetail server process, of the release build unless DOVETAIL_BIN says otherwise. Stop it, whatever happens."""
+
+    def __init__(self, **settings: object) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dovetail-bench-")
+        folder = Path(self._folder.name)
         ready = folder / "ready.json"
         flags = [
             f"--{name.replace('_', '-')}={value}"
             for name, value in {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}.items()
         ]
-        self._log = (folder / "server.log").open("wb")
-        self.process = subprocess.Popen(
-            [str(binary()), "serve", *flags, "--ready-file", str(ready)], stdout=self._log, stderr=self._log
-        )
+        # Settings of whoever measures would be settings of what is measured.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+        log = folder / "server.log"
+        with log.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [str(binary()), "serve", *flags, "--ready-file", str(ready)],
+                stdout=sink,
+                stderr=sink,
+                env=environment,
+            )
+        deadline = time.monotonic() + START_SECONDS
         while not ready.exists():
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the server did not start; see {self._log.name}")
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text(errors="replace")
+                self.stop()
+                raise RuntimeError(f"the server did not start within {START_SECONDS} s; it said:\n{said}")
+            time.sleep(0.01)
         addresses = json.loads(ready.read_text())
         self.uri, self.admin, self.pid = f"grpc://{addresses['flight']}", addresses["admin"], self.process.pid
 
     def stop(self) -> None:
+        """Ends the process, by force when it must be, and removes its files."""
         self.process.terminate()
-        self.process.wait()
-        self._log.close()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Dovetail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def binary() -> Path:

@@ -1,31 +1,40 @@
 """DoPut and DoGet against pyarrow's C++ Flight server, and against a server that discards what it gets.
 
-The same client (bare pyarrow, one connection per stream) talks to all three in turn, several times over, so that a
-noisy machine is equally unkind to each. For every combination: GB/s as the client sees it, and processor seconds of the
-server per GB.
+The same client (bare pyarrow, one connection per stream) talks to all three in a changing order, several times over, so
+that a noisy machine is equally unkind to each. For every combination: GB/s as the client sees it, processor seconds of
+the server per GB, and the most memory that the server had, in all and more than before the transfer.
 
-    python benches/flight_vs_pyarrow.py --gigabytes 1 --streams 1 2 4 --repeat 5
+    python benches/flight_vs_pyarrow.py --gigabytes 4 --streams 1 2 4 --repeat 5
+
+Processor time is told in hundredths of a second: transfers of less than 4 GB are refused, for want of digits.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from common import Dovetail, Recorder, cpu_seconds, median
+from common import Dovetail, Recorder, cpu_seconds, median, memory_max_bytes, reset_memory_max
 
 BATCH_ROWS = 1 << 18
 """Two columns of 8 bytes: 4 MiB."""
+
+GIGABYTES_MIN = 4
+
+DOVETAIL = "dovetail"
+KEEPING = "pyarrow, keeps the table"
+DISCARDING = "pyarrow, DISCARDS all (not a store)"
 
 
 class PyarrowServer(flight.FlightServerBase):
@@ -52,8 +61,6 @@ class PyarrowServer(flight.FlightServerBase):
         return flight.RecordBatchStream(self._tables[ticket.ticket])
 
     def do_action(self, context, action) -> list[flight.Result]:  # noqa: ANN001
-        import json
-
         self._tables.pop(json.loads(action.body.to_pybytes())["name"].encode(), None)
         return []
 
@@ -65,10 +72,16 @@ class Peer:
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve", kind], stdout=subprocess.PIPE, text=True, stdin=subprocess.PIPE
         )
-        self.uri = f"grpc://127.0.0.1:{int(self.process.stdout.readline())}"
+        said = self.process.stdout.readline()
+        if not said:
+            raise RuntimeError(f"the {kind} pyarrow server did not start")
+        self.uri = f"grpc://127.0.0.1:{int(said)}"
         self.pid = self.process.pid
 
-    def stop(self) -> None:
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
 
@@ -121,7 +134,9 @@ def side_by_side(works: list[Callable[[], None]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", type=float, default=1, help="bytes of each transfer, all streams together")
+    parser.add_argument(
+        "--gigabytes", type=float, default=GIGABYTES_MIN, help="bytes of each transfer, all streams together"
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -132,69 +147,83 @@ def main() -> None:
         server.serve()
         return
 
+    if arguments.gigabytes < GIGABYTES_MIN:
+        raise SystemExit(
+            f"--gigabytes {arguments.gigabytes}: at least {GIGABYTES_MIN}, so that processor time can be told"
+        )
     rng = np.random.default_rng(1)
     columns = {name: pa.array(rng.integers(0, 1 << 62, BATCH_ROWS)) for name in ("k", "v")}
     batch = pa.record_batch(columns)
     count = max(4, round(arguments.gigabytes * 1e9 / batch.nbytes))
     recorder = Recorder("flight_vs_pyarrow")
-    with tempfile.TemporaryDirectory() as folder:
-        servers = {
-            "dovetail": Dovetail(
-                Path(folder), host_memory=f"{int(arguments.gigabytes * 2e9)}", devices="host:1", log="warn"
-            ),
-            "pyarrow": Peer("keeping"),
-            "pyarrow, discarding": Peer("discarding"),
+    measured: dict[tuple[str, str, int], list[Transfer]] = {}
+    with ExitStack() as stack:
+        memory = int(arguments.gigabytes * 2e9)
+        servers: dict[str, Dovetail | Peer] = {
+            DOVETAIL: stack.enter_context(Dovetail(host_memory=memory, devices="host:1", log="warn")),
+            KEEPING: stack.enter_context(Peer("keeping")),
+            DISCARDING: stack.enter_context(Peer("discarding")),
         }
-        measured: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-        try:
-            for repeat in range(-1, arguments.repeat):
-                for streams in arguments.streams:
-                    for name, server in servers.items():
-                        for what, rate, cpu in measure(server, streams, count, batch):
-                            # The first round warms up: pages are touched, connections tried.
-                            if repeat >= 0:
-                                measured.setdefault((what, name, streams), []).append((rate, cpu))
-        finally:
-            for server in servers.values():
-                server.stop()
-    print(f"{'':6} {'streams':>7}  {'server':22} {'GB/s':>6} {'server CPU s/GB':>16}")
-    for (what, name, streams), values in sorted(measured.items()):
-        if what == "DoGet" and name == "pyarrow, discarding":
-            continue
-        rate, cpu = median([value[0] for value in values]), median([value[1] for value in values])
-        print(f"{what:6} {streams:7}  {name:22} {rate:6.2f} {cpu:16.3f}")
+        names = list(servers)
+        for repeat in range(-1, arguments.repeat):
+            for streams in arguments.streams:
+                first = repeat % len(names)
+                for name in names[first:] + names[:first]:
+                    rpcs = ["DoPut"] if name == DISCARDING else ["DoPut", "DoGet"]
+                    for rpc, transfer in measure(servers[name], rpcs, streams, count, batch):
+                        # The first round warms up: pages are touched, connections tried.
+                        if repeat >= 0:
+                            measured.setdefault((rpc, name, streams), []).append(transfer)
+    print(f"{'':6} {'streams':>7}  {'server':36} {'GB/s':>6} {'server CPU s/GB':>16} {'MB at most':>11} {'MB more':>9}")
+    for (rpc, name, streams), transfers in sorted(measured.items()):
+        rate, cpu = median([one.gb_per_second for one in transfers]), median([one.cpu_per_gb for one in transfers])
+        peak = max(one.memory_max_bytes for one in transfers)
+        grown = max(one.memory_increase_bytes for one in transfers)
+        print(f"{rpc:6} {streams:7}  {name:36} {rate:6.2f} {cpu:16.3f} {peak / 1e6:11,.0f} {grown / 1e6:9,.0f}")
         recorder.write(
-            benchmark="flight_vs_pyarrow", rpc=what, server=name, streams=streams, bytes=count * batch.nbytes,
+            benchmark="flight_vs_pyarrow", rpc=rpc, server=name, streams=streams, bytes=count * batch.nbytes,
             batch_bytes=batch.nbytes, gb_per_second=round(rate, 3), server_cpu_seconds_per_gb=round(cpu, 4),
-            all_gb_per_second=[round(value[0], 3) for value in values],
-            all_server_cpu_seconds_per_gb=[round(value[1], 4) for value in values], pyarrow=pa.__version__,
+            memory_max_bytes=peak, memory_increase_bytes=grown,
+            all_gb_per_second=[round(one.gb_per_second, 3) for one in transfers],
+            all_server_cpu_seconds_per_gb=[round(one.cpu_per_gb, 4) for one in transfers], pyarrow=pa.__version__,
         )  # fmt: skip
     print(f"appended to {recorder.path}")
 
 
-def measure(server: Dovetail | Peer, streams: int, count: int, batch: pa.RecordBatch) -> list[tuple[str, float, float]]:
-    """One transfer each way: what, GB/s, server CPU seconds per GB."""
+@dataclass
+class Transfer:
+    """What one transfer took."""
+
+    gb_per_second: float
+    cpu_per_gb: float
+    memory_max_bytes: int
+    memory_increase_bytes: int
+
+
+def measure(
+    server: Dovetail | Peer, rpcs: list[str], streams: int, count: int, batch: pa.RecordBatch
+) -> list[tuple[str, Transfer]]:
+    """One transfer each way."""
     clients = [connect(server.uri) for _ in range(streams)]
     shares = [len(range(index, count, streams)) for index in range(streams)]
     gigabytes = count * batch.nbytes / 1e9
     found = []
-    for what in ("DoPut", "DoGet"):
-        before = cpu_seconds(server.pid)
-        if what == "DoPut":
+    for rpc in rpcs:
+        if rpc == "DoPut":
             works = [
                 lambda client=client, index=index: put(client, f"t{index}", [batch] * shares[index])
                 for index, client in enumerate(clients)
             ]
-        elif isinstance(server, Peer) and "discarding" in server.process.args:
-            continue
         else:
             works = [
                 lambda client=client, index=index: get(client, f"t{index}", shares[index] * batch.num_rows)
                 for index, client in enumerate(clients)
             ]
+        resident, before = reset_memory_max(server.pid), cpu_seconds(server.pid)
         seconds = side_by_side(works)
-        found.append((what, gigabytes / seconds, (cpu_seconds(server.pid) - before) / gigabytes))
-    if not (isinstance(server, Peer) and "discarding" in server.process.args):
+        cpu, peak = cpu_seconds(server.pid) - before, memory_max_bytes(server.pid)
+        found.append((rpc, Transfer(gigabytes / seconds, cpu / gigabytes, peak, peak - resident)))
+    if "DoGet" in rpcs:
         for index in range(streams):
             list(clients[0].do_action(flight.Action("drop_table", f'{{"name": "t{index}"}}'.encode())))
     for client in clients:

@@ -1,8 +1,12 @@
 """Joins on the CPU engine against DuckDB, Polars and DataFusion on the same cores, the result materialized.
 
-Every engine runs in a process of its own with its tables loaded; they take turns, several times over. A join is timed
-from the request to the last column of the result in memory. Dovetail is timed twice: its engine, by the job's own
-record, and through the client, with the result fetched over loopback.
+Every engine runs in a process of its own that is kept to the same processors, with its tables loaded; they take
+turns in a changing order, several times over. A join is timed from the request to the last column in memory, and
+every result is checked: its number of rows, and the sum of a payload column of each side. The order of the rows is
+nobody's promise here, DuckDB's neither.
+
+Dovetail is timed twice: its engine, by the job's own record, and through the client, with the result fetched over
+loopback. So is DuckDB: as an Arrow table (`to_arrow_table`), and as a table of its own (`CREATE TABLE AS`).
 
     python benches/joins_vs_peers.py --workloads int4 int8 string tpch --repeat 5
 
@@ -13,32 +17,57 @@ record, and through the client, with the result fetched over loopback.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from common import Dovetail, Recorder, median, memory_max_bytes, metrics, reset_memory_max
+from common import Dovetail, Recorder, keep_to_cores, median, memory_max_bytes, metrics, reset_memory_max
 
 ENGINES = ["dovetail", "duckdb", "polars", "datafusion"]
+STOP_SECONDS = 120
 
 
 @dataclass
 class Workload:
-    """Two tables and the columns that must be equal; every row of `right` matches one of `left`, or as `rows` says."""
+    """Two tables and the columns that must be equal. Keys of `left` are distinct."""
 
     left: pa.Table
     right: pa.Table
     on: tuple[str, str]
+    payload: tuple[str, str]
+    """A column of integers of each side, to check results by."""
+
+    def expected(self) -> Answer:
+        """What is right, by other means than a join: a look-up of each right row in the left keys."""
+        places = pc.index_in(self.right[self.on[1]], value_set=self.left[self.on[0]].combine_chunks())
+        left = self.left[self.payload[0]].take(places.drop_null())
+        right = self.right[self.payload[1]].filter(pc.is_valid(places))
+        return Answer(len(left), pc.sum(left).as_py(), pc.sum(right).as_py())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What of a result is compared with what is right."""
+
     rows: int
+    left_sum: int
+    right_sum: int
+
+    @staticmethod
+    def of(table: pa.Table, payload: tuple[str, str]) -> Answer:
+        left, right = (pc.sum(table[name]).as_py() for name in payload)
+        return Answer(table.num_rows, left, right)
 
 
 def integers(bits: int, rows: int, seed: int = 1) -> Workload:
@@ -47,17 +76,17 @@ def integers(bits: int, rows: int, seed: int = 1) -> Workload:
     type_ = {32: np.int32, 64: np.int64}[bits]
     left = {"k": rng.permutation(rows).astype(type_), "a": rng.integers(0, 1 << 31, rows).astype(type_)}
     right = {"k": rng.integers(0, rows, 2 * rows).astype(type_), "b": rng.integers(0, 1 << 31, 2 * rows).astype(type_)}
-    return Workload(pa.table(left), pa.table(right), ("k", "k"), 2 * rows)
+    return Workload(pa.table(left), pa.table(right), ("k", "k"), ("a", "b"))
 
 
 def strings(rows: int, seed: int = 1) -> Workload:
-    """Keys of 9 to 20 characters."""
+    """Keys of 10 to 16 characters, for up to ten million rows."""
     rng = np.random.default_rng(seed)
     names = pa.array(np.char.add("customer-", rng.permutation(rows).astype(str)).tolist())
     left = pa.table({"k": names, "a": np.arange(rows)})
     places = rng.integers(0, rows, 2 * rows)
     right = pa.table({"k": names.take(pa.array(places)), "b": np.arange(2 * rows)})
-    return Workload(left, right, ("k", "k"), 2 * rows)
+    return Workload(left, right, ("k", "k"), ("a", "b"))
 
 
 def tpch(folder: Path) -> Workload:
@@ -70,7 +99,7 @@ def tpch(folder: Path) -> Workload:
     lineitem = pyarrow.parquet.read_table(
         next(folder.rglob("lineitem*.parquet")), columns=["l_orderkey", "l_partkey", "l_quantity", "l_extendedprice"]
     )
-    return Workload(orders, lineitem, ("o_orderkey", "l_orderkey"), lineitem.num_rows)
+    return Workload(orders, lineitem, ("o_orderkey", "l_orderkey"), ("o_custkey", "l_partkey"))
 
 
 def load(name: str, rows: int, folder: str | None) -> Workload:
@@ -88,59 +117,91 @@ def load(name: str, rows: int, folder: str | None) -> Workload:
     raise SystemExit(f"there is no workload {name!r}")
 
 
-# The engines. Each returns a function that runs the join once and answers with rows, and seconds by what was timed.
+# The engines. Each loads the tables and gives a function that runs the join once, which answers with the seconds by
+# what was timed and what of the result is to be checked. Each forgets the workload before it is measured: what only the
+# loading needed is not the engine's memory.
 
-Run = Callable[[], dict[str, float]]
+
+@dataclass
+class Engine:
+    """What was loaded, and how to run the join on it."""
+
+    version: str
+    pid: int
+    """The process whose memory counts."""
+    run: Callable[[], tuple[dict[str, float], list[Answer]]]
+    describe: Callable[[], dict[str, object]] = dict
+    """More about the last run."""
 
 
-def timed(join: Callable[[], int]) -> dict[str, float]:
+def timed(join: Callable[[], object]) -> tuple[float, object]:
     start = time.perf_counter()
-    rows = join()
-    return {"rows": rows, "join": time.perf_counter() - start}
+    result = join()
+    return time.perf_counter() - start, result
 
 
-def result_columns(work: Workload) -> list[str]:
-    left, right = work.on
+def result_columns(work: Workload) -> str:
+    _, right = work.on
     columns = [f"l.{name}" for name in work.left.column_names]
-    return columns + [f"r.{name}" for name in work.right.column_names if name != right]
+    return ", ".join(columns + [f"r.{name}" for name in work.right.column_names if name != right])
 
 
-def duckdb_engine(work: Workload, cores: int) -> Run:
+def inner_join(work: Workload) -> str:
+    return f"SELECT {result_columns(work)} FROM l JOIN r ON l.{work.on[0]} = r.{work.on[1]}"
+
+
+@contextmanager
+def duckdb_engine(work: Workload, cores: int) -> Iterator[Engine]:
     import duckdb
 
-    db = duckdb.connect(config={"threads": cores})
-    db.register("left_table", work.left)
-    db.register("right_table", work.right)
-    db.execute("CREATE TABLE l AS SELECT * FROM left_table; CREATE TABLE r AS SELECT * FROM right_table")
-    db.unregister("left_table")
-    db.unregister("right_table")
-    columns = ", ".join(result_columns(work))
-    condition = f"l.{work.on[0]} = r.{work.on[1]}"
+    with duckdb.connect(config={"threads": cores}) as db:
+        # As Dovetail, which promises no order either: keeping it costs DuckDB time.
+        db.execute("SET preserve_insertion_order = false")
+        db.register("left_table", work.left)
+        db.register("right_table", work.right)
+        db.execute("CREATE TABLE l AS SELECT * FROM left_table; CREATE TABLE r AS SELECT * FROM right_table")
+        db.unregister("left_table")
+        db.unregister("right_table")
+        query, payload = inner_join(work), work.payload
+        del work
 
-    def run() -> dict[str, float]:
-        def into_table() -> int:
-            db.execute(f"CREATE OR REPLACE TABLE result AS SELECT {columns} FROM l JOIN r ON {condition}")
-            return 0
+        def run() -> tuple[dict[str, float], list[Answer]]:
+            seconds = {}
+            seconds["to Arrow"], table = timed(lambda: db.sql(query).to_arrow_table())
+            answers = [Answer.of(table, payload)]
+            del table
+            seconds["CREATE TABLE AS"], _ = timed(lambda: db.execute(f"CREATE TABLE result AS {query}"))
+            [(rows, left, right)] = db.execute(
+                f"SELECT count(*), sum({payload[0]}), sum({payload[1]}) FROM result"
+            ).fetchall()
+            answers.append(Answer(rows, int(left), int(right)))
+            db.execute("DROP TABLE result")
+            return seconds, answers
 
-        into = timed(into_table)
-        (rows,) = db.execute("SELECT count(*) FROM result").fetchone()
-        db.execute("DROP TABLE result")
-        # And as Arrow, which is what a client of Dovetail gets.
-        arrow = timed(lambda: db.execute(f"SELECT {columns} FROM l JOIN r ON {condition}").to_arrow_table().num_rows)
-        return {"rows": rows, "join": into["join"], "join to Arrow": arrow["join"]}
-
-    return run
+        yield Engine(duckdb.__version__, os.getpid(), run)
 
 
-def polars_engine(work: Workload, cores: int) -> Run:
+@contextmanager
+def polars_engine(work: Workload, cores: int) -> Iterator[Engine]:
     import polars
 
+    if polars.thread_pool_size() != cores:
+        raise SystemExit(f"Polars has {polars.thread_pool_size()} threads, not {cores}")
     left, right = polars.from_arrow(work.left), polars.from_arrow(work.right)
-    on = {"left_on": work.on[0], "right_on": work.on[1]}
-    return lambda: timed(lambda: left.join(right, how="inner", **on).height)
+    on, payload = {"left_on": work.on[0], "right_on": work.on[1]}, work.payload
+    del work
+
+    def run() -> tuple[dict[str, float], list[Answer]]:
+        seconds, result = timed(lambda: left.join(right, how="inner", **on))
+        # Polars sums integers of four bytes in four bytes.
+        sums = [result[name].cast(polars.Int64).sum() for name in payload]
+        return {"join": seconds}, [Answer(result.height, *sums)]
+
+    yield Engine(polars.__version__, os.getpid(), run)
 
 
-def datafusion_engine(work: Workload, cores: int) -> Run:
+@contextmanager
+def datafusion_engine(work: Workload, cores: int) -> Iterator[Engine]:
     import datafusion
 
     context = datafusion.SessionContext(datafusion.SessionConfig().with_target_partitions(cores))
@@ -148,64 +209,72 @@ def datafusion_engine(work: Workload, cores: int) -> Run:
         batches = table.combine_chunks().to_batches(max_chunksize=-(-table.num_rows // (cores * 16)))
         parts = [batches[index::cores] for index in range(cores)]
         context.register_record_batches(name, [part for part in parts if part])
-    columns = ", ".join(result_columns(work))
-    query = f"SELECT {columns} FROM l JOIN r ON l.{work.on[0]} = r.{work.on[1]}"
-    return lambda: timed(lambda: sum(batch.num_rows for batch in context.sql(query).collect()))
+    query, payload = inner_join(work), work.payload
+    del work, table, batches, parts
+
+    def run() -> tuple[dict[str, float], list[Answer]]:
+        seconds, batches = timed(lambda: context.sql(query).collect())
+        return {"join": seconds}, [Answer.of(pa.Table.from_batches(batches), payload)]
+
+    yield Engine(datafusion.__version__, os.getpid(), run)
 
 
-def dovetail_engine(work: Workload, cores: int) -> Run:
+@contextmanager
+def dovetail_engine(work: Workload, cores: int) -> Iterator[Engine]:
     import dovetail
 
-    folder = tempfile.mkdtemp()
     memory = 4 * (work.left.nbytes + 2 * work.right.nbytes) + (1 << 30)
-    server = Dovetail(Path(folder), devices="host:1", host_memory=str(memory), device_memory=str(memory), log="warn")
-    client = dovetail.connect(server.uri)
-    client.put("l", work.left)
-    client.put("r", work.right)
-    reset_memory_max(server.pid)
-    dovetail_engine.server = server  # type: ignore[attr-defined]
+    settings = {"devices": "host:1", "host_memory": memory, "device_memory": memory, "log": "warn"}
+    # The server is kept to this process's processors, and makes as many threads.
+    with Dovetail(**settings) as server, dovetail.connect(server.uri) as client:
+        client.put("l", work.left)
+        client.put("r", work.right)
+        on, payload = dict([work.on]), work.payload
+        del work
+        last: dict[str, object] = {}
 
-    def run() -> dict[str, float]:
-        start = time.perf_counter()
-        with client.join("l", "r", on=dict([work.on])) as result:
-            rows = result.table().num_rows
-            through_client = time.perf_counter() - start
-            status = result.status()
-        return {
-            "rows": rows,
-            "join": float(status.raw["run_seconds"]),
-            "through the client": through_client,
-            "strategy": status.raw.get("strategy"),
-            "phases": status.raw.get("phases"),
-        }
+        def run() -> tuple[dict[str, float], list[Answer]]:
+            start = time.perf_counter()
+            with client.join("l", "r", on=on) as result:
+                table = result.table()
+                through_client = time.perf_counter() - start
+                status = result.status().raw
+            last.update(strategy=status.get("strategy"), phases=status.get("phases"))
+            seconds = {"join": float(status["run_seconds"]), "through the client": through_client}
+            return seconds, [Answer.of(table, payload)]
 
-    return run
+        def describe() -> dict[str, object]:
+            return {**last, "arena_max_bytes": metrics(server.admin)['dovetail_arena_bytes{kind="used_max"}']}
+
+        yield Engine(str(client.server_info()["version"]), server.pid, run, describe)
 
 
-def serve(engine: str, workload: str, rows: int, folder: str | None, cores: int) -> None:
+def serve(name: str, workload: str, rows: int, folder: str | None, cores: int) -> None:
     """A worker: loads, then runs once for every line on standard input."""
-    work = load(workload, rows, folder)
-    run = {
+    keep_to_cores(cores)
+    engines = {
         "dovetail": dovetail_engine,
         "duckdb": duckdb_engine,
         "polars": polars_engine,
         "datafusion": datafusion_engine,
-    }[engine](work, cores)
-    server = getattr(dovetail_engine, "server", None)
-    if server is None:
-        reset_memory_max(os.getpid())
-    print(json.dumps({"ready": True, "bytes": work.left.nbytes + work.right.nbytes, "rows": work.rows}), flush=True)
-    for _ in sys.stdin:
-        answer = run()
-        if answer["rows"] != work.rows:
-            raise SystemExit(f"{engine} found {answer['rows']} rows, expected {work.rows}")
-        answer["memory_max_bytes"] = memory_max_bytes(server.pid if server else os.getpid())
-        if server:
-            found = metrics(server.admin)
-            answer["arena_max_bytes"] = found['dovetail_arena_bytes{kind="used_max"}']
-        print(json.dumps(answer), flush=True)
-    if server:
-        server.stop()
+    }
+    work = load(workload, rows, folder)
+    expected, input_bytes = work.expected(), work.left.nbytes + work.right.nbytes
+    with engines[name](work, cores) as engine:
+        del work
+        gc.collect()
+        pa.default_memory_pool().release_unused()
+        resident = reset_memory_max(engine.pid)
+        about = {"bytes": input_bytes, "rows": expected.rows, "version": engine.version, "resident_bytes": resident}
+        print(json.dumps(about), flush=True)
+        for _ in sys.stdin:
+            seconds, answers = engine.run()
+            for answer in answers:
+                if answer != expected:
+                    raise SystemExit(f"{name} found {answer}, expected {expected}")
+            peak = memory_max_bytes(engine.pid)
+            answer = {"seconds": seconds, "memory_max_bytes": peak, "memory_increase_bytes": peak - resident}
+            print(json.dumps({**answer, **engine.describe()}), flush=True)
 
 
 class Worker:
@@ -218,7 +287,11 @@ class Worker:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self.about = self._read()
+        try:
+            self.about = self._read()
+        except BaseException:
+            self.stop()
+            raise
 
     def run(self) -> dict[str, object]:
         self.process.stdin.write("\n")
@@ -226,8 +299,13 @@ class Worker:
         return self._read()
 
     def stop(self) -> None:
+        """Lets it end its server, if it has one, and end."""
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def _read(self) -> dict[str, object]:
         line = self.process.stdout.readline()
@@ -258,15 +336,16 @@ def main() -> None:
 
 
 def compare(workload: str, arguments: argparse.Namespace, recorder: Recorder) -> None:
-    workers = {
-        engine: Worker(engine, workload, arguments.rows, arguments.tpch, arguments.cores)
-        for engine in arguments.engines
-    }
-    answers: dict[str, list[dict[str, object]]] = {engine: [] for engine in workers}
+    workers: dict[str, Worker] = {}
+    answers: dict[str, list[dict[str, object]]] = {engine: [] for engine in arguments.engines}
     try:
+        for engine in arguments.engines:
+            workers[engine] = Worker(engine, workload, arguments.rows, arguments.tpch, arguments.cores)
         for repeat in range(-1, arguments.repeat):
-            for engine, worker in workers.items():
-                answer = worker.run()
+            # Each goes first, second, ... in turn; the first round warms up.
+            first = repeat % len(arguments.engines)
+            for engine in arguments.engines[first:] + arguments.engines[:first]:
+                answer = workers[engine].run()
                 if repeat >= 0:
                     answers[engine].append(answer)
     finally:
@@ -275,18 +354,24 @@ def compare(workload: str, arguments: argparse.Namespace, recorder: Recorder) ->
     about = next(iter(workers.values())).about
     print(f"{workload}: {about['bytes'] / 1e6:,.0f} MB in, {about['rows']:,} rows out, {arguments.cores} cores")
     for engine, runs in answers.items():
-        timings = {
-            key: median([float(run[key]) for run in runs])
-            for key, value in runs[0].items()
-            if isinstance(value, float) and not key.endswith("_bytes")
-        }
-        peak = max(float(run["memory_max_bytes"]) for run in runs)
-        shown = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in timings.items())
-        print(f"  {engine:11} {shown}; {peak / 1e6:,.0f} MB resident at most")
+        about = workers[engine].about
+        timings = {what: median([run["seconds"][what] for run in runs]) for what in runs[0]["seconds"]}
+        # Of the two ways to take DuckDB's result, the one to compare with; the others have one.
+        faster = min(timings, key=timings.get) if engine == "duckdb" else None
+        peak = max(run["memory_max_bytes"] for run in runs)
+        grown = max(run["memory_increase_bytes"] for run in runs)
+        shown = ", ".join(f"{what} {seconds:.3f} s" for what, seconds in timings.items())
+        if faster:
+            shown += f" (faster: {faster})"
+        print(
+            f"  {engine:10} {about['version']:8} {shown}; {peak / 1e6:,.0f} MB resident at most, "
+            f"{grown / 1e6:,.0f} MB more than before the joins"
+        )
         recorder.write(
-            benchmark="joins_vs_peers", workload=workload, engine=engine, cores=arguments.cores,
-            input_bytes=about["bytes"], result_rows=about["rows"], median_seconds=timings, memory_max_bytes=peak,
-            runs=runs,
+            benchmark="joins_vs_peers", workload=workload, engine=engine, version=about["version"],
+            cores=arguments.cores, input_bytes=about["bytes"], result_rows=about["rows"], median_seconds=timings,
+            faster=faster, resident_bytes_before=about["resident_bytes"], memory_max_bytes=peak,
+            memory_increase_bytes=grown, runs=runs,
         )  # fmt: skip
 
 
