@@ -82,7 +82,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """All metrics, by name with labels as Prometheus writes them."""
-        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=WAIT_SECONDS) as answer:
             text = answer.read().decode()
         found = {}
         for line in text.splitlines():
@@ -108,7 +108,7 @@ class Server:
     def is_ready(self) -> bool:
         """Whether its admin port says that it takes new work."""
         try:
-            with urllib.request.urlopen(f"{self.admin}/readyz", timeout=10):
+            with urllib.request.urlopen(f"{self.admin}/readyz", timeout=WAIT_SECONDS):
                 return True
         except urllib.error.HTTPError as answer:
             assert answer.code == 503, answer
