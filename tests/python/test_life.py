@@ -131,16 +131,22 @@ def test_a_result_that_nobody_fetches_is_released_at_the_end_of_its_lease(start:
 
 @pytest.mark.parametrize("retain", ["0", "default"])
 def test_a_reader_that_stops_does_not_stop_other_jobs(start: Start, retain: str) -> None:
-    server = start(devices="host:1", host_memory="2GiB")
-    with server.connect() as client:
-        # 64 MB of result: too much for the windows of a connection, not too much for the server.
-        many(client, 2000)
+    server = start(devices="host:1", host_memory="3GiB")
+    # A call that waits for a device which the stalled reader holds fails at its deadline.
+    with server.connect(timeout=120) as client:
+        # 864 MB of result: more than connections or a window before the reader take in, and no more than the server has
+        # room for. The only device is free again without a byte of it being read.
+        many(client, 6000)
         with program(READ_AND_STALL, server.uri, retain) as reader:
-            said(reader)
+            job = int(said(reader))
             client.put("small", {"k": [1, 2, 3]})
             for _ in range(20):
                 with client.join("small", "small", on="k") as result:
                     assert result.table().num_rows == 3
+            # The reader is there, and so is what it has not read.
+            assert reader.poll() is None
+            assert server.arena_used() > 256 << 20
+            client.job(job).cancel()
 
 
 def checksum(table: pa.Table) -> tuple[int, int]:
