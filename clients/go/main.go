@@ -1,0 +1,209 @@
+// Command join uploads two tables to a Dovetail server, joins them there, and checks every row that comes back.
+//
+//	go run . grpc://127.0.0.1:8815
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/url"
+	"os"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/flight"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	orders, orderCount = "example_orders", 10_000
+	lines, lineCount   = "example_lineitem", 100_000
+)
+
+// A command is a JSON object with one key; proto/dovetail.proto lists its fields.
+const join = `{"join": {
+	"left": "` + orders + `", "right": "` + lines + `", "on": [{"left": "o_orderkey", "right": "l_orderkey"}],
+	"how": "inner", "columns": ["o_orderkey", "o_orderpriority", "l_quantity"]}}`
+
+// totals is what the rows of a join add up to, whatever order they come in.
+type totals struct{ rows, checksum int64 }
+
+func (t *totals) add(orderkey, quantity int64) {
+	t.rows++
+	t.checksum += orderkey * quantity
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: join URI, such as: join grpc://127.0.0.1:8815")
+		os.Exit(2)
+	}
+	got, err := run(context.Background(), os.Args[1])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "join:", err)
+		os.Exit(1)
+	}
+	fmt.Printf("rows=%d checksum=%d\n", got.rows, got.checksum)
+}
+
+func run(ctx context.Context, uri string) (totals, error) {
+	client, err := connect(uri)
+	if err != nil {
+		return totals{}, fmt.Errorf("connecting to %s: %w", uri, err)
+	}
+	defer client.Close()
+
+	ordersBatch, linesBatch, expected := tables()
+	defer ordersBatch.Release()
+	defer linesBatch.Release()
+	if err := upload(ctx, client, orders, ordersBatch); err != nil {
+		return totals{}, fmt.Errorf("uploading %s to %s: %w", orders, uri, said(err))
+	}
+	if err := upload(ctx, client, lines, linesBatch); err != nil {
+		return totals{}, fmt.Errorf("uploading %s to %s: %w", lines, uri, said(err))
+	}
+
+	info, err := client.GetFlightInfo(ctx, &flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: []byte(join)})
+	if err != nil {
+		return totals{}, fmt.Errorf("asking %s for the join: %w", uri, said(err))
+	}
+	var got totals
+	// The endpoints are parts of one result. They are read here one by one; goroutines may read them at once.
+	for _, endpoint := range info.Endpoint {
+		if err := fetch(ctx, client, endpoint.Ticket, &got); err != nil {
+			return totals{}, fmt.Errorf("reading the join from %s: %w", uri, said(err))
+		}
+	}
+	if got != expected {
+		return totals{}, fmt.Errorf("the join has %d rows with checksum %d; %d with checksum %d were expected",
+			got.rows, got.checksum, expected.rows, expected.checksum)
+	}
+	return got, nil
+}
+
+// connect makes a client of a URI such as grpc://HOST:PORT, or grpc+tls://HOST:PORT. Nothing is sent yet.
+func connect(uri string) (flight.Client, error) {
+	parsed, err := url.Parse(uri)
+	if err != nil {
+		return nil, err
+	}
+	var transport credentials.TransportCredentials
+	switch parsed.Scheme {
+	case "grpc", "grpc+tcp":
+		transport = insecure.NewCredentials()
+	case "grpc+tls":
+		transport = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12})
+	default:
+		return nil, errors.New("the scheme is not grpc, grpc+tcp or grpc+tls; write a URI such as grpc://127.0.0.1:8815")
+	}
+	return flight.NewClientWithMiddleware(parsed.Host, nil, nil,
+		grpc.WithTransportCredentials(transport),
+		// gRPC's own limit is 4 MiB, which a batch with a single large value may exceed.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)))
+}
+
+// upload sends one table, in place of an earlier one of its name. The table appears when the stream ends well.
+func upload(ctx context.Context, client flight.Client, table string, batch arrow.RecordBatch) error {
+	// Leaving early must not look like the end of the table: it cancels the call, and the server forgets what came.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx = metadata.AppendToOutgoingContext(ctx, "dovetail-upload-options", `{"mode": "replace"}`)
+	stream, err := client.DoPut(ctx)
+	if err != nil {
+		return err
+	}
+	writer := flight.NewRecordWriter(stream, ipc.WithSchema(batch.Schema()))
+	writer.SetFlightDescriptor(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: []string{table}})
+	err = writer.Write(batch)
+	if err == nil {
+		err = errors.Join(writer.Close(), stream.CloseSend())
+	}
+	// To a sender, gRPC says io.EOF for any failure of the call; what the server said comes when receiving.
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	for {
+		if _, err := stream.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// fetch reads one endpoint, checks its rows and adds them up.
+func fetch(ctx context.Context, client flight.Client, ticket *flight.Ticket, sum *totals) error {
+	stream, err := client.DoGet(ctx, ticket)
+	if err != nil {
+		return err
+	}
+	reader, err := flight.NewRecordReader(stream)
+	if err != nil {
+		return err
+	}
+	defer reader.Release()
+	for reader.Next() {
+		batch := reader.RecordBatch()
+		keys, keysOk := batch.Column(0).(*array.Int64)
+		priorities, prioritiesOk := batch.Column(1).(*array.String)
+		quantities, quantitiesOk := batch.Column(2).(*array.Int64)
+		if !keysOk || !prioritiesOk || !quantitiesOk {
+			return fmt.Errorf("the result has the columns %v; int64, utf8 and int64 were expected", batch.Schema())
+		}
+		for row := range int(batch.NumRows()) {
+			if got, expected := priorities.Value(row), priority(keys.Value(row)); got != expected {
+				return fmt.Errorf("order %d came back with priority %q; %q was uploaded", keys.Value(row), got, expected)
+			}
+			sum.add(keys.Value(row), quantities.Value(row))
+		}
+	}
+	return reader.Err()
+}
+
+// tables makes both tables, and says what their join has to come to. Some orders have no line, some lines no order.
+func tables() (ordersBatch, linesBatch arrow.RecordBatch, expected totals) {
+	ordersBuilder := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+		{Name: "o_orderkey", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "o_orderpriority", Type: arrow.BinaryTypes.String},
+	}, nil))
+	defer ordersBuilder.Release()
+	for key := range int64(orderCount) {
+		ordersBuilder.Field(0).(*array.Int64Builder).Append(key)
+		ordersBuilder.Field(1).(*array.StringBuilder).Append(priority(key))
+	}
+
+	linesBuilder := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+		{Name: "l_orderkey", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "l_quantity", Type: arrow.PrimitiveTypes.Int64},
+	}, nil))
+	defer linesBuilder.Release()
+	for line := range int64(lineCount) {
+		key, quantity := line*8_111%12_000, line%50+1
+		linesBuilder.Field(0).(*array.Int64Builder).Append(key)
+		linesBuilder.Field(1).(*array.Int64Builder).Append(quantity)
+		if key < orderCount {
+			expected.add(key, quantity)
+		}
+	}
+	return ordersBuilder.NewRecordBatch(), linesBuilder.NewRecordBatch(), expected
+}
+
+func priority(orderkey int64) string { return fmt.Sprintf("priority %d", orderkey%5+1) }
+
+// said turns an error of gRPC into the server's own sentence, with the kind of error behind it.
+func said(err error) error {
+	if answer, ok := status.FromError(err); ok {
+		return fmt.Errorf("%s (%s)", answer.Message(), answer.Code())
+	}
+	return err
+}
