@@ -164,6 +164,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         range: None,
         bytes_max: None,
         nulls_equal: false,
+        sorted: false,
     };
     let layout = KeyLayout::new(vec![facts], 1);
     let (_, seconds) =
