@@ -29,4 +29,5 @@ pub mod service;
 mod testing;
 pub mod topology;
 
+pub(crate) use error::listed;
 pub use error::{Context, Error, Result};

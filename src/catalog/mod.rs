@@ -17,6 +17,7 @@
 //! This room knows of memory, and nothing of devices, jobs or the wire.
 
 mod adopt;
+mod editor;
 mod names;
 mod order;
 mod quota;
@@ -29,6 +30,7 @@ mod upload;
 mod uploads;
 
 pub use adopt::Adopter;
+pub use editor::Editor;
 pub use names::{Catalog, NameReservation};
 pub use quota::{Charge, TenantLimits, TenantUsage};
 pub use result::{Interrupt, ResultReader, ResultSpool, SpoolOptions, SpoolState};

@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use parking_lot::RwLock;
 
 use super::quota::{Charge, Ledger};
-use super::{Adopter, Table, TenantLimits, TenantUsage};
+use super::{Adopter, Editor, Table, TenantLimits, TenantUsage};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -75,23 +75,29 @@ impl Catalog {
         self.reserve(&table.name, &table.owner, "being created")?.publish(table)
     }
 
-    /// Makes a table appear, in the place of one of that name if there is one.
+    /// Makes a table appear, in the place of one of that name if there is one, whose owner it keeps.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the name is reserved for a table that is being made; [`Error::Exhausted`] when its owner
-    /// has as many tables as it may; [`Error::Invalid`] for the name.
-    pub fn replace(&self, table: Table) -> Result<Arc<Table>> {
+    /// [`Error::Denied`] when the one in its place is not the editor's to change; [`Error::AlreadyExists`] when the name is
+    /// reserved for a table that is being made; [`Error::Exhausted`] when its owner has as many tables as it may;
+    /// [`Error::Invalid`] for the name.
+    pub fn replace(&self, table: Table, editor: &Editor) -> Result<Arc<Table>> {
         check_name(&table.name)?;
         let mut names = self.names.write();
         names.check_unreserved(&table.name)?;
-        self.insert(&mut names, table)
+        self.insert(&mut names, table, editor)
     }
 
     /// Makes a table appear in the place of `expected`; `None` when something else has happened to the name meanwhile.
     ///
     /// # Errors
     /// As [`Catalog::replace`].
-    pub(super) fn swap(&self, expected: Option<&Arc<Table>>, table: Table) -> Result<Option<Arc<Table>>> {
+    pub(super) fn swap(
+        &self,
+        expected: Option<&Arc<Table>>,
+        table: Table,
+        editor: &Editor,
+    ) -> Result<Option<Arc<Table>>> {
         check_name(&table.name)?;
         let mut names = self.names.write();
         names.check_unreserved(&table.name)?;
@@ -103,7 +109,7 @@ impl Catalog {
         if !unchanged {
             return Ok(None);
         }
-        self.insert(&mut names, table).map(Some)
+        self.insert(&mut names, table, editor).map(Some)
     }
 
     /// Keeps a free name for a table that is being made, until the reservation is used or dropped. `purpose` tells others
@@ -136,9 +142,11 @@ impl Catalog {
     /// Removes a table. Those who read it keep it until they are done.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
-    pub fn drop_table(&self, name: &str) -> Result<Arc<Table>> {
-        self.names.write().tables.remove(name).ok_or_else(|| no_table(name))
+    /// [`Error::NotFound`]; [`Error::Denied`] when it is not the editor's to change.
+    pub fn drop_table(&self, name: &str, editor: &Editor) -> Result<Arc<Table>> {
+        let mut names = self.names.write();
+        editor.check(&**names.tables.get(name).ok_or_else(|| no_table(name))?, "dropped")?;
+        names.tables.remove(name).ok_or_else(|| no_table(name))
     }
 
     /// An account of `owner` that bytes can be charged to.
@@ -168,10 +176,14 @@ impl Catalog {
         Adopter::new(self.arena.clone()).adopt(batch)
     }
 
-    fn insert(&self, names: &mut Names, table: Table) -> Result<Arc<Table>> {
-        let replaced = names.tables.get(&table.name);
-        if replaced.is_none_or(|replaced| replaced.owner != table.owner) {
-            self.check_tables(names, &table.owner)?;
+    /// The one place where a table takes another's, so that whose it is cannot change between question and deed.
+    fn insert(&self, names: &mut Names, mut table: Table, editor: &Editor) -> Result<Arc<Table>> {
+        match names.tables.get(&table.name) {
+            Some(replaced) => {
+                editor.check(replaced, "changed")?;
+                table.owner.clone_from(&replaced.owner);
+            }
+            None => self.check_tables(names, &table.owner)?,
         }
         let table = Arc::new(table);
         names.tables.insert(table.name.clone(), table.clone());
@@ -237,7 +249,8 @@ impl NameReservation {
         let Some(reserved) = names.reserved.remove(&self.name).filter(|_| self.held) else {
             return Err(Error::Internal(format!("the reservation of the name {:?} was used twice", self.name)));
         };
-        let published = self.catalog.insert(&mut names, table);
+        let editor = Editor::from(table.owner.as_str());
+        let published = self.catalog.insert(&mut names, table, &editor);
         self.held = published.is_err();
         if self.held {
             names.reserved.insert(self.name.clone(), reserved);

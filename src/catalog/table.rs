@@ -9,7 +9,7 @@ use arrow::datatypes::SchemaRef;
 use super::adopt::Meter;
 use super::quota::Charge;
 use super::{ColumnStatistics, StatisticsCollector};
-use crate::{Error, Result};
+use crate::{Error, Result, listed};
 
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]
@@ -93,8 +93,8 @@ impl Table {
 /// The index of a column; `of` says whose, for the error.
 pub(super) fn column_index(schema: &SchemaRef, column: &str, of: &str) -> Result<usize> {
     schema.index_of(column).map_err(|_| {
-        let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-        Error::Invalid(format!("{of} has no column {column:?}; its columns are {}", names.join(", ")))
+        let names = schema.fields().iter().map(|field| field.name());
+        Error::Invalid(format!("{of} has no column {column:?}; its columns are {}", listed(names)))
     })
 }
 

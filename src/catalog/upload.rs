@@ -12,7 +12,7 @@ use super::names::{exists, no_table};
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
 use super::table::{column_index, detected_order};
-use super::{Catalog, NameReservation, StatisticsCollector, Table};
+use super::{Catalog, Editor, NameReservation, StatisticsCollector, Table};
 use crate::{Context, Error, Result};
 
 /// What the first DoPut message may say about the table, as JSON.
@@ -59,24 +59,24 @@ impl Upload {
     /// Starts an upload of an anonymous tenant. What can be refused at this point is.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], [`Error::NotFound`], [`Error::Invalid`] (name, schema, options), [`Error::Exhausted`] (the
-    /// tenant's tables).
+    /// [`Error::AlreadyExists`], [`Error::NotFound`], [`Error::Denied`] (another's table), [`Error::Invalid`] (name, schema,
+    /// options), [`Error::Exhausted`] (the tenant's tables).
     pub fn begin(catalog: &Catalog, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<Self> {
         Self::begin_for(catalog, "", name, schema, options)
     }
 
-    /// As [`Upload::begin`], of that tenant.
+    /// As [`Upload::begin`], by that tenant or admin.
     ///
     /// # Errors
     /// As [`Upload::begin`].
     pub fn begin_for(
         catalog: &Catalog,
-        owner: &str,
+        editor: impl Into<Editor>,
         name: &str,
         schema: SchemaRef,
         options: UploadOptions,
     ) -> Result<Self> {
-        let target = Target::new(catalog, owner, name, schema, &options)?;
+        let target = Target::new(catalog, editor.into(), name, schema, &options)?;
         let rows = Rows::new(&target);
         Ok(Self { target, rows })
     }
@@ -109,7 +109,7 @@ impl Upload {
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) catalog: Catalog,
-    pub(super) owner: String,
+    pub(super) editor: Editor,
     pub(super) name: String,
     pub(super) schema: SchemaRef,
     pub(super) mode: UploadMode,
@@ -122,7 +122,7 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn new(
         catalog: &Catalog,
-        owner: &str,
+        editor: Editor,
         name: &str,
         schema: SchemaRef,
         options: &UploadOptions,
@@ -138,21 +138,21 @@ impl Target {
         if unique.iter().any(Vec::is_empty) {
             return Err(Error::Invalid("unique: a set of columns is empty; write [[\"k\"], [\"a\", \"b\"]]".into()));
         }
-        match options.mode {
-            UploadMode::Create | UploadMode::Replace => (),
-            UploadMode::Append => check_appendable(&*catalog.table(name)?, &schema)?,
-            UploadMode::CreateIfMissing => {
-                if let Ok(table) = catalog.table(name) {
-                    check_appendable(&table, &schema)?;
-                }
-            }
+        // All of this is looked at again when the table appears; now it saves a client from sending rows in vain.
+        let existing = catalog.table(name);
+        if let (Ok(table), false) = (&existing, options.mode == UploadMode::Create) {
+            editor.check(table, "changed")?;
+        }
+        match (options.mode, existing) {
+            (UploadMode::Create | UploadMode::Replace, _) | (UploadMode::CreateIfMissing, Err(_)) => (),
+            (UploadMode::Append | UploadMode::CreateIfMissing, existing) => check_appendable(&*existing?, &schema)?,
         }
         let reservation = match options.mode {
-            UploadMode::Create => Some(catalog.reserve(name, owner, "being uploaded")?),
+            UploadMode::Create => Some(catalog.reserve(name, &editor.tenant, "being uploaded")?),
             _ => None,
         };
-        let (catalog, owner, name, mode) = (catalog.clone(), owner.into(), name.into(), options.mode);
-        Ok(Self { catalog, owner, name, schema, mode, sorted_by, unique, reservation })
+        let (catalog, name, mode) = (catalog.clone(), name.into(), options.mode);
+        Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation })
     }
 
     /// Makes the rows appear. After a failure it may be tried again.
@@ -166,7 +166,7 @@ impl Target {
                     None => Err(exists(&self.name)),
                 }
             }
-            UploadMode::Replace => self.catalog.replace(self.table(rows)),
+            UploadMode::Replace => self.catalog.replace(self.table(rows), &self.editor),
             UploadMode::Append | UploadMode::CreateIfMissing => self.append(rows),
         }
     }
@@ -180,7 +180,7 @@ impl Target {
                 None if self.mode == UploadMode::Append => return Err(no_table(&self.name)),
                 None => self.table(rows),
             };
-            if let Some(table) = self.catalog.swap(existing.as_ref(), table)? {
+            if let Some(table) = self.catalog.swap(existing.as_ref(), table, &self.editor)? {
                 return Ok(table);
             }
         }
@@ -204,7 +204,7 @@ impl Target {
         };
         Table {
             name: self.name.clone(),
-            owner: self.owner.clone(),
+            owner: self.editor.tenant.clone(),
             schema: self.schema.clone(),
             batches: rows.batches.clone(),
             rows: rows.rows,
@@ -277,7 +277,7 @@ pub(super) struct Rows {
     batches: Vec<RecordBatch>,
     collectors: Vec<StatisticsCollector>,
     pub(super) rows: u64,
-    bytes: u64,
+    pub(super) bytes: u64,
     charge: Charge,
 }
 
@@ -292,7 +292,7 @@ impl Rows {
             collectors: fields.iter().map(|field| StatisticsCollector::new(field.data_type())).collect(),
             rows: 0,
             bytes: 0,
-            charge: target.catalog.charge(&target.owner),
+            charge: target.catalog.charge(&target.editor.tenant),
         }
     }
 

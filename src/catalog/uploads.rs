@@ -19,7 +19,7 @@ use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
 
 use super::upload::{DoneRows, Rows, Target};
-use super::{Catalog, Table, UploadOptions};
+use super::{Catalog, Editor, Table, UploadOptions};
 use crate::{Error, Result};
 
 /// Ended uploads whose IDs are remembered, so that a repeated commit is answered and a repeated ID is refused.
@@ -87,6 +87,8 @@ enum Place {
 enum Ended {
     Committed(Weak<Table>),
     Aborted,
+    /// Its rows could not become a table, for this reason.
+    Refused(String),
     Forgotten(Duration),
 }
 
@@ -115,10 +117,16 @@ impl Uploads {
     /// As [`Upload::begin`](super::Upload::begin); [`Error::Exhausted`] when there are as many uploads under way as there
     /// may be; [`Error::Invalid`] when the streams of one upload differ in table, schema or options;
     /// [`Error::AlreadyExists`] when the ID or the part is taken.
-    pub fn open(&self, owner: &str, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<UploadStream> {
-        match &options.upload {
-            None => self.open_single(owner, name, schema, &options),
-            Some(id) => self.open_shared((owner.into(), id.clone()), name, schema, options),
+    pub fn open(
+        &self,
+        editor: impl Into<Editor>,
+        name: &str,
+        schema: SchemaRef,
+        options: UploadOptions,
+    ) -> Result<UploadStream> {
+        match options.upload.clone() {
+            None => self.open_single(editor.into(), name, schema, &options),
+            Some(id) => self.open_shared(editor.into(), id, name, schema, options),
         }
     }
 
@@ -143,7 +151,7 @@ impl Uploads {
         let mut state = self.inner.state.lock();
         match &committed {
             Ok(table) => state.end(key, Ended::Committed(Arc::downgrade(table))),
-            Err(Error::Invalid(_)) => state.end(key, Ended::Aborted),
+            Err(error @ Error::Invalid(_)) => state.end(key, Ended::Refused(error.message().into())),
             Err(_) => {
                 if let Some(shared) = state.shared.get_mut(&key) {
                     shared.target = Some(target);
@@ -191,21 +199,35 @@ impl Uploads {
         state.single + state.shared.len()
     }
 
-    fn open_single(&self, owner: &str, name: &str, schema: SchemaRef, options: &UploadOptions) -> Result<UploadStream> {
+    fn open_single(
+        &self,
+        editor: Editor,
+        name: &str,
+        schema: SchemaRef,
+        options: &UploadOptions,
+    ) -> Result<UploadStream> {
         if options.part.is_some() {
             return Err(Error::Invalid("\"part\" is of no use without \"upload\", the ID that the parts share".into()));
         }
         let mut state = self.inner.state.lock();
         self.check_limit(&state)?;
-        let target = Target::new(&self.inner.catalog, owner, name, schema, options)?;
+        let target = Target::new(&self.inner.catalog, editor, name, schema, options)?;
         state.single += 1;
         drop(state);
         let rows = Some(Rows::new(&target));
         Ok(UploadStream { uploads: self.clone(), rows, kind: Kind::Single(target) })
     }
 
-    fn open_shared(&self, key: Key, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<UploadStream> {
-        let (owner, id) = &key;
+    fn open_shared(
+        &self,
+        editor: Editor,
+        id: String,
+        name: &str,
+        schema: SchemaRef,
+        options: UploadOptions,
+    ) -> Result<UploadStream> {
+        let key = (editor.tenant.clone(), id);
+        let id = &key.1;
         super::names::check_name(id).map_err(|error| error.context("the upload ID is held to a table name's rules"))?;
         let mut state = self.inner.state.lock();
         if let Some((_, ended)) = state.ended.iter().find(|(ended, _)| *ended == key) {
@@ -213,7 +235,7 @@ impl Uploads {
         }
         if !state.shared.contains_key(&key) {
             self.check_limit(&state)?;
-            let target = Target::new(&self.inner.catalog, owner, name, schema.clone(), &options)?;
+            let target = Target::new(&self.inner.catalog, editor, name, schema.clone(), &options)?;
             let shared = Shared::new(target, options.clone());
             state.shared.insert(key.clone(), shared);
         }
@@ -268,6 +290,11 @@ impl UploadStream {
     /// Rows so far.
     pub fn rows(&self) -> u64 {
         self.rows.as_ref().map_or(0, |rows| rows.rows)
+    }
+
+    /// Bytes that those rows refer to, what several batches share once.
+    pub fn bytes(&self) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.bytes)
     }
 
     /// Says that the stream ended well: the table appears, or the part waits for the commit.
@@ -429,6 +456,7 @@ impl Ended {
         match self {
             Self::Committed(_) => "was committed".into(),
             Self::Aborted => "was aborted".into(),
+            Self::Refused(why) => format!("was refused: {why}"),
             Self::Forgotten(idle) => format!("was forgotten, since nothing came for {} s", idle.as_secs()),
         }
     }

@@ -10,7 +10,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use super::{JoinKind, JoinSpec, Side};
 use crate::catalog::{Catalog, Table};
 use crate::columns::{key_class, movable};
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, listed};
 
 /// A join whose names are found and whose types fit.
 #[derive(Clone, Debug)]
@@ -230,9 +230,7 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
             Some(("left", name)) => on_side(Side::Left, name),
             Some(("right", name)) => on_side(Side::Right, name),
             _ => {
-                let names = |table: &Table| {
-                    table.schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>().join(", ")
-                };
+                let names = |table: &Table| listed(table.schema.fields().iter().map(|field| field.name()));
                 Err(Error::Invalid(format!(
                     "neither table has a column {column:?}; left has {}, right has {}",
                     names(left),

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::clock::ManualClock;
 use super::*;
-use crate::catalog::{Catalog, SpoolState, Table};
+use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::{DeviceId, DeviceKind};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget};
@@ -532,7 +532,7 @@ fn a_result_is_released_when_its_lease_ends_and_then_remembered() {
 fn a_job_that_is_over_keeps_no_table_alive() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
-    let table = stage.catalog.drop_table("r").unwrap();
+    let table = stage.catalog.drop_table("r", &Editor::admin("")).unwrap();
     stage.next();
     assert!(Arc::strong_count(&table) > 1);
     stage.finish(0);

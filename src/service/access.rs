@@ -31,6 +31,47 @@ use super::metrics::code_name;
 use super::shared::Shared;
 use super::table_upload::OptionsHeader;
 use crate::Error;
+use crate::memory::human_bytes;
+
+/// The RPCs that are served, by the names under which they are counted. Paths that nobody serves share one name, so that
+/// strangers cannot fill the memory with names.
+const RPCS: [&str; 14] = [
+    "Handshake",
+    "ListFlights",
+    "GetFlightInfo",
+    "PollFlightInfo",
+    "GetSchema",
+    "DoGet",
+    "DoPut",
+    "DoExchange",
+    "DoAction",
+    "ListActions",
+    "grpc.health.v1.Health/Check",
+    "grpc.health.v1.Health/Watch",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
+
+/// The name of all other paths.
+const UNKNOWN_RPC: &str = "unknown";
+
+/// RPCs whose requests are streams of data; the others send one message, or a few small ones.
+const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
+
+/// What the request of any other RPC may take, in bytes. A command, a criterion or an action is a few hundred; a large schema
+/// with its endpoints, which CancelFlightInfo sends back, a few million.
+const REQUEST_BYTES_MAX: u64 = 16 << 20;
+
+/// Text of a client's for a line of the log: on one line, and not too long.
+fn printable(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 500;
+    let mut printable: String =
+        text.chars().take(CHARACTERS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if printable.len() < text.len() && text.chars().nth(CHARACTERS_MAX).is_some() {
+        printable.push_str("...");
+    }
+    printable
+}
 
 /// What a handler tells about its call, for the access line. In the request's extensions.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +90,7 @@ struct Inner {
 impl CallRecord {
     /// Says in a few words what was asked for: a table's name, `join orders lineitem`, an action.
     pub fn set_command(&self, command: impl Into<String>) {
-        *self.inner.command.lock() = command.into();
+        *self.inner.command.lock() = printable(&command.into());
     }
 
     /// Adds rows that were taken or sent.
@@ -122,7 +163,8 @@ where
             request.extensions_mut().insert(options);
         }
         let received = call.received.clone();
-        let request = request.map(|body| Body::new(CountedBody { body, bytes: received }));
+        let limit = if STREAMED.contains(&call.rpc) { u64::MAX } else { REQUEST_BYTES_MAX };
+        let request = request.map(|body| Body::new(CountedBody { body, bytes: received, limit }));
         let mut limits = CallLimits::new(&self.shared, call.deadline);
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -138,8 +180,8 @@ where
 /// One call, from its head to its last byte. Dropping it writes the access line.
 struct Call {
     shared: Arc<Shared>,
-    /// `DoGet`; the whole path for services other than Flight's.
-    rpc: String,
+    /// One of [`RPCS`], or [`UNKNOWN_RPC`].
+    rpc: &'static str,
     is_health: bool,
     peer: String,
     tenant: String,
@@ -155,16 +197,21 @@ struct Call {
 impl Call {
     fn start(shared: &Arc<Shared>, request: &Request<Body>) -> Self {
         let path = request.uri().path();
-        let rpc = path.strip_prefix("/arrow.flight.protocol.FlightService/").unwrap_or(path);
+        let name = path.strip_prefix("/arrow.flight.protocol.FlightService/").unwrap_or(path).trim_start_matches('/');
+        let rpc = RPCS.into_iter().find(|known| *known == name).unwrap_or(UNKNOWN_RPC);
+        let record = CallRecord::default();
+        if rpc == UNKNOWN_RPC {
+            record.set_command(path);
+        }
         let started = Instant::now();
         shared.metrics.call_started();
         Self {
             shared: shared.clone(),
-            rpc: rpc.into(),
+            rpc,
             is_health: path.starts_with("/grpc.health.v1."),
             peer: peer(request),
             tenant: String::new(),
-            record: CallRecord::default(),
+            record,
             started,
             deadline: timeout(request.headers()).and_then(|timeout| started.checked_add(timeout)),
             received: Arc::default(),
@@ -193,24 +240,16 @@ impl Call {
         let limits = CallLimits::new(&self.shared, self.deadline);
         response.map(|body| Body::new(CallBody { body, limits, call: self }))
     }
-
-    /// The name under which it is counted. Paths that nobody serves share one, so that they cannot fill the memory.
-    fn label(&self) -> &str {
-        match self.outcome {
-            Some((Code::Unimplemented, _)) if self.rpc.starts_with('/') => "unknown",
-            _ => self.rpc.trim_start_matches('/'),
-        }
-    }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
         let (code, message) =
             self.outcome.take().unwrap_or_else(|| (Code::Cancelled, "the client gave the call up".into()));
-        self.outcome = Some((code, String::new()));
+        let message = printable(&message);
         let duration = self.started.elapsed();
         let received = self.received.load(Ordering::Relaxed);
-        self.shared.metrics.call_ended(self.label(), code, duration, received, self.sent);
+        self.shared.metrics.call_ended(self.rpc, code, duration, received, self.sent);
         let record = &*self.record.inner;
         let millis = |micros: &AtomicU64| micros.load(Ordering::Relaxed) as f64 / 1000.0;
         macro_rules! line {
@@ -219,8 +258,8 @@ impl Drop for Call {
                     target: "dovetail::access",
                     peer = self.peer,
                     tenant = self.tenant,
-                    rpc = self.label(),
-                    command = %record.command.lock(),
+                    rpc = self.rpc,
+                    command = record.command.lock().as_str(),
                     rows = record.rows.load(Ordering::Relaxed),
                     received_bytes = received,
                     sent_bytes = self.sent,
@@ -327,10 +366,11 @@ impl http_body::Body for CallBody {
     }
 }
 
-/// A request body that counts.
+/// A request body that counts, and breaks off when there is too much of it.
 struct CountedBody {
     body: Body,
     bytes: Arc<AtomicU64>,
+    limit: u64,
 }
 
 impl http_body::Body for CountedBody {
@@ -340,7 +380,14 @@ impl http_body::Body for CountedBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
         if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()).and_then(Frame::data_ref) {
-            self.bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+            let bytes = self.bytes.fetch_add(data.len() as u64, Ordering::Relaxed) + data.len() as u64;
+            if bytes > self.limit {
+                let error = Error::Exhausted(format!(
+                    "the request is larger than {}; only DoPut takes more",
+                    human_bytes(self.limit)
+                ));
+                return Poll::Ready(Some(Err(error.into())));
+            }
         }
         Poll::Ready(frame)
     }

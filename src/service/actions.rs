@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::auth::Role;
+use super::blocking::blocking;
 use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
 use super::shared::Shared;
@@ -149,8 +150,7 @@ fn message<T: Message + Default>(action: &Action) -> Result<T> {
 fn drop_table(shared: &Shared, asker: &Asker, body: NameBody) -> Result<Answer> {
     asker.record.set_command(format!("drop_table {}", body.name));
     asker.caller.require(Role::Writer, &format!("dropping table {:?}", body.name))?;
-    asker.caller.require_owner(&*shared.catalog.table(&body.name)?, "dropped")?;
-    let table = shared.catalog.drop_table(&body.name)?;
+    let table = shared.catalog.drop_table(&body.name, &asker.caller.editor())?;
     Ok(Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes})))
 }
 
@@ -189,7 +189,7 @@ fn explain(shared: &Shared, asker: &Asker, action: &Action) -> Result<Answer> {
     if let Some(session) = asker.session {
         sessions::apply(&shared.sessions, session, &mut spec);
     }
-    Ok(Answer::json(&describe::explanation(&shared.scheduler.explain(spec)?)?))
+    Ok(Answer::json(&describe::explanation(&blocking(|| shared.scheduler.explain(spec))?)?))
 }
 
 fn topology(shared: &Shared) -> Answer {
@@ -199,7 +199,7 @@ fn topology(shared: &Shared) -> Answer {
 
 fn commit_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {
     asker.caller.require(Role::Writer, "committing an upload")?;
-    let table = shared.uploads.commit(&asker.caller.tenant, &body.upload);
+    let table = blocking(|| shared.uploads.commit(&asker.caller.tenant, &body.upload));
     let table = table.context(|| format!("committing upload {:?}", body.upload))?;
     Ok(Answer::json(&describe::table(&table)))
 }

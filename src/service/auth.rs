@@ -22,7 +22,7 @@ use http::HeaderMap;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::catalog::Table;
+use crate::catalog::Editor;
 use crate::{Context, Error, Result};
 
 /// What somebody may do. Each role includes those before it.
@@ -85,18 +85,9 @@ impl Caller {
         )))
     }
 
-    /// Checks that a table is the caller's to change.
-    ///
-    /// # Errors
-    /// [`Error::Denied`] says whose it is.
-    pub fn require_owner(&self, table: &Table, done: &str) -> Result<()> {
-        if self.may_touch(&table.owner) {
-            return Ok(());
-        }
-        Err(Error::Denied(format!(
-            "table {:?} belongs to tenant {:?}; it can be {done} by that tenant and by an admin",
-            table.name, table.owner
-        )))
+    /// The caller as the catalog knows those who change tables.
+    pub fn editor(&self) -> Editor {
+        Editor { tenant: self.tenant.clone(), is_admin: self.role == Role::Admin }
     }
 
     /// Whether something of that owner is the caller's to look at and to end.

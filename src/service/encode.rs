@@ -1,4 +1,4 @@
-//! Record batches to Flight messages of 1 to 4 MB, without copying their buffers.
+//! Record batches to Flight messages of 1 to 4 MB, without copying their buffers. Server and command line both send so.
 //!
 //! The encoder of `arrow-flight` is not used: its 59.3 writes the schema of a LargeList as that of a List, expands
 //! dictionaries by default, splits by an estimate that strings and lists overshoot, and copies every body twice. This
@@ -7,24 +7,28 @@
 //! has to be computed (offsets and bitmaps of a slice) is written anew.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::buffer::Buffer;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{BinaryViewType, ByteViewType, DataType, SchemaRef, StringViewType};
 use arrow::ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteOptions, StreamEncoder};
 use arrow_flight::FlightData;
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::compact::compact;
+use crate::memory::human_bytes;
 use crate::{Error, Result};
 
 /// Size that messages aim at, in bytes. At 2 MB a message's fixed costs are lost in its transfer, and it still fits into
 /// a core's second-level cache between encoding and sending.
 const MESSAGE_BYTES_TARGET: usize = 2 << 20;
 
-/// No message of more than one row is larger, in bytes: several gRPC stacks refuse more than 4 MiB by default, of which
-/// the header takes a little.
+/// No message of more than one row is larger, in bytes, unless its rows share one large value: several gRPC stacks refuse
+/// more than 4 MiB by default, of which the header takes a little.
 const MESSAGE_BYTES_MAX: usize = 4_000_000;
+
+/// The largest body that a message can have, in bytes: gRPC gives its length in 32 bits, and the header takes some of it.
+const WIRE_BYTES_MAX: u64 = u32::MAX as u64 - (64 << 20);
 
 /// Pieces of a body smaller than this are copied together, in bytes: each piece costs an HTTP/2 frame of its own.
 const PIECE_BYTES_MIN: usize = 16 << 10;
@@ -40,6 +44,11 @@ pub struct Message {
 }
 
 impl Message {
+    /// Bytes of the body.
+    pub fn body_bytes(&self) -> usize {
+        self.body_bytes
+    }
+
     /// The message as gRPC sends it: its frame and protobuf fields, then the pieces of its body.
     pub fn into_wire(self) -> Vec<Bytes> {
         // Fields 2 (data_header) and 1000 (data_body) of FlightData, both of them bytes.
@@ -55,10 +64,9 @@ impl Message {
         }
         let message_bytes = fields.len() + self.body_bytes;
         let mut small = BytesMut::with_capacity(fields.len() + PIECE_BYTES_MIN);
-        // Not compressed; then the length. Messages are bounded far below 4 GiB unless one row is not, and a row that is
-        // fails in the transport's own limits.
+        // Not compressed; then the length.
         small.put_u8(0);
-        small.put_u32(u32::try_from(message_bytes).unwrap_or(u32::MAX));
+        small.put_u32(u32::try_from(message_bytes).expect("the encoder refuses larger ones"));
         small.put_slice(&fields);
 
         let mut wire = Vec::new();
@@ -105,7 +113,7 @@ fn put_varint(mut value: u64, out: &mut BytesMut) {
     out.put_u8(value as u8);
 }
 
-/// Encodes the batches of one stream.
+/// Encodes the batches of one stream, a message at a time.
 pub struct Encoder {
     stream: StreamEncoder,
     /// What keeps the stream alive.
@@ -113,6 +121,25 @@ pub struct Encoder {
     has_dictionaries: bool,
     /// Bytes that a row took in the last message, for choosing the next one's rows.
     row_bytes: Option<f64>,
+    /// The batch that is being encoded.
+    batch: Option<UnderWay>,
+    /// Messages that are ready: dictionaries, then the rows that refer to them.
+    ready: VecDeque<Message>,
+}
+
+/// A batch that is being encoded.
+struct UnderWay {
+    batch: RecordBatch,
+    /// The next row.
+    start: usize,
+    /// What its rows take on average.
+    row_bytes_mean: f64,
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoder").field("row_bytes", &self.row_bytes).finish_non_exhaustive()
+    }
 }
 
 impl Encoder {
@@ -131,89 +158,144 @@ impl Encoder {
         let stream = StreamEncoder::try_new_with_options(&schema, options)?;
         let has_dictionaries = !dictionaries.dict_id().is_empty();
         let rowless = RecordBatch::new_empty(schema);
-        Ok((Self { stream, rowless, has_dictionaries, row_bytes: None }, message))
+        let (row_bytes, batch, ready) = (None, None, VecDeque::new());
+        Ok((Self { stream, rowless, has_dictionaries, row_bytes, batch, ready }, message))
     }
 
-    /// Appends a batch's messages: dictionaries that are new, then the rows. A batch without rows gives one message.
-    ///
-    /// # Errors
-    /// As [`Encoder::new`].
-    pub fn encode(&mut self, batch: &RecordBatch, messages: &mut VecDeque<Message>) -> Result<()> {
+    /// Takes the next batch. The messages of the one before it must have been fetched: what is left of it is forgotten.
+    pub fn begin(&mut self, batch: RecordBatch) {
+        debug_assert!(self.batch.is_none(), "the batch before it was not encoded to its end");
         if self.has_dictionaries {
             // With the dictionaries that the other side has now, so that none is sent for the sake of no rows.
             self.rowless = batch.slice(0, 0);
         }
-        let rows = batch.num_rows();
-        let mut start = 0;
-        loop {
-            let wanted = self.rows_per_message(batch).min(rows - start);
-            let taken = self.encode_rows(batch, start, wanted, messages)?;
-            start += taken;
-            if start >= rows {
-                return Ok(());
-            }
-        }
+        let row_bytes_mean = batch_bytes(&batch) as f64 / batch.num_rows().max(1) as f64;
+        self.batch = Some(UnderWay { batch, start: 0, row_bytes_mean });
     }
 
-    /// Appends a message without rows.
+    /// The next message of the batch: dictionaries that are new, then the rows; `None` when there are no more. A batch
+    /// without rows gives one message.
+    ///
+    /// # Errors
+    /// As [`Encoder::new`]; [`Error::Exhausted`] for a row that is too large for a message.
+    pub fn next_message(&mut self) -> Result<Option<Message>> {
+        if self.ready.is_empty()
+            && let Some(UnderWay { batch, start, row_bytes_mean }) = self.batch.take()
+        {
+            let wanted = self.rows_per_message(row_bytes_mean).min(batch.num_rows() - start);
+            let start = start + self.encode_rows(&batch, start, wanted)?;
+            if start < batch.num_rows() {
+                self.batch = Some(UnderWay { batch, start, row_bytes_mean });
+            }
+        }
+        Ok(self.ready.pop_front())
+    }
+
+    /// A message without rows. Between batches only.
     ///
     /// # Errors
     /// As [`Encoder::new`].
-    pub fn keep_alive(&mut self, messages: &mut VecDeque<Message>) -> Result<()> {
-        let message = self.encode_slice(&self.rowless.clone(), messages)?;
-        messages.push_back(message);
-        Ok(())
+    pub fn keep_alive(&mut self) -> Result<Message> {
+        self.encode_slice(&self.rowless.clone())
     }
 
-    fn rows_per_message(&self, batch: &RecordBatch) -> usize {
-        let row_bytes = self.row_bytes.unwrap_or_else(|| {
-            let bytes: usize = batch.columns().iter().map(|column| column.get_buffer_memory_size()).sum();
-            bytes as f64 / batch.num_rows().max(1) as f64
-        });
+    /// By the last message, but not fewer than if rows took a few times their mean: rows that share a large value look
+    /// as large as it is when they go alone.
+    fn rows_per_message(&self, row_bytes_mean: f64) -> usize {
+        let row_bytes = self.row_bytes.map_or(row_bytes_mean, |row_bytes| row_bytes.min(8.0 * row_bytes_mean));
         ((MESSAGE_BYTES_TARGET as f64 / row_bytes.max(f64::MIN_POSITIVE)) as usize).max(1)
     }
 
-    /// Encodes at most `count` rows from `start` and returns how many it was.
-    fn encode_rows(
-        &mut self,
-        batch: &RecordBatch,
-        start: usize,
-        mut count: usize,
-        messages: &mut VecDeque<Message>,
-    ) -> Result<usize> {
-        let mut bytes_before: Option<usize> = None;
+    /// Encodes at most `wanted` rows from `start`, and returns how many it was.
+    fn encode_rows(&mut self, batch: &RecordBatch, start: usize, wanted: usize) -> Result<usize> {
+        let whole = self.encode_some(batch, start, wanted)?;
+        if wanted <= 1 || whole.body_bytes <= MESSAGE_BYTES_MAX {
+            return self.accept(whole, wanted);
+        }
+        let (mut count, mut bytes) = (wanted, whole.body_bytes);
         loop {
-            let slice = compact_views(&batch.slice(start, count))?;
-            let message = self.encode_slice(&slice, messages)?;
-            let bytes = message.body_bytes;
-            // Some types are written whole however few of their rows are wanted. Then splitting is no use.
-            let shrinks = bytes_before.is_none_or(|before| bytes < before / 10 * 9);
-            if count > 1 && bytes > MESSAGE_BYTES_MAX && shrinks {
-                let fitting = count as f64 * (MESSAGE_BYTES_TARGET as f64 / bytes as f64);
-                count = (fitting as usize).clamp(1, count / 2);
-                bytes_before = Some(bytes);
-                continue;
+            let fitting = count as f64 * (MESSAGE_BYTES_TARGET as f64 / bytes as f64);
+            let fewer = (fitting as usize).clamp(1, count / 2);
+            let message = self.encode_some(batch, start, fewer)?;
+            let bytes_before = std::mem::replace(&mut bytes, message.body_bytes);
+            // Rows may share what takes the most room, and then every message carries it, however few rows it has: the
+            // fewer messages, the better. The other rows tell it from one row that is large by itself.
+            if bytes > MESSAGE_BYTES_MAX && bytes > bytes_before / 10 * 9 {
+                let others = self.encode_some(batch, start + fewer, count - fewer)?;
+                if others.body_bytes > bytes_before / 2 {
+                    self.queue(whole)?;
+                    return Ok(wanted);
+                }
             }
-            if count > 0 {
-                self.row_bytes = Some((bytes as f64 / count as f64).max(0.125));
+            count = fewer;
+            if count == 1 || bytes <= MESSAGE_BYTES_MAX {
+                return self.accept(message, count);
             }
-            messages.push_back(message);
-            return Ok(count);
         }
     }
 
+    /// Queues a message of `count` rows, by which the next ones are measured.
+    fn accept(&mut self, message: Message, count: usize) -> Result<usize> {
+        if count > 0 {
+            self.row_bytes = Some((message.body_bytes as f64 / count as f64).max(0.125));
+        }
+        self.queue(message)?;
+        Ok(count)
+    }
+
+    fn queue(&mut self, message: Message) -> Result<()> {
+        let bytes = message.body_bytes as u64;
+        if bytes > WIRE_BYTES_MAX {
+            return Err(Error::Exhausted(format!(
+                "a row or a dictionary takes {}, and a message of gRPC carries less than 4 GiB; leave out the column that is so \
+                 large, or upload its values in parts",
+                human_bytes(bytes)
+            )));
+        }
+        self.ready.push_back(message);
+        Ok(())
+    }
+
+    fn encode_some(&mut self, batch: &RecordBatch, start: usize, count: usize) -> Result<Message> {
+        let slice = compact(&batch.slice(start, count))?;
+        self.encode_slice(&slice)
+    }
+
     /// Encodes a slice, queues its new dictionaries, and returns its rows' message.
-    fn encode_slice(&mut self, slice: &RecordBatch, messages: &mut VecDeque<Message>) -> Result<Message> {
+    fn encode_slice(&mut self, slice: &RecordBatch) -> Result<Message> {
         let mut stream = Pieces { pieces: self.stream.encode(slice)?.into() };
-        let mut last = None;
+        let mut last: Option<Message> = None;
         while let Some((message, is_schema)) = stream.next_message()? {
             if is_schema {
                 continue;
             }
-            messages.extend(last.replace(message));
+            if let Some(dictionary) = last.replace(message) {
+                self.queue(dictionary)?;
+            }
         }
         last.ok_or_else(|| Error::Internal("a batch was encoded to nothing".into()))
     }
+}
+
+/// Bytes of the values of a batch, however large the buffers are that it shares with others.
+pub fn batch_bytes(batch: &RecordBatch) -> u64 {
+    batch.columns().iter().map(|column| array_bytes(column) as u64).sum()
+}
+
+/// Bytes that this slice of an array refers to.
+fn array_bytes(array: &ArrayRef) -> usize {
+    match array.data_type() {
+        DataType::Utf8View => view_bytes::<StringViewType>(array),
+        DataType::BinaryView => view_bytes::<BinaryViewType>(array),
+        _ => array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size()),
+    }
+}
+
+fn view_bytes<T: ByteViewType>(array: &ArrayRef) -> usize {
+    let views = array.as_byte_view::<T>();
+    // Several rows may refer to the same bytes.
+    let held = views.data_buffers().iter().map(|buffer| buffer.len()).sum();
+    views.len() * 16 + views.total_buffer_bytes_used().min(held)
 }
 
 /// An encoded stream in pieces, cut into its messages.
@@ -266,31 +348,16 @@ impl Pieces {
     }
 }
 
-/// A slice of a view column carries the character data of the whole column; this gives it its own.
-fn compact_views(batch: &RecordBatch) -> Result<RecordBatch> {
-    let is_view = |column: &ArrayRef| matches!(column.data_type(), DataType::Utf8View | DataType::BinaryView);
-    if !batch.columns().iter().any(is_view) {
-        return Ok(batch.clone());
-    }
-    let compact = |column: &ArrayRef| -> ArrayRef {
-        match column.data_type() {
-            DataType::Utf8View => Arc::new(column.as_string_view().gc()),
-            DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
-            _ => column.clone(),
-        }
-    };
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    let columns = batch.columns().iter().map(compact).collect();
-    Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &options)?)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use arrow::array::{
-        DictionaryArray, Int32Array, Int64Array, LargeListArray, StringArray, StringViewArray, StructArray,
+        BinaryViewArray, BinaryViewBuilder, DictionaryArray, Int32Array, Int64Array, LargeListArray,
+        RecordBatchOptions, StringArray, StringViewArray, StructArray, UnionArray,
     };
     use arrow::compute::concat_batches;
-    use arrow::datatypes::{Field, Int32Type, Schema};
+    use arrow::datatypes::{Field, Int32Type, Schema, UnionFields};
     use arrow_flight::decode::FlightRecordBatchStream;
     use futures::{StreamExt, TryStreamExt, stream};
     use prost::Message as _;
@@ -299,11 +366,16 @@ mod tests {
 
     fn messages_of(batches: &[RecordBatch]) -> Vec<FlightData> {
         let (mut encoder, schema) = Encoder::new(batches[0].schema()).unwrap();
-        let mut messages = VecDeque::from([schema]);
+        let mut messages = vec![schema];
         for batch in batches {
-            encoder.encode(batch, &mut messages).unwrap();
+            encode(&mut encoder, batch, &mut messages);
         }
         messages.into_iter().map(as_received).collect()
+    }
+
+    fn encode(encoder: &mut Encoder, batch: &RecordBatch, messages: &mut Vec<Message>) {
+        encoder.begin(batch.clone());
+        messages.extend(std::iter::from_fn(|| encoder.next_message().unwrap()));
     }
 
     /// The message as the other side of the wire decodes it, which is the same in pieces and whole.
@@ -365,6 +437,76 @@ mod tests {
         assert!(messages.iter().all(|message| message.data_body.len() <= MESSAGE_BYTES_MAX));
     }
 
+    /// Messages of at most 4 MB, which together are about as large as the values.
+    fn check_size(batch: RecordBatch, value_bytes: usize) {
+        let messages = check_round_trip(batch);
+        let sizes = messages.iter().map(|message| message.data_body.len());
+        assert!(sizes.clone().all(|size| size <= MESSAGE_BYTES_MAX), "{:?}", sizes.collect::<Vec<_>>());
+        assert!(sizes.clone().sum::<usize>() <= value_bytes / 4 * 5, "{} for {value_bytes}", sizes.sum::<usize>());
+    }
+
+    #[test]
+    fn views_inside_of_structs_are_cut_with_their_rows() {
+        let rows = (0..200_000).map(|row| format!("{row:060}"));
+        let views: ArrayRef = Arc::new(StringViewArray::from_iter_values(rows));
+        let field = Arc::new(Field::new("v", DataType::Utf8View, true));
+        check_size(batch_of(Arc::new(StructArray::from(vec![(field, views)]))), 200_000 * (60 + 16));
+    }
+
+    #[test]
+    fn dense_unions_are_cut_with_their_rows() {
+        let rows = 1_000_000;
+        let fields = [Field::new("n", DataType::Int64, true), Field::new("t", DataType::Utf8, true)];
+        let children: Vec<ArrayRef> = vec![
+            Arc::new(Int64Array::from_iter_values(0..rows / 2)),
+            Arc::new(StringArray::from_iter_values((0..rows / 2).map(|row| format!("{row:020}")))),
+        ];
+        let type_ids = (0..rows).map(|row| (row % 2) as i8).collect();
+        let offsets = (0..rows).map(|row| (row / 2) as i32).collect();
+        let fields = UnionFields::try_new([0, 1], fields).unwrap();
+        let union = UnionArray::try_new(fields, type_ids, Some(offsets), children).unwrap();
+        check_size(batch_of(Arc::new(union)), rows as usize * (5 + 8 / 2 + 24 / 2));
+    }
+
+    #[test]
+    fn rows_that_share_one_large_value_go_together() {
+        let shared = |bytes: usize| {
+            let mut views = BinaryViewBuilder::new().with_deduplicate_strings();
+            let value = vec![7; bytes];
+            (0..50_000).for_each(|_| views.append_value(&value));
+            batch_of(Arc::new(views.finish()))
+        };
+        // Between them, one row that is as large by itself.
+        let large = batch_of(Arc::new(BinaryViewArray::from_iter_values([vec![1; 6_000_000]])));
+        let (before, after) = (shared(6_000_000), shared(3_000_000));
+        let messages = messages_of(&[before, large, after]);
+        let bytes: usize = messages.iter().map(|message| message.data_body.len()).sum();
+        // One message for each row would make 450 GB of it.
+        assert!(bytes < 100_000_000, "{bytes} bytes in {} messages", messages.len());
+        let rows = messages.iter().filter_map(|message| {
+            let header = arrow::ipc::root_as_message(&message.data_header).unwrap();
+            header.header_as_record_batch().map(|batch| batch.length())
+        });
+        assert_eq!(rows.sum::<i64>(), 100_001);
+    }
+
+    #[test]
+    fn one_large_row_does_not_take_small_ones_for_its_like() {
+        let rows = [6_000_000].into_iter().chain([10; 1000]).chain([5_000_000; 3]).map(|len| "w".repeat(len));
+        let messages = check_round_trip(batch_of(Arc::new(StringArray::from_iter_values(rows))));
+        let large = messages.iter().filter(|message| message.data_body.len() > MESSAGE_BYTES_MAX);
+        assert_eq!(large.count(), 4, "each large row by itself");
+    }
+
+    #[test]
+    fn what_no_message_can_carry_is_refused() {
+        let batch = batch_of(Arc::new(Int32Array::from(vec![1])));
+        let (mut encoder, _) = Encoder::new(batch.schema()).unwrap();
+        let body_bytes = 5 << 30;
+        let refused = encoder.queue(Message { header: Bytes::new(), body: Vec::new(), body_bytes }).unwrap_err();
+        assert!(matches!(&refused, Error::Exhausted(text) if text.contains("5.0 GiB")), "{refused:?}");
+    }
+
     #[test]
     fn large_lists_keep_their_type() {
         let lists = (0..100_000).map(|row| (row % 7 != 0).then(|| vec![Some(row), None, Some(row + 1)]));
@@ -406,10 +548,10 @@ mod tests {
         let values: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
         let batch = batch_of(Arc::new(DictionaryArray::new(Int32Array::from(vec![0, 1, 1]), values)));
         let (mut encoder, schema) = Encoder::new(batch.schema()).unwrap();
-        let mut messages = VecDeque::from([schema]);
-        encoder.encode(&batch, &mut messages).unwrap();
-        encoder.keep_alive(&mut messages).unwrap();
-        encoder.encode(&batch, &mut messages).unwrap();
+        let mut messages = vec![schema];
+        encode(&mut encoder, &batch, &mut messages);
+        messages.push(encoder.keep_alive().unwrap());
+        encode(&mut encoder, &batch, &mut messages);
         assert_eq!(messages.len(), 1 + 2 + 1 + 1, "schema, dictionary and rows, keep-alive, rows");
         let back = decoded(messages.into_iter().map(as_received).collect());
         assert_eq!(concat_batches(&batch.schema(), &back).unwrap().num_rows(), 6);
@@ -419,9 +561,8 @@ mod tests {
     fn a_keep_alive_is_a_batch_without_rows() {
         let batch = batch_of(Arc::new(Int32Array::from(vec![1, 2, 3])));
         let (mut encoder, schema) = Encoder::new(batch.schema()).unwrap();
-        let mut messages = VecDeque::from([schema]);
-        encoder.keep_alive(&mut messages).unwrap();
-        encoder.encode(&batch, &mut messages).unwrap();
+        let mut messages = vec![schema, encoder.keep_alive().unwrap()];
+        encode(&mut encoder, &batch, &mut messages);
         let messages = messages.into_iter().map(as_received).collect();
         let rows: Vec<usize> = decoded(messages).iter().map(RecordBatch::num_rows).collect();
         assert_eq!(rows, [0, 3]);

@@ -6,7 +6,6 @@
 //! A reader that goes away in mid-stream cancels its job only where nobody could read the result after it, which is with
 //! `retain_seconds: 0`. Otherwise the result stays for its lease, so that a client whose connection broke can try again.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use tokio::time::timeout;
 use super::access::CallRecord;
 use super::auth::Caller;
 use super::describe::JobTimes;
-use super::encode::{Encoder, Message};
+use super::encode::{Encoder, Message, batch_bytes};
 use super::shared::Shared;
 use super::tickets::{Target, table_version};
 use crate::catalog::{ResultReader, Table};
@@ -27,7 +26,7 @@ use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
 
 /// Batches of fewer bytes are put together with those after them: the least size of a message.
-const JOINED_BYTES: usize = 1 << 20;
+const JOINED_BYTES: u64 = 1 << 20;
 
 /// The messages behind a ticket.
 ///
@@ -139,10 +138,9 @@ fn messages(
     record: CallRecord,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
     let (encoder, schema) = Encoder::new(source.schema())?;
-    let state = State { shared, source, encoder, queue: VecDeque::from([schema]), ahead: None, record };
+    let state = State { shared, source, encoder, schema: Some(schema), ahead: None, record };
     Ok(futures::stream::try_unfold(state, |mut state| async move {
-        state.fill().await?;
-        Ok(state.queue.pop_front().map(|message| (message, state)))
+        Ok(state.next_message().await?.map(|message| (message, state)))
     }))
 }
 
@@ -150,17 +148,24 @@ struct State {
     shared: Arc<Shared>,
     source: Source,
     encoder: Encoder,
-    /// Messages that are ready.
-    queue: VecDeque<Message>,
+    /// The first message, until it is sent.
+    schema: Option<Message>,
     /// What was taken from the source and did not go with the batches before it.
     ahead: Option<RecordBatch>,
     record: CallRecord,
 }
 
 impl State {
-    /// Makes sure that a message is queued, unless there are no more.
-    async fn fill(&mut self) -> Result<()> {
-        while self.queue.is_empty() {
+    /// The next message; `None` when there are no more. One is encoded at a time, so that a large batch holds up no other
+    /// call, and waits here as the batch that it is.
+    async fn next_message(&mut self) -> Result<Option<Message>> {
+        if let Some(schema) = self.schema.take() {
+            return Ok(Some(schema));
+        }
+        loop {
+            if let Some(message) = self.encoder.next_message()? {
+                return Ok(Some(message));
+            }
             let keep_alive: Duration = self.shared.limits.keep_alive;
             let first = match self.ahead.take() {
                 Some(batch) => Ok(Ok(Some(batch))),
@@ -170,22 +175,21 @@ impl State {
                 Ok(Ok(Some(batch))) => {
                     let batch = self.join_small(batch)?;
                     let rows = batch.num_rows() as u64;
-                    self.encoder.encode(&batch, &mut self.queue)?;
+                    self.encoder.begin(batch);
                     self.record.add_rows(rows);
                     self.shared.metrics.sent_rows.inc_by(rows);
                 }
                 Ok(Ok(None)) => {
                     self.record_job_times();
-                    return Ok(());
+                    return Ok(None);
                 }
                 Ok(Err(error)) => {
                     self.record_job_times();
                     return Err(error);
                 }
-                Err(_) => self.encoder.keep_alive(&mut self.queue)?,
+                Err(_) => return self.encoder.keep_alive().map(Some),
             }
         }
-        Ok(())
     }
 
     fn record_job_times(&self) {
@@ -197,14 +201,14 @@ impl State {
     /// Puts a small batch together with those after it that are there already, so that many small batches do not become
     /// as many messages.
     fn join_small(&mut self, first: RecordBatch) -> Result<RecordBatch> {
-        let mut bytes = slice_bytes(&first);
+        let mut bytes = batch_bytes(&first);
         if bytes >= JOINED_BYTES {
             return Ok(first);
         }
         let mut small = vec![first];
         // What the source has to wait for, or fails with, is for the next call: asking is no commitment.
         while let Some(Ok(Some(batch))) = self.source.next().now_or_never() {
-            bytes += slice_bytes(&batch);
+            bytes += batch_bytes(&batch);
             if bytes > 2 * JOINED_BYTES || !may_join(&small[0], &batch) {
                 self.ahead = Some(batch);
                 break;
@@ -219,14 +223,6 @@ impl State {
             _ => Ok(concat_batches(small[0].schema_ref(), &small)?),
         }
     }
-}
-
-/// Bytes that the batch's rows take.
-fn slice_bytes(batch: &RecordBatch) -> usize {
-    let column_bytes = |column: &Arc<dyn Array>| {
-        column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
-    };
-    batch.columns().iter().map(column_bytes).sum()
 }
 
 /// Whether batches can be put together without touching dictionaries.

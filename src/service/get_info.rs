@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use super::access::CallRecord;
 use super::auth::{Caller, Role};
+use super::blocking::blocking;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use super::{commands, describe, sessions};
@@ -106,7 +107,7 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
 pub fn schema(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Result<SchemaResult> {
     let schema: SchemaRef = match asked(shared, asker, descriptor)? {
         Asked::Table(table) => table.schema.clone(),
-        Asked::Join(spec) => planner::bind(spec, &shared.catalog)?.schema,
+        Asked::Join(spec) => blocking(|| planner::bind(spec, &shared.catalog))?.schema,
         Asked::Job(job) => job.plan.join.schema.clone(),
     };
     Ok(SchemaAsIpc::new(&schema, &IpcWriteOptions::default()).try_into()?)
@@ -212,7 +213,8 @@ fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
     if let Some(into) = &spec.into {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {into:?}"))?;
     }
-    shared.scheduler.submit(spec, &asker.caller.tenant)
+    // Planning looks through statistics of every column and every strategy.
+    blocking(|| shared.scheduler.submit(spec, &asker.caller.tenant))
 }
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {

@@ -3,7 +3,7 @@
 //! ```text
 //!              ┌ access: who is it, how long may it take, one line in the log ┐
 //!   client ───►│  flight ─┬─ get_info  GetFlightInfo, Poll, Schema, List ◄── commands, tickets
-//!              │  do_get ─┼─ get_data  DoGet  ◄── encode
+//!              │  do_get ─┼─ get_data  DoGet  ◄── encode, compact
 //!              │  ingest ─┼───────────  DoPut  ──► table_upload ──► catalog
 //!              │          └─ actions   DoAction ◄── sessions, describe
 //!              └──────────────────────────────────────────────────────────────┘
@@ -19,11 +19,13 @@ mod access;
 mod actions;
 mod admin;
 mod auth;
+mod blocking;
 mod commands;
+mod compact;
 mod describe;
 mod devices;
 mod do_get;
-mod encode;
+pub mod encode;
 mod flight;
 mod get_data;
 mod get_info;

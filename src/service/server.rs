@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::codec::CompressionEncoding;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic_health::server::HealthReporter;
@@ -93,6 +94,9 @@ impl Server {
         let limits = ingest::Limits { message_bytes: shared.limits.message_bytes };
         let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), limits);
         let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
+            // Uploads whose messages gRPC compresses are decoded there; the layer in front takes the others.
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Zstd)
             .max_decoding_message_size(shared.limits.message_bytes)
             .max_encoding_message_size(usize::MAX);
         let mut builder = tonic::transport::Server::builder()

@@ -1,10 +1,19 @@
 //! The one mapping between our errors and gRPC statuses.
 
+use std::borrow::Cow;
+
 use tonic::{Code, Status};
 
 use crate::Error;
 
-/// The status that a client sees for an error: the code by who can act, the message as it is.
+/// What a message may take in the trailers, in bytes: gRPC clients refuse the trailers of a call from 8 KiB on, and then
+/// the caller learns nothing. Only some characters are sent as they are; the others take three bytes each.
+const SENT_BYTES_MAX: usize = 4 << 10;
+
+/// The end of a long message that is kept, as sent: it says what to do.
+const SENT_BYTES_END: usize = 1 << 10;
+
+/// The status that a client sees for an error: the code by who can act, the message as it is, unless it is very long.
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let code = match &error {
@@ -21,8 +30,29 @@ impl From<Error> for Status {
             Error::Unsupported(_) => Code::Unimplemented,
             Error::Internal(_) => Code::Internal,
         };
-        Self::new(code, error.message())
+        Self::new(code, cut(error.message()))
     }
+}
+
+/// The message without its middle, if it is too long to be sent.
+fn cut(message: &str) -> Cow<'_, str> {
+    let sent_bytes = |character: char| match character {
+        'a'..='z' | 'A'..='Z' | '0'..='9' => 1,
+        _ => 3 * character.len_utf8(),
+    };
+    if message.chars().map(sent_bytes).sum::<usize>() <= SENT_BYTES_MAX {
+        return message.into();
+    }
+    let within = |limit: usize| {
+        let mut bytes = 0;
+        move |character: &char| {
+            bytes += sent_bytes(*character);
+            bytes <= limit
+        }
+    };
+    let start: String = message.chars().take_while(within(SENT_BYTES_MAX - SENT_BYTES_END - 20)).collect();
+    let end: Vec<char> = message.chars().rev().take_while(within(SENT_BYTES_END)).collect();
+    format!("{start} [...] {}", end.iter().rev().collect::<String>()).into()
 }
 
 #[cfg(test)]
@@ -50,6 +80,19 @@ mod tests {
             let status = Status::from(error.clone());
             assert_eq!((status.code(), status.message()), (*code, "what was attempted"));
             assert!(mapping[..index].iter().all(|(_, other)| other != code), "{code:?} is used twice");
+        }
+    }
+
+    #[test]
+    fn long_messages_keep_their_beginning_and_their_end_and_fit_into_trailers() {
+        for filler in ["x", " ", "ü", "漢"] {
+            let message = format!("reading: {}; write less", filler.repeat(100_000));
+            let status = Status::from(Error::Invalid(message));
+            assert!(status.message().starts_with("reading: ") && status.message().ends_with("; write less"));
+            let mut headers = http::HeaderMap::new();
+            status.add_header(&mut headers).unwrap();
+            let sent = headers.get("grpc-message").unwrap().len();
+            assert!((1000..=SENT_BYTES_MAX).contains(&sent), "{sent} bytes of {filler:?}");
         }
     }
 }

@@ -11,10 +11,11 @@ use http::{Extensions, HeaderMap};
 
 use super::access::CallRecord;
 use super::auth::{Caller, Role};
+use super::blocking::blocking;
 use super::get_info::table_name;
 use super::ingest::{Ack, UploadHandler, UploadSink};
 use super::shared::Shared;
-use crate::catalog::{UploadMode, UploadOptions, UploadStream};
+use crate::catalog::{UploadOptions, UploadStream};
 use crate::{Context, Error, Result};
 
 /// Turns uploads into tables.
@@ -51,18 +52,9 @@ impl UploadHandler for TableUploads {
         record.set_command(name);
         caller.require(Role::Writer, &format!("uploading table {name:?}"))?;
         let options = options(&app_metadata, extensions.get())?;
-        check_owner(&self.shared, &caller, name, &options)?;
-        let stream = self.shared.uploads.open(&caller.tenant, name, schema, options);
+        let stream = self.shared.uploads.open(caller.editor(), name, schema, options);
         let stream = stream.context(|| format!("uploading table {name:?}"))?;
         Ok(Box::new(TableSink { name: name.into(), stream, ack: Ack::default(), record, shared: self.shared.clone() }))
-    }
-}
-
-/// Tables can be read by every tenant, and changed by the one who made them.
-fn check_owner(shared: &Shared, caller: &Caller, name: &str, options: &UploadOptions) -> Result<()> {
-    match shared.catalog.table(name) {
-        Ok(table) if options.mode != UploadMode::Create => caller.require_owner(&table, "changed"),
-        _ => Ok(()),
     }
 }
 
@@ -111,10 +103,9 @@ struct TableSink {
 #[tonic::async_trait]
 impl UploadSink for TableSink {
     fn append(&mut self, batch: RecordBatch, _app_metadata: Bytes) -> Result<Ack> {
-        let (rows, bytes) = (batch.num_rows() as u64, batch.get_array_memory_size() as u64);
+        let rows = batch.num_rows() as u64;
         self.stream.append(batch).context(|| format!("uploading table {:?}", self.name))?;
-        self.ack.rows += rows;
-        self.ack.bytes += bytes;
+        self.ack = Ack { rows: self.stream.rows(), bytes: self.stream.bytes() };
         self.record.add_rows(rows);
         self.shared.metrics.received_rows.inc_by(rows);
         Ok(self.ack)
@@ -122,7 +113,8 @@ impl UploadSink for TableSink {
 
     async fn finish(self: Box<Self>) -> Result<Ack> {
         let this = *self;
-        this.stream.finish().context(|| format!("uploading table {:?}", this.name))?;
+        // The order that was declared is checked row by row.
+        blocking(|| this.stream.finish()).context(|| format!("uploading table {:?}", this.name))?;
         Ok(this.ack)
     }
 }

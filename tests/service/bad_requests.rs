@@ -187,3 +187,14 @@ async fn what_is_no_ticket_is_refused() {
     }
     still_serves(&server, &mut client, used).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_no_uploads_are_small() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    let large = FlightDescriptor::new_cmd(vec![b'{'; 17 << 20]);
+    refused(client.get_flight_info(large).await, Code::ResourceExhausted, "16.0 MiB");
+    let action = Action::new("job", vec![b' '; 17 << 20]);
+    refused(client.do_action(action).await.map(|_| ()), Code::ResourceExhausted, "16.0 MiB");
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+}

@@ -94,3 +94,22 @@ async fn the_admin_port_tells_alive_from_ready() {
     assert_eq!(server.http_get("/readyz").await.0, 200);
     assert_eq!(server.http_get("/tables").await.0, 404);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn made_up_paths_share_one_label_whatever_they_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "t ann writer").unwrap();
+    let server = TestServer::start(&[&format!("--token-file={}", tokens.display())]).await;
+    let service = "/arrow.flight.protocol.FlightService";
+    for made_up in ["/x/A1".to_owned(), "/x/A2".to_owned(), format!("{service}/A3"), format!("{service}x/DoGet")] {
+        let mut grpc = tonic::client::Grpc::new(server.channel().await);
+        grpc.ready().await.unwrap();
+        let request = tonic::Request::new(arrow_flight::Empty {});
+        let codec = tonic_prost::ProstCodec::<_, arrow_flight::Empty>::default();
+        assert!(grpc.unary(request, made_up.parse().unwrap(), codec).await.is_err());
+    }
+    let (_, text) = server.http_get("/metrics").await;
+    let calls: Vec<_> = text.lines().filter(|line| line.starts_with("dovetail_calls_total{")).collect();
+    assert!(!calls.is_empty() && calls.iter().all(|line| line.contains("rpc=\"unknown\"")), "{calls:?}");
+}

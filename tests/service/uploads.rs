@@ -1,6 +1,10 @@
 //! Uploads in modes, in several streams, and within limits.
 
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use tonic::Code;
+use tonic::codec::CompressionEncoding;
 
 use crate::harness::*;
 
@@ -54,4 +58,26 @@ async fn quotas_of_a_tenant_are_held() {
     put(&mut client, "one", keyed(10, 10)).await.unwrap();
     put(&mut client, "two", keyed(10, 10)).await.unwrap();
     refused(put(&mut client, "three", keyed(10, 10)).await, Code::ResourceExhausted, "table");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_grpc_compresses_are_taken() {
+    let server = TestServer::start(&[]).await;
+    for (name, encoding) in [("g", CompressionEncoding::Gzip), ("z", CompressionEncoding::Zstd)] {
+        let mut client = server.client().await.send_compressed(encoding);
+        put(&mut client, name, keyed(1000, 100)).await.unwrap();
+        assert_eq!(rows(&get(&mut server.client().await, path(name)).await.unwrap()), 1000);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acknowledgements_count_the_bytes_of_the_rows_once() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    let (columns, row_count, batch_count) = (200, 1000, 3);
+    let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..row_count));
+    let batch = RecordBatch::try_from_iter((0..columns).map(|index| (format!("c{index}"), column.clone()))).unwrap();
+    let acks = put(&mut client, "wide", vec![batch; batch_count]).await.unwrap();
+    let last: serde_json::Value = serde_json::from_slice(&acks.last().unwrap().app_metadata).unwrap();
+    assert_eq!(last["bytes"], columns * row_count * 8 * batch_count as i64);
 }

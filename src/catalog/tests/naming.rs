@@ -1,5 +1,5 @@
 use super::*;
-use crate::catalog::{Table, TenantUsage, Upload};
+use crate::catalog::{Editor, Table, TenantUsage, Upload};
 
 fn table(name: &str, owner: &str) -> Table {
     let mut table = Table::from_batches(name, schema(), vec![batch([1, 2])]).unwrap();
@@ -7,8 +7,8 @@ fn table(name: &str, owner: &str) -> Table {
     table
 }
 
-fn upload(catalog: &Catalog, owner: &str, name: &str, mode: UploadMode, rows: i64) -> Result<()> {
-    let mut upload = Upload::begin_for(catalog, owner, name, schema(), options(mode))?;
+fn upload(catalog: &Catalog, editor: impl Into<Editor>, name: &str, mode: UploadMode, rows: i64) -> Result<()> {
+    let mut upload = Upload::begin_for(catalog, editor, name, schema(), options(mode))?;
     upload.append(batch(0..rows))?;
     upload.commit().map(|_| ())
 }
@@ -19,12 +19,12 @@ fn a_reserved_name_is_nobody_elses_until_it_is_used_or_dropped() {
     let mut reservation = catalog.reserve("t", "ada", "the result of job 7").unwrap();
     assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["\"t\"", "the result of job 7"]);
     assert_refused(catalog.create(table("t", "")), is!(AlreadyExists), &["job 7"]);
-    assert_refused(catalog.replace(table("t", "")), is!(AlreadyExists), &["job 7"]);
+    assert_refused(catalog.replace(table("t", ""), &Editor::admin("")), is!(AlreadyExists), &["job 7"]);
     assert!(catalog.table("t").is_err());
     reservation.publish(table("another name", "ada")).unwrap();
     assert_eq!(catalog.table("t").unwrap().name, "t");
     // What became of the name later is no business of a reservation that was used.
-    catalog.drop_table("t").unwrap();
+    catalog.drop_table("t", &Editor::admin("")).unwrap();
     let second = catalog.reserve("t", "ada", "job 8").unwrap();
     drop(reservation);
     assert_refused(catalog.reserve("t", "eve", "x"), is!(AlreadyExists), &["job 8"]);
@@ -40,8 +40,8 @@ fn tables_are_listed_by_name_and_dropped_once() {
     }
     let names: Vec<_> = catalog.tables().iter().map(|table| table.name.clone()).collect();
     assert_eq!(names, ["a", "b", "c"]);
-    catalog.drop_table("b").unwrap();
-    assert_refused(catalog.drop_table("b"), is!(NotFound), &["\"b\""]);
+    catalog.drop_table("b", &Editor::admin("")).unwrap();
+    assert_refused(catalog.drop_table("b", &Editor::admin("")), is!(NotFound), &["\"b\""]);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_tenant_may_hold_only_so_many_bytes() {
     assert_eq!(catalog.usage("ada").bytes, held);
     upload(&catalog, "eve", "b", UploadMode::Create, 3000).unwrap();
     // A reader keeps a dropped table's memory, and its charge.
-    let reader = catalog.drop_table("a").unwrap();
+    let reader = catalog.drop_table("a", &Editor::admin("")).unwrap();
     assert_eq!(catalog.usage("ada"), TenantUsage { bytes: held, tables: 0 });
     drop(reader);
     assert_eq!(catalog.usage("ada"), TenantUsage::default());
@@ -86,11 +86,40 @@ fn who_appends_pays_for_what_was_appended() {
     let catalog = limited(Some(100_000), None);
     upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
     let before = catalog.usage("ada").bytes;
-    upload(&catalog, "eve", "t", UploadMode::Append, 20).unwrap();
+    upload(&catalog, Editor::admin("eve"), "t", UploadMode::Append, 20).unwrap();
     let table = catalog.table("t").unwrap();
     assert_eq!((table.owner.as_str(), catalog.usage("ada").bytes), ("ada", before));
     assert_eq!(before + catalog.usage("eve").bytes, table.bytes);
     drop(table);
-    catalog.drop_table("t").unwrap();
+    catalog.drop_table("t", &Editor::admin("")).unwrap();
     assert!(catalog.usage_of_all().is_empty());
+}
+
+#[test]
+fn only_its_owner_and_admins_change_a_table() {
+    let catalog = catalog();
+    upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
+    for mode in [UploadMode::Replace, UploadMode::Append, UploadMode::CreateIfMissing] {
+        let begun = Upload::begin_for(&catalog, "eve", "t", schema(), options(mode));
+        assert_refused(begun, is!(Denied), &["\"t\"", "\"ada\"", "an admin"]);
+    }
+    assert_refused(catalog.drop_table("t", &"eve".into()), is!(Denied), &["\"t\"", "\"ada\"", "dropped"]);
+    upload(&catalog, Editor::admin("root"), "t", UploadMode::Replace, 20).unwrap();
+    let table = catalog.table("t").unwrap();
+    assert_eq!((table.owner.as_str(), table.rows), ("ada", 20), "it stays its owner's");
+    upload(&catalog, "ada", "t", UploadMode::Append, 5).unwrap();
+    catalog.drop_table("t", &"ada".into()).unwrap();
+}
+
+#[test]
+fn a_table_that_appears_during_an_upload_is_not_overwritten_by_another_tenant() {
+    for mode in [UploadMode::Replace, UploadMode::CreateIfMissing] {
+        let catalog = catalog();
+        let mut begun_before = Upload::begin_for(&catalog, "eve", "t", schema(), options(mode)).unwrap();
+        begun_before.append(batch([7])).unwrap();
+        upload(&catalog, "ada", "t", UploadMode::Create, 10).unwrap();
+        assert_refused(begun_before.commit(), is!(Denied), &["\"t\"", "\"ada\""]);
+        let table = catalog.table("t").unwrap();
+        assert_eq!((table.owner.as_str(), table.rows), ("ada", 10));
+    }
 }

@@ -5,7 +5,7 @@ use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
 
 use super::*;
-use crate::catalog::{Finished, Table, Upload, UploadStream, Uploads, UploadsLimits, Value};
+use crate::catalog::{Editor, Finished, Table, Upload, UploadStream, Uploads, UploadsLimits, Value};
 
 fn uploads(catalog: &Catalog) -> Uploads {
     Uploads::new(catalog.clone(), UploadsLimits { under_way: 8, idle: Duration::from_secs(60) })
@@ -397,6 +397,16 @@ fn a_numbered_part_that_broke_off_must_be_sent_again() {
 }
 
 #[test]
+fn a_refused_commit_is_remembered_as_such() {
+    let catalog = catalog();
+    let uploads = uploads(&catalog);
+    let sorted = UploadOptions { sorted_by: vec!["k".into()], ..shared(None) };
+    send(&uploads, sorted, [2, 1]);
+    assert_refused(uploads.commit("ada", "id"), is!(Invalid), &["sorted by k"]);
+    assert_refused(uploads.commit("ada", "id"), is!(NotFound), &["was refused", "sorted by k"]);
+}
+
+#[test]
 fn an_aborted_upload_leaves_neither_memory_nor_name() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
@@ -443,7 +453,7 @@ fn a_commit_that_failed_for_want_of_a_place_can_be_repeated() {
     send(&uploads, replace, [1]);
     Upload::begin_for(&catalog, "ada", "other", schema(), UploadOptions::default()).unwrap().commit().unwrap();
     assert_refused(uploads.commit("ada", "id"), is!(Exhausted), &["--tenant-tables"]);
-    catalog.drop_table("other").unwrap();
+    catalog.drop_table("other", &Editor::admin("")).unwrap();
     assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1]);
 }
 

@@ -10,7 +10,6 @@
 //! One TCP connection tops out near 3 GB/s and on one core, so parallel streams have a connection each. This room knows
 //! nothing of the server's insides.
 
-mod encode;
 mod fetch;
 mod upload;
 
@@ -27,7 +26,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
-pub use encode::batch_bytes;
+pub use crate::service::encode::batch_bytes;
 pub use fetch::BatchStream;
 pub use upload::{PutOptions, Uploaded};
 

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, mpsc};
 
-use super::encode::Encoder;
 use super::{Client, from_status, table_descriptor};
+use crate::service::encode::Encoder;
 use crate::{Error, Result};
 
 /// Encoded messages that wait for the socket; enough to keep it busy, few enough to bound memory at some 16 MB a stream.
@@ -104,7 +104,8 @@ impl Client {
         sent: Arc<Sent>,
         advance: impl Fn(u64) + Send + Sync + 'static,
     ) -> Result<()> {
-        let (mut encoder, mut first) = Encoder::new(&schema);
+        let (mut encoder, first) = Encoder::new(schema)?;
+        let mut first = FlightData::from(first);
         first.flight_descriptor = Some(table_descriptor(table));
         first.app_metadata = options.to_string().into();
 
@@ -163,13 +164,15 @@ async fn encode_all(
     messages.send(Ok(first)).await.map_err(|_| None)?;
     while let Some(batch) = batches.next().await {
         let batch = batch.map_err(Some)?;
-        for message in encoder.encode(&batch).map_err(Some)? {
-            let bytes = message.data_body.len() as u64;
-            messages.send(Ok(message)).await.map_err(|_| None)?;
+        let rows = batch.num_rows() as u64;
+        encoder.begin(batch);
+        while let Some(message) = encoder.next_message().map_err(Some)? {
+            let bytes = message.body_bytes() as u64;
+            messages.send(Ok(message.into())).await.map_err(|_| None)?;
             sent.bytes.fetch_add(bytes, Ordering::Relaxed);
             advance(bytes);
         }
-        sent.rows.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+        sent.rows.fetch_add(rows, Ordering::Relaxed);
     }
     Ok(())
 }

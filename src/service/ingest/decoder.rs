@@ -25,7 +25,8 @@ use super::plan::{BatchPlan, plan_batch};
 use super::schema::{StreamSchema, read_schema};
 use super::wire::{Event, FIELD_BYTES_MAX, Parser};
 use crate::memory::{Arena, human_bytes};
-use crate::{Context, Error, Result};
+use crate::service::blocking::heavy;
+use crate::{Context, Error, Result, listed};
 
 /// One message of an upload, decoded.
 #[derive(Debug)]
@@ -146,7 +147,7 @@ impl WireDecoder {
             Some(landing) => landing,
             None => self.decoder.land(&opened, 0)?,
         };
-        let content = super::heavy(body_len, || self.decoder.close(opened, landing))?;
+        let content = heavy(body_len, || self.decoder.close(opened, landing))?;
         let descriptor = fields.descriptor.map(|bytes| read_descriptor(&bytes)).transpose()?;
         Ok(Received { descriptor, app_metadata: fields.app_metadata.unwrap_or_default().into(), content })
     }
@@ -178,7 +179,7 @@ impl StreamDecoder {
         }
         let opened = self.open(&data_header, data_body.len())?;
         let mut landing = self.land(&opened, data_body.len())?;
-        let content = super::heavy(data_body.len(), || {
+        let content = heavy(data_body.len(), || {
             landing.write(&data_body);
             self.close(opened, landing)
         })?;
@@ -318,7 +319,5 @@ fn without_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn describe(schema: &SchemaRef) -> String {
-    let column = |field: &Field| format!("{} {}", field.name(), field.data_type());
-    let columns: Vec<_> = schema.fields().iter().map(|field| column(field)).collect();
-    format!("({})", columns.join(", "))
+    format!("({})", listed(schema.fields().iter().map(|field| format!("{} {}", field.name(), field.data_type()))))
 }

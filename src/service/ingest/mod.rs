@@ -35,7 +35,6 @@ use arrow::datatypes::SchemaRef;
 use arrow_flight::FlightDescriptor;
 use bytes::Bytes;
 use http::Extensions;
-use tokio::runtime::{Handle, RuntimeFlavor};
 
 pub use decoder::{Content, Received, StreamDecoder};
 pub use layer::{DoPut, DoPutLayer};
@@ -99,14 +98,4 @@ impl Ack {
 pub struct Limits {
     /// The largest message, in bytes, as it is sent and after decompression.
     pub message_bytes: usize,
-}
-
-/// Work on less than this many bytes is done where it comes up; a few hundred microseconds hold nobody up.
-const HEAVY_BYTES: usize = 4 << 20;
-
-/// Does work on `bytes` bytes, telling the runtime when that will take a while, so that other calls of the same worker
-/// thread go on elsewhere.
-fn heavy<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    let may_block = || Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if bytes >= HEAVY_BYTES && may_block() { tokio::task::block_in_place(work) } else { work() }
 }

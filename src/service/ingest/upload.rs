@@ -13,8 +13,10 @@ use tonic::{Code, Status};
 
 use super::decoder::{Content, Received, StreamDecoder, WireDecoder};
 use super::respond::{AckSender, Acks};
-use super::{Limits, UploadHandler, UploadSink, heavy};
+use super::{Limits, UploadHandler, UploadSink};
 use crate::memory::Arena;
+use crate::service::blocking::heavy;
+use crate::service::encode::batch_bytes;
 use crate::{Error, Result};
 
 /// Runs an upload whose messages were received by tonic: the ordinary path, with a second copy.
@@ -70,7 +72,7 @@ async fn run(
     let mut sink = begin(handler, extensions, &mut source).await?;
     while let Some(message) = source.next().await? {
         if let Content::Batch(batch) = message.content {
-            let bytes = batch.get_array_memory_size();
+            let bytes = batch_bytes(&batch) as usize;
             acks.send(heavy(bytes, || sink.append(batch, message.app_metadata))?);
         }
     }
