@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the lease ends
-//!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader; push waits for room
+//!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader
 //! ```
 //!
 //! A result that is kept can be read again and in parallel, and is bounded: what does not fit is an error. A result that
-//! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. Readers
+//! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. A writer
+//! that is faster than its readers writes on while memory has room, since it holds a device. When there is none left it
+//! waits for them, but not for long: then the result fails, and others get the device. Readers
 //! share one queue rather than fixed shares of it, so that a client which reads its endpoints one after the other does
 //! not wait for batches that are behind those of its later endpoints.
 
@@ -21,11 +23,15 @@ use tokio::sync::watch;
 
 use super::adopt::{Adopter, Meter};
 use super::{Charge, NameReservation, Table};
-use crate::memory::{Arena, human_bytes};
+use crate::memory::{Arena, Budget, human_bytes};
 use crate::{Context, Error, Result};
 
 /// How often a writer that waits for a reader looks whether it should stop.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The share of the arena, one in this many, that results which wait for their readers leave to others: to tables, and to
+/// the batches that joins are making.
+const ROOM_LEFT_SHARE: u64 = 4;
 
 /// How far a result is.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +53,12 @@ pub type Interrupt = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 pub struct SpoolOptions {
     /// How long it is kept once it is complete or was last read, whichever is later; zero: each batch until it is read.
     pub retain: Duration,
-    /// Bytes that it may hold at a time.
+    /// Bytes that it may hold at a time. One that is consumed may hold more while the arena has room.
     pub bytes_max: u64,
     /// How long the writer of a result that is consumed waits for readers that take nothing before it fails.
     pub stall: Duration,
+    /// How long it waits for readers in all, however much they take: it holds a device all the while.
+    pub wait_max: Duration,
     /// Where batches are put that are not in an arena yet; `None` takes them as they come.
     pub arena: Option<Arena>,
     /// What its bytes are charged to.
@@ -65,6 +73,7 @@ impl Default for SpoolOptions {
             retain: Duration::from_secs(300),
             bytes_max: u64::MAX,
             stall: Duration::from_secs(30),
+            wait_max: Duration::from_secs(300),
             arena: None,
             charge: None,
             interrupt: None,
@@ -83,6 +92,9 @@ struct Inner {
     retain: Duration,
     bytes_max: u64,
     stall: Duration,
+    wait_max: Duration,
+    /// Of the arena that it is kept in.
+    budget: Option<Budget>,
     interrupt: Option<Interrupt>,
     held: Mutex<Held>,
     /// Told when batches were taken, or the result was released.
@@ -106,6 +118,8 @@ struct Held {
     charge: Option<Charge>,
     /// Since when readers have taken nothing.
     last_taken: Option<Instant>,
+    /// How long the writer has waited for readers.
+    waited: Duration,
     /// When the lease ends, once the result is complete.
     expires: Option<SystemTime>,
 }
@@ -131,11 +145,13 @@ impl ResultSpool {
 
     /// An empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions { retain, bytes_max, stall, arena, charge, interrupt } = options;
+        let SpoolOptions { retain, bytes_max, stall, wait_max, arena, charge, interrupt } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
+        let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
         let room = Condvar::new();
-        Self { inner: Arc::new(Inner { schema, retain, bytes_max, stall, interrupt, held, room, progress }) }
+        let inner = Inner { schema, retain, bytes_max, stall, wait_max, budget, interrupt, held, room, progress };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Columns and their types.
@@ -148,10 +164,10 @@ impl ResultSpool {
         self.inner.retain.is_zero()
     }
 
-    /// Adds a batch. When the result is consumed as it is read, waits while it is full.
+    /// Adds a batch. When the result is consumed as it is read, waits while there is no room.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is no room for it, and when readers take nothing for too long;
+    /// [`Error::Exhausted`] when there is no room for it, and when readers make none for too long;
     /// [`Error::Cancelled`] when the result was released; whatever the interrupt says.
     pub fn push(&self, batch: RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
@@ -170,7 +186,7 @@ impl ResultSpool {
             return Err(self.too_large(held.bytes + bytes, Error::Exhausted(format!("a result may take {limit}"))));
         }
         self.check_not_released()?;
-        if let Some(charge) = &mut held.charge {
+        if let (Some(charge), false) = (&mut held.charge, self.is_consumed_by_reading()) {
             charge.try_grow(bytes).context(|| "keeping the result of the join")?;
         }
         held.bytes += bytes;
@@ -320,25 +336,48 @@ impl ResultSpool {
         name.publish(table)
     }
 
+    /// Returns when there is room for those bytes, which are charged then.
     fn wait_for_room(&self, held: &mut parking_lot::MutexGuard<'_, Held>, bytes: u64) -> Result<()> {
         let started = Instant::now();
-        while held.bytes > 0 && held.bytes + bytes > self.inner.bytes_max {
+        loop {
             self.check_not_released()?;
+            if self.has_room(held, bytes) {
+                let Some(charge) = &mut held.charge else { return Ok(()) };
+                match charge.try_grow(bytes) {
+                    // Nothing is held that readers could make room with.
+                    Err(error) if held.bytes == 0 => return Err(error.context("passing on the result of the join")),
+                    Err(_) => (),
+                    Ok(()) => return Ok(()),
+                }
+            }
             if let Some(interrupt) = &self.inner.interrupt {
                 interrupt()?;
             }
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
-            if idle >= self.inner.stall {
-                return Err(Error::Exhausted(format!(
-                    "the reader of this result took nothing for {} s while {} waited for it; read faster, or let the server \
-                     keep the result with retain_seconds",
-                    idle.as_secs(),
-                    human_bytes(held.bytes),
-                )));
-            }
-            self.inner.room.wait_for(held, INTERRUPT_INTERVAL);
+            let slow = match (idle >= self.inner.stall, held.waited >= self.inner.wait_max) {
+                (true, _) => format!("took nothing for {:.1} s", idle.as_secs_f64()),
+                (_, true) => format!("made the join wait for {:.1} s in all", held.waited.as_secs_f64()),
+                _ => {
+                    let before = Instant::now();
+                    self.inner.room.wait_for(held, INTERRUPT_INTERVAL);
+                    held.waited += before.elapsed();
+                    continue;
+                }
+            };
+            return Err(Error::Exhausted(format!(
+                "the reader of this result {slow} while {} waited for it and memory had no room for more; read faster, let \
+                 the server keep the result with retain_seconds, or raise --host-memory",
+                human_bytes(held.bytes),
+            )));
         }
-        Ok(())
+    }
+
+    /// Within the bound there is; beyond it, while the arena keeps enough for others.
+    fn has_room(&self, held: &Held, bytes: u64) -> bool {
+        let leaves_enough = |budget: &Budget| budget.free_bytes() >= budget.limit_bytes() / ROOM_LEFT_SHARE;
+        held.bytes == 0
+            || held.bytes + bytes <= self.inner.bytes_max
+            || self.inner.budget.as_ref().is_some_and(leaves_enough)
     }
 
     /// Hands out a batch that was pushed.

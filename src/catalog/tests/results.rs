@@ -204,6 +204,45 @@ fn a_writer_whose_readers_take_nothing_gives_up_and_says_why() {
 }
 
 #[test]
+fn a_writer_without_readers_writes_on_while_memory_has_room() {
+    let arena = arena_of(1 << 20);
+    let options = SpoolOptions { arena: Some(arena.clone()), ..consumed(1, Duration::from_millis(50)) };
+    let spool = ResultSpool::with_options(schema(), options);
+    let outcome = (0..1000).try_for_each(|key| spool.push(batch(key * 1000..key * 1000 + 1000)));
+    assert_refused(outcome, is!(Exhausted), &["took nothing", "no room", "retain_seconds", "--host-memory"]);
+    let (used, limit) = (arena.budget().used_bytes(), arena.budget().limit_bytes());
+    assert!(used > limit / 2, "{used} of {limit} bytes were used");
+    assert!(used < limit, "others have room");
+}
+
+#[test]
+fn a_quota_makes_the_writer_wait_like_memory_does() {
+    let catalog = limited(Some(bytes_of(100) * 3), None);
+    let options = SpoolOptions { charge: Some(catalog.charge("ada")), ..consumed(u64::MAX, Duration::from_millis(50)) };
+    let spool = ResultSpool::with_options(schema(), options);
+    let outcome = (0..10).try_for_each(|_| spool.push(batch(0..100)));
+    assert_refused(outcome, is!(Exhausted), &["took nothing"]);
+    assert_eq!(spool.pushed_rows(), 300);
+    assert_refused(spool.push(batch(0..1000)), is!(Exhausted), &["took nothing"]);
+}
+
+#[test]
+fn a_slow_reader_makes_the_writer_wait_only_so_long_in_all() {
+    let options = SpoolOptions { wait_max: Duration::from_millis(300), ..consumed(1, Duration::from_secs(600)) };
+    let spool = ResultSpool::with_options(schema(), options);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| (0..).try_for_each(|key| spool.push(batch([key]))));
+        let mut reader = spool.reader(0, 1);
+        // It takes a batch now and then, so that it is never idle for long.
+        while !writer.is_finished() {
+            std::thread::sleep(Duration::from_millis(10));
+            let _ = futures::FutureExt::now_or_never(reader.next());
+        }
+        assert_refused(writer.join().unwrap(), is!(Exhausted), &["in all", "retain_seconds"]);
+    });
+}
+
+#[test]
 fn a_batch_larger_than_the_bound_passes_when_nothing_else_is_held() {
     let spool = ResultSpool::with_options(schema(), consumed(1, Duration::from_millis(50)));
     spool.push(batch(0..100)).unwrap();

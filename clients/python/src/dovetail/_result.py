@@ -221,8 +221,8 @@ def _failure(status: JobStatus) -> Error:
 class Result:
     """The result of a join: fetched as a table, or read as it comes.
 
-    The server keeps it for its lease (five minutes after it is complete, unless ``retain_seconds`` says otherwise),
-    so it can be fetched more than once. Closing it, or leaving its ``with`` block, releases it at once.
+    The server keeps it for its lease, so it can be fetched more than once. The lease is as long as the server's
+    ``--retain-seconds`` says, or the join's own ``retain_seconds``, and begins again with every read. Closing it, or leaving its ``with`` block, releases it at once.
 
     It speaks the Arrow stream interface, so ``pl.DataFrame(result)``, ``pa.table(result)`` and DuckDB read it directly.
     """
@@ -284,8 +284,9 @@ class Result:
     def reader(self) -> pa.RecordBatchReader:
         """The result as it is made, batch by batch, over one connection per endpoint.
 
-        A reader that pauses holds no device; the server keeps what was not read yet. The order of the rows is not
-        defined.
+        The server keeps what was not read yet, so a reader may pause. Only with ``retain_seconds=0`` and a result that
+        has filled the server's memory does the join wait for its reader; it fails when nothing is read for half a
+        minute, or when it has waited for five minutes in all. The order of the rows is not defined.
         """
         parallel = _ParallelReader(self._connections, self._info)
         self._readers.append(parallel)
