@@ -49,6 +49,12 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Empty slabs kept for reuse, in bytes in total. More than this goes back to the system at once.
 const EMPTY_SLAB_BYTES_KEPT: usize = 2 << 30;
 
+/// What may be mapped beyond the budget, in bytes: an eighth of it, and a slab. Pieces leave holes between them that no later
+/// piece fits, and what the budget promises must be there all the same; but no more than this.
+fn slack_bytes(limit: u64) -> u64 {
+    (limit / 8).saturating_add(SLAB_BYTES as u64)
+}
+
 /// What slabs are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
@@ -127,7 +133,8 @@ impl Arena {
     /// A piece of `len` bytes whose contents are unspecified.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the budget refuses, or when the system has no memory to map.
+    /// [`Error::Exhausted`] when the budget refuses, when too much of it is lost between pieces, or when the system has no
+    /// memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
         let reservation = self.inner.budget.reserve(size_of_piece(len) as u64, purpose)?;
         self.allocate_reserved(len, reservation)
@@ -201,11 +208,47 @@ impl Inner {
         if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
             return Ok(place);
         }
-        let memory = self.map_slab(size.next_multiple_of(HUGE_PAGE_BYTES).max(self.slab_bytes))?;
+        let len = size.next_multiple_of(HUGE_PAGE_BYTES).max(self.slab_bytes);
+        self.make_room(len, size)?;
+        let memory = self.map_slab(len)?;
         let mut slabs = self.slabs.lock();
         slabs.add(memory);
         let place = slabs.take(size, &self.growth_wanted);
         Ok(place.expect("a new slab is at least as large as the piece that it was made for"))
+    }
+
+    /// Gives empty slabs back until one of `len` bytes may be mapped: those that are too small for the piece of `size` bytes
+    /// it is for, since it found no place in them.
+    fn make_room(&self, len: usize, size: usize) -> Result<()> {
+        let limit = self.budget.limit_bytes();
+        let mapped_max = limit.saturating_add(slack_bytes(limit));
+        let mut given_back = Vec::new();
+        let mut slabs = self.slabs.lock();
+        while (slabs.mapped_bytes + len) as u64 > mapped_max {
+            let Some(slab) = slabs.free.empty_slab() else {
+                let free = slabs.free.free_bytes() as u64;
+                return Err(Error::Exhausted(format!(
+                    "{} of host memory are free, but in pieces of which none has {}; drop tables that are no longer \
+                     needed, or raise --host-memory",
+                    human_bytes(free),
+                    human_bytes(size as u64),
+                )));
+            };
+            given_back.push(self.forget(&mut slabs, slab));
+        }
+        // Unmapping takes long; others need not wait for it.
+        drop(slabs);
+        drop(given_back);
+        Ok(())
+    }
+
+    /// Takes an empty slab out of the books; dropping it unmaps it.
+    fn forget(&self, slabs: &mut Slabs, slab: SlabId) -> Arc<Mapping> {
+        slabs.free.remove_slab(slab);
+        let memory = slabs.mappings.remove(&slab).expect("its slab was added");
+        slabs.mapped_bytes -= memory.len;
+        self.ranges.write().remove(&(memory.start.as_ptr() as usize));
+        memory
     }
 
     fn map_slab(&self, len: usize) -> Result<Arc<Mapping>> {
@@ -225,10 +268,7 @@ impl Inner {
         if slabs.free.empty_slab_bytes() <= kept_max {
             return;
         }
-        slabs.free.remove_slab(slab);
-        let memory = slabs.mappings.remove(&slab).expect("its slab was added");
-        slabs.mapped_bytes -= memory.len;
-        self.ranges.write().remove(&(memory.start.as_ptr() as usize));
+        let memory = self.forget(&mut slabs, slab);
         // Unmapping takes long; others need not wait for it.
         drop(slabs);
         drop(memory);
@@ -574,6 +614,39 @@ mod tests {
         let piece = arena.allocate_reserved(1000, reservation).unwrap();
         assert_eq!(arena.budget().used_bytes(), 1024);
         drop(piece);
+    }
+
+    #[test]
+    fn empty_slabs_make_room_for_larger_ones_within_the_budget() {
+        let limit = 4 * SLAB_BYTES as u64;
+        let arena = arena(limit);
+        // All of it in ordinary slabs, then all of it in one piece, and back: twice the budget, were none given back.
+        for _ in 0..2 {
+            drop((0..4).map(|_| arena.allocate(SLAB_BYTES, "test").unwrap()).collect::<Vec<_>>());
+            drop(arena.allocate(4 * SLAB_BYTES, "test").unwrap());
+            assert!(arena.mapped_bytes() <= limit + slack_bytes(limit), "{} bytes are mapped", arena.mapped_bytes());
+        }
+    }
+
+    #[test]
+    fn memory_that_is_lost_between_pieces_is_not_mapped_again() {
+        let limit = 4 * SLAB_BYTES as u64;
+        let arena = arena(limit);
+        let mut pieces: Vec<_> = (0..16).map(|_| arena.allocate(SLAB_BYTES / 4, "test").unwrap()).collect();
+        // Every slab keeps a piece; half of the budget is free, in holes of half a slab at most.
+        let mut place = 0;
+        pieces.retain(|_| {
+            place += 1;
+            place % 2 == 0
+        });
+        let first = arena.allocate(SLAB_BYTES, "test").expect("the slack is for this");
+        let refused = arena.allocate(SLAB_BYTES, "test").unwrap_err();
+        let Error::Exhausted(text) = &refused else { panic!("{refused:?}") };
+        assert!(text.contains("in pieces") && text.contains("--host-memory"), "{text}");
+        assert!(arena.mapped_bytes() <= limit + slack_bytes(limit));
+        drop((first, pieces));
+        assert_eq!(arena.budget().used_bytes(), 0, "a refusal takes nothing");
+        arena.allocate(2 * SLAB_BYTES, "test").unwrap();
     }
 
     #[test]

@@ -69,6 +69,12 @@ impl FreeList {
         empty.map(|(_, len)| len).sum()
     }
 
+    /// A slab that is all free.
+    pub(super) fn empty_slab(&self) -> Option<SlabId> {
+        let mut slabs = self.slab_len.iter();
+        slabs.find(|&(&slab, len)| self.by_place.get(&(slab, 0)) == Some(len)).map(|(&slab, _)| slab)
+    }
+
     /// The longest free range, in bytes.
     pub(super) fn longest(&self) -> usize {
         self.by_len.last().map_or(0, |&(len, ..)| len)

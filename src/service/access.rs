@@ -1,7 +1,7 @@
 //! The layer around every call: who it is, how long it may take, how it ended.
 //!
 //! ```text
-//!   request ─► authenticate ─► (draining? refuse) ─► service ─► body ─► one access line, metrics
+//!   request ─► (draining? refuse new work) ─► authenticate ─► service ─► body ─► one access line, metrics
 //!                                                       └── deadline or end of the server: a status in its place
 //! ```
 //!
@@ -19,7 +19,7 @@ use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep_until};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Status};
@@ -54,6 +54,15 @@ const RPCS: [&str; 14] = [
 
 /// The name of all other paths.
 const UNKNOWN_RPC: &str = "unknown";
+
+/// What was admitted is served to its end while the server drains: jobs are polled, results are fetched, and of the actions
+/// those that do not begin anything are done.
+const SERVED_WHILE_DRAINING: [&str; 3] = ["PollFlightInfo", "DoGet", "DoAction"];
+
+/// The answer to new work while the server drains.
+pub(super) fn shutting_down() -> Error {
+    Error::Unavailable("the server is shutting down; call another one, or this one later".into())
+}
 
 /// RPCs whose requests are streams of data; the others send one message, or a few small ones.
 const STREAMED: [&str; 2] = ["DoPut", "DoExchange"];
@@ -165,7 +174,7 @@ where
         let received = call.received.clone();
         let limit = if STREAMED.contains(&call.rpc) { u64::MAX } else { REQUEST_BYTES_MAX };
         let request = request.map(|body| Body::new(CountedBody { body, bytes: received, limit }));
-        let mut limits = CallLimits::new(&self.shared, call.deadline);
+        let mut limits = call.limits();
         let response = self.inner.call(request);
         Box::pin(async move {
             tokio::select! {
@@ -225,11 +234,17 @@ impl Call {
         if self.is_health {
             return Ok(super::auth::Caller::anonymous());
         }
-        // What is under way may be fetched to its end: its endpoints are opened one after the other.
-        if self.shared.is_draining() && !request.uri().path().ends_with("/DoGet") {
-            return Err(Error::Unavailable("the server is shutting down; call another one, or this one later".into()));
+        if self.shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&self.rpc) {
+            return Err(shutting_down());
         }
         self.shared.authenticator.authenticate(request.headers())
+    }
+
+    /// What ends it from outside. Streams of other services than Flight's have no end of their own: who watches the health
+    /// does so for ever.
+    fn limits(&self) -> CallLimits {
+        let end = if self.rpc.contains('/') { &self.shared.closing } else { &self.shared.ended };
+        CallLimits::new(end, self.deadline)
     }
 
     fn wrap(mut self, response: Response<Body>) -> Response<Body> {
@@ -237,7 +252,7 @@ impl Call {
         if let Some(outcome) = outcome(response.headers()) {
             self.outcome = Some(outcome);
         }
-        let limits = CallLimits::new(&self.shared, self.deadline);
+        let limits = self.limits();
         response.map(|body| Body::new(CallBody { body, limits, call: self }))
     }
 }
@@ -299,9 +314,9 @@ struct CallLimits {
 }
 
 impl CallLimits {
-    fn new(shared: &Shared, deadline: Option<Instant>) -> Self {
+    fn new(end: &CancellationToken, deadline: Option<Instant>) -> Self {
         let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.into())));
-        Self { deadline, ended: Box::pin(shared.ended.clone().cancelled_owned()) }
+        Self { deadline, ended: Box::pin(end.clone().cancelled_owned()) }
     }
 
     /// Ready when the call must end, with its status.

@@ -3,6 +3,9 @@
 //! Bodies are JSON objects, both ways; unknown fields are refused. The standard Flight actions carry their protobuf
 //! messages.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use arrow_flight::{
     Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus, RenewFlightEndpointRequest,
 };
@@ -13,22 +16,26 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::access::shutting_down;
 use super::auth::Role;
 use super::blocking::blocking;
 use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
 use super::shared::Shared;
 use super::{commands, describe};
-use crate::scheduler::JobId;
+use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
 
 /// Every action and what it is for.
-const ACTIONS: [(&str, &str); 13] = [
+const ACTIONS: &[(&str, &str)] = &[
     (
         "drop_table",
         r#"Removes a table; those who read it finish. Body {"name": "orders"}. Result {"table": ..., "rows": ...}"#,
     ),
-    ("list_jobs", "Your jobs, or everybody's for an admin, oldest first. No body. One result for each, as of `job`"),
+    (
+        "list_jobs",
+        "Your jobs, or everybody's for an admin, oldest first, with those that are over and remembered. No body. One result for each, as of `job`",
+    ),
     ("job", r#"A job: state, progress, queue position, phases measured so far. Body {"job": 7}"#),
     ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
     (
@@ -46,10 +53,21 @@ const ACTIONS: [(&str, &str); 13] = [
         "Sets options of the session in the cookie arrow_flight_session_id, which it opens. Flight's own messages",
     ),
     ("GetSessionOptions", "The options of the session. Flight's own messages"),
+    ("CloseSession", "Forgets the session. Flight's own messages"),
 ];
 
-/// CloseSession, which makes fourteen.
-const CLOSE_SESSION: (&str, &str) = ("CloseSession", "Forgets the session. Flight's own messages");
+/// What ends work that is under way, or tells of it.
+const SERVED_WHILE_DRAINING: [&str; 9] = [
+    "list_jobs",
+    "job",
+    "cancel_job",
+    "server_info",
+    "commit_upload",
+    "abort_upload",
+    "CancelFlightInfo",
+    "RenewFlightEndpoint",
+    "CloseSession",
+];
 
 /// What an action answers: results, and a cookie to set.
 #[derive(Debug, Default)]
@@ -72,8 +90,7 @@ impl Answer {
 
 /// The actions, for ListActions.
 pub fn list() -> impl Iterator<Item = ActionType> {
-    let all = ACTIONS.into_iter().chain([CLOSE_SESSION]);
-    all.map(|(name, description)| ActionType { r#type: name.into(), description: description.into() })
+    ACTIONS.iter().map(|&(name, description)| ActionType { r#type: name.into(), description: description.into() })
 }
 
 /// Does it.
@@ -82,6 +99,9 @@ pub fn list() -> impl Iterator<Item = ActionType> {
 /// [`Error::Invalid`] for an unknown action or a body that is not its own, and whatever doing it runs into.
 pub async fn run(shared: &Shared, asker: &Asker, action: Action) -> Result<Answer> {
     asker.record.set_command(&action.r#type);
+    if shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&action.r#type.as_str()) {
+        return Err(shutting_down());
+    }
     match action.r#type.as_str() {
         "drop_table" => drop_table(shared, asker, body(&action)?),
         "list_jobs" => no_body(&action).map(|()| list_jobs(shared, asker)),
@@ -155,12 +175,14 @@ fn drop_table(shared: &Shared, asker: &Asker, body: NameBody) -> Result<Answer> 
 }
 
 fn list_jobs(shared: &Shared, asker: &Asker) -> Answer {
-    let jobs = shared.scheduler.jobs();
-    let mine = jobs.iter().filter(|job| asker.caller.may_touch(&job.owner));
+    // In both for a moment, and once in the list.
+    let all = shared.scheduler.history().into_iter().chain(shared.scheduler.jobs());
+    let jobs: BTreeMap<JobId, Arc<Job>> = all.map(|job| (job.id, job)).collect();
+    let mine = jobs.values().filter(|job| asker.caller.may_touch(&job.owner));
     Answer { results: mine.map(|job| describe::job(job).to_string().into()).collect(), cookie: None }
 }
 
-fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<std::sync::Arc<crate::scheduler::Job>> {
+fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
     let job = shared.scheduler.job(id)?;
     match asker.caller.may_touch(&job.owner) {
         true => Ok(job),
@@ -180,15 +202,14 @@ fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
 }
 
 fn explain(shared: &Shared, asker: &Asker, action: &Action) -> Result<Answer> {
-    if let Ok(JobBody { job }) = serde_json::from_slice(&action.body) {
+    let names_job = |body: &Value| body.as_object().is_some_and(|body| body.contains_key("job"));
+    if serde_json::from_slice(&action.body).is_ok_and(|body: Value| names_job(&body)) {
+        let JobBody { job } = body(action)?;
         let job = find_job(shared, asker, JobId(job))?;
         return Ok(Answer::json(&describe::explanation(&job.explanation())?));
     }
-    let mut spec = commands::decode(&action.body)?;
+    let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
     asker.record.set_command(format!("explain join {} {}", spec.left, spec.right));
-    if let Some(session) = asker.session {
-        sessions::apply(&shared.sessions, session, &mut spec);
-    }
     Ok(Answer::json(&describe::explanation(&blocking(|| shared.scheduler.explain(spec))?)?))
 }
 

@@ -21,19 +21,32 @@ const EXAMPLE: &str =
 /// The package of Flight SQL's messages in a type URL.
 const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 
+/// What holds for joins that do not say: a session's options.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Defaults {
+    /// Of [`JoinSpec::strategy`], by name.
+    pub strategy: Option<String>,
+    /// Of [`JoinSpec::nulls_equal`].
+    pub nulls_equal: Option<bool>,
+    /// Of [`JoinSpec::priority`].
+    pub priority: Option<i32>,
+    /// Of [`JoinSpec::retain_seconds`].
+    pub retain_seconds: Option<u32>,
+}
+
 /// Reads a command.
 ///
 /// # Errors
 /// [`Error::Invalid`] for what is neither JSON nor a protobuf `Any`, for unknown fields and for values out of range;
 /// [`Error::Unsupported`] for Flight SQL.
-pub fn decode(command: &[u8]) -> Result<JoinSpec> {
+pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinSpec> {
     let message = match command.trim_ascii_start().first() {
         None => return Err(Error::Invalid(format!("the command is empty; send a join such as {EXAMPLE}"))),
         Some(b'{') => decode_json(command)?,
         Some(_) => decode_any(command)?,
     };
     match message.command {
-        Some(proto::command::Command::Join(join)) => spec(join).context(|| "the join command"),
+        Some(proto::command::Command::Join(join)) => spec(join, defaults).context(|| "the join command"),
         None => Err(Error::Invalid(format!("the command names nothing to do; send a join such as {EXAMPLE}"))),
     }
 }
@@ -113,20 +126,21 @@ fn refuse_unknown_fields(mut message: &[u8], fields: &Fields) -> Result<()> {
     Ok(())
 }
 
-fn spec(join: proto::Join) -> Result<JoinSpec> {
+fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
     for (field, value) in [("left", &join.left), ("right", &join.right)] {
         if value.is_empty() {
             return Err(Error::Invalid(format!("\"{field}\" is missing: the name of the {field} table")));
         }
     }
-    if !(-100..=100).contains(&join.priority) {
-        return Err(Error::Invalid(format!("\"priority\" is {}, and goes from -100 to 100", join.priority)));
+    let priority = join.priority.or(defaults.priority).unwrap_or(0);
+    if !(-100..=100).contains(&priority) {
+        return Err(Error::Invalid(format!("\"priority\" is {priority}, and goes from -100 to 100")));
     }
     let how = proto::JoinKind::try_from(join.how)
         .map_err(|_| Error::Invalid(format!("\"how\" is number {}, which is no kind of join", join.how)))?;
-    let strategy = match join.strategy.as_str() {
-        "" | "auto" => None,
-        name => Some(name.parse()?),
+    let strategy = match join.strategy.as_deref().filter(|name| !name.is_empty()).or(defaults.strategy.as_deref()) {
+        None | Some("auto") => None,
+        Some(name) => Some(name.parse()?),
     };
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
     Ok(JoinSpec {
@@ -136,11 +150,11 @@ fn spec(join: proto::Join) -> Result<JoinSpec> {
         how: join_kind(how),
         columns: join.columns,
         strategy,
-        nulls_equal: join.nulls_equal,
+        nulls_equal: join.nulls_equal.or(defaults.nulls_equal).unwrap_or(false),
         devices: devices(join.devices.and_then(|value| value.kind))?,
         batch_rows: (join.batch_rows > 0).then_some(join.batch_rows as usize),
-        priority: join.priority,
-        retain_seconds: join.retain_seconds,
+        priority,
+        retain_seconds: join.retain_seconds.or(defaults.retain_seconds),
         into: Some(join.into).filter(|name| !name.is_empty()),
     })
 }
@@ -193,6 +207,10 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn decode(command: &[u8]) -> Result<JoinSpec> {
+        super::decode(command, &Defaults::default())
+    }
     use crate::planner::Strategy;
 
     const FULL: &str = r#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "y", "nulls_equal": true}],
@@ -275,5 +293,24 @@ mod tests {
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
         assert!(with(r#""how": "sideways""#).contains("sideways"));
         assert!(refusal(br#"{"join": {"right": "b"}}"#).contains("left"));
+    }
+
+    #[test]
+    fn a_session_fills_what_is_not_said_and_nothing_else() {
+        let defaults = Defaults {
+            strategy: Some("sort-merge".into()),
+            nulls_equal: Some(true),
+            priority: Some(7),
+            retain_seconds: Some(9),
+        };
+        let with = |more: &str| {
+            let json =
+                format!(r#"{{"join": {{"left": "a", "right": "b", "on": [{{"left": "x", "right": "x"}}]{more}}}}}"#);
+            let spec = super::decode(json.as_bytes(), &defaults).unwrap();
+            (spec.strategy, spec.nulls_equal, spec.priority, spec.retain_seconds)
+        };
+        assert_eq!(with(""), (Some(Strategy::SortMerge), true, 7, Some(9)));
+        let said = r#", "strategy": "auto", "nulls_equal": false, "priority": 0, "retain_seconds": 0"#;
+        assert_eq!(with(said), (None, false, 0, Some(0)));
     }
 }

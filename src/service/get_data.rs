@@ -59,7 +59,7 @@ pub fn read(
 
 enum Source {
     Table { table: Arc<Table>, next: usize, end: usize },
-    Result { job: Arc<Job>, rows: ResultReader, leaving: Option<LastReader> },
+    Result { job: Arc<Job>, rows: ResultReader, leaving: Option<LastReader>, delivery: Delivery },
 }
 
 impl Source {
@@ -77,8 +77,11 @@ impl Source {
                 *next += 1;
                 Ok((index < *end).then(|| table.batches[index].clone()))
             }
-            Self::Result { rows, leaving, .. } => {
+            Self::Result { rows, leaving, delivery, .. } => {
                 let batch = rows.next().await;
+                if matches!(batch, Ok(None) | Err(_)) {
+                    delivery.has_ended = true;
+                }
                 if let (Ok(None) | Err(_), Some(reader)) = (&batch, leaving) {
                     reader.has_finished = true;
                 }
@@ -101,7 +104,25 @@ fn open_table(shared: &Shared, name: &str, version: u64, first: usize, end: usiz
 fn open_result(shared: &Arc<Shared>, id: JobId, part: usize, parts: usize) -> Result<Source> {
     let job = shared.scheduler.job(id)?;
     let leaving = job.result.is_consumed_by_reading().then(|| LastReader::new(shared, id));
-    Ok(Source::Result { rows: job.result.reader(part, parts), job, leaving })
+    let delivery = Delivery { shared: shared.clone(), job: id, part, parts, has_ended: false };
+    Ok(Source::Result { rows: job.result.reader(part, parts), job, leaving, delivery })
+}
+
+/// Says that an endpoint was read to its end, once the stream that did so is over: its last messages are sent by then.
+struct Delivery {
+    shared: Arc<Shared>,
+    job: JobId,
+    part: usize,
+    parts: usize,
+    has_ended: bool,
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if self.has_ended {
+            self.shared.deliveries.read(self.job, self.part, self.parts);
+        }
+    }
 }
 
 /// A reader of a result that is consumed as it is read. The last one to leave takes the job with it, unless it has seen

@@ -25,7 +25,7 @@ use super::auth::{Caller, Role};
 use super::blocking::blocking;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
-use super::{commands, describe, sessions};
+use super::{commands, describe};
 use crate::catalog::{SpoolState, Table};
 use crate::planner::{self, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState};
@@ -85,6 +85,9 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
         }
     };
     let status = job.status();
+    if status.state.is_final() {
+        shared.deliveries.told(job.id);
+    }
     match status.state {
         JobState::Failed(error) => return Err(error),
         JobState::Cancelled => return Err(Error::Cancelled(format!("job {} was cancelled", job.id))),
@@ -185,11 +188,8 @@ fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Resul
             Ok(Asked::Job(shared.scheduler.job(id)?))
         }
         Ok(DescriptorType::Cmd) => {
-            let mut spec = commands::decode(&descriptor.cmd)?;
+            let spec = commands::decode(&descriptor.cmd, &shared.sessions.defaults(asker.session))?;
             asker.record.set_command(format!("join {} {}", spec.left, spec.right));
-            if let Some(session) = asker.session {
-                sessions::apply(&shared.sessions, session, &mut spec);
-            }
             Ok(Asked::Join(spec))
         }
         _ => Err(Error::Invalid(

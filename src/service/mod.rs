@@ -22,6 +22,7 @@ mod auth;
 mod blocking;
 mod commands;
 mod compact;
+mod deliveries;
 mod describe;
 mod devices;
 mod do_get;

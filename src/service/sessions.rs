@@ -13,6 +13,7 @@ use http::HeaderMap;
 use uuid::Uuid;
 
 use super::auth::Caller;
+use super::commands::Defaults;
 use crate::{Error, Result};
 
 /// The cookie that carries the identifier of a session.
@@ -20,6 +21,9 @@ pub const COOKIE: &str = "arrow_flight_session_id";
 
 /// Sessions at once; more are refused. A session is a few hundred bytes.
 const SESSIONS_MAX: usize = 10_000;
+
+/// Sessions of one tenant at once, so that one cannot keep the others from opening any.
+const TENANT_SESSIONS_MAX: usize = 1000;
 
 /// The options that a session may set, and what they mean.
 pub const OPTIONS: [(&str, &str); 4] = [
@@ -182,6 +186,14 @@ impl Sessions {
                 "there are {SESSIONS_MAX} sessions already; close one with CloseSession, or call without a session"
             )));
         }
+        let own = self.by_id.iter().filter(|session| session.tenant == caller.tenant).count();
+        if own >= TENANT_SESSIONS_MAX {
+            return Err(Error::Exhausted(format!(
+                "tenant {:?} has {TENANT_SESSIONS_MAX} sessions already; close one with CloseSession, or send the cookie of \
+                 one that is open",
+                caller.tenant
+            )));
+        }
         let id = Uuid::new_v4();
         let session = Session { tenant: caller.tenant.clone(), options: BTreeMap::new(), last_used: Instant::now() };
         self.by_id.insert(id, session);
@@ -218,6 +230,24 @@ impl Sessions {
         GetSessionOptionsResult { session_options }
     }
 
+    /// What holds for joins of a session that do not say.
+    pub fn defaults(&self, id: Option<Uuid>) -> Defaults {
+        let mut defaults = Defaults::default();
+        let Some(session) = id.and_then(|id| self.by_id.get(&id)) else { return defaults };
+        for (name, value) in &session.options {
+            match (name.as_str(), value) {
+                ("strategy", OptionValue::StringValue(strategy)) => defaults.strategy = Some(strategy.clone()),
+                ("priority", OptionValue::Int64Value(priority)) => defaults.priority = i32::try_from(*priority).ok(),
+                ("retain_seconds", OptionValue::Int64Value(seconds)) => {
+                    defaults.retain_seconds = u32::try_from(*seconds).ok();
+                }
+                ("nulls_equal", OptionValue::BoolValue(nulls_equal)) => defaults.nulls_equal = Some(*nulls_equal),
+                _ => (),
+            }
+        }
+        defaults
+    }
+
     /// Forgets a session.
     pub fn close(&self, id: Uuid) {
         self.by_id.remove(&id);
@@ -244,20 +274,19 @@ fn cookie(headers: &HeaderMap) -> Option<Uuid> {
     Uuid::parse_str(id.trim_matches('"')).ok()
 }
 
-/// Fills what a join leaves open from its session's options.
-pub fn apply(sessions: &Sessions, id: Uuid, spec: &mut crate::planner::JoinSpec) {
-    let Some(session) = sessions.by_id.get(&id) else { return };
-    for (name, value) in &session.options {
-        match (name.as_str(), value) {
-            ("strategy", OptionValue::StringValue(strategy)) => {
-                spec.strategy = spec.strategy.or_else(|| strategy.parse().ok());
-            }
-            ("priority", OptionValue::Int64Value(priority)) if spec.priority == 0 => spec.priority = *priority as i32,
-            ("retain_seconds", OptionValue::Int64Value(seconds)) => {
-                spec.retain_seconds = spec.retain_seconds.or(u32::try_from(*seconds).ok());
-            }
-            ("nulls_equal", OptionValue::BoolValue(nulls_equal)) => spec.nulls_equal |= nulls_equal,
-            _ => (),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_tenant_cannot_take_all_sessions() {
+        let sessions = Sessions::new(Duration::from_secs(60));
+        let (ada, eve) = (Caller::of_tenant("ada"), Caller::of_tenant("eve"));
+        let opened: Vec<Uuid> = (0..TENANT_SESSIONS_MAX).map(|_| sessions.open(&eve).unwrap()).collect();
+        let refused = sessions.open(&eve).unwrap_err();
+        assert!(matches!(&refused, Error::Exhausted(text) if text.contains("\"eve\"")), "{refused:?}");
+        sessions.open(&ada).unwrap();
+        sessions.close(opened[0]);
+        sessions.open(&eve).unwrap();
     }
 }

@@ -8,6 +8,7 @@ use dashmap::DashMap;
 use tokio_util::sync::CancellationToken;
 
 use super::auth::Authenticator;
+use super::deliveries::Deliveries;
 use super::metrics::Metrics;
 use super::sessions::Sessions;
 use super::settings::Settings;
@@ -42,12 +43,16 @@ pub struct Shared {
     pub metrics: Metrics,
     /// When the server started.
     pub started: SystemTime,
-    /// Set once the server takes no more calls.
+    /// Set once the server takes no new work.
     pub draining: AtomicBool,
+    /// Cancelled when what was under way has ended, and connections close.
+    pub closing: CancellationToken,
     /// Cancelled when calls that are still under way must end.
     pub ended: CancellationToken,
     /// Uploads under way.
     pub uploads: Uploads,
+    /// What clients have had of their jobs.
+    pub deliveries: Deliveries,
     /// How many streams are reading each result that is consumed as it is read.
     pub readers: DashMap<JobId, usize>,
 }
@@ -135,9 +140,17 @@ fn check_location(location: &str) -> Result<()> {
 }
 
 impl Shared {
-    /// Whether new calls are refused.
+    /// Whether new work is refused.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// What keeps a server that drains from closing its connections; `None` when nothing does.
+    pub fn work_left(&self) -> Option<String> {
+        let jobs = self.scheduler.jobs();
+        let jobs = jobs.iter().filter(|job| !self.deliveries.is_settled(job)).count();
+        let uploads = self.uploads.under_way();
+        (jobs + uploads > 0).then(|| format!("{jobs} jobs that run or whose result is not read, {uploads} uploads"))
     }
 
     /// Whether traffic should come here; if not, why.

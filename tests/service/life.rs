@@ -155,3 +155,66 @@ async fn the_drain_limit_ends_what_does_not_end() {
     server.join().await.unwrap();
     drop(acks);
 }
+
+async fn wait_for_drain(server: &TestServer) {
+    while !server.shared.is_draining() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed() {
+    let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(1000, 100)).await.unwrap();
+    put_with(&mut client, "u", keyed(70, 10), r#"{"upload": "id"}"#).await.unwrap();
+    let join = command(r#"{"join": {"left": "t", "right": "t", "on": [{"left": "k", "right": "k"}]}}"#);
+    let info = client.get_flight_info(join.clone()).await.unwrap().into_inner();
+    server.drain();
+    wait_for_drain(&server).await;
+    // Over a new connection too: clients open one for each endpoint.
+    let mut client = server.client().await;
+    refused(client.get_flight_info(join.clone()).await, Code::Unavailable, "shutting down");
+    refused(client.poll_flight_info(join).await, Code::Unavailable, "shutting down");
+    refused(put(&mut client, "v", keyed(10, 10)).await, Code::Unavailable, "shutting down");
+    refused(act(&mut client, "drop_table", r#"{"name": "t"}"#).await, Code::Unavailable, "shutting down");
+    let polled = client.poll_flight_info(info.flight_descriptor.clone().unwrap()).await;
+    refused(polled, Code::Unavailable, "shutting down");
+    let request = arrow_flight::RenewFlightEndpointRequest::new(info.endpoint[0].clone());
+    let renewal = arrow_flight::Action::new("RenewFlightEndpoint", prost::Message::encode_to_vec(&request));
+    client.do_action(renewal).await.unwrap();
+    assert_eq!(act(&mut client, "list_jobs", "").await.unwrap().len(), 1);
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 1000);
+    let shared = server.shared.clone();
+    assert!(shared.work_left().is_some_and(|left| left.contains("1 uploads")), "{:?}", shared.work_left());
+    act(&mut client, "commit_upload", r#"{"upload": "id"}"#).await.unwrap();
+    assert_eq!(shared.catalog.table("u").unwrap().rows, 70);
+    server.join().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_lets_a_job_be_polled_to_its_end() {
+    let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(1000, 100)).await.unwrap();
+    let join = command(r#"{"join": {"left": "t", "right": "t", "on": [{"left": "k", "right": "k"}], "into": "kept"}}"#);
+    let mut poll = client.poll_flight_info(join).await.unwrap().into_inner();
+    server.drain();
+    wait_for_drain(&server).await;
+    while let Some(next) = poll.flight_descriptor {
+        poll = client.poll_flight_info(next).await.unwrap().into_inner();
+    }
+    server.join().await.unwrap();
+    assert_eq!(server.shared.catalog.table("kept").unwrap().rows, 1000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_watches_the_health_holds_no_drain_up() {
+    let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
+    let mut health = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
+    let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
+    let mut watched = health.watch(request).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status, 1);
+    server.drain();
+    server.join().await.unwrap();
+}
