@@ -11,10 +11,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.dataset
+import pyarrow.flight
 import pyarrow.parquet
 import pytest
 
 import dovetail
+from dovetail._connection import Connections
 from harness import Server
 
 TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
@@ -251,3 +253,19 @@ def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: do
     del reader
     result.close()
     server.wait_for(lambda: result.status().done, "the job to end")
+
+
+def test_a_join_that_makes_a_table_is_not_stopped_by_leaving_its_with_block(client: dovetail.Client) -> None:
+    client.put("a", {"k": list(range(200_000))})
+    with client.join("a", "a", on="k", into="kept") as result:
+        job = result.job
+    assert job.wait().state == "complete"
+    assert client.get("kept").num_rows == 200_000
+
+
+def test_a_token_is_not_sent_from_tls_to_a_location_without() -> None:
+    connections = Connections("grpc+tls://127.0.0.1:1", "secret", None, None, None, None)
+    plain = pyarrow.flight.Location("grpc+tcp://127.0.0.1:2")
+    with pytest.raises(dovetail.Unavailable, match="in the clear"), connections.stream([plain]):
+        pass
+    connections.close()

@@ -159,6 +159,9 @@ class Connections:
             candidates = [self.location]
         failure: Exception | None = None
         for candidate in candidates:
+            if self._would_show_token(candidate):
+                failure = Unavailable(f"{candidate} is without TLS, and the token must not be sent in the clear")
+                continue
             with self._lock:
                 if self._closed:
                     raise Unavailable("this client is closed; connect again")
@@ -174,6 +177,11 @@ class Connections:
             except (Error, OSError) as error:
                 failure = error
         raise Unavailable(f"none of the locations {', '.join(candidates)} can be reached: {failure}")
+
+    def _would_show_token(self, location: str) -> bool:
+        """Whether a server that was reached over TLS sends us, and our token, where there is none."""
+        secure = ("grpc+tls://", "grpc+unix://")
+        return bool(self._headers) and self.location.startswith(secure) and not location.startswith(secure)
 
     def _give_back(self, location: str, client: flight.FlightClient) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
-_ENDED = frozenset({"complete", "failed", "cancelled", "released"})
+_ENDED = frozenset({"complete", "failed", "cancelled"})
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class JobStatus:
 
     Attributes:
         id: The job's number.
-        state: ``"queued"``, ``"running"``, ``"complete"``, ``"failed"``, ``"cancelled"`` or ``"released"``.
+        state: ``"queued"``, ``"running"``, ``"complete"``, ``"failed"`` or ``"cancelled"``.
         progress: The share of its work that is done, 0 to 1.
         queue_position: Jobs that start before it, while it is queued.
         predicted_start: When it is expected to start, while it is queued.
@@ -222,7 +222,9 @@ class Result:
     """The result of a join: fetched as a table, or read as it comes.
 
     The server keeps it for its lease, so it can be fetched more than once. The lease is as long as the server's
-    ``--retain-seconds`` says, or the join's own ``retain_seconds``, and begins again with every read. Closing it, or leaving its ``with`` block, releases it at once.
+    ``--retain-seconds`` says, or the join's own ``retain_seconds``, and begins again with every read. Closing it, or
+    leaving its ``with`` block, releases it at once, and stops a join that still runs; but not one that makes a table
+    (``into``), which goes on unless it is cancelled.
 
     It speaks the Arrow stream interface, so ``pl.DataFrame(result)``, ``pa.table(result)`` and DuckDB read it directly.
     """
@@ -314,9 +316,16 @@ class Result:
 
     def close(self) -> None:
         """Releases the result. Closing twice does nothing, nor does closing what the server has released already."""
-        if not self._released:
-            with suppress(Error):
-                self.cancel()
+        if self._released:
+            return
+        if metadata(self._info).get("into"):
+            # Its table is what was asked for, and what the join keeps for it is the table's own memory.
+            self._released = True
+            for reader in self._readers:
+                reader.stop()
+            return
+        with suppress(Error):
+            self.cancel()
 
     def __enter__(self) -> Result:
         return self

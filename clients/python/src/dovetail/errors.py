@@ -152,10 +152,8 @@ def from_arrow(error: BaseException) -> Error | None:
     text = str(error)
     wrapped = _WRAPPING.match(text)
     if wrapped is None:
-        for theirs, ours in _BY_CLASS[:1]:
-            if isinstance(error, theirs):
-                return ours(text)
-        return None
+        # Of what pyarrow says by itself, only this is about the server: nothing answers where it should be.
+        return Unavailable(text) if isinstance(error, flight.FlightUnavailableError) else None
     message = wrapped["message"].split(_DEBUG_CONTEXT, 1)[0].strip()
     kind = _BY_WORDING.get(wrapped["status"] or "")
     if kind is None:
