@@ -2,8 +2,9 @@
 
 use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
+use tonic::{Code, Status};
 
-use super::client::{Client, ConnectArgs};
+use super::client::{Client, ConnectArgs, from_status};
 use super::describe;
 use super::output::{self, Align};
 use crate::{Error, Result};
@@ -138,8 +139,45 @@ pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
 
 /// The error of a job that did not complete.
 pub fn failure(status: &Value) -> Error {
-    match status["error"]["message"].as_str().or(status["error"].as_str()) {
-        Some(message) => Error::Precondition(format!("job {} failed: {message}", status["job"])),
+    match status["error"]["message"].as_str() {
+        Some(message) => {
+            let code = code_of(status["error"]["code"].as_str().unwrap_or_default());
+            from_status(Status::new(code, format!("job {} failed: {message}", status["job"])))
+        }
         None => Error::Cancelled(format!("job {} is {}", status["job"], status["state"].as_str().unwrap_or("gone"))),
+    }
+}
+
+/// A gRPC code by the name that the server gives it.
+fn code_of(name: &str) -> Code {
+    match name {
+        "CANCELLED" => Code::Cancelled,
+        "INVALID_ARGUMENT" => Code::InvalidArgument,
+        "DEADLINE_EXCEEDED" => Code::DeadlineExceeded,
+        "NOT_FOUND" => Code::NotFound,
+        "ALREADY_EXISTS" => Code::AlreadyExists,
+        "PERMISSION_DENIED" => Code::PermissionDenied,
+        "RESOURCE_EXHAUSTED" => Code::ResourceExhausted,
+        "FAILED_PRECONDITION" => Code::FailedPrecondition,
+        "UNIMPLEMENTED" => Code::Unimplemented,
+        "UNAVAILABLE" => Code::Unavailable,
+        "UNAUTHENTICATED" => Code::Unauthenticated,
+        _ => Code::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_job_fails_the_command_as_the_job_did() {
+        let failed = |code: &str| failure(&json!({"job": 7, "error": {"code": code, "message": "too large"}}));
+        assert_eq!(failed("RESOURCE_EXHAUSTED"), Error::Exhausted("job 7 failed: too large".into()));
+        assert_eq!(failed("UNAVAILABLE"), Error::Unavailable("job 7 failed: too large".into()));
+        let cancelled = failure(&json!({"job": 7, "state": "cancelled", "error": null}));
+        assert!(matches!(cancelled, Error::Cancelled(_)));
     }
 }

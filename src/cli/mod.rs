@@ -106,7 +106,13 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => {
             let matches = matches.subcommand_matches("serve").unwrap_or(&matches);
             match settings::layer(matches, args.config.as_deref()) {
-                Ok(layered) => serve::run(&args, &layered),
+                Ok(layered) => match serve::run(&args, &layered) {
+                    Err(error @ Error::Invalid(_)) => {
+                        output::error(&error);
+                        return ExitCode::from(EXIT_USAGE);
+                    }
+                    outcome => outcome,
+                },
                 Err(error) => {
                     output::error(&error);
                     return ExitCode::from(EXIT_USAGE);

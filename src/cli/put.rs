@@ -57,6 +57,13 @@ pub struct PutArgs {
 /// Those of the files and the server's; tables before the one that failed are there.
 pub async fn run(args: PutArgs) -> Result<()> {
     let uploads = plan(&args)?;
+    if args.streams > 1 && !args.sorted_by.is_empty() {
+        return Err(Error::Invalid(
+            "--sorted-by cannot be held over several --streams, which share the rows between them in no order; leave one \
+             of them out"
+                .into(),
+        ));
+    }
     // The files are opened before anything is sent: a wrong name among them leaves no trace.
     let mut opened = Vec::with_capacity(uploads.len());
     for (table, files) in uploads {

@@ -47,6 +47,7 @@ pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
     }
     check_files(settings)?;
     if args.check_config {
+        Server::check(settings)?;
         match output::is_json() {
             true => output::json(&serde_json::json!({ "ok": true })),
             false => output::line("the configuration is sound"),

@@ -9,12 +9,15 @@ use crate::memory::{Budget, parse_bytes, parse_memory_setting, process_memory_li
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
+/// Slices of the CPU at most: each has threads of its own.
+const HOST_DEVICES_MAX: u16 = 1024;
+
 /// The bytes of host memory that a setting allows: a size, or a share of what this process may use.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the accepted forms.
 pub fn host_memory_bytes(setting: &str) -> Result<u64> {
-    parse_memory_setting(setting, process_memory_limit()?).context(|| "host_memory")
+    parse_memory_setting(setting, process_memory_limit()?).context(|| "--host-memory")
 }
 
 /// What the settings say the host is made of: a topology file, or the CPU in slices.
@@ -30,10 +33,16 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
     let count = match settings.devices.as_str() {
         // Without a GPU the whole CPU is one device: a join gets all cores, and the queue decides who is next.
         "auto" => Some(1),
-        other => other.strip_prefix("host:").and_then(|count| count.parse().ok()).filter(|&count| count > 0),
+        other => {
+            let count = other.strip_prefix("host:").and_then(|count| count.parse().ok());
+            count.filter(|count| (1..=HOST_DEVICES_MAX).contains(count))
+        }
     };
     let count = count.ok_or_else(|| {
-        Error::Invalid(format!("devices is {:?}; write auto, or host:N for the CPU in N slices", settings.devices))
+        Error::Invalid(format!(
+            "--devices is {:?}; write auto, or host:N for the CPU in N slices, 1 to {HOST_DEVICES_MAX}",
+            settings.devices
+        ))
     })?;
     Ok(Topology::host(count))
 }
@@ -51,7 +60,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, host_memory_bytes:
     }
     let memory_share = match settings.device_memory.as_str() {
         "auto" => host_memory_bytes / 4 / count as u64,
-        size => parse_bytes(size).context(|| "device_memory")?,
+        size => parse_bytes(size).context(|| "--device-memory")?,
     };
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -176,5 +185,15 @@ mod tests {
     fn devices_behind_one_link_share_its_rates() {
         assert!(seconds_for_both(r#"rate = "1MB/s""#) >= Duration::from_millis(200));
         assert!(seconds_for_both("rate = \"10GB/s\"\ntotal = \"1MB/s\"") >= Duration::from_millis(200));
+    }
+
+    #[test]
+    fn the_cpu_is_cut_into_as_many_slices_as_make_sense() {
+        let of = |devices: &str| topology(&CommandLine::parse_from(["dovetail", "--devices", devices]).settings);
+        assert_eq!(of("host:3").unwrap().devices.len(), 3);
+        for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu"] {
+            let refused = of(wrong).unwrap_err();
+            assert!(refused.message().contains("--devices") && refused.message().contains("1024"), "{refused}");
+        }
     }
 }

@@ -145,7 +145,14 @@ pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Res
     let ticket = endpoint.ticket.clone().unwrap_or_default();
     let target = shared.tickets.open(&ticket.ticket, caller).context(|| "renewing an endpoint")?;
     let expires = match &target {
-        Target::Table { name, .. } => shared.catalog.table(name).map(|_| None)?,
+        Target::Table { name, version, .. } => {
+            if table_version(shared.catalog.table(name)?.created) != *version {
+                return Err(Error::Precondition(format!(
+                    "renewing an endpoint: table {name:?} was replaced or appended to since; call GetFlightInfo again"
+                )));
+            }
+            None
+        }
         Target::Result { job, .. } | Target::Poll { job } => Some(shared.scheduler.job(JobId(*job))?),
     };
     let expires = match expires {

@@ -91,7 +91,7 @@ impl Server {
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
         let incoming = TcpIncoming::bind(settings.listen)
-            .map_err(|error| Error::Unavailable(format!("listening on {} (listen): {error}", settings.listen)))?
+            .map_err(|error| Error::Unavailable(format!("listening on {} (--listen): {error}", settings.listen)))?
             .with_nodelay(Some(true))
             .with_keepalive(Some(Duration::from_secs(60)));
         let flight_address = incoming.local_addr().context(|| "asking for the address that is listened on")?;
@@ -121,9 +121,7 @@ impl Server {
             .http2_keepalive_interval(Some(Duration::from_secs(30)))
             .http2_keepalive_timeout(Some(Duration::from_secs(30)));
         if let Some(tls) = tls(settings)? {
-            builder = builder
-                .tls_config(tls)
-                .map_err(|error| Error::Invalid(format!("the TLS certificate or key cannot be used: {error:?}")))?;
+            builder = builder.tls_config(tls).map_err(|error| unusable_tls(&error))?;
         }
         let router = builder
             .layer(CallLayer::new(shared.clone()))
@@ -163,6 +161,19 @@ impl Server {
             background,
             _growing: growing,
         })
+    }
+
+    /// Checks settings as far as that goes without listening: what they allow, how they fit together, and what is in the
+    /// files they name. Opens the devices, and lets go of them.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn check(settings: &Settings) -> Result<()> {
+        refuse_unsafe(settings)?;
+        open(settings)?;
+        parse_admin(settings)?;
+        let Some(tls) = tls(settings)? else { return Ok(()) };
+        tonic::transport::Server::builder().tls_config(tls).map(drop).map_err(|error| unusable_tls(&error))
     }
 
     /// The address of the Flight service, with the port that was taken.
@@ -376,25 +387,34 @@ fn open(settings: &Settings) -> Result<Shared> {
     })
 }
 
+fn unusable_tls(error: &tonic::transport::Error) -> Error {
+    Error::Invalid(format!("the TLS certificate or key cannot be used: {error:?}"))
+}
+
 async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
+    let Some(address) = parse_admin(settings)? else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).map_err(|error| Error::Unavailable(format!("listening on {address} (--admin-listen): {error}")))
+}
+
+/// Where the admin port is to be; `None`: nowhere.
+fn parse_admin(settings: &Settings) -> Result<Option<SocketAddr>> {
     if settings.admin_listen == "off" {
         return Ok(None);
     }
-    let address: SocketAddr = settings.admin_listen.parse().map_err(|_| {
+    settings.admin_listen.parse().map(Some).map_err(|_| {
         Error::Invalid(format!(
-            "admin_listen is {:?}; write an address and port such as 127.0.0.1:8816, or \"off\"",
+            "--admin-listen is {:?}; write an address and port such as 127.0.0.1:8816, or \"off\"",
             settings.admin_listen
         ))
-    })?;
-    let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|error| Error::Unavailable(format!("listening on {address} (admin_listen): {error}")))
+    })
 }
 
 fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
     let (cert, key) = match (&settings.tls_cert, &settings.tls_key) {
         (Some(cert), Some(key)) => (cert, key),
         (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
-        _ => return Err(Error::Invalid("TLS takes both tls_cert and tls_key".into())),
+        _ => return Err(Error::Invalid("TLS takes both --tls-cert and --tls-key".into())),
     };
     let read = |path: &std::path::Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
     let mut tls =

@@ -11,7 +11,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_LISTEN", default_value = "127.0.0.1:8815")]
     pub listen: SocketAddr,
 
-    /// Address and port of metrics and health over HTTP; "off" for none
+    /// Address and port of metrics and health over HTTP; "off" for none. It serves counters to whoever asks, without TLS or
+    /// tokens
     #[arg(long, env = "DOVETAIL_ADMIN_LISTEN", default_value = "127.0.0.1:8816")]
     pub admin_listen: String,
 
@@ -27,7 +28,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_TLS_KEY")]
     pub tls_key: Option<PathBuf>,
 
-    /// Certificates of the authorities whose clients are let in (mutual TLS), PEM
+    /// Certificates of the authorities whose clients are let in (mutual TLS), PEM. Without --token-file, each of those
+    /// clients may do everything
     #[arg(long, env = "DOVETAIL_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
 

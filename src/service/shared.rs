@@ -85,16 +85,16 @@ impl Limits {
         for location in &settings.public_locations {
             check_location(location)?;
         }
-        let message_bytes = parse_bytes(&settings.message_limit).context(|| "message_limit")?;
+        let message_bytes = parse_bytes(&settings.message_limit).context(|| "--message-limit")?;
         // HTTP/2 and gRPC count message lengths in 32 bits.
         if !(1024..=u64::from(u32::MAX) / 2).contains(&message_bytes) {
             return Err(Error::Invalid(format!(
-                "message_limit is {}; it goes from 1KiB to 2GiB less one byte",
+                "--message-limit is {}; it goes from 1KiB to 2GiB less one byte",
                 settings.message_limit
             )));
         }
         if settings.endpoints == 0 || settings.endpoints > 1024 {
-            return Err(Error::Invalid(format!("endpoints is {}; it goes from 1 to 1024", settings.endpoints)));
+            return Err(Error::Invalid(format!("--endpoints is {}; it goes from 1 to 1024", settings.endpoints)));
         }
         Ok(Self {
             message_bytes: message_bytes as usize,
@@ -115,7 +115,7 @@ impl Limits {
 pub(super) fn tenant_limits(settings: &Settings) -> Result<TenantLimits> {
     let bytes = match settings.tenant_memory.as_str() {
         "none" => None,
-        size => Some(parse_bytes(size).context(|| "tenant_memory")?),
+        size => Some(parse_bytes(size).context(|| "--tenant-memory")?),
     };
     Ok(TenantLimits { bytes, tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables) })
 }

@@ -154,7 +154,9 @@ impl Reader<'_> {
 
     fn device(&self, device: &FileDevice, sockets: &[Socket]) -> Result<DeviceNode> {
         let name = device.name.get_ref();
-        let index = name.strip_prefix("host:").and_then(|index| index.parse().ok()).ok_or_else(|| {
+        let index = name.strip_prefix("host:").and_then(|index| index.parse().ok());
+        // Jobs name devices as they are written: "host:00" would be another name for "host:0".
+        let index = index.filter(|index| *name == format!("host:{index}")).ok_or_else(|| {
             let reason = match name.starts_with("cuda:") {
                 true => "a file describes host devices; a machine's own GPUs are not listed in it",
                 false => "devices are named \"host:0\", \"host:1\" and so on",

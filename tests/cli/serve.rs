@@ -62,14 +62,29 @@ fn a_configuration_is_checked_without_being_run() {
     let sound = run(&["serve", "--check-config"]);
     assert!(sound.status.success() && stdout(&sound).contains("sound"), "{}", stderr(&sound));
     let missing = run(&["serve", "--check-config", "--token-file", "/nowhere/tokens"]);
-    assert_eq!(missing.status.code(), Some(1));
+    assert_eq!(missing.status.code(), Some(2));
     assert!(stderr(&missing).contains("token-file names /nowhere/tokens"), "{}", stderr(&missing));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("wrong");
+    std::fs::write(&file, "not a token line\n").unwrap();
+    let file = file.to_str().unwrap();
+    for (flags, words) in [
+        (["--listen", "0.0.0.0:0"], "insecure"),
+        (["--endpoints", "0"], "--endpoints"),
+        (["--devices", "host:65535"], "--devices"),
+        (["--token-file", file], "token file"),
+        (["--topology", file], "topology file"),
+    ] {
+        let wrong = run(&["serve", "--check-config", flags[0], flags[1]]);
+        assert_eq!(wrong.status.code(), Some(2), "{flags:?}: {}", stderr(&wrong));
+        assert!(stderr(&wrong).contains(words), "{flags:?}: {}", stderr(&wrong));
+    }
 }
 
 #[test]
 fn an_open_address_without_credentials_is_refused() {
     let output = run(&["serve", "--listen", "0.0.0.0:0", "--admin-listen", "off"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("insecure"), "{}", stderr(&output));
 }
 

@@ -80,6 +80,9 @@ async fn a_ticket_of_a_table_that_was_replaced_is_refused() {
     let info = client.get_flight_info(path("t")).await.unwrap().into_inner();
     put_with(&mut client, "t", keyed(20, 10), r#"{"mode": "replace"}"#).await.unwrap();
     refused(read_all(&mut client, &info).await, Code::FailedPrecondition, "GetFlightInfo again");
+    let request = RenewFlightEndpointRequest::new(info.endpoint[0].clone());
+    let renewal = Action::new("RenewFlightEndpoint", request.encode_to_vec());
+    refused(client.do_action(renewal).await.map(|_| ()), Code::FailedPrecondition, "GetFlightInfo again");
     assert_eq!(rows(&get(&mut client, path("t")).await.unwrap()), 20);
 }
 
