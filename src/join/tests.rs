@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::{BatchSink, Monitor, run};
 use crate::catalog::{Catalog, Upload, UploadOptions};
-use crate::device::host::HostDevice;
+use crate::device::host::{EmulatedLink, HostDevice};
 use crate::device::{CancelFlag, Device};
 use crate::memory::{Arena, Budget};
-use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy, Target};
+use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use crate::{Error, Result};
 
 struct Bench {
@@ -261,30 +261,39 @@ fn progress_only_grows_and_is_complete_at_the_very_end() {
     }
 }
 
+/// Keys that look distinct and are not make a build side be grouped while a chunk of the probe side is there. A large probe side
+/// once left no room for that.
 #[test]
-fn a_build_side_is_grouped_late_although_memory_is_tight() {
+fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
     // One key in a hundred repeats, which statistics cannot tell from none.
     const ROWS: i32 = 50_000;
-    let left =
-        batch(vec![("k", numbers((0..ROWS).map(|row| row - i32::from(row % 100 == 99)))), ("a", numbers(0..ROWS))]);
-    let right = batch(vec![("k", numbers((0..400_000).map(|row| row % ROWS))), ("b", numbers(0..400_000))]);
+    let left_keys = numbers((0..ROWS).map(|row| row - i32::from(row % 100 == 99)));
+    let left = batch(vec![("k", left_keys), ("a", numbers(0..ROWS))]);
+    let right = |rows: i32| batch(vec![("k", numbers((0..rows).map(|row| row % ROWS))), ("b", numbers(0..rows))]);
+    let mut small = Bench::new(0, left.clone(), right(1000));
+    let mut large = Bench::new(0, left, right(8 * ROWS));
     for strategy in [Strategy::RadixHash, Strategy::RadixHashGfur] {
-        let bench = Bench::new(1 << 30, left.clone(), right.clone());
-        let bound = planner::bind(spec(JoinKind::Inner, strategy), &bench.catalog).unwrap();
-        let memory_bytes = planner::plan(bound, Some(strategy)).unwrap().memory.build_peak_bytes;
-        let tight = Bench { device: device(memory_bytes), ..bench };
-        let bound = planner::bind(spec(JoinKind::Inner, strategy), &tight.catalog).unwrap();
-        let target = Target { memory_bytes, ..Target::default() };
-        let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
-        assert_eq!(plan.build_side, Side::Left);
-        assert!(!plan.estimates.repeats(Side::Left), "the case needs keys that look distinct");
-        let rows = Mutex::new(0);
-        let sink = Each(|batch: RecordBatch| {
-            *rows.lock() += batch.num_rows();
-            Ok(())
-        });
-        tight.run(&plan, &sink, &Monitor::default()).unwrap_or_else(|error| panic!("{strategy}: {error}"));
+        let join = |bench: &mut Bench, memory: u64| {
+            // With a link, so that what it reads is copied and takes memory.
+            let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
+            let budget = Budget::new("memory of device host:0", "--device-memory", memory);
+            bench.device = HostDevice::new(0, 2, budget, Some(link)).unwrap();
+            let plan = bench.plan(spec(JoinKind::Inner, strategy), Side::Left);
+            assert!(!plan.estimates.repeats(Side::Left), "the case needs keys that look distinct");
+            let rows = Mutex::new(0);
+            let sink = Each(|batch: RecordBatch| {
+                *rows.lock() += batch.num_rows();
+                Ok(())
+            });
+            bench.run(&plan, &sink, &Monitor::default()).map(|()| rows.into_inner())
+        };
+        let mut memory = 256 << 10;
+        while let Err(error) = join(&mut small, memory) {
+            assert!(matches!(error, Error::Exhausted(_)) && memory < 64 << 20, "{error}");
+            memory += memory / 50;
+        }
+        let rows = join(&mut large, memory + memory / 25).unwrap_or_else(|error| panic!("{strategy}: {error}"));
         // Every build row matches the 8 probe rows of its key.
-        assert_eq!(rows.into_inner(), 8 * ROWS as usize);
+        assert_eq!(rows, 8 * ROWS as usize);
     }
 }
