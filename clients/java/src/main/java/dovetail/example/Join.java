@@ -1,6 +1,6 @@
 package dovetail.example;
 
-import java.io.IOException;
+import io.grpc.StatusRuntimeException;
 import java.nio.charset.StandardCharsets;
 import org.apache.arrow.flight.AsyncPutListener;
 import org.apache.arrow.flight.FlightCallHeaders;
@@ -172,13 +172,13 @@ public final class Join {
             return error.toString();
         }
         String sentence = "%s (%s)".formatted(refused.getMessage(), refused.status().code());
-        // Why a connection failed is only in the causes; those of the server's answer repeat it.
-        for (Throwable cause = refused.getCause(); cause != null; cause = cause.getCause()) {
-            if (cause instanceof IOException) {
-                return sentence + ": " + cause.getMessage();
-            }
+        Throwable cause = refused;
+        while (cause.getCause() != null) {
+            cause = cause.getCause();
         }
-        return sentence;
+        // What the server said is all there is to say; why nothing could be sent is told by the first cause.
+        boolean answered = cause == refused || cause instanceof StatusRuntimeException;
+        return answered ? sentence : sentence + ": " + cause;
     }
 
     /** What the rows of a join add up to, whatever order they come in. */
