@@ -1,5 +1,7 @@
 //! Clients that go away, and servers that do.
 
+use std::time::Duration;
+
 use arrow_flight::FlightData;
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use dovetail::scheduler::{JobId, JobState};
