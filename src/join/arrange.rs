@@ -124,12 +124,12 @@ pub(super) fn arrange(
         let to_rows = keys.packed.rows_kept.clone();
         return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
     }
-    let (partition_phase, sort_phase) = match input.role {
-        Role::Build => ("partition build", "sort build"),
-        Role::Probe => ("partition probe", "sort probe"),
+    let (partition_phase, order_phase, sort_phase) = match input.role {
+        Role::Build => ("partition build", "check build order", "sort build"),
+        Role::Probe => ("partition probe", "check probe order", "sort probe"),
     };
     let is_sorted = || device.is_sorted(&keys.packed.keys, stream);
-    if arrangement == Arrangement::Sorted && monitor.phase(sort_phase, key_bytes, is_sorted)? {
+    if arrangement == Arrangement::Sorted && monitor.phase(order_phase, key_bytes, is_sorted)? {
         let sorted = Sorted { keys: keys.packed.keys.clone(), carried: Vec::new() };
         let to_rows = keys.packed.rows_kept.clone();
         return Ok(Arranged {

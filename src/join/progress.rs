@@ -80,9 +80,9 @@ fn weights(plan: &Plan, kept: Option<Which>) -> [f64; STRETCHES] {
     };
     let kept = share(kept_rows, plan.estimates.rows) * seconds(&["gather"]);
     [
-        build_share * both + seconds(&["partition build", "sort build"]),
+        build_share * both + seconds(&["partition build", "check build order", "sort build"]),
         seconds(&["build table", "group build"]) + compared_ahead,
-        (1.0 - build_share) * both + seconds(&["partition probe", "sort probe"]),
+        (1.0 - build_share) * both + seconds(&["partition probe", "check probe order", "sort probe"]),
         seconds(&["match", "expand", "gather", "compare keys"]) - compared_ahead - kept,
         kept,
     ]

@@ -146,8 +146,15 @@ impl Model<'_> {
                 }
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => {
-                phases.push(self.sort("sort build", &self.inputs.build));
-                phases.push(self.sort("sort probe", &self.inputs.probe));
+                for (input, check, sort) in [
+                    (&self.inputs.build, "check build order", "sort build"),
+                    (&self.inputs.probe, "check probe order", "sort probe"),
+                ] {
+                    phases.push(self.check_order(check, input));
+                    if !input.sorted {
+                        phases.push(self.sort(sort, input));
+                    }
+                }
             }
         }
         phases.push(self.match_rows(chunks));
@@ -225,13 +232,14 @@ impl Model<'_> {
         phase("group build", bytes, (build.keyed / self.rates.build_rows).max(bytes / self.rates.stream))
     }
 
+    /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
+    fn check_order(&self, name: &'static str, input: &Input) -> PredictedPhase {
+        let bytes = if input.sorted { input.keyed * self.inputs.key_bytes() } else { 0.0 };
+        phase(name, bytes, bytes / self.rates.stream)
+    }
+
     fn sort(&self, name: &'static str, input: &Input) -> PredictedPhase {
         let key_bytes = self.inputs.key_bytes();
-        if input.sorted {
-            // Found by reading the keys once.
-            let bytes = input.keyed * key_bytes;
-            return phase(name, bytes, bytes / self.rates.stream);
-        }
         let carried = self.carried(input);
         let bytes = 2.0 * input.keyed * (key_bytes + carried);
         let extra = 2.0 * input.keyed * (carried - 4.0).max(0.0);
