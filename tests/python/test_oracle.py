@@ -25,8 +25,8 @@ from oracle import HOWS, LEFT_ROW, RIGHT_ROW, STRATEGIES, Case
 
 RESULT_ROWS_MAX = 400_000
 
-# Devices and their memory: from one with plenty to eight with so little that every join goes in pieces. Two MiB are what
-# the tables of keys of sixteen bytes take at the least.
+# Devices and their memory: from one with plenty to eight with so little that every join goes in pieces. Two MiB are
+# what the tables of keys of sixteen bytes take at the least.
 HOSTS = [("host:1", "64MiB"), ("host:2", "16MiB"), ("host:3", "4MiB"), ("host:4", "2MiB"), ("host:8", "2MiB")]
 HOSTS += [("host:5", "4MiB"), ("host:6", "4MiB"), ("host:7", "4MiB")]
 
