@@ -9,7 +9,7 @@
 use serde::Serialize;
 
 use super::inputs::{Input, Inputs};
-use super::{BoundJoin, Estimates, OutputSource, Rates, Strategy, Target};
+use super::{BoundJoin, Estimates, OutputSource, Rates, Side, Strategy, Target};
 use crate::columns::movable;
 use crate::device::host::{TableBytes, sort_scratch_bytes};
 
@@ -40,9 +40,6 @@ pub(super) struct Costed {
 pub struct MemoryNeed {
     /// At the least, whatever the keys turn out to be: the most that any step takes with the probe side in the smallest chunks.
     pub minimum_bytes: u64,
-    /// The most until the build side is arranged and the first chunk can be probed. No strategy gets by with less than it
-    /// plans for, so this is the minimum, too.
-    pub build_peak_bytes: u64,
     /// With the whole probe side in one chunk; what is missing of this makes more and smaller chunks.
     pub whole_bytes: u64,
     /// Of this, what the build side takes for as long as it is probed.
@@ -308,11 +305,16 @@ impl Model<'_> {
             }
         };
         for output in &self.join.output {
-            // The probe side gives keys where it has rows, because its rows lie in order.
-            let (input, index) = match output.source {
-                OutputSource::Column { side, index } => (if side == build.side { build } else { probe }, index),
-                OutputSource::Key { index } => (probe, self.join.keys[index].column(probe.side)),
+            let (giver, index) = match output.source {
+                OutputSource::Column { side, index } => (side, index),
+                // The probe side gives keys where both sides' values are alike, because its rows lie in order.
+                OutputSource::Key { index } => {
+                    let key = &self.join.keys[index];
+                    let giver = if key.alike { probe.side } else { Side::Left };
+                    (giver, key.column(giver))
+                }
             };
+            let input = if giver == build.side { build } else { probe };
             let rows = rows_with(input);
             let table = self.join.table(input.side);
             let Some(movable) = movable(&table.schema, &table.batches, index) else {
@@ -420,7 +422,6 @@ impl Model<'_> {
         let minimum = minimum + SMALL_BYTES;
         MemoryNeed {
             minimum_bytes: minimum as u64,
-            build_peak_bytes: minimum as u64,
             whole_bytes: minimum.max(resident + matching + whole_chunk) as u64,
             resident_bytes: resident as u64,
         }

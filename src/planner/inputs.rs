@@ -1,7 +1,7 @@
 //! What the cost model needs to know of each side: rows, widths and orders.
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
-use super::{BoundJoin, BoundKey, OutputSource, Side};
+use super::{BoundJoin, BoundKey, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Value};
 use crate::columns::{KeyFacts, KeyLayout, fixed_width, key_class, movable};
@@ -75,7 +75,7 @@ impl Inputs {
         let layout = KeyLayout::new(key_facts(join, build_side)?, 0);
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();
-        let input = |side: Side| Input::new(join, side, estimates, &layout);
+        let input = |side: Side| Input::new(join, side, build_side, estimates, &layout);
         let (build, probe) = (input(build_side), input(build_side.other()));
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
         Ok(Self { build, probe, key_width: layout.width(), hashed, raw, dense_slots })
@@ -87,12 +87,12 @@ impl Inputs {
 }
 
 impl Input {
-    fn new(join: &BoundJoin, side: Side, estimates: &Estimates, layout: &KeyLayout) -> Self {
+    fn new(join: &BoundJoin, side: Side, build_side: Side, estimates: &Estimates, layout: &KeyLayout) -> Self {
         let (raw, hashed) = (layout.is_raw(), layout.is_hashed());
         let table = join.table(side);
         let mut columns = Vec::new();
         let mut host_columns = 0;
-        for index in output_columns(join, side) {
+        for index in join.output_columns(side, build_side) {
             match movable(&table.schema, &table.batches, index).map(|movable| movable.width) {
                 Some(width) => {
                     let nullable = table.statistics[index].nulls > 0;
@@ -150,21 +150,6 @@ fn sorted_keys(join: &BoundJoin, side: Side, layout: &KeyLayout) -> bool {
     // among packed keys.
     let matched_nulls = |key: &BoundKey| key.nulls_equal && join.table(side).statistics[key.column(side)].nulls > 0;
     join.is_sorted_by_key(side) && layout.keeps_order() && !join.keys.iter().any(matched_nulls)
-}
-
-/// Columns that the result takes from a side, each once. A key is taken from either side, so both bring it.
-fn output_columns(join: &BoundJoin, side: Side) -> Vec<usize> {
-    if join.spec.how.only_side().is_some_and(|only| only != side) {
-        return Vec::new();
-    }
-    let of_side = |source: &OutputSource| match *source {
-        OutputSource::Column { side: of, index } => (of == side).then_some(index),
-        OutputSource::Key { index } => Some(join.keys[index].column(side)),
-    };
-    let mut columns: Vec<usize> = join.output.iter().filter_map(|column| of_side(&column.source)).collect();
-    columns.sort_unstable();
-    columns.dedup();
-    columns
 }
 
 /// What statistics say about each pair of key columns.

@@ -100,11 +100,11 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
     let estimates = Estimates::of(&join);
     let mut candidates = candidates(&join, &estimates, target)?;
-    candidates.sort_by(|a, b| a.rank(target).cmp(&b.rank(target)).then(a.costed.seconds.total_cmp(&b.costed.seconds)));
+    candidates.sort_by(|a, b| b.fits(target).cmp(&a.fits(target)).then(a.costed.seconds.total_cmp(&b.costed.seconds)));
     let wanted = |candidate: &Candidate| strategy.is_none_or(|wanted| candidate.costed.strategy == wanted);
     let chosen = candidates.iter().position(wanted).expect("every strategy is among the candidates");
     let chosen = candidates.remove(chosen);
-    if chosen.rank(target) == Fit::TooLarge {
+    if !chosen.fits(target) {
         return Err(too_large(&join, &chosen, strategy.is_some(), &candidates, target));
     }
 
@@ -145,17 +145,6 @@ struct Candidate {
     costed: Costed,
 }
 
-/// How well a strategy fits in device memory; better ones first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fit {
-    /// With room for arranging the build side.
-    Whole,
-    /// Only if arranging takes less than expected.
-    Tight,
-    /// Not at all.
-    TooLarge,
-}
-
 fn candidates(join: &BoundJoin, estimates: &Estimates, target: &Target) -> Result<Vec<Candidate>> {
     // The smaller side first: it wins where times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
@@ -185,29 +174,19 @@ fn candidates(join: &BoundJoin, estimates: &Estimates, target: &Target) -> Resul
 }
 
 impl Candidate {
-    fn rank(&self, target: &Target) -> Fit {
-        match &self.costed.memory {
-            memory if memory.build_peak_bytes <= target.memory_bytes => Fit::Whole,
-            memory if memory.minimum_bytes <= target.memory_bytes => Fit::Tight,
-            _ => Fit::TooLarge,
-        }
+    fn fits(&self, target: &Target) -> bool {
+        self.costed.memory.minimum_bytes <= target.memory_bytes
     }
 
     fn into_alternative(self, chosen: &Costed, asked_for: bool, target: &Target) -> Alternative {
-        let reason = match self.rank(target) {
-            Fit::TooLarge => format!(
+        let reason = match self.fits(target) {
+            false => format!(
                 "it needs at least {} of device memory, and {} has {}",
                 human_bytes(self.costed.memory.minimum_bytes),
                 target.name,
                 human_bytes(target.memory_bytes)
             ),
-            Fit::Tight if chosen.memory.build_peak_bytes <= target.memory_bytes => format!(
-                "arranging its build side may take {} of device memory, and {} has {}",
-                human_bytes(self.costed.memory.build_peak_bytes),
-                target.name,
-                human_bytes(target.memory_bytes)
-            ),
-            _ => against(&self.costed, chosen),
+            true => against(&self.costed, chosen),
         };
         let reason = if asked_for { format!("another was asked for; {reason}") } else { reason };
         let Costed { strategy, seconds, memory, .. } = self.costed;
@@ -259,7 +238,7 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
         true => format!("strategy {} for this join", chosen.costed.strategy),
         false => "this join".into(),
     };
-    let fitting = others.iter().find(|other| other.rank(target) != Fit::TooLarge);
+    let fitting = others.iter().find(|other| other.fits(target));
     let advice = match fitting {
         Some(other) => format!("strategy {} fits; ", other.costed.strategy),
         None => String::new(),

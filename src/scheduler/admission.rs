@@ -70,9 +70,7 @@ pub(super) fn admit(
 }
 
 fn place(device: usize, plan: &Plan) -> Place {
-    // Arranging the build side is the most that cannot be divided. A device has room for it, or is known to be tight.
-    let memory_bytes = plan.memory.build_peak_bytes.min(plan.target.memory_bytes);
-    Place { device, seconds: plan.seconds, memory_bytes }
+    Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes }
 }
 
 /// The devices that a request allows, by index.

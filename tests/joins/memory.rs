@@ -96,7 +96,7 @@ fn run_in_exact_memory(catalog: &Catalog, keys: usize, threads: usize, link: Opt
             let target = Target::of(&ample, Rates { reads_host_memory: link.is_none(), ..Rates::host(threads) });
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
             let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
-            for bytes in [plan.memory.minimum_bytes, plan.memory.build_peak_bytes, plan.memory.whole_bytes] {
+            for bytes in [plan.memory.minimum_bytes, plan.memory.whole_bytes] {
                 let label =
                     format!("{how} by {strategy}, build {}, {bytes} B, {threads} threads, {label}", plan.build_side);
                 let device = HostDevice::new(0, threads, memory(bytes), link).unwrap();

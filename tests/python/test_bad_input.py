@@ -645,7 +645,7 @@ def test_a_tenant_with_too_many_jobs_is_exhausted(start: Start, token_file: Path
 
 
 def test_a_result_too_large_for_the_memory_says_what_would_help(start: Start) -> None:
-    server = start(devices="host:1", host_memory="96MiB", device_memory="16MiB")
+    server = start(devices="host:1", host_memory="96MiB", device_memory="64MiB")
     with server.connect() as client:
         slow_join(client, 5000)
         used = server.arena_used()

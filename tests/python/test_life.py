@@ -232,8 +232,13 @@ def test_sigterm_lets_what_runs_finish_and_refuses_what_is_new(start: Start) -> 
     rows = reader.read_next_batch().num_rows
     server.terminate()
     server.wait_for(lambda: not server.is_ready(), "the drain")
+    # Whoever comes now may watch and fetch what there is, and begins nothing.
     with pytest.raises(dovetail.Unavailable):
-        server.connect()
+        with server.connect() as late:
+            late.put("late", pa.table({"k": [1]}))
+    with pytest.raises(dovetail.Unavailable):
+        with server.connect() as late:
+            late.join("many", "many", on="k").table()
     rows += sum(batch.num_rows for batch in reader)
     assert rows == 16_000_000, "nothing of what was under way is lost"
     client.close()
