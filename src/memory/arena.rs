@@ -13,7 +13,7 @@
 //! The system gives memory page by page, at the first touch, and that costs more than copying into it: on the machine
 //! where this was written, copying 1 GiB into mapped memory takes 0.09 s, and into fresh memory 0.6 s. So a slab's pages
 //! are asked for at once when it is mapped (0.32 s for pages of 4 KiB, 0.11 s for huge ones), a thread can do that ahead of
-//! need ([`Arena::grow_ahead`]), and empty slabs are kept for reuse up to [`EMPTY_SLAB_BYTES_KEPT`]. Pages that cannot be
+//! need ([`Arena::grow_ahead`]), and empty slabs are kept for reuse up to half of the budget. Pages that cannot be
 //! had are an error at that point, and no signal at some later touch.
 //!
 //! # Kinds of memory
@@ -46,8 +46,15 @@ const SLAB_BYTES: usize = 64 << 20;
 /// Slabs start and end at multiples of a huge page, in bytes.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Empty slabs kept for reuse, in bytes in total. More than this goes back to the system at once.
-const EMPTY_SLAB_BYTES_KEPT: usize = 2 << 30;
+/// Empty slabs kept for reuse, in bytes in total: half of the budget, and these at the least. More than this goes back to the
+/// system at once.
+const EMPTY_SLAB_BYTES_KEPT_MIN: usize = 2 << 30;
+
+/// A server that has once needed its memory needs it again: tables are replaced, results come and go, and a table of half
+/// the budget that is uploaded anew would otherwise pay for fresh pages each time, four times the cost of the copy.
+fn empty_slab_bytes_kept(limit: u64) -> usize {
+    usize::try_from(limit / 2).unwrap_or(usize::MAX).max(EMPTY_SLAB_BYTES_KEPT_MIN)
+}
 
 /// What may be mapped beyond the budget, in bytes: an eighth of it, and a slab. Pieces leave holes between them that no later
 /// piece fits, and what the budget promises must be there all the same; but no more than this.
@@ -264,7 +271,7 @@ impl Inner {
         if !slabs.free.give_back(slab, offset, size) {
             return;
         }
-        let kept_max = EMPTY_SLAB_BYTES_KEPT.max(slabs.free_bytes_wanted);
+        let kept_max = empty_slab_bytes_kept(self.budget.limit_bytes()).max(slabs.free_bytes_wanted);
         if slabs.free.empty_slab_bytes() <= kept_max {
             return;
         }
