@@ -139,12 +139,12 @@ async fn listening_to_strangers_is_refused_at_start() {
 async fn settings_that_cannot_work_are_refused_at_start() {
     let wrong = [
         ("--endpoints=0", "endpoints"),
-        ("--message-limit=3GiB", "message_limit"),
-        ("--message-limit=lots", "message_limit"),
-        ("--host-memory=200%", "host_memory"),
+        ("--message-limit=3GiB", "--message-limit"),
+        ("--message-limit=lots", "--message-limit"),
+        ("--host-memory=200%", "--host-memory"),
         ("--public-locations=grpc://0.0.0.0:1", "every interface"),
-        ("--admin-listen=nowhere", "admin_listen"),
-        ("--tenant-memory=much", "tenant_memory"),
+        ("--admin-listen=nowhere", "--admin-listen"),
+        ("--tenant-memory=much", "--tenant-memory"),
         ("--token-file=/does/not/exist", "/does/not/exist"),
     ];
     for (flag, words) in wrong {
