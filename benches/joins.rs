@@ -19,7 +19,7 @@ use dovetail::device::host::HostDevice;
 use dovetail::device::{CancelFlag, Device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
-use dovetail::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Strategy, Target};
+use dovetail::planner::{self, JoinSpec, KeyPair, Strategy, Target};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -141,18 +141,8 @@ fn main() {
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for _ in 0..options.runs {
             let spec = JoinSpec {
-                left: "build".into(),
-                right: "probe".into(),
-                on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
-                how: JoinKind::Inner,
-                columns: Vec::new(),
                 strategy: Some(strategy),
-                nulls_equal: false,
-                devices: DeviceRequest::Any,
-                batch_rows: None,
-                priority: 0,
-                retain_seconds: None,
-                into: None,
+                ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
             };
             let plan = planner::plan_on(planner::bind(spec, &catalog).unwrap(), Some(strategy), &target).unwrap();
             predicted = plan

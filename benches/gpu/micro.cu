@@ -14,32 +14,10 @@
 // Every partition is checked: each row must be in its partition, and all of them there, by count and checksum.
 
 #include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <vector>
 
-#define CHECK(call)                                                                                         \
-    do {                                                                                                    \
-        cudaError_t error_ = (call);                                                                        \
-        if (error_ != cudaSuccess) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-            std::exit(1);                                                                                   \
-        }                                                                                                   \
-    } while (0)
-
-using u32 = std::uint32_t;
-using u64 = unsigned long long;
-
-// A bijection of 32 bits (the finalizer of MurmurHash3), so that dense and patterned keys spread over bins alike.
-__host__ __device__ inline u32 mix(u32 key) {
-    key ^= key >> 16;
-    key *= 0x85ebca6bu;
-    key ^= key >> 13;
-    key *= 0xc2b2ae35u;
-    return key ^ (key >> 16);
-}
+#include "common.cuh"
 
 // The median of five runs in seconds, after one to warm up.
 static double seconds(const std::function<void()>& work) {
@@ -61,13 +39,6 @@ static double seconds(const std::function<void()>& work) {
     CHECK(cudaEventDestroy(stop));
     std::sort(milliseconds.begin(), milliseconds.end());
     return milliseconds[milliseconds.size() / 2] / 1e3;
-}
-
-template <typename T>
-static T* device_memory(size_t count) {
-    void* pointer = nullptr;
-    CHECK(cudaMalloc(&pointer, count * sizeof(T)));
-    return static_cast<T*>(pointer);
 }
 
 // ---- copy -------------------------------------------------------------------------------------------------------------

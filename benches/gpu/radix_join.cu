@@ -17,35 +17,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#define CHECK(call)                                                                                         \
-    do {                                                                                                    \
-        cudaError_t error_ = (call);                                                                        \
-        if (error_ != cudaSuccess) {                                                                        \
-            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-            std::exit(1);                                                                                   \
-        }                                                                                                   \
-    } while (0)
+#include "common.cuh"
 
 using u16 = std::uint16_t;
-using u32 = std::uint32_t;
-using u64 = unsigned long long;
 
 constexpr int BITS_1 = 8, BITS_2 = 8;
 constexpr u32 BINS_1 = 1u << BITS_1, BINS_2 = 1u << BITS_2;
-
-// A bijection of 32 bits (the finalizer of MurmurHash3): equal hashes mean equal keys.
-__host__ __device__ inline u32 mix(u32 key) {
-    key ^= key >> 16;
-    key *= 0x85ebca6bu;
-    key ^= key >> 13;
-    key *= 0xc2b2ae35u;
-    return key ^ (key >> 16);
-}
 
 __device__ inline u32 digit_1(u32 key) { return mix(key) >> (32 - BITS_1); }
 __device__ inline u32 digit_2(u32 key) { return (mix(key) >> (32 - BITS_1 - BITS_2)) & (BINS_2 - 1); }
@@ -332,13 +311,6 @@ __global__ void verify(const u32* key, const u32* ra, const u32* rb, const u32* 
         if (sb) mine += 3ull * sb[at];
     }
     atomicAdd(sum, mine);
-}
-
-template <typename T>
-static T* device_memory(size_t count) {
-    void* pointer = nullptr;
-    CHECK(cudaMalloc(&pointer, std::max<size_t>(count, 4) * sizeof(T)));
-    return static_cast<T*>(pointer);
 }
 
 // Room for the share of rows of one partition and six standard deviations, when each key occurs `repeats` times on average:

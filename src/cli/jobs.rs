@@ -7,6 +7,7 @@ use tonic::{Code, Status};
 use super::client::{Client, ConnectArgs, from_status};
 use super::describe;
 use super::output::{self, Align};
+use crate::service::code_named;
 use crate::{Error, Result};
 
 /// Arguments of `dovetail jobs`.
@@ -141,28 +142,11 @@ pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
 pub fn failure(status: &Value) -> Error {
     match status["error"]["message"].as_str() {
         Some(message) => {
-            let code = code_of(status["error"]["code"].as_str().unwrap_or_default());
+            let name = status["error"]["code"].as_str().unwrap_or_default();
+            let code = code_named(name).unwrap_or(Code::Internal);
             from_status(Status::new(code, format!("job {} failed: {message}", status["job"])))
         }
         None => Error::Cancelled(format!("job {} is {}", status["job"], status["state"].as_str().unwrap_or("gone"))),
-    }
-}
-
-/// A gRPC code by the name that the server gives it.
-fn code_of(name: &str) -> Code {
-    match name {
-        "CANCELLED" => Code::Cancelled,
-        "INVALID_ARGUMENT" => Code::InvalidArgument,
-        "DEADLINE_EXCEEDED" => Code::DeadlineExceeded,
-        "NOT_FOUND" => Code::NotFound,
-        "ALREADY_EXISTS" => Code::AlreadyExists,
-        "PERMISSION_DENIED" => Code::PermissionDenied,
-        "RESOURCE_EXHAUSTED" => Code::ResourceExhausted,
-        "FAILED_PRECONDITION" => Code::FailedPrecondition,
-        "UNIMPLEMENTED" => Code::Unimplemented,
-        "UNAVAILABLE" => Code::Unavailable,
-        "UNAUTHENTICATED" => Code::Unauthenticated,
-        _ => Code::Internal,
     }
 }
 

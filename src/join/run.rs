@@ -25,7 +25,7 @@ use crate::catalog::Value;
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX, RadixBits, Unmatched, Which};
 use crate::memory::Arena;
-use crate::planner::{Plan, Strategy};
+use crate::planner::{CHUNK_ROWS_MIN, Plan, Strategy};
 
 /// Runs a planned join on one device, pushing the result batch by batch.
 ///
@@ -167,9 +167,6 @@ fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_b
     fit.clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64)
 }
 
-/// Fewer rows than this per chunk would cost more in calls than they save in memory.
-const CHUNK_ROWS_MIN: u64 = 1024;
-
 /// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.
 fn wave_rows(device: &dyn Device, held_back: u64) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / 8 / 64) as usize;
@@ -284,7 +281,7 @@ mod tests {
     use crate::device::CancelFlag;
     use crate::device::host::HostDevice;
     use crate::memory::Budget;
-    use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair};
+    use crate::planner::{self, JoinKind, JoinSpec, KeyPair};
 
     #[derive(Default)]
     struct CountRows(Mutex<usize>);
@@ -318,18 +315,9 @@ mod tests {
     /// Joins tables of long string keys whose hashes keep only the bits of `mask`; the number of rows found.
     fn join_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128) -> usize {
         let spec = JoinSpec {
-            left: "build".into(),
-            right: "probe".into(),
-            on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
             how,
-            columns: Vec::new(),
             strategy: Some(strategy),
-            nulls_equal: false,
-            devices: DeviceRequest::Any,
-            batch_rows: None,
-            priority: 0,
-            retain_seconds: None,
-            into: None,
+            ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let device = HostDevice::new(0, 2, Budget::new("device memory", "--device-memory", 64 << 20), None).unwrap();

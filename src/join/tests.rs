@@ -15,7 +15,7 @@ use crate::catalog::{Catalog, Upload, UploadOptions};
 use crate::device::host::{EmulatedLink, HostDevice};
 use crate::device::{CancelFlag, Device};
 use crate::memory::{Arena, Budget};
-use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
+use crate::planner::{self, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use crate::{Error, Result};
 
 struct Bench {
@@ -53,20 +53,7 @@ fn device(memory: u64) -> HostDevice {
 }
 
 fn spec(how: JoinKind, strategy: Strategy) -> JoinSpec {
-    JoinSpec {
-        left: "l".into(),
-        right: "r".into(),
-        on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
-        how,
-        columns: Vec::new(),
-        strategy: Some(strategy),
-        nulls_equal: false,
-        devices: DeviceRequest::Any,
-        batch_rows: None,
-        priority: 0,
-        retain_seconds: None,
-        into: None,
-    }
+    JoinSpec { how, strategy: Some(strategy), ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) }
 }
 
 fn batch(columns: Vec<(&str, ArrayRef)>) -> RecordBatch {

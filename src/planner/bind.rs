@@ -377,7 +377,7 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
 mod tests {
     use super::*;
     use crate::memory::{Arena, Budget};
-    use crate::planner::{DeviceRequest, KeyPair};
+    use crate::planner::KeyPair;
 
     /// Names of the columns of a join of `l (k, v)` and `r (a, b, w)` on `k = a` and `k = b`, without a list of columns.
     fn names(how: JoinKind) -> Vec<String> {
@@ -387,21 +387,8 @@ mod tests {
             let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
             catalog.create(Table::from_batches(table, schema, Vec::new()).unwrap()).unwrap();
         }
-        let pair = |right: &str| KeyPair { left: "k".into(), right: right.into(), nulls_equal: None };
-        let spec = JoinSpec {
-            left: "l".into(),
-            right: "r".into(),
-            on: vec![pair("a"), pair("b")],
-            how,
-            columns: Vec::new(),
-            strategy: None,
-            nulls_equal: false,
-            devices: DeviceRequest::Any,
-            batch_rows: None,
-            priority: 0,
-            retain_seconds: None,
-            into: None,
-        };
+        let pair = |right: &str| KeyPair::new("k", right);
+        let spec = JoinSpec { how, ..JoinSpec::inner("l", "r", vec![pair("a"), pair("b")]) };
         bind(spec, &catalog).unwrap().output.into_iter().map(|column| column.name).collect()
     }
 

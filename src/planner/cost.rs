@@ -46,8 +46,8 @@ pub struct MemoryNeed {
     pub resident_bytes: u64,
 }
 
-/// Rows of the smallest chunk that probe sides are divided into.
-const CHUNK_ROWS_MIN: f64 = 1024.0;
+/// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
+pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 
 /// Bytes per probe row of row numbers, matches and pairs.
 const MATCH_ROW_BYTES: f64 = 32.0;
@@ -78,7 +78,7 @@ impl Costed {
 fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
     let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
     let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64;
-    (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN).ceil().max(1.0))
+    (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0))
 }
 
 /// So many partitions that one has about as many build rows as the device likes, within one pass.
@@ -366,7 +366,7 @@ impl Model<'_> {
         let how = self.join.spec.how;
         let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
         let probe_row = self.probe_row_bytes();
-        let smallest_chunk = 2.0 * CHUNK_ROWS_MIN.min(probe.rows) * probe_row;
+        let smallest_chunk = 2.0 * (CHUNK_ROWS_MIN as f64).min(probe.rows) * probe_row;
         let whole_chunk = 2.0 * probe.rows * probe_row;
 
         // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.

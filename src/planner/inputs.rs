@@ -72,7 +72,7 @@ impl Inputs {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
     pub(super) fn new(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Result<Self> {
-        let layout = KeyLayout::new(key_facts(join, build_side)?, 0);
+        let layout = KeyLayout::new(join.key_facts(build_side)?, 0);
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();
         let input = |side: Side| Input::new(join, side, build_side, estimates, &layout);
@@ -152,25 +152,6 @@ fn sorted_keys(join: &BoundJoin, side: Side, layout: &KeyLayout) -> bool {
     join.is_sorted_by_key(side) && layout.keeps_order() && !join.keys.iter().any(matched_nulls)
 }
 
-/// What statistics say about each pair of key columns.
-fn key_facts(join: &BoundJoin, build_side: Side) -> Result<Vec<KeyFacts>> {
-    let facts = |key: &BoundKey| {
-        let column_type = |side: Side| join.table(side).schema.field(key.column(side)).data_type().clone();
-        let statistics = |side: Side| &join.table(side).statistics[key.column(side)];
-        let (build_type, probe_type) = (column_type(build_side), column_type(build_side.other()));
-        Ok(KeyFacts {
-            class: key_class(&build_type)?,
-            build_type,
-            probe_type,
-            range: integer_range(statistics(Side::Left), statistics(Side::Right)),
-            bytes_max: longest(statistics(Side::Left), statistics(Side::Right)),
-            nulls_equal: key.nulls_equal,
-            sorted: join.is_sorted_by_key(Side::Left) || join.is_sorted_by_key(Side::Right),
-        })
-    };
-    join.keys.iter().map(facts).collect()
-}
-
 fn integer_range(a: &ColumnStatistics, b: &ColumnStatistics) -> Option<(i128, i128)> {
     let (a_min, a_max) = integers(a)?;
     let (b_min, b_max) = integers(b)?;
@@ -206,6 +187,20 @@ impl BoundJoin {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
     pub fn key_facts(&self, build_side: Side) -> Result<Vec<KeyFacts>> {
-        key_facts(self, build_side)
+        let facts = |key: &BoundKey| {
+            let column_type = |side: Side| self.table(side).schema.field(key.column(side)).data_type().clone();
+            let statistics = |side: Side| &self.table(side).statistics[key.column(side)];
+            let (build_type, probe_type) = (column_type(build_side), column_type(build_side.other()));
+            Ok(KeyFacts {
+                class: key_class(&build_type)?,
+                build_type,
+                probe_type,
+                range: integer_range(statistics(Side::Left), statistics(Side::Right)),
+                bytes_max: longest(statistics(Side::Left), statistics(Side::Right)),
+                nulls_equal: key.nulls_equal,
+                sorted: self.is_sorted_by_key(Side::Left) || self.is_sorted_by_key(Side::Right),
+            })
+        };
+        self.keys.iter().map(facts).collect()
     }
 }

@@ -28,6 +28,7 @@ mod tests;
 
 pub use bind::{BoundJoin, BoundKey, OutputColumn, OutputSource, bind};
 pub use calibrate::calibrate;
+pub(crate) use cost::CHUNK_ROWS_MIN;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{

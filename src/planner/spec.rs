@@ -36,6 +36,26 @@ pub struct JoinSpec {
     pub into: Option<String>,
 }
 
+impl JoinSpec {
+    /// The inner join of two tables, with nothing else said.
+    pub fn inner(left: &str, right: &str, on: Vec<KeyPair>) -> Self {
+        Self {
+            left: left.into(),
+            right: right.into(),
+            on,
+            how: JoinKind::Inner,
+            columns: Vec::new(),
+            strategy: None,
+            nulls_equal: false,
+            devices: DeviceRequest::Any,
+            batch_rows: None,
+            priority: 0,
+            retain_seconds: None,
+            into: None,
+        }
+    }
+}
+
 /// Two columns that must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPair {
@@ -45,6 +65,13 @@ pub struct KeyPair {
     pub right: String,
     /// Overrides [`JoinSpec::nulls_equal`].
     pub nulls_equal: Option<bool>,
+}
+
+impl KeyPair {
+    /// A pair that treats nulls as the join does.
+    pub fn new(left: &str, right: &str) -> Self {
+        Self { left: left.into(), right: right.into(), nulls_equal: None }
+    }
 }
 
 /// Which devices a join may use.

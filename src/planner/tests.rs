@@ -68,20 +68,7 @@ fn bound(left: &TableSpec, right: &TableSpec, how: JoinKind) -> BoundJoin {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
     catalog.create(left.build("r")).unwrap();
     catalog.create(right.build("s")).unwrap();
-    let spec = JoinSpec {
-        left: "r".into(),
-        right: "s".into(),
-        on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
-        how,
-        columns: Vec::new(),
-        strategy: None,
-        nulls_equal: false,
-        devices: DeviceRequest::Any,
-        batch_rows: None,
-        priority: 0,
-        retain_seconds: None,
-        into: None,
-    };
+    let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
     bind(spec, &catalog).unwrap()
 }
 

@@ -135,7 +135,7 @@ impl Scheduler {
         Self::start(catalog, devices, SchedulerOptions::default())
     }
 
-    /// A scheduler over those devices, whose rates it measures first: tens of milliseconds for each kind of device.
+    /// A scheduler over those devices, whose rates it measures first: a tenth of a second for each kind of device.
     pub fn start(catalog: Catalog, devices: Vec<Arc<dyn Device>>, options: SchedulerOptions) -> Self {
         // Devices that are made alike are measured once.
         let mut measured: Vec<(Arc<dyn Device>, Rates)> = Vec::new();

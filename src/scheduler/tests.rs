@@ -146,20 +146,7 @@ fn table(name: &str) -> Table {
 }
 
 fn spec(label: &str) -> JoinSpec {
-    JoinSpec {
-        left: "r".into(),
-        right: "s".into(),
-        on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
-        how: JoinKind::Inner,
-        columns: vec!["k".into(), label.into()],
-        strategy: None,
-        nulls_equal: false,
-        devices: DeviceRequest::Any,
-        batch_rows: None,
-        priority: 0,
-        retain_seconds: None,
-        into: None,
-    }
+    JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) }
 }
 
 /// A batch of the result of `spec("r0")`.

@@ -285,3 +285,9 @@ pub(super) fn code_name(code: Code) -> &'static str {
         Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }
+
+/// The status code of that name, the other way round.
+pub(crate) fn code_named(name: &str) -> Option<Code> {
+    const CODES: std::ops::RangeInclusive<i32> = Code::Ok as i32..=Code::Unauthenticated as i32;
+    CODES.map(Code::from).find(|&code| code_name(code) == name)
+}

@@ -41,6 +41,7 @@ mod status;
 mod table_upload;
 mod tickets;
 
+pub(crate) use metrics::code_named;
 pub use server::Server;
 pub use settings::Settings;
 pub use shared::Shared;

@@ -16,7 +16,7 @@ use dovetail::device::host::HostDevice;
 use dovetail::device::{CancelFlag, Device};
 use dovetail::join::{self, BatchSink, Monitor};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Side, Strategy};
+use dovetail::planner::{self, JoinKind, JoinSpec, KeyPair, Side, Strategy};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -81,20 +81,9 @@ impl BatchSink for Collect {
 
 fn spec(keys: usize, how: JoinKind, strategy: Strategy) -> JoinSpec {
     JoinSpec {
-        left: "l".into(),
-        right: "r".into(),
-        on: (0..keys)
-            .map(|key| KeyPair { left: format!("k{key}"), right: format!("k{key}"), nulls_equal: None })
-            .collect(),
         how,
-        columns: Vec::new(),
         strategy: Some(strategy),
-        nulls_equal: false,
-        devices: DeviceRequest::Any,
-        batch_rows: None,
-        priority: 0,
-        retain_seconds: None,
-        into: None,
+        ..JoinSpec::inner("l", "r", (0..keys).map(|key| KeyPair::new(&format!("k{key}"), &format!("k{key}"))).collect())
     }
 }
 

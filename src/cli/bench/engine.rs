@@ -12,7 +12,7 @@ use crate::device::host::HostDevice;
 use crate::device::{CancelFlag, Device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
-use crate::planner::{self, DeviceRequest, JoinKind, JoinSpec, KeyPair, Strategy, Target};
+use crate::planner::{self, JoinSpec, KeyPair, Strategy, Target};
 use crate::{Error, Result};
 
 /// A device and the tables.
@@ -135,20 +135,7 @@ impl Engine {
     }
 
     fn join(&self, strategy: Option<Strategy>) -> Result<(f64, Vec<RecordBatch>, Vec<PhaseRecord>, Strategy)> {
-        let spec = JoinSpec {
-            left: "build".into(),
-            right: "probe".into(),
-            on: vec![KeyPair { left: "k".into(), right: "k".into(), nulls_equal: None }],
-            how: JoinKind::Inner,
-            columns: Vec::new(),
-            strategy,
-            nulls_equal: false,
-            devices: DeviceRequest::Any,
-            batch_rows: None,
-            priority: 0,
-            retain_seconds: None,
-            into: None,
-        };
+        let spec = JoinSpec { strategy, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
         let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, strategy, &self.target)?;
         let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
         let start = Instant::now();

@@ -1,0 +1,37 @@
+// What the GPU benchmarks share: errors that end the program, memory, and the hash that spreads keys.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#define CHECK(call)                                                                                         \
+    do {                                                                                                    \
+        cudaError_t error_ = (call);                                                                        \
+        if (error_ != cudaSuccess) {                                                                        \
+            std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
+            std::exit(1);                                                                                   \
+        }                                                                                                   \
+    } while (0)
+
+using u32 = std::uint32_t;
+using u64 = unsigned long long;
+
+// A bijection of 32 bits (the finalizer of MurmurHash3): equal hashes mean equal keys, and dense and patterned keys spread
+// over bins alike.
+__host__ __device__ inline u32 mix(u32 key) {
+    key ^= key >> 16;
+    key *= 0x85ebca6bu;
+    key ^= key >> 13;
+    key *= 0xc2b2ae35u;
+    return key ^ (key >> 16);
+}
+
+template <typename T>
+static T* device_memory(size_t count) {
+    void* pointer = nullptr;
+    CHECK(cudaMalloc(&pointer, std::max<size_t>(count, 4) * sizeof(T)));
+    return static_cast<T*>(pointer);
+}
