@@ -1,4 +1,8 @@
-//! Compiles the protos in Rust (no protoc), Flight's own for reflection only, and records the commit for `--version`.
+//! Compiles the protos in Rust (no protoc), Flight's own for reflection only, and the kernels where there is an nvcc; records
+//! the commit for `--version`.
+
+#[path = "kernels/build.rs"]
+mod kernels;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,6 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let flight = protox::compile(["proto/flight.proto"], ["proto"])?;
     std::fs::write(out.join("flight_descriptor.bin"), flight.encode_to_vec())?;
     pbjson_build::Builder::new().register_descriptors(&descriptor_set)?.build(&[".dovetail.v1"])?;
+
+    kernels::build(&out)?;
 
     println!("cargo::rustc-env=DOVETAIL_COMMIT={}", commit());
     Ok(())

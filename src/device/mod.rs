@@ -1,7 +1,7 @@
 //! Devices: where joins run, behind one trait.
 //!
 //! A device is memory with a budget, and a set of primitives over it. There are two kinds: a slice of the CPU
-//! ([`host`]), and an NVIDIA GPU (`cuda`, to come). A strategy in [`join`](crate::join) is written once, against
+//! ([`host`]), and an NVIDIA GPU (`cuda`, where an nvcc was found at build time). A strategy in [`join`](crate::join) is written once, against
 //! [`Device`], and runs unchanged on either.
 //!
 //! ```text
@@ -28,6 +28,9 @@
 //! This room knows nothing of Arrow types beyond buffers, nor of tables, jobs or the wire.
 
 mod cancel;
+#[cfg(dovetail_cuda)]
+#[allow(unsafe_code)]
+pub mod cuda;
 pub mod host;
 mod types;
 

@@ -300,6 +300,8 @@ pub struct Partitions {
     pub carried: Vec<Column>,
     /// Where each partition starts, and at the end the number of rows: one more entry than partitions.
     pub bounds: Arc<[usize]>,
+    /// The bits that chose the partition.
+    pub bits: RadixBits,
     /// Whether equal keys are known to be adjacent.
     pub grouped: bool,
 }

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::buffer::Buffer;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -60,6 +60,15 @@ fn empty_slab_bytes_kept(limit: u64) -> usize {
 /// piece fits, and what the budget promises must be there all the same; but no more than this.
 fn slack_bytes(limit: u64) -> u64 {
     (limit / 8).saturating_add(SLAB_BYTES as u64)
+}
+
+/// Keeps memory where it is, so that devices copy from and to it by themselves, at the rate of their link.
+pub trait Pin: Send + Sync + std::fmt::Debug {
+    /// Pins a slab. False when that cannot be had; it then works as before, and copies are slower.
+    fn pin(&self, start: *mut u8, len: usize) -> bool;
+
+    /// Lets go of a slab that was pinned and will be unmapped.
+    fn unpin(&self, start: *mut u8);
 }
 
 /// What slabs are made of.
@@ -103,6 +112,8 @@ struct Inner {
     growth_wanted: Condvar,
     /// Where slabs start and end, by start.
     ranges: RwLock<BTreeMap<usize, usize>>,
+    /// What pins slabs, once there is something.
+    pin: OnceLock<Arc<dyn Pin>>,
 }
 
 #[derive(Debug, Default)]
@@ -133,6 +144,7 @@ impl Arena {
             growing: Mutex::default(),
             growth_wanted: Condvar::new(),
             ranges: RwLock::default(),
+            pin: OnceLock::new(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -183,6 +195,14 @@ impl Arena {
     /// The longest piece that can be had without mapping another slab, in bytes.
     pub fn longest_free_bytes(&self) -> u64 {
         self.inner.slabs.lock().free.longest() as u64
+    }
+
+    /// Pins all slabs, those that are mapped and those to come, for as long as each is mapped. Only the first call counts.
+    pub fn pin_by(&self, pin: Arc<dyn Pin>) {
+        let _growing = self.inner.growing.lock();
+        if self.inner.pin.set(pin.clone()).is_ok() {
+            self.inner.slabs.lock().mappings.values().for_each(|memory| memory.pin_by(&pin));
+        }
     }
 
     /// Whether that address is in a slab.
@@ -261,6 +281,9 @@ impl Inner {
     fn map_slab(&self, len: usize) -> Result<Arc<Mapping>> {
         let memory = Mapping::new(len, self.backing)
             .context(|| format!("mapping a slab of {} for the arena", human_bytes(len as u64)))?;
+        if let Some(pin) = self.pin.get() {
+            memory.pin_by(pin);
+        }
         let start = memory.start.as_ptr() as usize;
         self.ranges.write().insert(start, start + len);
         Ok(Arc::new(memory))
@@ -432,6 +455,8 @@ struct Mapping {
     start: NonNull<u8>,
     len: usize,
     _file: Option<OwnedFd>,
+    /// What has pinned it, and must let go of it before it is unmapped.
+    pinned_by: OnceLock<Arc<dyn Pin>>,
 }
 
 impl Mapping {
@@ -451,11 +476,18 @@ impl Mapping {
             unmap(taken, before);
             unmap(start.add(len), HUGE_PAGE_BYTES - before);
         }
-        let mapping = Self { start, len, _file: file };
+        let mapping = Self { start, len, _file: file, pinned_by: OnceLock::new() };
         // SAFETY: the aligned range was just taken for this, and nothing points into it.
         unsafe { map_over(start, len, mapping._file.as_ref()) }?;
         mapping.populate()?;
         Ok(mapping)
+    }
+
+    fn pin_by(&self, pin: &Arc<dyn Pin>) {
+        if pin.pin(self.start.as_ptr(), self.len) {
+            // A mapping is pinned once: by what the arena was told first.
+            let _ = self.pinned_by.set(pin.clone());
+        }
     }
 
     /// Asks for all pages at once, huge ones if possible.
@@ -474,6 +506,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if let Some(pin) = self.pinned_by.get() {
+            pin.unpin(self.start.as_ptr());
+        }
         // SAFETY: exactly the range that `new` made; no piece points into it any more, since each holds an Arc of it.
         unsafe { unmap(self.start, self.len) };
     }
@@ -551,6 +586,36 @@ mod tests {
 
     fn arena(limit: u64) -> Arena {
         Arena::new(Budget::new("host memory", "--host-memory", limit))
+    }
+
+    /// Remembers which slabs are pinned.
+    #[derive(Debug, Default)]
+    struct PinnedSlabs(Mutex<Vec<usize>>);
+
+    impl Pin for PinnedSlabs {
+        fn pin(&self, start: *mut u8, _len: usize) -> bool {
+            self.0.lock().push(start as usize);
+            true
+        }
+
+        fn unpin(&self, start: *mut u8) {
+            let mut pinned = self.0.lock();
+            let at = pinned.iter().position(|&slab| slab == start as usize).expect("it was pinned");
+            pinned.remove(at);
+        }
+    }
+
+    #[test]
+    fn slabs_are_pinned_while_they_are_mapped() {
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 256 << 20));
+        let before = arena.allocate(10 << 20, "test").unwrap();
+        let pinned = Arc::new(PinnedSlabs::default());
+        arena.pin_by(pinned.clone());
+        assert_eq!(pinned.0.lock().len(), 1);
+        let after = arena.allocate(100 << 20, "test").unwrap();
+        assert_eq!(pinned.0.lock().len(), 2);
+        drop((before, after, arena));
+        assert!(pinned.0.lock().is_empty());
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod budget;
 mod free_list;
 mod limits;
 
-pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead};
+pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead, Pin};
 pub use budget::{Budget, Reservation};
 pub use limits::{parse_memory_setting, process_memory_limit};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::settings::Settings;
 use crate::device::Device;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
-use crate::memory::{Budget, parse_bytes, parse_memory_setting, process_memory_limit};
+use crate::memory::{Arena, Budget, parse_bytes, parse_memory_setting, process_memory_limit};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
@@ -30,53 +30,61 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             .map_err(|error| Error::Invalid(format!("reading the topology file {}: {error}", path.display())))?;
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
-    let count = match settings.devices.as_str() {
-        // Without a GPU the whole CPU is one device: a join gets all cores, and the queue decides who is next.
-        "auto" => Some(1),
-        other => {
-            let count = other.strip_prefix("host:").and_then(|count| count.parse().ok());
-            count.filter(|count| (1..=HOST_DEVICES_MAX).contains(count))
-        }
-    };
-    let count = count.ok_or_else(|| {
-        Error::Invalid(format!(
-            "--devices is {:?}; write auto, or host:N for the CPU in N slices, 1 to {HOST_DEVICES_MAX}",
+    let gpus = gpus::count()?;
+    let (kind, count) = settings.devices.split_once(':').unwrap_or((&settings.devices, ""));
+    let number = count.parse::<u16>().ok().filter(|&number| number > 0);
+    match (kind, number) {
+        ("auto", None) if count.is_empty() => Ok(match gpus {
+            // Without a GPU the whole CPU is one device: a join gets all cores, and the queue decides who is next.
+            0 => Topology::host(1),
+            gpus => Topology::cuda(gpus),
+        }),
+        ("cuda", None) if count.is_empty() && gpus > 0 => Ok(Topology::cuda(gpus)),
+        ("cuda", Some(number)) if number <= gpus => Ok(Topology::cuda(number)),
+        ("host", Some(number)) if number <= HOST_DEVICES_MAX => Ok(Topology::host(number)),
+        ("cuda", number) if count.is_empty() || number.is_some() => Err(Error::Invalid(format!(
+            "--devices is {:?}, and there {}; write auto to use what there is",
+            settings.devices,
+            gpus::found(gpus)
+        ))),
+        _ => Err(Error::Invalid(format!(
+            "--devices is {:?}; write auto, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N slices, 1 to \
+             {HOST_DEVICES_MAX}",
             settings.devices
-        ))
-    })?;
-    Ok(Topology::host(count))
+        ))),
+    }
 }
 
 /// Opens the devices of a topology. What it does not say comes from the settings: an equal share of the CPU's threads, and
-/// for memory the setting, or an equal share of a quarter of host memory.
+/// for memory the setting, or an equal share of a quarter of host memory; a GPU has all of its own that is free, but for a
+/// twentieth. With GPUs, the slabs of `arena` are pinned.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device that this build has
 /// not; what opening a device answers.
-pub fn open_devices(settings: &Settings, topology: &Topology, host_memory_bytes: u64) -> Result<Vec<Arc<dyn Device>>> {
+pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Device>>> {
     let count = topology.devices.len();
     if count == 0 {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
-    let memory_share = match settings.device_memory.as_str() {
-        "auto" => host_memory_bytes / 4 / count as u64,
-        size => parse_bytes(size).context(|| "--device-memory")?,
+    let memory_setting = match settings.device_memory.as_str() {
+        "auto" => None,
+        size => Some(parse_bytes(size).context(|| "--device-memory")?),
     };
+    let memory_share = memory_setting.unwrap_or(arena.budget().limit_bytes() / 4 / count as u64);
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let open = |node: &DeviceNode| -> Result<Arc<dyn Device>> {
-        if node.kind != NodeKind::Host {
-            return Err(Error::Unsupported(format!(
-                "device {} of the topology is a GPU, which this build cannot use; describe it as a host device to emulate it",
-                node.name
-            )));
-        }
         let threads = node.threads.unwrap_or((cpu_threads / count).max(1));
         let (memory_bytes, knob) = match node.memory_bytes {
-            Some(bytes) => (bytes, format!("the memory of {} in the topology file", node.name)),
-            None => (memory_share, "--device-memory".to_string()),
+            Some(bytes) => (Some(bytes), format!("the memory of {} in the topology file", node.name)),
+            None => (memory_setting, "--device-memory".to_string()),
         };
-        let memory = Budget::new(format!("memory of device {}", node.name), knob, memory_bytes);
+        let budget = |bytes| Budget::new(format!("memory of device {}", node.name), knob, bytes);
+        if node.kind == NodeKind::Cuda {
+            return gpus::open(node, threads, arena, |free| budget(memory_bytes.unwrap_or(free / 20 * 19)));
+        }
+        let memory = budget(memory_bytes.unwrap_or(memory_share));
         let route = topology.host_route(node).map(|route| EmulatedRoute {
             to_device: lanes_of(&lanes, &route.to_device),
             from_device: lanes_of(&lanes, &route.from_device),
@@ -117,6 +125,67 @@ fn lanes_of(lanes: &[LinkLanes], hops: &[Hop]) -> Vec<Lane> {
         [one_way.clone()].into_iter().chain(link.total.clone())
     };
     hops.iter().flat_map(of_hop).collect()
+}
+
+/// GPUs, where this build can use them.
+#[cfg(dovetail_cuda)]
+mod gpus {
+    use super::*;
+    use crate::device::cuda::{CudaDevice, device_count};
+
+    pub(super) fn count() -> Result<u16> {
+        device_count()
+    }
+
+    /// What there is, to follow "there".
+    pub(super) fn found(count: u16) -> String {
+        match count {
+            0 => "is no GPU that this process can use".into(),
+            1 => "is one GPU".into(),
+            count => format!("are {count} GPUs"),
+        }
+    }
+
+    pub(super) fn open(
+        node: &DeviceNode,
+        threads: usize,
+        arena: &Arena,
+        budget: impl FnOnce(u64) -> Budget,
+    ) -> Result<Arc<dyn Device>> {
+        let device =
+            CudaDevice::open(node.index, threads, budget).context(|| format!("opening device {}", node.name))?;
+        // What the first device has pinned is pinned for all.
+        arena.pin_by(device.pin());
+        Ok(Arc::new(device))
+    }
+}
+
+/// GPUs, in a build that was made without their compiler.
+#[cfg(not(dovetail_cuda))]
+mod gpus {
+    use super::*;
+
+    pub(super) fn count() -> Result<u16> {
+        Ok(0)
+    }
+
+    /// What there is, to follow "there".
+    pub(super) fn found(_: u16) -> String {
+        "is no GPU that this build could use: it was made without nvcc".into()
+    }
+
+    pub(super) fn open(
+        node: &DeviceNode,
+        _threads: usize,
+        _arena: &Arena,
+        _budget: impl FnOnce(u64) -> Budget,
+    ) -> Result<Arc<dyn Device>> {
+        Err(Error::Unsupported(format!(
+            "device {} of the topology is a GPU, which this build cannot use, because it was made without nvcc; describe it as a \
+             host device to emulate it",
+            node.name
+        )))
+    }
 }
 
 #[cfg(test)]
@@ -165,7 +234,8 @@ mod tests {
         );
         let topology = Topology::parse(&text).unwrap();
         let settings = CommandLine::parse_from(["dovetail"]).settings;
-        let devices = open_devices(&settings, &topology, 1 << 30).unwrap();
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
+        let devices = open_devices(&settings, &topology, &arena).unwrap();
         let knob_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_knob;
         assert!(knob_of(&devices[0]).contains("topology file"), "its memory is in the file, and so is what raises it");
         assert_eq!(knob_of(&devices[1]), "--device-memory");
@@ -188,12 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_is_cut_into_as_many_slices_as_make_sense() {
+    fn devices_are_named_by_kind_and_number() {
         let of = |devices: &str| topology(&CommandLine::parse_from(["dovetail", "--devices", devices]).settings);
         assert_eq!(of("host:3").unwrap().devices.len(), 3);
-        for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu"] {
+        for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu", "auto:1", "cuda:-1", "cuda:0"] {
             let refused = of(wrong).unwrap_err();
             assert!(refused.message().contains("--devices") && refused.message().contains("1024"), "{refused}");
         }
+        let refused = of("cuda:65535").unwrap_err();
+        assert!(refused.message().contains("GPU") && refused.message().contains("auto"), "{refused}");
     }
 }

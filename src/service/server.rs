@@ -356,7 +356,7 @@ fn open(settings: &Settings) -> Result<Shared> {
         UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
     let topology = devices::topology(settings)?;
-    let devices = devices::open_devices(settings, &topology, host_memory_bytes)?;
+    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
         tenant_jobs: settings.tenant_jobs,

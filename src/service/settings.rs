@@ -45,7 +45,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_HOST_MEMORY", default_value = "60%")]
     pub host_memory: String,
 
-    /// Devices that joins run on: "host:N" for the CPU in N slices, "auto" for what the machine has
+    /// Devices that joins run on: "cuda" for all GPUs, "cuda:N" for the first N, "host:N" for the CPU in N slices, "auto" for
+    /// the GPUs if there are any, else the CPU
     #[arg(long, env = "DOVETAIL_DEVICES", default_value = "auto")]
     pub devices: String,
 

@@ -136,9 +136,21 @@ pub struct HostRoute {
 impl Topology {
     /// The CPU of this machine in `count` equal slices, without links to emulate.
     pub fn host(count: u16) -> Self {
+        Self::of(NodeKind::Host, count)
+    }
+
+    /// The first `count` GPUs of this machine.
+    pub fn cuda(count: u16) -> Self {
+        Self::of(NodeKind::Cuda, count)
+    }
+
+    fn of(kind: NodeKind, count: u16) -> Self {
         let device = |index: u16| DeviceNode {
-            name: format!("host:{index}"),
-            kind: NodeKind::Host,
+            name: match kind {
+                NodeKind::Host => format!("host:{index}"),
+                NodeKind::Cuda => format!("cuda:{index}"),
+            },
+            kind,
             index,
             threads: None,
             memory_bytes: None,

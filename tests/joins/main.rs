@@ -29,6 +29,17 @@ struct Bench {
     threads: usize,
 }
 
+/// A host device, or with `DOVETAIL_TEST_DEVICE=cuda` the first GPU.
+fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
+    let budget = |name: &str| Budget::new(format!("memory of device {name}"), "--device-memory", memory);
+    match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
+        #[cfg(dovetail_cuda)]
+        Ok("cuda") => Arc::new(dovetail::device::cuda::CudaDevice::open(0, threads, |_| budget("cuda:0")).unwrap()),
+        Err(_) | Ok("host") => Arc::new(HostDevice::new(0, threads, budget("host:0"), None).unwrap()),
+        Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}, which this build has not"),
+    }
+}
+
 impl fmt::Display for Bench {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} threads, {} B", self.threads, self.device.memory().limit_bytes())
@@ -38,9 +49,7 @@ impl fmt::Display for Bench {
 impl Bench {
     fn new(threads: usize, device_memory: u64) -> Self {
         let arena = Arena::new(Budget::new("host memory", "--host-memory", 4 << 30));
-        let memory = Budget::new("memory of device host:0", "--device-memory", device_memory);
-        let device = Arc::new(HostDevice::new(0, threads, memory, None).unwrap());
-        Self { catalog: Catalog::new(arena), device, threads }
+        Self { catalog: Catalog::new(arena), device: device(threads, device_memory), threads }
     }
 
     fn put(&self, name: &str, batches: &[RecordBatch]) {

@@ -33,7 +33,7 @@ mod slots;
 mod sort;
 mod table;
 #[cfg(test)]
-mod testing;
+pub(super) mod testing;
 mod transfer;
 
 use std::any::Any;

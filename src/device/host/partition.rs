@@ -27,7 +27,7 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
     assert!(bits.skip + bits.bits <= K::BITS, "keys of {} bits have no {bits:?}", K::BITS);
     if bits.bits == 0 {
         let carried = carry.iter().map(|carry| carried_as_is(run, carry, keys.rows)).collect::<Result<_>>()?;
-        return Ok(Partitions { keys: keys.clone(), carried, bounds: [0, keys.rows].into(), grouped: false });
+        return Ok(Partitions { keys: keys.clone(), carried, bounds: [0, keys.rows].into(), bits, grouped: false });
     }
     let (shift, mask) = (K::BITS - bits.skip - bits.bits, (1usize << bits.bits) - 1);
     let digit = |key: K| key.mix().bits_from(shift) & mask;
@@ -38,6 +38,7 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
         carried: carried.collect(),
         keys: Keys { data: keys.freeze(), width, rows },
         bounds: bounds.into(),
+        bits,
         grouped: false,
     })
 }
@@ -301,9 +302,9 @@ impl<T: Cell> Write for Writer<'_, T> {
 /// Makes equal keys adjacent by counting: a table gives each distinct key of a partition a group, groups get consecutive
 /// places, and rows move once.
 pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Partitions> {
-    let Partitions { keys, carried, bounds, grouped } = partitions;
+    let Partitions { keys, carried, bounds, bits, grouped } = partitions;
     if grouped {
-        return Ok(Partitions { keys, carried, bounds, grouped });
+        return Ok(Partitions { keys, carried, bounds, bits, grouped });
     }
     let mut keys_out = run.values::<K>(keys.rows, "grouping keys")?;
     let mut columns_out = Vec::with_capacity(carried.len());
@@ -332,7 +333,7 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
     })?;
     let carried = carried.iter().zip(columns_out);
     let carried = carried.map(|(column, out)| Column { data: out.freeze(), ..column.clone() }).collect();
-    Ok(Partitions { keys: Keys { data: keys_out.freeze(), ..keys }, carried, bounds, grouped: true })
+    Ok(Partitions { keys: Keys { data: keys_out.freeze(), ..keys }, carried, bounds, bits, grouped: true })
 }
 
 /// The place of each row once equal keys are adjacent, groups being in order of first appearance.

@@ -65,7 +65,7 @@ pub(super) fn numbers(positions: &Positions) -> Vec<u32> {
 }
 
 /// Random numbers of a seed that a failing test prints.
-pub(super) fn random(seed: u64) -> StdRng {
+pub(in crate::device) fn random(seed: u64) -> StdRng {
     println!("random seed {seed}");
     StdRng::seed_from_u64(seed)
 }
@@ -78,7 +78,7 @@ pub(super) const SIZES: [usize; 14] =
 pub(super) const THREADS: [usize; 4] = [1, 2, 3, 8];
 
 /// Small numbers made to hurt, by name. The first pattern has no repeats.
-pub(super) fn patterns(rows: usize, random: &mut StdRng) -> Vec<(&'static str, Vec<u32>)> {
+pub(in crate::device) fn patterns(rows: usize, random: &mut StdRng) -> Vec<(&'static str, Vec<u32>)> {
     let count = rows as u32;
     let mut shuffled: Vec<u32> = (0..count).collect();
     shuffled.shuffle(random);

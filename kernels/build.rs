@@ -1,0 +1,112 @@
+//! How the kernels are compiled: by whatever nvcc there is, for every GPU that Dovetail knows, into one static library.
+//!
+//! `DOVETAIL_CUDA` says what happens without an nvcc: `auto` (the default) builds for the CPU only and says so, `require` fails,
+//! and `off` does not look for one. nvcc is sought in `NVCC`, `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
+//! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as
+//! PTX, for GPUs that come later.
+
+use std::collections::hash_map::DefaultHasher;
+use std::error::Error;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const ARCHITECTURES: &str = "80,90,100,120";
+
+/// Compiles the kernels, links them, and tells the crate so by `cfg(dovetail_cuda)`.
+pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
+    println!("cargo::rustc-check-cfg=cfg(dovetail_cuda)");
+    println!("cargo::rerun-if-changed=kernels");
+    for variable in ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "NVCC", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    let mode = std::env::var("DOVETAIL_CUDA").unwrap_or_else(|_| "auto".into());
+    let nvcc = match mode.as_str() {
+        "off" => return Ok(()),
+        "auto" | "require" => find_nvcc(),
+        other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto or off").into()),
+    };
+    let Some(nvcc) = nvcc else {
+        let hint = "set CUDA_HOME, or install the wheels of kernels/requirements.txt and point CUDA_HOME to them";
+        if mode == "require" {
+            return Err(format!("DOVETAIL_CUDA=require, and no nvcc was found: {hint}").into());
+        }
+        println!("cargo::warning=no nvcc was found, so that this build runs joins on the CPU only; {hint}");
+        return Ok(());
+    };
+    let root = nvcc.parent().and_then(Path::parent).ok_or("nvcc lies in no toolkit")?.to_path_buf();
+    compile(&nvcc, &root, out)?;
+    println!("cargo::rustc-cfg=dovetail_cuda");
+    println!("cargo::rustc-link-search=native={}", out.display());
+    println!("cargo::rustc-link-lib=static=dovetail_kernels");
+    for folder in ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"] {
+        let folder = root.join(folder);
+        if folder.join("libcudart_static.a").exists() {
+            println!("cargo::rustc-link-search=native={}", folder.display());
+        }
+    }
+    // The static runtime opens the driver when it is first used: the binary starts without one.
+    println!("cargo::rustc-link-lib=static=cudart_static");
+    for library in ["stdc++", "rt", "dl", "pthread"] {
+        println!("cargo::rustc-link-lib=dylib={library}");
+    }
+    Ok(())
+}
+
+fn find_nvcc() -> Option<PathBuf> {
+    if let Some(nvcc) = std::env::var_os("NVCC") {
+        return Some(PathBuf::from(nvcc));
+    }
+    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = home.into_iter().chain(std::env::split_paths(&path)).chain([PathBuf::from("/usr/local/cuda/bin")]);
+    folders.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file()).and_then(|nvcc| nvcc.canonicalize().ok())
+}
+
+/// Compiles unless the last build was of the same sources by the same compiler: this runs after every commit, and takes minutes.
+fn compile(nvcc: &Path, root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
+    let mut sources: Vec<PathBuf> =
+        std::fs::read_dir("kernels")?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    sources.retain(|path| {
+        path.extension().is_some_and(|extension| ["cu", "cuh", "h"].iter().any(|&own| extension == own))
+    });
+    sources.sort();
+    let architectures = std::env::var("DOVETAIL_CUDA_ARCHITECTURES").unwrap_or_else(|_| ARCHITECTURES.into());
+    let architectures: Vec<&str> = architectures.split(',').map(str::trim).collect();
+
+    let mut hasher = DefaultHasher::new();
+    (nvcc, &architectures, include_str!("build.rs")).hash(&mut hasher);
+    for source in &sources {
+        (source, std::fs::read(source)?).hash(&mut hasher);
+    }
+    let stamp = format!("{:016x}", hasher.finish());
+    let stamp_file = out.join("kernels.stamp");
+    if std::fs::read_to_string(&stamp_file).is_ok_and(|last| last == stamp) {
+        return Ok(());
+    }
+
+    let mut command = Command::new(nvcc);
+    command.args(["--lib", "-std=c++17", "-O3", "-lineinfo", "-Xcompiler", "-fPIC,-Wall", "-Xfatbin", "-compress-all"]);
+    let threads = std::env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
+    command.args(["--threads", &threads]);
+    // The wheels and the toolkit keep CUB in different places.
+    command.arg("-I").arg(root.join("include/cccl"));
+    for architecture in &architectures {
+        command.arg("-gencode").arg(format!("arch=compute_{architecture},code=sm_{architecture}"));
+    }
+    let newest = architectures.iter().max_by_key(|name| name.parse::<u32>().unwrap_or(0)).ok_or("no architectures")?;
+    command.arg("-gencode").arg(format!("arch=compute_{newest},code=compute_{newest}"));
+    command.args(sources.iter().filter(|path| path.extension().is_some_and(|extension| extension == "cu")));
+    // A library that is there already would be added to.
+    let library = out.join("libdovetail_kernels.a");
+    if library.exists() {
+        std::fs::remove_file(&library)?;
+    }
+    let made = command.arg("-o").arg(&library).output()?;
+    if !made.status.success() {
+        let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
+        return Err(format!("compiling the kernels failed: {command:?}\n{said}").into());
+    }
+    std::fs::write(stamp_file, stamp)?;
+    Ok(())
+}

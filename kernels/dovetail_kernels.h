@@ -1,0 +1,538 @@
+// The whole interface of the kernels. Generated from src/device/cuda/abi.rs, where it is documented; do not edit.
+// `cargo test the_header` says when it is out of date, and `DOVETAIL_BLESS=1 cargo test the_header` renews it.
+
+#pragma once
+
+#include <stdint.h>
+
+/// The most key fields that one call packs, and bitmaps that one call combines.
+#define DOVETAIL_FIELDS_MAX 8
+
+/// The most columns that one call moves.
+#define DOVETAIL_MOVES_MAX 64
+
+/// The most bits that one partition pass resolves.
+#define DOVETAIL_PASS_BITS_MAX 8
+
+/// The most distinct build keys of a partition whose table is built in one round.
+#define DOVETAIL_TABLE_ROWS 4096
+
+/// Bits as they are, zero-extended.
+#define DOVETAIL_UNSIGNED 0
+
+/// A two's-complement integer, minus the minimum.
+#define DOVETAIL_SIGNED 1
+
+/// An unsigned integer, minus the minimum.
+#define DOVETAIL_OFFSET 2
+
+/// IEEE 754, mapped so that order is kept.
+#define DOVETAIL_FLOAT 3
+
+/// Select rows whose flag is set.
+#define DOVETAIL_FLAG_SET 0
+
+/// Select rows whose flag is not set.
+#define DOVETAIL_FLAG_CLEAR 1
+
+/// Select rows with a match.
+#define DOVETAIL_MATCHED 2
+
+/// Select rows without one.
+#define DOVETAIL_UNMATCHED 3
+
+/// Select rows that are valid in all bitmaps.
+#define DOVETAIL_VALID 4
+
+/// Select rows that are not valid in one of the bitmaps.
+#define DOVETAIL_INVALID 6
+
+/// Select rows whose key differs from the one before: heads of runs.
+#define DOVETAIL_RUN_HEADS 5
+
+/// One key column and its place in the packed key.
+struct DovetailKeyField {
+  /// Values.
+  const void *data;
+  /// A bit per row, or null when all rows are valid.
+  const uint8_t *validity;
+  /// The minimum that is taken off, as 128 bits.
+  uint64_t min_low;
+  /// Its upper half.
+  uint64_t min_high;
+  /// Bytes per value.
+  uint32_t width;
+  /// `DOVETAIL_UNSIGNED` and so on.
+  uint32_t encoding;
+  /// Where the lowest bit goes.
+  uint32_t shift;
+  /// Bits that the encoded value takes; may be 0.
+  uint32_t bits;
+  /// The bit that a null sets, or -1.
+  int32_t null_bit;
+};
+
+/// Packs key columns into keys.
+struct DovetailPackKeys {
+  /// Inputs: the key columns.
+  struct DovetailKeyField fields[DOVETAIL_FIELDS_MAX];
+  /// How many there are.
+  uint32_t field_count;
+  /// Bytes per key: 4, 8 or 16.
+  uint32_t key_bytes;
+  /// Rows that have a key; null when all have.
+  const uint32_t *kept;
+  /// Number of keys.
+  uint64_t rows;
+  /// Whether the fields are added to what the keys hold already.
+  uint32_t accumulate;
+  /// Output: `rows` keys.
+  void *keys;
+};
+
+/// A CUDA stream, as the driver and the runtime both know it.
+typedef void *DovetailStream;
+
+/// Lists rows that satisfy a condition, in ascending order.
+struct DovetailSelect {
+  /// `DOVETAIL_FLAG_SET` and so on.
+  uint32_t condition;
+  /// What is added to every row that is listed.
+  uint32_t base;
+  /// Rows to look at.
+  uint64_t rows;
+  /// Inputs, one kind of which each condition reads. A byte per row.
+  const uint8_t *flags;
+  /// Matches: `NO_ROW` where there is none.
+  const uint32_t *first;
+  /// Bitmaps.
+  const uint8_t *bitmaps[DOVETAIL_FIELDS_MAX];
+  /// How many there are.
+  uint32_t bitmap_count;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Keys, equal ones adjacent.
+  const void *keys;
+  /// State.
+  void *scratch;
+  /// Its size.
+  uint64_t scratch_bytes;
+  /// Outputs: room for `rows` positions.
+  uint32_t *positions;
+  /// How many were selected.
+  uint64_t *selected;
+};
+
+/// A column that moves with the keys.
+struct DovetailMove {
+  /// Where from; null for the number of the row itself.
+  const void *from;
+  /// Where to.
+  void *to;
+  /// Bytes per value.
+  uint32_t width;
+};
+
+/// Partitions rows, each parent partition on its own, by bits of the mixed key.
+struct DovetailPartition {
+  /// Inputs: keys.
+  const void *keys;
+  /// Where each parent starts, and at the end the number of rows.
+  const uint32_t *parent_bounds;
+  /// Number of keys.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Number of parents.
+  uint32_t parents;
+  /// Bits of the mixed key that are passed over.
+  uint32_t skip;
+  /// Bits of this pass, 1 to `DOVETAIL_PASS_BITS_MAX`.
+  uint32_t bits;
+  /// What moves. The keys are not among it unless they are listed.
+  struct DovetailMove moves[DOVETAIL_MOVES_MAX];
+  /// How many columns move.
+  uint32_t move_count;
+  /// State.
+  void *scratch;
+  /// Its size.
+  uint64_t scratch_bytes;
+  /// Outputs: where each of `parents << bits` partitions starts, and at the end the number of rows.
+  uint32_t *bounds;
+};
+
+/// Sorts unsigned integers and the row numbers beside them. Stable.
+struct DovetailSort {
+  /// Inputs: keys of `width` bytes.
+  const void *keys_in;
+  /// Row numbers.
+  const uint32_t *values_in;
+  /// Number of keys.
+  uint64_t rows;
+  /// 4 or 8.
+  uint32_t width;
+  /// Keys differ in bits below this one only.
+  uint32_t end_bit;
+  /// State.
+  void *scratch;
+  /// Its size.
+  uint64_t scratch_bytes;
+  /// Outputs: sorted keys.
+  void *keys_out;
+  /// Their row numbers.
+  uint32_t *values_out;
+};
+
+/// Makes of each key the integer that it is sorted by.
+struct DovetailSortImage {
+  /// Inputs: keys.
+  const void *keys;
+  /// The row whose image goes to each place; null when they are the same.
+  const uint32_t *order;
+  /// Number of keys.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Whether the key is mixed first, and turned left by `skip` bits.
+  uint32_t mixed;
+  /// See `mixed`.
+  uint32_t skip;
+  /// For keys of 16 bytes: whether the upper half is wanted.
+  uint32_t upper;
+  /// Output: images of 4 bytes for keys of 4, else of 8.
+  void *images;
+};
+
+/// Whether keys ascend.
+struct DovetailIsSorted {
+  /// Inputs: keys.
+  const void *keys;
+  /// Number of keys.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Output: set to 1 when a key is smaller than the one before.
+  uint32_t *unsorted;
+};
+
+/// What matching counts, added to what is there.
+struct DovetailMatchTotals {
+  /// The sum of all run lengths.
+  uint64_t total;
+  /// Rows with a match.
+  uint64_t matched_rows;
+  /// The longest run.
+  uint32_t longest;
+  /// Set to 1 when a build key repeats that must not, or lies outside its range.
+  uint32_t unsound;
+};
+
+/// Enters keys into one hash table.
+struct DovetailTableInsert {
+  /// Inputs: build keys, in the order of `heads`.
+  const void *keys;
+  /// Where each run of equal keys starts; null when every key is a run.
+  const uint32_t *heads;
+  /// Number of runs.
+  uint64_t runs;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Slots less one; their number is a power of two.
+  uint64_t slot_mask;
+  /// Outputs: slots, all bits set where empty.
+  uint64_t *slots;
+  /// `unsound` when a key repeats.
+  struct DovetailMatchTotals *totals;
+};
+
+/// Looks keys up in a hash table.
+struct DovetailTableProbe {
+  /// Inputs: the table.
+  const uint64_t *slots;
+  /// Its slots less one.
+  uint64_t slot_mask;
+  /// Its keys.
+  const void *build_keys;
+  /// Where each of its runs starts, and at the end the number of rows; null when every key is a run.
+  const uint32_t *heads;
+  /// Probe keys.
+  const void *probe_keys;
+  /// How many.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Outputs: a position per probe row.
+  uint32_t *first;
+  /// Run lengths; null without `heads`.
+  uint32_t *count;
+  /// Totals.
+  struct DovetailMatchTotals *totals;
+};
+
+/// Enters distinct keys of a dense range into an array.
+struct DovetailDenseInsert {
+  /// Inputs: build keys.
+  const void *keys;
+  /// How many.
+  uint64_t rows;
+  /// The smallest key, as 128 bits.
+  uint64_t min_low;
+  /// Its upper half.
+  uint64_t min_high;
+  /// Length of the array.
+  uint64_t span;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Outputs: the position of each key, `NO_ROW` before the call.
+  uint32_t *positions;
+  /// `unsound` when a key repeats or lies outside.
+  struct DovetailMatchTotals *totals;
+};
+
+/// Looks keys up in an array.
+struct DovetailDenseProbe {
+  /// Inputs: the array.
+  const uint32_t *positions;
+  /// Its length.
+  uint64_t span;
+  /// The smallest key, as 128 bits.
+  uint64_t min_low;
+  /// Its upper half.
+  uint64_t min_high;
+  /// Probe keys.
+  const void *probe_keys;
+  /// How many.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Outputs: a position per probe row.
+  uint32_t *first;
+  /// Totals.
+  struct DovetailMatchTotals *totals;
+};
+
+/// Probe rows of one partition that one block matches.
+struct DovetailMatchUnit {
+  /// The partition.
+  uint32_t partition;
+  /// The first probe row.
+  uint32_t start;
+  /// The end of the probe rows.
+  uint32_t end;
+};
+
+/// Matches partitions, each with a table in shared memory.
+struct DovetailMatchPartitions {
+  /// Inputs: build keys by partition.
+  const void *build_keys;
+  /// Where each run of equal keys starts, and at the end the number of rows; null when every key is a run.
+  const uint32_t *heads;
+  /// Where the runs of each partition start: in runs.
+  const uint32_t *build_bounds;
+  /// Probe keys by partition.
+  const void *probe_keys;
+  /// What each block does.
+  const struct DovetailMatchUnit *units;
+  /// How many blocks.
+  uint32_t unit_count;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// The probe row whose match comes first in the outputs.
+  uint32_t first_row;
+  /// Outputs: a position per probe row.
+  uint32_t *first;
+  /// Run lengths; null without `heads`.
+  uint32_t *count;
+  /// Totals; `unsound` when a key repeats.
+  struct DovetailMatchTotals *totals;
+};
+
+/// Finds in a list of ascending positions the first that is not below each bound.
+struct DovetailLowerBounds {
+  /// Inputs: ascending positions.
+  const uint32_t *positions;
+  /// How many.
+  uint64_t position_count;
+  /// Bounds.
+  const uint32_t *bounds;
+  /// How many.
+  uint64_t bound_count;
+  /// Output: an index per bound.
+  uint32_t *indices;
+};
+
+/// Matches sorted probe keys against sorted build keys.
+struct DovetailMatchSorted {
+  /// Inputs: build keys, ascending.
+  const void *build_keys;
+  /// How many.
+  uint64_t build_rows;
+  /// Probe keys, ascending.
+  const void *probe_keys;
+  /// How many.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Outputs: a position per probe row.
+  uint32_t *first;
+  /// Run lengths.
+  uint32_t *count;
+  /// Totals.
+  struct DovetailMatchTotals *totals;
+};
+
+/// Counts the pairs before each probe row.
+struct DovetailPairStarts {
+  /// Inputs: matches.
+  const uint32_t *first;
+  /// Run lengths; null when none is longer than one.
+  const uint32_t *count;
+  /// Probe rows.
+  uint64_t rows;
+  /// Whether a row without a match gives a pair.
+  uint32_t emit_unmatched;
+  /// State.
+  void *scratch;
+  /// Its size.
+  uint64_t scratch_bytes;
+  /// Output: `rows` numbers of pairs.
+  uint64_t *starts;
+};
+
+/// Lists pairs.
+struct DovetailExpand {
+  /// Inputs: matches.
+  const uint32_t *first;
+  /// Pairs before each probe row.
+  const uint64_t *starts;
+  /// Probe rows.
+  uint64_t rows;
+  /// The position of the first probe row.
+  uint32_t first_row;
+  /// The first pair.
+  uint64_t first_pair;
+  /// How many pairs.
+  uint64_t pairs;
+  /// Outputs: build positions.
+  uint32_t *build;
+  /// Probe positions.
+  uint32_t *probe;
+};
+
+/// Sets the flags of all build rows that matches refer to.
+struct DovetailMarkRuns {
+  /// Inputs: matches.
+  const uint32_t *first;
+  /// Run lengths; null when none is longer than one.
+  const uint32_t *count;
+  /// Probe rows.
+  uint64_t rows;
+  /// State: room for long runs, two numbers each.
+  uint32_t *long_runs;
+  /// How many there are; zero before the call.
+  uint32_t *long_run_count;
+  /// Output: a byte per build row, in a buffer of whole words.
+  uint8_t *flags;
+};
+
+/// Sets the flags at positions.
+struct DovetailMark {
+  /// Inputs: positions, `NO_ROW` among them; null for consecutive ones.
+  const uint32_t *positions;
+  /// The first of consecutive ones.
+  uint32_t start;
+  /// How many.
+  uint64_t rows;
+  /// Output: a byte per row.
+  uint8_t *flags;
+};
+
+/// Gathers values.
+struct DovetailGather {
+  /// Inputs: values; null for consecutive numbers of 4 bytes from `data_start` on.
+  const void *data;
+  /// See `data`.
+  uint32_t data_start;
+  /// Bytes per value.
+  uint32_t width;
+  /// Positions, `NO_ROW` among them; null for consecutive ones.
+  const uint32_t *positions;
+  /// The first of consecutive ones.
+  uint32_t start;
+  /// How many.
+  uint64_t rows;
+  /// The byte that fills the place of a missing row.
+  uint8_t missing;
+  /// Output: values.
+  void *out;
+};
+
+/// Gathers validity.
+struct DovetailGatherBits {
+  /// Inputs: a bit per row; null when all are set.
+  const uint8_t *bits;
+  /// Positions, `NO_ROW` among them; null for consecutive ones.
+  const uint32_t *positions;
+  /// The first of consecutive ones.
+  uint32_t start;
+  /// How many.
+  uint64_t rows;
+  /// Outputs: a bit per position, in whole words.
+  uint32_t *out;
+  /// Bits that are not set, added to what is there.
+  uint64_t *cleared;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+extern int dovetail_pack_keys(const struct DovetailPackKeys *args, DovetailStream stream);
+
+extern int dovetail_select(const struct DovetailSelect *args, DovetailStream stream);
+
+extern uint64_t dovetail_select_scratch_bytes(uint64_t rows);
+
+extern int dovetail_partition(const struct DovetailPartition *args, DovetailStream stream);
+
+extern uint64_t dovetail_partition_scratch_bytes(uint64_t rows, uint32_t parents, uint32_t bits);
+
+extern int dovetail_sort(const struct DovetailSort *args, DovetailStream stream);
+
+extern uint64_t dovetail_sort_scratch_bytes(uint32_t width, uint64_t rows);
+
+extern int dovetail_sort_image(const struct DovetailSortImage *args, DovetailStream stream);
+
+extern int dovetail_is_sorted(const struct DovetailIsSorted *args, DovetailStream stream);
+
+extern int dovetail_table_insert(const struct DovetailTableInsert *args, DovetailStream stream);
+
+extern int dovetail_table_probe(const struct DovetailTableProbe *args, DovetailStream stream);
+
+extern int dovetail_dense_insert(const struct DovetailDenseInsert *args, DovetailStream stream);
+
+extern int dovetail_dense_probe(const struct DovetailDenseProbe *args, DovetailStream stream);
+
+extern int dovetail_match_partitions(const struct DovetailMatchPartitions *args, DovetailStream stream);
+
+extern int dovetail_lower_bounds(const struct DovetailLowerBounds *args, DovetailStream stream);
+
+extern int dovetail_match_sorted(const struct DovetailMatchSorted *args, DovetailStream stream);
+
+extern int dovetail_pair_starts(const struct DovetailPairStarts *args, DovetailStream stream);
+
+extern uint64_t dovetail_pair_starts_scratch_bytes(uint64_t rows);
+
+extern int dovetail_expand(const struct DovetailExpand *args, DovetailStream stream);
+
+extern int dovetail_mark_runs(const struct DovetailMarkRuns *args, DovetailStream stream);
+
+extern int dovetail_mark(const struct DovetailMark *args, DovetailStream stream);
+
+extern int dovetail_gather(const struct DovetailGather *args, DovetailStream stream);
+
+extern int dovetail_gather_bits(const struct DovetailGatherBits *args, DovetailStream stream);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus

@@ -1,0 +1,74 @@
+// Values and validity at positions.
+
+#include "common.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 THREADS = 256;
+
+template <typename Args>
+__device__ inline u32 position_of(const Args& args, u64 at) {
+    return args.positions ? args.positions[at] : args.start + u32(at);
+}
+
+template <typename Cell>
+__global__ void gather(DovetailGather args) {
+    const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= args.rows) return;
+    const u32 position = position_of(args, at);
+    Cell value;
+    if (position == NO_ROW) {
+        u8* bytes = reinterpret_cast<u8*>(&value);
+        for (u32 byte = 0; byte < sizeof(Cell); ++byte) bytes[byte] = args.missing;
+    } else {
+        value = static_cast<const Cell*>(args.data)[position];
+    }
+    static_cast<Cell*>(args.out)[at] = value;
+}
+
+__global__ void gather_numbers(DovetailGather args) {
+    const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= args.rows) return;
+    const u32 position = position_of(args, at);
+    static_cast<u32*>(args.out)[at] = position == NO_ROW ? 0x01010101u * args.missing : args.data_start + position;
+}
+
+// A thread has a bit, and a warp makes a word of them.
+__global__ void gather_bits(DovetailGatherBits args) {
+    const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
+    bool valid = false;
+    if (at < args.rows) {
+        const u32 position = position_of(args, at);
+        valid = position != NO_ROW && (!args.bits || (args.bits[position / 8] >> (position % 8) & 1));
+    }
+    const u32 word = __ballot_sync(0xffffffffu, valid);
+    const u32 present = __ballot_sync(0xffffffffu, at < args.rows);
+    if (threadIdx.x % 32 == 0 && present) {
+        args.out[at / 32] = word;
+        const u32 cleared = __popc(present & ~word);
+        if (cleared) atomicAdd(reinterpret_cast<u64*>(args.cleared), u64(cleared));
+    }
+}
+
+}  // namespace
+}  // namespace dovetail
+
+using namespace dovetail;
+
+int dovetail_gather(const DovetailGather* args, DovetailStream stream) {
+    const u32 blocks = blocks_for(args->rows, THREADS);
+    if (!args->data) {
+        gather_numbers<<<blocks, THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    }
+    return with_cell(args->width, [&](auto cell) {
+        gather<decltype(cell)><<<blocks, THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
+}
+
+int dovetail_gather_bits(const DovetailGatherBits* args, DovetailStream stream) {
+    gather_bits<<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}

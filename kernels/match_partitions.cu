@@ -1,0 +1,113 @@
+// Matching within partitions, each with a hash table in shared memory that lives no longer than it is needed.
+//
+// A block has some probe rows of one partition. It stages the partition's build keys in shared memory, enters them into an
+// open-addressing table of their numbers, and looks its probe rows up. A partition with more distinct build keys than fit is
+// worked off in rounds, each with a table of its own: slow, and right. Partitions with many probe rows have several blocks,
+// which build the same table (Rui and Tu 2017, section 4.2, split skewed partitions in this way).
+
+#include "common.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 THREADS = 512;
+constexpr u32 ROWS = DOVETAIL_TABLE_ROWS, SLOTS = 2 * ROWS;
+constexpr u32 EMPTY = ~0u;
+
+// The start of a search, and a tag that is compared before the key is: disjoint bits of the mixed key, and for keys of four
+// bytes at least others than those that every key of the partition has in common.
+__device__ inline u32 slot_of(u32 low) { return low % SLOTS; }
+
+template <typename Key>
+__global__ void __launch_bounds__(THREADS) match(DovetailMatchPartitions args) {
+    extern __shared__ __align__(16) u8 shared[];
+    Key* staged = reinterpret_cast<Key*>(shared);
+    u32* slots = reinterpret_cast<u32*>(staged + ROWS);
+    const DovetailMatchUnit unit = args.units[blockIdx.x];
+    const u32 build_start = args.build_bounds[unit.partition], build_end = args.build_bounds[unit.partition + 1];
+    const Key* build = static_cast<const Key*>(args.build_keys);
+    const Key* probe = static_cast<const Key*>(args.probe_keys);
+    Tally tally;
+    // One round at least: rows without a match say so in the first.
+    for (u64 round = build_start; round == build_start || round < build_end; round += ROWS) {
+        const u32 rows = u32(min(u64(ROWS), build_end - round));
+        const bool is_first = round == build_start;
+        __syncthreads();
+        for (u32 slot = threadIdx.x; slot < SLOTS; slot += THREADS) slots[slot] = EMPTY;
+        for (u32 row = threadIdx.x; row < rows; row += THREADS) {
+            const u32 run = u32(round) + row;
+            staged[row] = build[args.heads ? args.heads[run] : run];
+        }
+        __syncthreads();
+        for (u32 row = threadIdx.x; row < rows; row += THREADS) {
+            const Key key = staged[row];
+            for (u32 at = slot_of(low_bits(mix(key)));; at = (at + 1) % SLOTS) {
+                const u32 found = atomicCAS(&slots[at], EMPTY, row);
+                if (found == EMPTY) break;
+                if (staged[found] == key) {
+                    args.totals->unsound = 1;
+                    break;
+                }
+            }
+        }
+        __syncthreads();
+        for (u32 row = unit.start + threadIdx.x; row < unit.end; row += THREADS) {
+            const Key key = probe[row];
+            u32 found = EMPTY;
+            for (u32 at = slot_of(low_bits(mix(key)));; at = (at + 1) % SLOTS) {
+                found = slots[at];
+                if (found == EMPTY || staged[found] == key) break;
+            }
+            const u32 place = row - args.first_row;
+            if (found == EMPTY) {
+                if (is_first) {
+                    args.first[place] = NO_ROW;
+                    if (args.count) args.count[place] = 0;
+                }
+                continue;
+            }
+            const u32 run = u32(round) + found;
+            const u32 first = args.heads ? args.heads[run] : run;
+            const u32 count = args.heads ? args.heads[run + 1] - first : 1;
+            args.first[place] = first;
+            if (args.count) args.count[place] = count;
+            tally.add(count);
+        }
+    }
+    __syncwarp();
+    tally.store(args.totals);
+}
+
+__global__ void lower_bounds(DovetailLowerBounds args) {
+    const u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= args.bound_count) return;
+    const u32 bound = args.bounds[at];
+    u64 low = 0, high = args.position_count;
+    while (low < high) {
+        const u64 middle = low + (high - low) / 2;
+        if (args.positions[middle] < bound) low = middle + 1;
+        else high = middle;
+    }
+    args.indices[at] = u32(low);
+}
+
+}  // namespace
+}  // namespace dovetail
+
+using namespace dovetail;
+
+int dovetail_match_partitions(const DovetailMatchPartitions* args, DovetailStream stream) {
+    return with_key(args->key_bytes, [&](auto key) {
+        using Key = decltype(key);
+        constexpr u32 shared_bytes = ROWS * sizeof(Key) + SLOTS * 4;
+        const cudaError_t error = cudaFuncSetAttribute(match<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        if (error != cudaSuccess) return int(error);
+        match<Key><<<args->unit_count, THREADS, shared_bytes, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
+}
+
+int dovetail_lower_bounds(const DovetailLowerBounds* args, DovetailStream stream) {
+    lower_bounds<<<blocks_for(args->bound_count, 256), 256, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}

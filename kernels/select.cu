@@ -1,0 +1,129 @@
+// Lists of rows that satisfy a condition, and the flags that remember which build rows were matched.
+
+#include <cub/device/device_select.cuh>
+#include <thrust/iterator/counting_iterator.h>
+
+#include "common.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 THREADS = 256;
+
+// Whether a row is to be listed.
+struct Condition {
+    DovetailSelect args;
+
+    __device__ bool operator()(u32 position) const {
+        const u32 row = position - args.base;
+        switch (args.condition) {
+            case DOVETAIL_FLAG_SET: return args.flags[row] != 0;
+            case DOVETAIL_FLAG_CLEAR: return args.flags[row] == 0;
+            case DOVETAIL_MATCHED: return args.first[row] != NO_ROW;
+            case DOVETAIL_UNMATCHED: return args.first[row] == NO_ROW;
+            case DOVETAIL_VALID:
+            case DOVETAIL_INVALID: {
+                u32 valid = 1;
+                for (u32 index = 0; index < args.bitmap_count; ++index)
+                    valid &= args.bitmaps[index][row / 8] >> (row % 8);
+                return (valid & 1) == (args.condition == DOVETAIL_VALID);
+            }
+            default: return row == 0 || heads_run(row);
+        }
+    }
+
+    __device__ bool heads_run(u32 row) const {
+        switch (args.key_bytes) {
+            case 4: return differs<u32>(row);
+            case 8: return differs<u64>(row);
+            default: return differs<Key16>(row);
+        }
+    }
+
+    template <typename Key>
+    __device__ bool differs(u32 row) const {
+        const Key* keys = static_cast<const Key*>(args.keys);
+        return keys[row] != keys[row - 1];
+    }
+};
+
+cudaError_t select(void* scratch, size_t& scratch_bytes, const DovetailSelect& args, cudaStream_t stream) {
+    return cub::DeviceSelect::If(scratch, scratch_bytes, thrust::counting_iterator<u32>(args.base), args.positions,
+                                 reinterpret_cast<u64*>(args.selected), std::int64_t(args.rows), Condition{args}, stream);
+}
+
+// A run longer than this is left to a whole block.
+constexpr u32 LONG_RUN = 256;
+constexpr u8 MATCHED = 1, RUN_MATCHED = 2;
+
+// Sets one byte and returns what it was. Bytes have no atomics, so the word around it has to.
+__device__ inline u8 exchange(u8* flags, u32 at, u8 value) {
+    u32* word = reinterpret_cast<u32*>(flags) + at / 4;
+    const u32 shift = 8 * (at % 4);
+    return u8(atomicOr(word, u32(value) << shift) >> shift);
+}
+
+// The first thread that meets a run marks it: many probe rows may have the same, and it may be long.
+__global__ void mark_runs(DovetailMarkRuns args) {
+    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (row >= args.rows || args.first[row] == NO_ROW) return;
+    const u32 first = args.first[row];
+    if (!args.count) {
+        args.flags[first] = MATCHED;
+        return;
+    }
+    // Looked at before it is written, because a hot run is met by many.
+    if (reinterpret_cast<volatile u8*>(args.flags)[first] & RUN_MATCHED) return;
+    if (exchange(args.flags, first, RUN_MATCHED) & RUN_MATCHED) return;
+    const u32 count = args.count[row];
+    if (count > LONG_RUN) {
+        const u32 place = atomicAdd(args.long_run_count, 1u);
+        args.long_runs[2 * place] = first;
+        args.long_runs[2 * place + 1] = count;
+        return;
+    }
+    for (u32 at = 1; at < count; ++at) exchange(args.flags, first + at, MATCHED);
+}
+
+__global__ void mark_long_runs(DovetailMarkRuns args) {
+    const u32 count = *args.long_run_count;
+    for (u32 run = blockIdx.x; run < count; run += gridDim.x) {
+        const u32 first = args.long_runs[2 * run], length = args.long_runs[2 * run + 1];
+        for (u32 at = 1 + threadIdx.x; at < length; at += THREADS) exchange(args.flags, first + at, MATCHED);
+    }
+}
+
+__global__ void mark(DovetailMark args) {
+    const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= args.rows) return;
+    const u32 position = args.positions ? args.positions[at] : args.start + u32(at);
+    if (position != NO_ROW) args.flags[position] = MATCHED;
+}
+
+}  // namespace
+}  // namespace dovetail
+
+using namespace dovetail;
+
+uint64_t dovetail_select_scratch_bytes(uint64_t rows) {
+    size_t bytes = 0;
+    DovetailSelect args{};
+    args.rows = rows;
+    return select(nullptr, bytes, args, nullptr) == cudaSuccess ? bytes : ~0ull;
+}
+
+int dovetail_select(const DovetailSelect* args, DovetailStream stream) {
+    size_t bytes = args->scratch_bytes;
+    return int(select(args->scratch, bytes, *args, cudaStream_t(stream)));
+}
+
+int dovetail_mark_runs(const DovetailMarkRuns* args, DovetailStream stream) {
+    mark_runs<<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+    if (args->count) mark_long_runs<<<256, THREADS, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}
+
+int dovetail_mark(const DovetailMark* args, DovetailStream stream) {
+    mark<<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}

@@ -1,0 +1,140 @@
+// One hash table over all build keys, and the array that stands in for it when distinct keys are dense.
+//
+// A slot is 64 bits: a tag (bits of the mixed key) above the number of a run of equal build keys. It is entered by one
+// compare-and-swap. For keys of 4 bytes the tag is the whole mixed key; for wider ones, keys with equal tags are compared
+// where they lie. Searches go from slot to slot; with at most half of the slots taken they are short.
+
+#include "common.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 THREADS = 256;
+constexpr u64 EMPTY = ~0ull;
+
+template <typename Key>
+__device__ inline u64 start_of(Key mixed, u64 slot_mask) {
+    if constexpr (sizeof(Key) == 4) return u64(mixed) & slot_mask;
+    else if constexpr (sizeof(Key) == 8) return mixed & slot_mask;
+    else return mixed.low & slot_mask;
+}
+
+template <typename Key>
+__device__ inline bool same(u64 slot, u32 tag, Key key, const Key* keys, const u32* heads) {
+    if (u32(slot >> 32) != tag) return false;
+    if constexpr (sizeof(Key) == 4) return true;
+    const u32 run = u32(slot);
+    return keys[heads ? heads[run] : run] == key;
+}
+
+template <typename Key>
+__global__ void insert(DovetailTableInsert args) {
+    const u64 run = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (run >= args.runs) return;
+    const Key* keys = static_cast<const Key*>(args.keys);
+    const Key key = keys[args.heads ? args.heads[run] : run];
+    const Key mixed = mix(key);
+    const u32 tag = tag_bits(mixed);
+    const u64 entry = u64(tag) << 32 | run;
+    u64* slots = reinterpret_cast<u64*>(args.slots);
+    // Once one key is known to repeat, the table is of no use: heavy keys would make searches endless.
+    for (u64 at = start_of(mixed, args.slot_mask);; at = (at + 1) & args.slot_mask) {
+        const u64 found = atomicCAS(&slots[at], EMPTY, entry);
+        if (found == EMPTY) return;
+        if (same(found, tag, key, keys, args.heads)) {
+            args.totals->unsound = 1;
+            return;
+        }
+        if (reinterpret_cast<volatile DovetailMatchTotals*>(args.totals)->unsound) return;
+    }
+}
+
+// Whole warps stay together to the end, where their totals are added.
+template <typename Key>
+__global__ void probe(DovetailTableProbe args) {
+    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+    Tally tally;
+    if (row < args.rows) {
+        const Key* keys = static_cast<const Key*>(args.build_keys);
+        const Key key = static_cast<const Key*>(args.probe_keys)[row];
+        const Key mixed = mix(key);
+        const u32 tag = tag_bits(mixed);
+        const u64* slots = reinterpret_cast<const u64*>(args.slots);
+        u32 first = NO_ROW, count = 0;
+        for (u64 at = start_of(mixed, args.slot_mask);; at = (at + 1) & args.slot_mask) {
+            const u64 found = __ldg(&slots[at]);
+            if (found == EMPTY) break;
+            if (same(found, tag, key, keys, args.heads)) {
+                const u32 run = u32(found);
+                first = args.heads ? args.heads[run] : run;
+                count = args.heads ? args.heads[run + 1] - first : 1;
+                break;
+            }
+        }
+        args.first[row] = first;
+        if (args.count) args.count[row] = count;
+        tally.add(count);
+    }
+    tally.store(args.totals);
+}
+
+__device__ inline u64 offset_of(u32 key, u64 min_low, u64) { return u32(key - u32(min_low)); }
+__device__ inline u64 offset_of(u64 key, u64 min_low, u64) { return key - min_low; }
+// A difference that does not fit is beyond the end of every array.
+__device__ inline u64 offset_of(Key16 key, u64 min_low, u64 min_high) {
+    return key.high - min_high - (key.low < min_low) == 0 ? key.low - min_low : ~0ull;
+}
+
+template <typename Key>
+__global__ void dense_insert(DovetailDenseInsert args) {
+    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (row >= args.rows) return;
+    const u64 at = offset_of(static_cast<const Key*>(args.keys)[row], args.min_low, args.min_high);
+    if (at >= args.span || atomicExch(&args.positions[at], u32(row)) != NO_ROW) args.totals->unsound = 1;
+}
+
+template <typename Key>
+__global__ void dense_probe(DovetailDenseProbe args) {
+    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+    Tally tally;
+    if (row < args.rows) {
+        const u64 at = offset_of(static_cast<const Key*>(args.probe_keys)[row], args.min_low, args.min_high);
+        const u32 first = at < args.span ? __ldg(&args.positions[at]) : NO_ROW;
+        args.first[row] = first;
+        tally.add(first != NO_ROW);
+    }
+    tally.store(args.totals);
+}
+
+}  // namespace
+}  // namespace dovetail
+
+using namespace dovetail;
+
+int dovetail_table_insert(const DovetailTableInsert* args, DovetailStream stream) {
+    return with_key(args->key_bytes, [&](auto key) {
+        insert<decltype(key)><<<blocks_for(args->runs, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
+}
+
+int dovetail_table_probe(const DovetailTableProbe* args, DovetailStream stream) {
+    return with_key(args->key_bytes, [&](auto key) {
+        probe<decltype(key)><<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
+}
+
+int dovetail_dense_insert(const DovetailDenseInsert* args, DovetailStream stream) {
+    return with_key(args->key_bytes, [&](auto key) {
+        dense_insert<decltype(key)><<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
+}
+
+int dovetail_dense_probe(const DovetailDenseProbe* args, DovetailStream stream) {
+    return with_key(args->key_bytes, [&](auto key) {
+        dense_probe<decltype(key)><<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
+}

@@ -1,0 +1,552 @@
+//! The whole interface between Rust and the kernels: argument structs and entry points.
+//!
+//! This file is its one definition. `kernels/dovetail_kernels.h` is generated from it (`cargo test` says when it is out of date,
+//! and how to renew it), so that both sides agree on every field.
+//!
+//! Every entry point queues work on a stream and returns CUDA's error code for the launch; errors of running kernels come
+//! with a later call. Pointers are to device memory, and buffers are disjoint. Where a pointer may be null, its comment says
+//! so. Scratch is memory whose contents mean nothing before and after; the entry point with `_scratch_bytes` in its name says
+//! how much is needed.
+
+use std::ffi::{c_int, c_void};
+
+/// A CUDA stream, as the driver and the runtime both know it.
+pub type DovetailStream = *mut c_void;
+
+/// The most key fields that one call packs, and bitmaps that one call combines.
+pub const DOVETAIL_FIELDS_MAX: usize = 8;
+
+/// The most columns that one call moves.
+pub const DOVETAIL_MOVES_MAX: usize = 64;
+
+/// The most bits that one partition pass resolves.
+pub const DOVETAIL_PASS_BITS_MAX: u32 = 8;
+
+/// The most distinct build keys of a partition whose table is built in one round.
+pub const DOVETAIL_TABLE_ROWS: u32 = 4096;
+
+/// Bits as they are, zero-extended.
+pub const DOVETAIL_UNSIGNED: u32 = 0;
+/// A two's-complement integer, minus the minimum.
+pub const DOVETAIL_SIGNED: u32 = 1;
+/// An unsigned integer, minus the minimum.
+pub const DOVETAIL_OFFSET: u32 = 2;
+/// IEEE 754, mapped so that order is kept.
+pub const DOVETAIL_FLOAT: u32 = 3;
+
+/// Select rows whose flag is set.
+pub const DOVETAIL_FLAG_SET: u32 = 0;
+/// Select rows whose flag is not set.
+pub const DOVETAIL_FLAG_CLEAR: u32 = 1;
+/// Select rows with a match.
+pub const DOVETAIL_MATCHED: u32 = 2;
+/// Select rows without one.
+pub const DOVETAIL_UNMATCHED: u32 = 3;
+/// Select rows that are valid in all bitmaps.
+pub const DOVETAIL_VALID: u32 = 4;
+/// Select rows that are not valid in one of the bitmaps.
+pub const DOVETAIL_INVALID: u32 = 6;
+/// Select rows whose key differs from the one before: heads of runs.
+pub const DOVETAIL_RUN_HEADS: u32 = 5;
+
+/// One key column and its place in the packed key.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailKeyField {
+    /// Values.
+    pub data: *const c_void,
+    /// A bit per row, or null when all rows are valid.
+    pub validity: *const u8,
+    /// The minimum that is taken off, as 128 bits.
+    pub min_low: u64,
+    /// Its upper half.
+    pub min_high: u64,
+    /// Bytes per value.
+    pub width: u32,
+    /// `DOVETAIL_UNSIGNED` and so on.
+    pub encoding: u32,
+    /// Where the lowest bit goes.
+    pub shift: u32,
+    /// Bits that the encoded value takes; may be 0.
+    pub bits: u32,
+    /// The bit that a null sets, or -1.
+    pub null_bit: i32,
+}
+
+/// Packs key columns into keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailPackKeys {
+    /// Inputs: the key columns.
+    pub fields: [DovetailKeyField; DOVETAIL_FIELDS_MAX],
+    /// How many there are.
+    pub field_count: u32,
+    /// Bytes per key: 4, 8 or 16.
+    pub key_bytes: u32,
+    /// Rows that have a key; null when all have.
+    pub kept: *const u32,
+    /// Number of keys.
+    pub rows: u64,
+    /// Whether the fields are added to what the keys hold already.
+    pub accumulate: u32,
+    /// Output: `rows` keys.
+    pub keys: *mut c_void,
+}
+
+/// Lists rows that satisfy a condition, in ascending order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailSelect {
+    /// `DOVETAIL_FLAG_SET` and so on.
+    pub condition: u32,
+    /// What is added to every row that is listed.
+    pub base: u32,
+    /// Rows to look at.
+    pub rows: u64,
+    /// Inputs, one kind of which each condition reads. A byte per row.
+    pub flags: *const u8,
+    /// Matches: `NO_ROW` where there is none.
+    pub first: *const u32,
+    /// Bitmaps.
+    pub bitmaps: [*const u8; DOVETAIL_FIELDS_MAX],
+    /// How many there are.
+    pub bitmap_count: u32,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Keys, equal ones adjacent.
+    pub keys: *const c_void,
+    /// State.
+    pub scratch: *mut c_void,
+    /// Its size.
+    pub scratch_bytes: u64,
+    /// Outputs: room for `rows` positions.
+    pub positions: *mut u32,
+    /// How many were selected.
+    pub selected: *mut u64,
+}
+
+/// A column that moves with the keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailMove {
+    /// Where from; null for the number of the row itself.
+    pub from: *const c_void,
+    /// Where to.
+    pub to: *mut c_void,
+    /// Bytes per value.
+    pub width: u32,
+}
+
+/// Partitions rows, each parent partition on its own, by bits of the mixed key.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailPartition {
+    /// Inputs: keys.
+    pub keys: *const c_void,
+    /// Where each parent starts, and at the end the number of rows.
+    pub parent_bounds: *const u32,
+    /// Number of keys.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Number of parents.
+    pub parents: u32,
+    /// Bits of the mixed key that are passed over.
+    pub skip: u32,
+    /// Bits of this pass, 1 to `DOVETAIL_PASS_BITS_MAX`.
+    pub bits: u32,
+    /// What moves. The keys are not among it unless they are listed.
+    pub moves: [DovetailMove; DOVETAIL_MOVES_MAX],
+    /// How many columns move.
+    pub move_count: u32,
+    /// State.
+    pub scratch: *mut c_void,
+    /// Its size.
+    pub scratch_bytes: u64,
+    /// Outputs: where each of `parents << bits` partitions starts, and at the end the number of rows.
+    pub bounds: *mut u32,
+}
+
+/// Sorts unsigned integers and the row numbers beside them. Stable.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailSort {
+    /// Inputs: keys of `width` bytes.
+    pub keys_in: *const c_void,
+    /// Row numbers.
+    pub values_in: *const u32,
+    /// Number of keys.
+    pub rows: u64,
+    /// 4 or 8.
+    pub width: u32,
+    /// Keys differ in bits below this one only.
+    pub end_bit: u32,
+    /// State.
+    pub scratch: *mut c_void,
+    /// Its size.
+    pub scratch_bytes: u64,
+    /// Outputs: sorted keys.
+    pub keys_out: *mut c_void,
+    /// Their row numbers.
+    pub values_out: *mut u32,
+}
+
+/// Makes of each key the integer that it is sorted by.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailSortImage {
+    /// Inputs: keys.
+    pub keys: *const c_void,
+    /// The row whose image goes to each place; null when they are the same.
+    pub order: *const u32,
+    /// Number of keys.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Whether the key is mixed first, and turned left by `skip` bits.
+    pub mixed: u32,
+    /// See `mixed`.
+    pub skip: u32,
+    /// For keys of 16 bytes: whether the upper half is wanted.
+    pub upper: u32,
+    /// Output: images of 4 bytes for keys of 4, else of 8.
+    pub images: *mut c_void,
+}
+
+/// Whether keys ascend.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailIsSorted {
+    /// Inputs: keys.
+    pub keys: *const c_void,
+    /// Number of keys.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Output: set to 1 when a key is smaller than the one before.
+    pub unsorted: *mut u32,
+}
+
+/// What matching counts, added to what is there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct DovetailMatchTotals {
+    /// The sum of all run lengths.
+    pub total: u64,
+    /// Rows with a match.
+    pub matched_rows: u64,
+    /// The longest run.
+    pub longest: u32,
+    /// Set to 1 when a build key repeats that must not, or lies outside its range.
+    pub unsound: u32,
+}
+
+/// Enters keys into one hash table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailTableInsert {
+    /// Inputs: build keys, in the order of `heads`.
+    pub keys: *const c_void,
+    /// Where each run of equal keys starts; null when every key is a run.
+    pub heads: *const u32,
+    /// Number of runs.
+    pub runs: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Slots less one; their number is a power of two.
+    pub slot_mask: u64,
+    /// Outputs: slots, all bits set where empty.
+    pub slots: *mut u64,
+    /// `unsound` when a key repeats.
+    pub totals: *mut DovetailMatchTotals,
+}
+
+/// Looks keys up in a hash table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailTableProbe {
+    /// Inputs: the table.
+    pub slots: *const u64,
+    /// Its slots less one.
+    pub slot_mask: u64,
+    /// Its keys.
+    pub build_keys: *const c_void,
+    /// Where each of its runs starts, and at the end the number of rows; null when every key is a run.
+    pub heads: *const u32,
+    /// Probe keys.
+    pub probe_keys: *const c_void,
+    /// How many.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Outputs: a position per probe row.
+    pub first: *mut u32,
+    /// Run lengths; null without `heads`.
+    pub count: *mut u32,
+    /// Totals.
+    pub totals: *mut DovetailMatchTotals,
+}
+
+/// Enters distinct keys of a dense range into an array.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailDenseInsert {
+    /// Inputs: build keys.
+    pub keys: *const c_void,
+    /// How many.
+    pub rows: u64,
+    /// The smallest key, as 128 bits.
+    pub min_low: u64,
+    /// Its upper half.
+    pub min_high: u64,
+    /// Length of the array.
+    pub span: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Outputs: the position of each key, `NO_ROW` before the call.
+    pub positions: *mut u32,
+    /// `unsound` when a key repeats or lies outside.
+    pub totals: *mut DovetailMatchTotals,
+}
+
+/// Looks keys up in an array.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailDenseProbe {
+    /// Inputs: the array.
+    pub positions: *const u32,
+    /// Its length.
+    pub span: u64,
+    /// The smallest key, as 128 bits.
+    pub min_low: u64,
+    /// Its upper half.
+    pub min_high: u64,
+    /// Probe keys.
+    pub probe_keys: *const c_void,
+    /// How many.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Outputs: a position per probe row.
+    pub first: *mut u32,
+    /// Totals.
+    pub totals: *mut DovetailMatchTotals,
+}
+
+/// Probe rows of one partition that one block matches.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct DovetailMatchUnit {
+    /// The partition.
+    pub partition: u32,
+    /// The first probe row.
+    pub start: u32,
+    /// The end of the probe rows.
+    pub end: u32,
+}
+
+/// Matches partitions, each with a table in shared memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailMatchPartitions {
+    /// Inputs: build keys by partition.
+    pub build_keys: *const c_void,
+    /// Where each run of equal keys starts, and at the end the number of rows; null when every key is a run.
+    pub heads: *const u32,
+    /// Where the runs of each partition start: in runs.
+    pub build_bounds: *const u32,
+    /// Probe keys by partition.
+    pub probe_keys: *const c_void,
+    /// What each block does.
+    pub units: *const DovetailMatchUnit,
+    /// How many blocks.
+    pub unit_count: u32,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// The probe row whose match comes first in the outputs.
+    pub first_row: u32,
+    /// Outputs: a position per probe row.
+    pub first: *mut u32,
+    /// Run lengths; null without `heads`.
+    pub count: *mut u32,
+    /// Totals; `unsound` when a key repeats.
+    pub totals: *mut DovetailMatchTotals,
+}
+
+/// Finds in a list of ascending positions the first that is not below each bound.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailLowerBounds {
+    /// Inputs: ascending positions.
+    pub positions: *const u32,
+    /// How many.
+    pub position_count: u64,
+    /// Bounds.
+    pub bounds: *const u32,
+    /// How many.
+    pub bound_count: u64,
+    /// Output: an index per bound.
+    pub indices: *mut u32,
+}
+
+/// Matches sorted probe keys against sorted build keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailMatchSorted {
+    /// Inputs: build keys, ascending.
+    pub build_keys: *const c_void,
+    /// How many.
+    pub build_rows: u64,
+    /// Probe keys, ascending.
+    pub probe_keys: *const c_void,
+    /// How many.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Outputs: a position per probe row.
+    pub first: *mut u32,
+    /// Run lengths.
+    pub count: *mut u32,
+    /// Totals.
+    pub totals: *mut DovetailMatchTotals,
+}
+
+/// Counts the pairs before each probe row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailPairStarts {
+    /// Inputs: matches.
+    pub first: *const u32,
+    /// Run lengths; null when none is longer than one.
+    pub count: *const u32,
+    /// Probe rows.
+    pub rows: u64,
+    /// Whether a row without a match gives a pair.
+    pub emit_unmatched: u32,
+    /// State.
+    pub scratch: *mut c_void,
+    /// Its size.
+    pub scratch_bytes: u64,
+    /// Output: `rows` numbers of pairs.
+    pub starts: *mut u64,
+}
+
+/// Lists pairs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailExpand {
+    /// Inputs: matches.
+    pub first: *const u32,
+    /// Pairs before each probe row.
+    pub starts: *const u64,
+    /// Probe rows.
+    pub rows: u64,
+    /// The position of the first probe row.
+    pub first_row: u32,
+    /// The first pair.
+    pub first_pair: u64,
+    /// How many pairs.
+    pub pairs: u64,
+    /// Outputs: build positions.
+    pub build: *mut u32,
+    /// Probe positions.
+    pub probe: *mut u32,
+}
+
+/// Sets the flags of all build rows that matches refer to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailMarkRuns {
+    /// Inputs: matches.
+    pub first: *const u32,
+    /// Run lengths; null when none is longer than one.
+    pub count: *const u32,
+    /// Probe rows.
+    pub rows: u64,
+    /// State: room for long runs, two numbers each.
+    pub long_runs: *mut u32,
+    /// How many there are; zero before the call.
+    pub long_run_count: *mut u32,
+    /// Output: a byte per build row, in a buffer of whole words.
+    pub flags: *mut u8,
+}
+
+/// Sets the flags at positions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailMark {
+    /// Inputs: positions, `NO_ROW` among them; null for consecutive ones.
+    pub positions: *const u32,
+    /// The first of consecutive ones.
+    pub start: u32,
+    /// How many.
+    pub rows: u64,
+    /// Output: a byte per row.
+    pub flags: *mut u8,
+}
+
+/// Gathers values.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailGather {
+    /// Inputs: values; null for consecutive numbers of 4 bytes from `data_start` on.
+    pub data: *const c_void,
+    /// See `data`.
+    pub data_start: u32,
+    /// Bytes per value.
+    pub width: u32,
+    /// Positions, `NO_ROW` among them; null for consecutive ones.
+    pub positions: *const u32,
+    /// The first of consecutive ones.
+    pub start: u32,
+    /// How many.
+    pub rows: u64,
+    /// The byte that fills the place of a missing row.
+    pub missing: u8,
+    /// Output: values.
+    pub out: *mut c_void,
+}
+
+/// Gathers validity.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailGatherBits {
+    /// Inputs: a bit per row; null when all are set.
+    pub bits: *const u8,
+    /// Positions, `NO_ROW` among them; null for consecutive ones.
+    pub positions: *const u32,
+    /// The first of consecutive ones.
+    pub start: u32,
+    /// How many.
+    pub rows: u64,
+    /// Outputs: a bit per position, in whole words.
+    pub out: *mut u32,
+    /// Bits that are not set, added to what is there.
+    pub cleared: *mut u64,
+}
+
+unsafe extern "C" {
+    pub fn dovetail_pack_keys(args: *const DovetailPackKeys, stream: DovetailStream) -> c_int;
+    pub fn dovetail_select(args: *const DovetailSelect, stream: DovetailStream) -> c_int;
+    pub fn dovetail_select_scratch_bytes(rows: u64) -> u64;
+    pub fn dovetail_partition(args: *const DovetailPartition, stream: DovetailStream) -> c_int;
+    pub fn dovetail_partition_scratch_bytes(rows: u64, parents: u32, bits: u32) -> u64;
+    pub fn dovetail_sort(args: *const DovetailSort, stream: DovetailStream) -> c_int;
+    pub fn dovetail_sort_scratch_bytes(width: u32, rows: u64) -> u64;
+    pub fn dovetail_sort_image(args: *const DovetailSortImage, stream: DovetailStream) -> c_int;
+    pub fn dovetail_is_sorted(args: *const DovetailIsSorted, stream: DovetailStream) -> c_int;
+    pub fn dovetail_table_insert(args: *const DovetailTableInsert, stream: DovetailStream) -> c_int;
+    pub fn dovetail_table_probe(args: *const DovetailTableProbe, stream: DovetailStream) -> c_int;
+    pub fn dovetail_dense_insert(args: *const DovetailDenseInsert, stream: DovetailStream) -> c_int;
+    pub fn dovetail_dense_probe(args: *const DovetailDenseProbe, stream: DovetailStream) -> c_int;
+    pub fn dovetail_match_partitions(args: *const DovetailMatchPartitions, stream: DovetailStream) -> c_int;
+    pub fn dovetail_lower_bounds(args: *const DovetailLowerBounds, stream: DovetailStream) -> c_int;
+    pub fn dovetail_match_sorted(args: *const DovetailMatchSorted, stream: DovetailStream) -> c_int;
+    pub fn dovetail_pair_starts(args: *const DovetailPairStarts, stream: DovetailStream) -> c_int;
+    pub fn dovetail_pair_starts_scratch_bytes(rows: u64) -> u64;
+    pub fn dovetail_expand(args: *const DovetailExpand, stream: DovetailStream) -> c_int;
+    pub fn dovetail_mark_runs(args: *const DovetailMarkRuns, stream: DovetailStream) -> c_int;
+    pub fn dovetail_mark(args: *const DovetailMark, stream: DovetailStream) -> c_int;
+    pub fn dovetail_gather(args: *const DovetailGather, stream: DovetailStream) -> c_int;
+    pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
+}

@@ -1,0 +1,94 @@
+//! Device memory: charged to the budget, taken from the stream-ordered pool and given back in stream order.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::driver::Queue;
+use crate::device::{DeviceBuffer, DeviceMemory};
+use crate::memory::{Budget, Reservation};
+use crate::{Error, Result};
+
+/// What the pool hands out is a multiple of this many bytes; kernels that write whole words rely on it.
+const GRANULE_BYTES: usize = 256;
+
+/// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream it was made for.
+#[derive(Debug)]
+pub(super) struct CudaBuffer {
+    pointer: sys::CUdeviceptr,
+    bytes: usize,
+    queue: Arc<Queue>,
+    _reservation: Reservation,
+}
+
+impl CudaBuffer {
+    /// `bytes` bytes whose contents are unspecified.
+    pub(super) fn new(queue: &Arc<Queue>, budget: &Budget, bytes: usize, purpose: &str) -> Result<Self> {
+        let taken = bytes.max(1).checked_next_multiple_of(GRANULE_BYTES);
+        let taken = taken.ok_or_else(|| Error::Exhausted(format!("{purpose} needs more than can be addressed")))?;
+        let reservation = budget.reserve(taken as u64, purpose)?;
+        queue.gpu.bind()?;
+        // SAFETY: the memory is freed once, on drop.
+        let allocated = unsafe { result::malloc_async(queue.raw(), taken) };
+        let mut pointer = 0;
+        queue.gpu.check(allocated.map(|allocated| pointer = allocated), purpose)?;
+        Ok(Self { pointer, bytes, queue: queue.clone(), _reservation: reservation })
+    }
+
+    /// Bytes that may be used.
+    pub(super) fn size(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it is, on the device.
+    pub(super) fn pointer(&self) -> sys::CUdeviceptr {
+        self.pointer
+    }
+
+    /// Where it is, for kernels that read it.
+    pub(super) fn as_ptr<T>(&self) -> *const T {
+        self.pointer as *const T
+    }
+
+    /// Where it is, for kernels that write it.
+    pub(super) fn as_mut_ptr<T>(&self) -> *mut T {
+        self.pointer as *mut T
+    }
+}
+
+impl Drop for CudaBuffer {
+    fn drop(&mut self) {
+        // On a lost device there is nothing to be freed.
+        if self.queue.gpu.bind().is_ok() {
+            // SAFETY: work that uses it was queued before, on this stream or one that this stream waits for.
+            let _ = unsafe { result::free_async(self.pointer, self.queue.raw()) };
+        }
+    }
+}
+
+impl DeviceMemory for CudaBuffer {
+    fn size_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The concrete buffer behind a handle.
+pub(super) fn cuda(buffer: &DeviceBuffer) -> &CudaBuffer {
+    buffer.as_any().downcast_ref().expect("a buffer of another device was given to a GPU")
+}
+
+/// Where a buffer is, which must have at least `count` values.
+pub(super) fn pointer_of<T>(buffer: &DeviceBuffer, count: usize) -> *const T {
+    let buffer = cuda(buffer);
+    assert!(
+        buffer.bytes / size_of::<T>() >= count,
+        "a buffer of {} bytes was said to hold {count} values",
+        buffer.bytes
+    );
+    buffer.as_ptr()
+}

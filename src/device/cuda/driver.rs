@@ -1,0 +1,349 @@
+//! What is asked of the driver: a GPU's context, streams and events, and what its errors mean.
+//!
+//! CUDA's errors come in four classes, by who can act:
+//!
+//! | class | examples | becomes |
+//! |---|---|---|
+//! | capacity | out of memory, although the budget said yes | [`Error::Exhausted`]: another process has taken it |
+//! | lost | illegal address, uncorrectable memory error, launch failure | [`Error::Unavailable`], now and for every later call |
+//! | defect | invalid value, invalid handle | [`Error::Internal`] |
+//! | absence | no driver, no GPU | [`Error::Unsupported`] |
+//!
+//! After an error of the second class the context is of no use any more: the GPU is marked as lost, and answers every call
+//! with that sentence until the process starts anew.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrow::buffer::Buffer;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaContext, sys};
+use parking_lot::Mutex;
+
+use super::abi::DovetailStream;
+use crate::device::DeviceHandle;
+use crate::memory::Pin;
+use crate::{Error, Result};
+
+/// Whether this machine has a CUDA driver.
+pub(super) fn is_driver_present() -> bool {
+    // SAFETY: it opens the driver's library and closes it again.
+    unsafe { sys::is_culib_present() }
+}
+
+/// How many GPUs the driver shows to this process.
+pub(super) fn gpu_count() -> Result<u16> {
+    if !is_driver_present() {
+        return Ok(0);
+    }
+    let attempt = |error: DriverError| Error::Unsupported(format!("asking the CUDA driver for its GPUs: {error}"));
+    if let Err(error) = result::init() {
+        // A driver without a device it could drive.
+        return match error.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => Ok(0),
+            _ => Err(attempt(error)),
+        };
+    }
+    Ok(u16::try_from(result::device::get_count().map_err(attempt)?).unwrap_or(u16::MAX))
+}
+
+/// A GPU and this process's context on it.
+#[derive(Debug)]
+pub(super) struct Gpu {
+    pub(super) ordinal: u16,
+    context: Arc<CudaContext>,
+    lost: AtomicBool,
+}
+
+impl Gpu {
+    /// The GPU of that number, as the driver counts.
+    pub(super) fn open(ordinal: u16) -> Result<Self> {
+        let context = CudaContext::new(usize::from(ordinal))
+            .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
+        let gpu = Self { ordinal, context, lost: AtomicBool::new(false) };
+        gpu.keep_freed_memory()?;
+        Ok(gpu)
+    }
+
+    /// The stream-ordered pool keeps what is freed, instead of giving it back to the driver at the next synchronization.
+    fn keep_freed_memory(&self) -> Result<()> {
+        let mut threshold = u64::MAX;
+        // SAFETY: the pool belongs to this device, and the attribute is a 64-bit number that is read during the call.
+        let kept = unsafe {
+            result::device::get_default_mem_pool(self.context.cu_device()).and_then(|pool| {
+                let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+                result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast::<c_void>())
+            })
+        };
+        self.check(kept, "setting up the memory pool")
+    }
+
+    /// As the driver names it: `NVIDIA H200`.
+    pub(super) fn name(&self) -> Result<String> {
+        self.answer(result::device::get_name(self.context.cu_device()), "reading the GPU's name")
+    }
+
+    /// Multiprocessors.
+    pub(super) fn multiprocessors(&self) -> Result<usize> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = self.answer(self.context.attribute(attribute), "reading the GPU's multiprocessors")?;
+        Ok(usize::try_from(count).unwrap_or(1))
+    }
+
+    /// Bytes of memory that are free now, and all there are.
+    pub(super) fn memory_bytes(&self) -> Result<(u64, u64)> {
+        self.bind()?;
+        let (free, total) = self.answer(result::mem_get_info(), "reading the GPU's memory")?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Makes this GPU the one that the calling thread's calls go to.
+    pub(super) fn bind(&self) -> Result<()> {
+        self.check_not_lost()?;
+        self.check(self.context.bind_to_thread(), "binding a thread to the GPU")
+    }
+
+    fn check_not_lost(&self) -> Result<()> {
+        match self.lost.load(Ordering::Relaxed) {
+            true => Err(self.lost_error("earlier work on it")),
+            false => Ok(()),
+        }
+    }
+
+    fn lost_error(&self, what: &str) -> Error {
+        Error::Unavailable(format!(
+            "device cuda:{} was lost by {what}; joins run on the other devices, and restarting the server brings it back",
+            self.ordinal
+        ))
+    }
+
+    /// What an error of the driver means.
+    fn error(&self, code: sys::CUresult, attempt: &str) -> Error {
+        use sys::CUresult as Code;
+        let device = format!("device cuda:{}", self.ordinal);
+        match code {
+            Code::CUDA_ERROR_OUT_OF_MEMORY => Error::Exhausted(format!(
+                "{attempt} on {device}: the GPU has less free memory than its budget; another process uses it, or \
+                 --device-memory promises too much"
+            )),
+            Code::CUDA_ERROR_INVALID_VALUE | Code::CUDA_ERROR_INVALID_HANDLE | Code::CUDA_ERROR_NOT_SUPPORTED => {
+                Error::Internal(format!("{attempt} on {device}: {}", DriverError(code)))
+            }
+            _ => {
+                self.lost.store(true, Ordering::Relaxed);
+                tracing::error!(device = %device, "{attempt}: {}; the device is out of service", DriverError(code));
+                self.lost_error(&format!("{attempt} ({})", DriverError(code)))
+            }
+        }
+    }
+
+    fn answer<T>(&self, answer: Result<T, DriverError>, attempt: &str) -> Result<T> {
+        answer.map_err(|DriverError(code)| self.error(code, attempt))
+    }
+
+    /// Turns the driver's answer into ours.
+    pub(super) fn check(&self, answer: Result<(), DriverError>, attempt: &str) -> Result<()> {
+        self.answer(answer, attempt)
+    }
+
+    /// Turns the answer of a kernel's entry point into ours. The runtime's codes are the driver's.
+    pub(super) fn check_launch(&self, code: c_int, kernel: &str) -> Result<()> {
+        match code {
+            0 => Ok(()),
+            2 => Err(self.error(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, kernel)),
+            // 200 and above are errors of running kernels and of the context, but for those of a launch that was refused.
+            214 | 700.. if !matches!(code, 701 | 801) => {
+                self.lost.store(true, Ordering::Relaxed);
+                Err(self.lost_error(&format!("{kernel} (CUDA error {code})")))
+            }
+            _ => Err(Error::Internal(format!("launching {kernel} on device cuda:{}: CUDA error {code}", self.ordinal))),
+        }
+    }
+}
+
+/// Pins the arena's slabs for the copies of all GPUs.
+#[derive(Debug)]
+pub(super) struct PinForGpus {
+    pub(super) gpu: Arc<Gpu>,
+}
+
+impl Pin for PinForGpus {
+    fn pin(&self, start: *mut u8, len: usize) -> bool {
+        /// For the contexts of all GPUs, not only this one's.
+        const PORTABLE: u32 = 1;
+        if self.gpu.bind().is_err() {
+            return false;
+        }
+        // SAFETY: the slab is mapped, and unpinned before it is unmapped.
+        let pinned = unsafe { sys::cuMemHostRegister_v2(start.cast(), len, PORTABLE) }.result();
+        if let Err(error) = pinned {
+            tracing::warn!("pinning {len} bytes of host memory for the GPUs: {error}; copies of it will be slower");
+        }
+        pinned.is_ok()
+    }
+
+    fn unpin(&self, start: *mut u8) {
+        if self.gpu.context.bind_to_thread().is_ok() {
+            // SAFETY: it was pinned. Copies under way hold the pieces that they read or write, so that none is in this slab.
+            let _ = unsafe { sys::cuMemHostUnregister(start.cast()) };
+        }
+    }
+}
+
+/// Numbers that one call reads back at most.
+const READ_BACK_BYTES: usize = 4096;
+
+/// A CUDA stream, and what must live until its work is done.
+pub(super) struct Queue {
+    pub(super) gpu: Arc<Gpu>,
+    raw: sys::CUstream,
+    /// Host memory that copies under way read or write.
+    in_flight: Mutex<Vec<Buffer>>,
+    /// Pinned memory through which small results come back.
+    read_back: Mutex<*mut c_void>,
+}
+
+// SAFETY: the driver's streams may be used by any thread, and the pinned memory only under its lock.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Queue(cuda:{})", self.gpu.ordinal)
+    }
+}
+
+impl DeviceHandle for super::CudaStream {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Queue {
+    pub(super) fn new(gpu: Arc<Gpu>) -> Result<Self> {
+        gpu.bind()?;
+        let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let raw = gpu.answer(raw, "making a stream")?;
+        // SAFETY: the memory is freed once, when the queue is dropped.
+        let page = unsafe { result::malloc_host(READ_BACK_BYTES, 0) };
+        let read_back = match gpu.answer(page, "pinning memory for a stream") {
+            Ok(page) => Mutex::new(page),
+            Err(error) => {
+                // SAFETY: nothing was queued on it.
+                let _ = unsafe { result::stream::destroy(raw) };
+                return Err(error);
+            }
+        };
+        Ok(Self { gpu, raw, in_flight: Mutex::default(), read_back })
+    }
+
+    /// For the kernels' entry points.
+    pub(super) fn handle(&self) -> DovetailStream {
+        self.raw.cast()
+    }
+
+    /// For the driver.
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// Keeps host memory alive until the next synchronization.
+    pub(super) fn hold(&self, buffer: Buffer) {
+        self.in_flight.lock().push(buffer);
+    }
+
+    /// Waits for all work, then lets go of what it used.
+    pub(super) fn synchronize(&self, attempt: &str) -> Result<()> {
+        self.gpu.bind()?;
+        // What is held now is what was queued by now; another thread's copies may follow.
+        let held = std::mem::take(&mut *self.in_flight.lock());
+        // SAFETY: the stream lives as long as the queue.
+        let waited = unsafe { result::stream::synchronize(self.raw) };
+        let waited = self.gpu.check(waited, attempt);
+        drop(held);
+        waited
+    }
+
+    /// Reads a few bytes of device memory, when all work before has been done.
+    pub(super) fn read_small(&self, from: sys::CUdeviceptr, bytes: usize, attempt: &str) -> Result<Vec<u8>> {
+        assert!(bytes <= READ_BACK_BYTES, "{bytes} bytes are not few");
+        let page = self.read_back.lock();
+        self.gpu.bind()?;
+        // SAFETY: the page has that many bytes, nobody else uses it under the lock, and the copy is waited for.
+        let page = unsafe { std::slice::from_raw_parts_mut(page.cast::<u8>(), bytes) };
+        // SAFETY: callers pass memory of this device with at least that many bytes.
+        let copied = unsafe { result::memcpy_dtoh_async(page, from, self.raw) };
+        self.gpu.check(copied, attempt)?;
+        self.synchronize(attempt)?;
+        Ok(page.to_vec())
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // A lost device has stopped whatever it did; the answers no longer matter.
+        let _ = self.gpu.context.bind_to_thread();
+        // SAFETY: nobody can queue work any more, and none is under way when its memory is let go of.
+        unsafe {
+            let _ = result::stream::synchronize(self.raw);
+            let _ = result::free_host(*self.read_back.get_mut());
+            let _ = result::stream::destroy(self.raw);
+        }
+    }
+}
+
+/// A mark in a stream.
+pub(super) struct Mark {
+    gpu: Arc<Gpu>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: the driver's events may be used by any thread.
+unsafe impl Send for Mark {}
+// SAFETY: as above.
+unsafe impl Sync for Mark {}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mark(cuda:{})", self.gpu.ordinal)
+    }
+}
+
+impl DeviceHandle for Mark {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Mark {
+    /// Marks the work queued so far.
+    pub(super) fn record(queue: &Queue) -> Result<Self> {
+        queue.gpu.bind()?;
+        let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        let mark = Self { raw: queue.gpu.answer(raw, "making an event")?, gpu: queue.gpu.clone() };
+        // SAFETY: event and stream are of this context and live.
+        let recorded = unsafe { result::event::record(mark.raw, queue.raw) };
+        mark.gpu.check(recorded, "recording an event")?;
+        Ok(mark)
+    }
+
+    /// Makes later work of `queue` wait for what was marked.
+    pub(super) fn hold_back(&self, queue: &Queue) -> Result<()> {
+        queue.gpu.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: event and stream live.
+        let waits = unsafe { result::stream::wait_event(queue.raw, self.raw, flags) };
+        queue.gpu.check(waits, "waiting for an event")
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        let _ = self.gpu.context.bind_to_thread();
+        // SAFETY: the driver keeps an event until the work that waits for it has passed it.
+        let _ = unsafe { result::event::destroy(self.raw) };
+    }
+}

@@ -1,0 +1,154 @@
+//! Values at positions, to the device and to host memory.
+
+use std::ffi::c_void;
+use std::ptr::null;
+use std::sync::Arc;
+
+use arrow::buffer::Buffer;
+
+use super::abi;
+use super::buffer::{CudaBuffer, pointer_of};
+use super::transfer::copy_to_host;
+use super::work::Work;
+use crate::Result;
+use crate::device::{Column, HostColumn, Positions, Width};
+use crate::memory::Arena;
+
+/// What a missing row leaves in a list of positions: the byte of `NO_ROW`.
+const NO_ROW_BYTE: u8 = 0xff;
+
+/// Where positions are stored, null for consecutive ones; and the first of those.
+pub(super) fn list(positions: &Positions) -> (*const u32, u32) {
+    match positions {
+        Positions::Range(range) => (null(), range.start as u32),
+        Positions::List { data, rows, .. } => (pointer_of(data, *rows), 0),
+    }
+}
+
+fn may_miss(positions: &Positions) -> bool {
+    matches!(positions, Positions::List { may_miss: true, .. })
+}
+
+/// Gathers values, or with no `data` consecutive numbers from `data_start` on.
+pub(super) fn gather_cells(
+    work: &Work<'_>,
+    data: Option<*const c_void>,
+    data_start: u32,
+    width: Width,
+    positions: &Positions,
+    missing: u8,
+    out: &CudaBuffer,
+) -> Result<()> {
+    let (list, start) = list(positions);
+    let args = abi::DovetailGather {
+        data: data.unwrap_or(null()),
+        data_start,
+        width: width.bytes() as u32,
+        positions: list,
+        start,
+        rows: positions.len() as u64,
+        missing,
+        out: out.as_mut_ptr(),
+    };
+    work.launch("gathering values", abi::dovetail_gather, &args)
+}
+
+/// The values of a column at positions, and their validity with the number of nulls if there are any. Waits if there may be.
+fn gathered(
+    work: &Work<'_>,
+    column: &Column,
+    positions: &Positions,
+) -> Result<(CudaBuffer, Option<(CudaBuffer, usize)>)> {
+    const PURPOSE: &str = "gathering a column";
+    let rows = positions.len();
+    let data = pointer_of::<u8>(&column.data, column.rows * column.width.bytes()).cast();
+    let values = work.buffer(rows * column.width.bytes(), PURPOSE)?;
+    gather_cells(work, Some(data), 0, column.width, positions, 0, &values)?;
+    if column.validity.is_none() && !may_miss(positions) {
+        return Ok((values, None));
+    }
+    let bits = work.buffer(rows.div_ceil(8), PURPOSE)?;
+    let cleared = work.filled(size_of::<u64>(), 0, PURPOSE)?;
+    let (list, start) = list(positions);
+    let args = abi::DovetailGatherBits {
+        bits: column.validity.as_ref().map_or(null(), |bits| pointer_of(bits, column.rows.div_ceil(8))),
+        positions: list,
+        start,
+        rows: rows as u64,
+        out: bits.as_mut_ptr(),
+        cleared: cleared.as_mut_ptr(),
+    };
+    work.launch("gathering validity", abi::dovetail_gather_bits, &args)?;
+    let nulls = work.read::<u64>(&cleared, PURPOSE)? as usize;
+    Ok((values, (nulls > 0).then_some((bits, nulls))))
+}
+
+pub(super) fn gather(work: &Work<'_>, column: &Column, positions: &Positions) -> Result<Column> {
+    let (values, validity) = gathered(work, column, positions)?;
+    let validity = validity.map(|(bits, _)| Arc::new(bits) as _);
+    Ok(Column { data: Arc::new(values), width: column.width, rows: positions.len(), validity })
+}
+
+pub(super) fn gather_to_host(
+    work: &Work<'_>,
+    column: &Column,
+    positions: &Positions,
+    arena: &Arena,
+) -> Result<HostColumn> {
+    const PURPOSE: &str = "gathering a column of the result";
+    let rows = positions.len();
+    let data = arena.allocate(rows * column.width.bytes(), PURPOSE)?;
+    let (values, validity) = gathered(work, column, positions)?;
+    let data = copy_to_host(work, &values, data, PURPOSE)?;
+    let validity = match validity {
+        Some((bits, nulls)) => {
+            let piece = arena.allocate(rows.div_ceil(8), PURPOSE)?;
+            Some((copy_to_host(work, &bits, piece, PURPOSE)?, nulls))
+        }
+        None => None,
+    };
+    Ok(HostColumn { data, validity, rows })
+}
+
+pub(super) fn compose(work: &Work<'_>, map: &Positions, positions: &Positions) -> Result<Positions> {
+    // Consecutive rows of consecutive rows are consecutive, and all of a list is the list.
+    if let (Positions::Range(map), Positions::Range(positions)) = (map, positions) {
+        assert!(positions.end <= map.len(), "positions {positions:?} of a map of {}", map.len());
+        return Ok(Positions::Range(map.start + positions.start..map.start + positions.end));
+    }
+    if let Positions::Range(positions) = positions
+        && *positions == (0..map.len())
+    {
+        return Ok(map.clone());
+    }
+    if let Positions::Range(map) = map
+        && map.start == 0
+    {
+        return Ok(positions.clone());
+    }
+    let rows = positions.len();
+    let out = work.values::<u32>(rows, "composing positions")?;
+    let (data, data_start) = match map {
+        Positions::Range(range) => (None, range.start as u32),
+        Positions::List { data, rows, .. } => (Some(pointer_of::<u32>(data, *rows).cast()), 0),
+    };
+    gather_cells(work, data, data_start, Width::W4, positions, NO_ROW_BYTE, &out)?;
+    Ok(Positions::List { data: Arc::new(out), rows, may_miss: may_miss(map) || may_miss(positions) })
+}
+
+pub(super) fn positions_to_host(work: &Work<'_>, positions: &Positions, arena: &Arena) -> Result<Buffer> {
+    const PURPOSE: &str = "copying row positions to host memory";
+    let mut host = arena.allocate(positions.len() * size_of::<u32>(), PURPOSE)?;
+    match positions {
+        Positions::Range(range) => {
+            let out: &mut [u32] = bytemuck::cast_slice_mut(&mut host);
+            out.iter_mut().zip(range.start as u32..).for_each(|(out, position)| *out = position);
+            Ok(host.freeze())
+        }
+        Positions::List { data, .. } => {
+            let host = copy_to_host(work, super::buffer::cuda(data), host, PURPOSE)?;
+            work.queue.synchronize(PURPOSE)?;
+            Ok(host)
+        }
+    }
+}

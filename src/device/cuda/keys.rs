@@ -1,0 +1,285 @@
+//! Key columns to keys, and keys in order.
+
+use std::ptr::null;
+use std::sync::Arc;
+
+use super::abi::{self, DOVETAIL_FIELDS_MAX};
+use super::buffer::{CudaBuffer, cuda, pointer_of};
+use super::gather::gather_cells;
+use super::positions::select;
+use super::work::Work;
+use crate::Result;
+use crate::device::{
+    Carry, Column, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, PackedKeys, Positions, Sorted, Width,
+};
+
+pub(super) fn pack(work: &Work<'_>, fields: &[KeyField], width: KeyWidth) -> Result<PackedKeys> {
+    let rows = fields.first().expect("a key has at least one field").column.rows;
+    assert!(fields.iter().all(|field| field.column.rows == rows), "key columns of unequal length");
+    if let [field] = fields
+        && lies_ready(field, width)
+    {
+        let keys = Keys { data: field.column.data.clone(), width, rows };
+        return Ok(PackedKeys { keys, rows_kept: None });
+    }
+    let required: Vec<&DeviceBuffer> =
+        fields.iter().filter(|field| field.null_bit.is_none()).filter_map(|f| f.column.validity.as_ref()).collect();
+    let kept = match required[..] {
+        [] => None,
+        _ => Some(rows_valid_in_all(work, &required, rows)?).filter(|(_, kept)| *kept < rows),
+    };
+    let count = kept.as_ref().map_or(rows, |(_, kept)| *kept);
+    let keys = work.buffer(count * width.bytes(), "packing keys")?;
+    for (call, fields) in fields.chunks(DOVETAIL_FIELDS_MAX).enumerate() {
+        let mut args = abi::DovetailPackKeys {
+            fields: [NO_FIELD; DOVETAIL_FIELDS_MAX],
+            field_count: fields.len() as u32,
+            key_bytes: width.bytes() as u32,
+            kept: kept.as_ref().map_or(null(), |(rows, _)| rows.as_ptr()),
+            rows: count as u64,
+            accumulate: u32::from(call > 0),
+            keys: keys.as_mut_ptr(),
+        };
+        for (to, field) in args.fields.iter_mut().zip(fields) {
+            *to = key_field(field, rows, width);
+        }
+        work.launch("packing keys", abi::dovetail_pack_keys, &args)?;
+    }
+    let keys = Keys { data: Arc::new(keys), width, rows: count };
+    let list = |(data, rows)| Positions::List { data: Arc::new(data) as DeviceBuffer, rows, may_miss: false };
+    Ok(PackedKeys { keys, rows_kept: kept.map(list) })
+}
+
+/// Whether the column's own buffer is the keys.
+fn lies_ready(field: &KeyField, width: KeyWidth) -> bool {
+    field.encoding == KeyEncoding::Unsigned
+        && field.shift == 0
+        && field.bits as usize == 8 * width.bytes()
+        && field.column.width.bytes() == width.bytes()
+        && field.column.validity.is_none()
+}
+
+const NO_FIELD: abi::DovetailKeyField = abi::DovetailKeyField {
+    data: null(),
+    validity: null(),
+    min_low: 0,
+    min_high: 0,
+    width: 0,
+    encoding: abi::DOVETAIL_UNSIGNED,
+    shift: 0,
+    bits: 0,
+    null_bit: -1,
+};
+
+fn key_field(field: &KeyField, rows: usize, width: KeyWidth) -> abi::DovetailKeyField {
+    assert!(
+        (field.shift + field.bits) as usize <= 8 * width.bytes() || field.bits == 0,
+        "a key field reaches beyond the key: {field:?}"
+    );
+    let (encoding, min) = match field.encoding {
+        KeyEncoding::Unsigned => (abi::DOVETAIL_UNSIGNED, 0),
+        KeyEncoding::Signed { min } => (abi::DOVETAIL_SIGNED, min as u128),
+        KeyEncoding::Offset { min } => (abi::DOVETAIL_OFFSET, min),
+        KeyEncoding::Float => (abi::DOVETAIL_FLOAT, 0),
+    };
+    let Column { data, validity, width, .. } = &field.column;
+    abi::DovetailKeyField {
+        data: pointer_of::<u8>(data, rows * width.bytes()).cast(),
+        validity: validity.as_ref().map_or(null(), |bits| pointer_of(bits, rows.div_ceil(8))),
+        min_low: min as u64,
+        min_high: (min >> 64) as u64,
+        width: width.bytes() as u32,
+        encoding,
+        shift: field.shift,
+        bits: field.bits,
+        null_bit: field.null_bit.map_or(-1, |bit| bit as i32),
+    }
+}
+
+/// The rows that are valid in all bitmaps, and how many they are.
+fn rows_valid_in_all(work: &Work<'_>, required: &[&DeviceBuffer], rows: usize) -> Result<(CudaBuffer, usize)> {
+    let mut conditions = required.chunks(DOVETAIL_FIELDS_MAX).map(|bitmaps| {
+        let mut args = select::everything(rows);
+        args.bitmap_count = bitmaps.len() as u32;
+        for (to, bitmap) in args.bitmaps.iter_mut().zip(bitmaps) {
+            *to = pointer_of(bitmap, rows.div_ceil(8));
+        }
+        args
+    });
+    if required.len() <= DOVETAIL_FIELDS_MAX {
+        let args = conditions.next().expect("at least one bitmap is required");
+        return select::run(work, abi::DovetailSelect { condition: abi::DOVETAIL_VALID, ..args }, None);
+    }
+    // More than one call looks at: those that are null anywhere are flagged, the others are left.
+    let flags = work.filled(rows, 0, "flags of rows with nulls")?;
+    for args in conditions {
+        let (nulls, count) = select::run(work, abi::DovetailSelect { condition: abi::DOVETAIL_INVALID, ..args }, None)?;
+        let (positions, flags) = (nulls.as_ptr(), flags.as_mut_ptr());
+        let args = abi::DovetailMark { positions, start: 0, rows: count as u64, flags };
+        work.launch("marking rows with nulls", abi::dovetail_mark, &args)?;
+    }
+    let mut args = select::everything(rows);
+    args.flags = flags.as_ptr();
+    select::run(work, abi::DovetailSelect { condition: abi::DOVETAIL_FLAG_CLEAR, ..args }, None)
+}
+
+pub(super) fn is_sorted(work: &Work<'_>, keys: &Keys) -> Result<bool> {
+    const PURPOSE: &str = "checking the order of keys";
+    let unsorted = work.filled(size_of::<u32>(), 0, PURPOSE)?;
+    let args = abi::DovetailIsSorted {
+        keys: key_pointer(keys),
+        rows: keys.rows as u64,
+        key_bytes: keys.width.bytes() as u32,
+        unsorted: unsorted.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_is_sorted, &args)?;
+    Ok(work.read::<u32>(&unsorted, PURPOSE)? == 0)
+}
+
+/// Sorts the keys' row numbers, then gathers everything by them: a radix sort that carried a payload of 4 bytes with each
+/// pass would move it as often as the key.
+pub(super) fn sort(work: &Work<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sorted> {
+    let (order, sorted) = sorted_order(work, keys, Image::Key)?;
+    let keys = match sorted {
+        Some(data) => Keys { data: Arc::new(data), ..keys.clone() },
+        None => rearranged(work, keys, &order)?,
+    };
+    Ok(Sorted { carried: carried(work, carry, order)?, keys })
+}
+
+/// What keys are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Image {
+    /// The key itself.
+    Key,
+    /// The mixed key, without its first bits: partitions stay in order, and equal keys become adjacent.
+    Mixed {
+        /// Bits that are passed over.
+        skip: u32,
+    },
+}
+
+/// The row numbers in the order of the keys' images, and the sorted images where they come with it and are the keys.
+pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result<(CudaBuffer, Option<CudaBuffer>)> {
+    const PURPOSE: &str = "sorting keys";
+    let rows = keys.rows;
+    let numbers = numbers(work, 0, rows)?;
+    let width = keys.width.bytes().min(8);
+    let images = |order: Option<&CudaBuffer>, upper: bool| -> Result<CudaBuffer> {
+        let images = work.buffer(rows * width, PURPOSE)?;
+        let (mixed, skip) = match image {
+            Image::Key => (0, 0),
+            Image::Mixed { skip } => (1, skip),
+        };
+        let args = abi::DovetailSortImage {
+            keys: key_pointer(keys),
+            order: order.map_or(null(), CudaBuffer::as_ptr),
+            rows: rows as u64,
+            key_bytes: keys.width.bytes() as u32,
+            mixed,
+            skip,
+            upper: u32::from(upper),
+            images: images.as_mut_ptr(),
+        };
+        work.launch("making sort keys", abi::dovetail_sort_image, &args)?;
+        Ok(images)
+    };
+    match (keys.width, image) {
+        (KeyWidth::W4 | KeyWidth::W8, Image::Key) => {
+            let (sorted, order) = sort_pass(work, key_pointer(keys), numbers, rows, width)?;
+            Ok((order, Some(sorted)))
+        }
+        (KeyWidth::W4 | KeyWidth::W8, Image::Mixed { .. }) => {
+            let images = images(None, false)?;
+            Ok((sort_pass(work, images.as_ptr(), numbers, rows, width)?.1, None))
+        }
+        (KeyWidth::W16, _) => {
+            // The sort is stable: by the lower half first, then by the upper.
+            let lower = images(None, false)?;
+            let (_, order) = sort_pass(work, lower.as_ptr(), numbers, rows, width)?;
+            drop(lower);
+            let upper = images(Some(&order), true)?;
+            Ok((sort_pass(work, upper.as_ptr(), order, rows, width)?.1, None))
+        }
+    }
+}
+
+fn sort_pass(
+    work: &Work<'_>,
+    keys_in: *const std::ffi::c_void,
+    values_in: CudaBuffer,
+    rows: usize,
+    width: usize,
+) -> Result<(CudaBuffer, CudaBuffer)> {
+    const PURPOSE: &str = "sorting keys";
+    let keys_out = work.buffer(rows * width, PURPOSE)?;
+    let values_out = work.values::<u32>(rows, PURPOSE)?;
+    // SAFETY: it computes a size from numbers.
+    let scratch_bytes = unsafe { abi::dovetail_sort_scratch_bytes(width as u32, rows as u64) };
+    let scratch = work.scratch(scratch_bytes, PURPOSE)?;
+    let args = abi::DovetailSort {
+        keys_in,
+        values_in: values_in.as_ptr(),
+        rows: rows as u64,
+        width: width as u32,
+        end_bit: 8 * width as u32,
+        scratch: scratch.as_mut_ptr(),
+        scratch_bytes,
+        keys_out: keys_out.as_mut_ptr(),
+        values_out: values_out.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_sort, &args)?;
+    Ok((keys_out, values_out))
+}
+
+/// `start`, `start + 1`, and so on.
+pub(super) fn numbers(work: &Work<'_>, start: u32, rows: usize) -> Result<CudaBuffer> {
+    let positions = Positions::Range(start as usize..start as usize + rows);
+    let numbers = work.values::<u32>(rows, "numbering rows")?;
+    gather_cells(work, None, 0, Width::W4, &positions, 0, &numbers)?;
+    Ok(numbers)
+}
+
+/// The keys at those rows.
+pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &CudaBuffer) -> Result<Keys> {
+    let data = gathered(work, &keys.as_column(), order, keys.rows)?;
+    Ok(Keys { data: Arc::new(data), ..keys.clone() })
+}
+
+/// The values of a column at `rows` row numbers.
+fn gathered(work: &Work<'_>, column: &Column, order: &CudaBuffer, rows: usize) -> Result<CudaBuffer> {
+    let out = work.buffer(rows * column.width.bytes(), "moving what is carried")?;
+    let args = abi::DovetailGather {
+        data: pointer_of::<u8>(&column.data, column.rows * column.width.bytes()).cast(),
+        data_start: 0,
+        width: column.width.bytes() as u32,
+        positions: order.as_ptr(),
+        start: 0,
+        rows: rows as u64,
+        missing: 0,
+        out: out.as_mut_ptr(),
+    };
+    work.launch("moving what is carried", abi::dovetail_gather, &args)?;
+    Ok(out)
+}
+
+/// What is carried, in the order of row numbers.
+pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: CudaBuffer) -> Result<Vec<Column>> {
+    let rows = order.size() / size_of::<u32>();
+    let order: DeviceBuffer = Arc::new(order);
+    carry
+        .iter()
+        .map(|carry| match carry {
+            Carry::RowNumber => Ok(Column { data: order.clone(), width: Width::W4, rows, validity: None }),
+            Carry::Column(column) => {
+                let data = Arc::new(gathered(work, column, cuda(&order), rows)?);
+                Ok(Column { data, width: column.width, rows, validity: None })
+            }
+        })
+        .collect()
+}
+
+/// Where keys are.
+pub(super) fn key_pointer(keys: &Keys) -> *const std::ffi::c_void {
+    pointer_of::<u8>(&keys.data, keys.rows * keys.width.bytes()).cast()
+}

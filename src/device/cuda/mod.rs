@@ -1,0 +1,264 @@
+//! An NVIDIA GPU as a device: its memory, its streams, and every primitive of joins as kernels.
+//!
+//! ```text
+//!   mod.rs         the device itself; hands each call to the file named for it
+//!   driver.rs      context, streams, events, and what errors mean        buffer.rs   charged memory
+//!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches
+//!   transfer.rs    host memory in and out                                keys.rs     packing, sorting
+//!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
+//!   matching.rs    within partitions, and of sorted keys
+//!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
+//! ```
+//!
+//! Calls queue work on the job's stream and return; those whose result is a number wait for it. Memory is stream-ordered:
+//! a buffer that is dropped is free for whatever the same stream does next. Everything that a copy under way reads or writes in host memory
+//! is kept alive by its stream.
+//!
+//! This room, with its kernels, is the only place that calls CUDA.
+
+mod abi;
+mod buffer;
+mod driver;
+mod gather;
+mod keys;
+mod matching;
+mod partition;
+mod positions;
+mod table;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod work;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::buffer::Buffer;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use self::driver::{Gpu, Mark, Queue};
+use self::positions::PairStarts;
+use self::work::Work;
+use super::{
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, Event, HostColumn,
+    KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted,
+    Stream, Table, Unmatched, Which,
+};
+use crate::memory::{Arena, Budget, Pin};
+use crate::{Error, Result};
+
+/// How many GPUs this process can use; none without a driver.
+///
+/// # Errors
+/// [`Error::Unsupported`] when there is a driver that does not work.
+pub fn device_count() -> Result<u16> {
+    driver::gpu_count()
+}
+
+/// A GPU as a device.
+#[derive(Debug)]
+pub struct CudaDevice {
+    id: DeviceId,
+    info: DeviceInfo,
+    memory: Budget,
+    gpu: Arc<Gpu>,
+    threads: ThreadPool,
+}
+
+impl CudaDevice {
+    /// GPU number `index`, with `threads` CPU threads for the work beside it, and a budget over its memory. `budget` is told
+    /// how many bytes are free.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when there is no such GPU or it cannot be used, [`Error::Exhausted`] when the system refuses
+    /// threads.
+    pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
+        let gpu = Gpu::open(index)?;
+        let (free_bytes, _) = gpu.memory_bytes()?;
+        let name = move |thread| format!("cuda{index}-{thread}");
+        let threads =
+            ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(name).build().map_err(|cause| {
+                Error::Exhausted(format!("starting {threads} threads for device cuda:{index}: {cause}; use fewer"))
+            })?;
+        let info = DeviceInfo {
+            name: gpu.name()?,
+            parallelism: gpu.multiprocessors()?,
+            wave_rows: 1 << 24,
+            // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
+            partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
+            pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
+        };
+        let id = DeviceId { kind: DeviceKind::Cuda, index };
+        Ok(Self { id, info, memory: budget(free_bytes), gpu: Arc::new(gpu), threads })
+    }
+
+    /// What pins host memory, so that this and all other GPUs copy it at the rate of their links.
+    pub fn pin(&self) -> Arc<dyn Pin> {
+        Arc::new(driver::PinForGpus { gpu: self.gpu.clone() })
+    }
+
+    /// Starts a primitive, unless its job was stopped.
+    fn work<'a>(&'a self, stream: &'a Stream) -> Result<Work<'a>> {
+        stream.cancel.check()?;
+        self.gpu.bind()?;
+        let own = cuda_stream(stream);
+        Ok(Work { memory: &self.memory, stream: own, queue: &own.queue, cancel: &stream.cancel })
+    }
+}
+
+/// A stream and what is remembered from call to call.
+#[derive(Debug)]
+struct CudaStream {
+    queue: Arc<Queue>,
+    /// Where the pairs of the last matches start, because they are expanded in several calls.
+    pair_starts: parking_lot::Mutex<Option<PairStarts>>,
+}
+
+fn cuda_stream(stream: &Stream) -> &CudaStream {
+    stream.handle.as_any().downcast_ref().expect("a stream of another device was given to a GPU")
+}
+
+impl Device for CudaDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> &Budget {
+        &self.memory
+    }
+
+    fn beside(&self, work: &mut (dyn FnMut() + Send)) {
+        self.threads.install(work);
+    }
+
+    fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
+        let queue = Arc::new(Queue::new(self.gpu.clone())?);
+        Ok(Stream { handle: Arc::new(CudaStream { queue, pair_starts: Default::default() }), cancel })
+    }
+
+    fn record_event(&self, stream: &Stream) -> Result<Event> {
+        Ok(Event { handle: Arc::new(Mark::record(&cuda_stream(stream).queue)?) })
+    }
+
+    fn wait_event(&self, event: &Event, stream: &Stream) -> Result<()> {
+        let mark: &Mark = event.handle.as_any().downcast_ref().expect("an event of another device was given to a GPU");
+        mark.hold_back(&cuda_stream(stream).queue)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<()> {
+        stream.cancel.check()?;
+        cuda_stream(stream).queue.synchronize("waiting for work")
+    }
+
+    fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        transfer::copy_in(&self.work(stream)?, parts)
+    }
+
+    fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {
+        transfer::copy_in_bits(&self.work(stream)?, parts)
+    }
+
+    fn copy_out(&self, buffer: &DeviceBuffer, len: usize, arena: &Arena, stream: &Stream) -> Result<Buffer> {
+        transfer::copy_out(&self.work(stream)?, buffer, len, arena)
+    }
+
+    fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
+        keys::pack(&self.work(stream)?, fields, width)
+    }
+
+    fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions> {
+        partition::partition(&self.work(stream)?, keys, carry, bits)
+    }
+
+    fn group_partitions(&self, partitions: Partitions, stream: &Stream) -> Result<Partitions> {
+        partition::group(&self.work(stream)?, &partitions)
+    }
+
+    fn sort(&self, keys: &Keys, carry: &[Carry], stream: &Stream) -> Result<Sorted> {
+        keys::sort(&self.work(stream)?, keys, carry)
+    }
+
+    fn is_sorted(&self, keys: &Keys, stream: &Stream) -> Result<bool> {
+        keys::is_sorted(&self.work(stream)?, keys)
+    }
+
+    fn build_table(&self, keys: &Keys, stream: &Stream) -> Result<Table> {
+        table::build(&self.work(stream)?, keys)
+    }
+
+    fn build_dense_table(&self, keys: &Keys, key_min: u128, key_max: u128, stream: &Stream) -> Result<Option<Table>> {
+        table::build_dense(&self.work(stream)?, keys, key_min, key_max)
+    }
+
+    fn probe_table(&self, table: &Table, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {
+        table::probe(&self.work(stream)?, table, probe, rows)
+    }
+
+    fn match_partitions(
+        &self,
+        build: &Partitions,
+        probe: &Partitions,
+        partitions: Range<usize>,
+        stream: &Stream,
+    ) -> Result<PartitionMatches> {
+        assert_eq!(build.keys.width, probe.keys.width, "both sides of a match have keys of one width");
+        assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a match have as many partitions");
+        matching::match_partitions(&self.work(stream)?, build, probe, partitions)
+    }
+
+    fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {
+        assert_eq!(build.width, probe.width, "both sides of a match have keys of one width");
+        matching::match_sorted(&self.work(stream)?, build, probe, rows)
+    }
+
+    fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs> {
+        positions::expand(&self.work(stream)?, matches, pairs, unmatched)
+    }
+
+    fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions> {
+        positions::select_matches(&self.work(stream)?, matches, which)
+    }
+
+    fn new_flags(&self, rows: usize, stream: &Stream) -> Result<DeviceBuffer> {
+        let work = self.work(stream)?;
+        Ok(Arc::new(work.filled(rows, 0, "flags of matched rows")?))
+    }
+
+    fn mark_build(&self, matches: &Matches, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {
+        positions::mark_build(&self.work(stream)?, matches, flags)
+    }
+
+    fn mark(&self, positions: &Positions, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {
+        positions::mark(&self.work(stream)?, positions, flags)
+    }
+
+    fn select_flags(&self, flags: &DeviceBuffer, rows: usize, which: Which, stream: &Stream) -> Result<Positions> {
+        positions::select_flags(&self.work(stream)?, flags, rows, which)
+    }
+
+    fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions> {
+        gather::compose(&self.work(stream)?, map, positions)
+    }
+
+    fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column> {
+        gather::gather(&self.work(stream)?, column, positions)
+    }
+
+    fn gather_to_host(
+        &self,
+        column: &Column,
+        positions: &Positions,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<HostColumn> {
+        gather::gather_to_host(&self.work(stream)?, column, positions, arena)
+    }
+
+    fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {
+        gather::positions_to_host(&self.work(stream)?, positions, arena)
+    }
+}

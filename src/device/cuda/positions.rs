@@ -1,0 +1,222 @@
+//! From matches to positions: pairs, selections, and the flags of matched build rows.
+
+use std::ptr::null;
+use std::sync::{Arc, Weak};
+
+use super::abi;
+use super::buffer::{CudaBuffer, cuda, pointer_of};
+use super::gather::list;
+use super::work::Work;
+use crate::Result;
+use crate::device::{DeviceBuffer, DeviceMemory, Matches, Pairs, Positions, Unmatched, Which};
+
+/// Lists of rows that satisfy a condition.
+pub(super) mod select {
+    use super::*;
+
+    /// A selection from the first `rows` rows whose condition is still open.
+    pub(in super::super) fn everything(rows: usize) -> abi::DovetailSelect {
+        abi::DovetailSelect {
+            condition: abi::DOVETAIL_FLAG_SET,
+            base: 0,
+            rows: rows as u64,
+            flags: null(),
+            first: null(),
+            bitmaps: [null(); abi::DOVETAIL_FIELDS_MAX],
+            bitmap_count: 0,
+            key_bytes: 0,
+            keys: null(),
+            scratch: std::ptr::null_mut(),
+            scratch_bytes: 0,
+            positions: std::ptr::null_mut(),
+            selected: std::ptr::null_mut(),
+        }
+    }
+
+    /// Runs it. `expected`: how many rows will be selected, if that is known; else it is read back, which waits.
+    pub(in super::super) fn run(
+        work: &Work<'_>,
+        mut args: abi::DovetailSelect,
+        expected: Option<usize>,
+    ) -> Result<(CudaBuffer, usize)> {
+        const PURPOSE: &str = "selecting rows";
+        let rows = args.rows as usize;
+        let positions = work.values::<u32>(expected.unwrap_or(rows), PURPOSE)?;
+        let selected = work.buffer(size_of::<u64>(), PURPOSE)?;
+        // SAFETY: it computes a size from a number.
+        args.scratch_bytes = unsafe { abi::dovetail_select_scratch_bytes(args.rows) };
+        let scratch = work.scratch(args.scratch_bytes, PURPOSE)?;
+        args.scratch = scratch.as_mut_ptr();
+        args.positions = positions.as_mut_ptr();
+        args.selected = selected.as_mut_ptr();
+        work.launch(PURPOSE, abi::dovetail_select, &args)?;
+        if let Some(expected) = expected {
+            return Ok((positions, expected));
+        }
+        let count = work.read::<u64>(&selected, PURPOSE)? as usize;
+        if count > rows / 2 || rows < 1 << 16 {
+            return Ok((positions, count));
+        }
+        // Most of the room was not needed, and the list may live long.
+        let exact = work.values::<u32>(count, PURPOSE)?;
+        work.copy_within_device(&positions, &exact, count * size_of::<u32>(), PURPOSE)?;
+        Ok((exact, count))
+    }
+}
+
+pub(super) fn select_matches(work: &Work<'_>, matches: &Matches, which: Which) -> Result<Positions> {
+    let rows = matches.rows.len();
+    let (condition, expected) = match which {
+        Which::Matched => (abi::DOVETAIL_MATCHED, matches.matched_rows),
+        Which::Unmatched => (abi::DOVETAIL_UNMATCHED, rows - matches.matched_rows),
+    };
+    if expected == rows {
+        return Ok(Positions::Range(matches.rows.clone()));
+    }
+    let mut args = select::everything(rows);
+    args.condition = condition;
+    args.base = matches.rows.start as u32;
+    args.first = pointer_of(&matches.first, rows);
+    let (data, rows) = select::run(work, args, Some(expected))?;
+    Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
+}
+
+pub(super) fn select_flags(work: &Work<'_>, flags: &DeviceBuffer, rows: usize, which: Which) -> Result<Positions> {
+    let mut args = select::everything(rows);
+    args.condition = match which {
+        Which::Matched => abi::DOVETAIL_FLAG_SET,
+        Which::Unmatched => abi::DOVETAIL_FLAG_CLEAR,
+    };
+    args.flags = pointer_of(flags, rows);
+    let (data, rows) = select::run(work, args, None)?;
+    Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
+}
+
+pub(super) fn mark_build(work: &Work<'_>, matches: &Matches, flags: &DeviceBuffer) -> Result<()> {
+    /// Runs longer than this one are listed, by a number of two words each: `LONG_RUN` of kernels/select.cu.
+    const LONG_RUN: usize = 256;
+    const PURPOSE: &str = "marking matched rows";
+    let rows = matches.rows.len();
+    let long_runs = match matches.count {
+        Some(_) => cuda(flags).size() / LONG_RUN + 1,
+        None => 0,
+    };
+    let list = work.values::<[u32; 2]>(long_runs, PURPOSE)?;
+    let count = work.filled(size_of::<u32>(), 0, PURPOSE)?;
+    let args = abi::DovetailMarkRuns {
+        first: pointer_of(&matches.first, rows),
+        count: matches.count.as_ref().map_or(null(), |count| pointer_of(count, rows)),
+        rows: rows as u64,
+        long_runs: list.as_mut_ptr(),
+        long_run_count: count.as_mut_ptr(),
+        flags: cuda(flags).as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_mark_runs, &args)
+}
+
+pub(super) fn mark(work: &Work<'_>, positions: &Positions, flags: &DeviceBuffer) -> Result<()> {
+    let (list, start) = list(positions);
+    let flags = cuda(flags).as_mut_ptr();
+    let args = abi::DovetailMark { positions: list, start, rows: positions.len() as u64, flags };
+    work.launch("marking rows", abi::dovetail_mark, &args)
+}
+
+/// Where the pairs of some matches start.
+#[derive(Debug)]
+pub(super) struct PairStarts {
+    /// Whose they are.
+    first: Weak<dyn DeviceMemory>,
+    unmatched: Unmatched,
+    starts: Arc<CudaBuffer>,
+}
+
+pub(super) fn expand(
+    work: &Work<'_>,
+    matches: &Matches,
+    pairs: std::ops::Range<u64>,
+    unmatched: Unmatched,
+) -> Result<Pairs> {
+    const PURPOSE: &str = "pairs of matched rows";
+    let pair_count = matches.pair_count(unmatched);
+    assert!(pairs.start <= pairs.end && pairs.end <= pair_count, "pairs {pairs:?} of {pair_count}");
+    let rows = matches.rows.len();
+    let missing = rows - matches.matched_rows;
+    let may_miss = unmatched == Unmatched::Emit && missing > 0;
+    let len = (pairs.end - pairs.start) as usize;
+    if matches.count.is_none() && (unmatched == Unmatched::Emit || missing == 0) {
+        // One pair per row: the matches are the build positions.
+        let range = pairs.start as usize..pairs.end as usize;
+        let data = if len == rows {
+            matches.first.clone()
+        } else {
+            let part = work.values::<u32>(len, PURPOSE)?;
+            let from = pointer_of::<u32>(&matches.first, rows);
+            let args = abi::DovetailGather {
+                data: from.cast(),
+                data_start: 0,
+                width: 4,
+                positions: null(),
+                start: range.start as u32,
+                rows: len as u64,
+                missing: 0,
+                out: part.as_mut_ptr(),
+            };
+            work.launch(PURPOSE, abi::dovetail_gather, &args)?;
+            Arc::new(part) as DeviceBuffer
+        };
+        let start = matches.rows.start;
+        return Ok(Pairs {
+            build: Positions::List { data, rows: len, may_miss },
+            probe: Positions::Range(start + range.start..start + range.end),
+        });
+    }
+    let starts = pair_starts(work, matches, unmatched)?;
+    let build = work.values::<u32>(len, PURPOSE)?;
+    let probe = work.values::<u32>(len, PURPOSE)?;
+    let args = abi::DovetailExpand {
+        first: pointer_of(&matches.first, rows),
+        starts: starts.as_ptr(),
+        rows: rows as u64,
+        first_row: matches.rows.start as u32,
+        first_pair: pairs.start,
+        pairs: len as u64,
+        build: build.as_mut_ptr(),
+        probe: probe.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_expand, &args)?;
+    Ok(Pairs {
+        build: Positions::List { data: Arc::new(build), rows: len, may_miss },
+        probe: Positions::List { data: Arc::new(probe), rows: len, may_miss: false },
+    })
+}
+
+/// Counted once for all calls that expand the same matches.
+fn pair_starts(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Result<Arc<CudaBuffer>> {
+    const PURPOSE: &str = "counting pairs of matched rows";
+    let mut remembered = work.stream.pair_starts.lock();
+    let own = Arc::downgrade(&matches.first);
+    if let Some(known) = &*remembered
+        && Weak::ptr_eq(&known.first, &own)
+        && known.unmatched == unmatched
+    {
+        return Ok(known.starts.clone());
+    }
+    *remembered = None;
+    let rows = matches.rows.len();
+    let starts = Arc::new(work.values::<u64>(rows, PURPOSE)?);
+    // SAFETY: it computes a size from a number.
+    let scratch_bytes = unsafe { abi::dovetail_pair_starts_scratch_bytes(rows as u64) };
+    let scratch = work.scratch(scratch_bytes, PURPOSE)?;
+    let args = abi::DovetailPairStarts {
+        first: pointer_of(&matches.first, rows),
+        count: matches.count.as_ref().map_or(null(), |count| pointer_of(count, rows)),
+        rows: rows as u64,
+        emit_unmatched: u32::from(unmatched == Unmatched::Emit),
+        scratch: scratch.as_mut_ptr(),
+        scratch_bytes,
+        starts: starts.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_pair_starts, &args)?;
+    *remembered = Some(PairStarts { first: own, unmatched, starts: starts.clone() });
+    Ok(starts)
+}

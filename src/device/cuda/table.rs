@@ -1,0 +1,160 @@
+//! One table over all build keys: hashed, or an array of positions when distinct keys are dense.
+//!
+//! Keys are entered as they lie, and a key that repeats shows at once. Then they are sorted by their mixed key instead, so
+//! that equal ones are adjacent, and the table holds the runs.
+
+use std::any::Any;
+use std::ops::Range;
+use std::ptr::null;
+use std::sync::Arc;
+
+use super::abi::{self, DovetailMatchTotals};
+use super::buffer::{CudaBuffer, cuda, pointer_of};
+use super::keys::{Image, key_pointer, rearranged, sorted_order};
+use super::matching::{find_runs, matches};
+use super::work::Work;
+use crate::Result;
+use crate::device::{DeviceMemory, Keys, Matches, Positions, Table};
+
+/// The device's own form of a table.
+#[derive(Debug)]
+enum CudaTable {
+    Hashed {
+        slots: CudaBuffer,
+        slot_mask: u64,
+        /// In the order of `heads`.
+        keys: Keys,
+        /// Where each run of equal keys starts, and at the end the number of rows; `None` when all are distinct.
+        heads: Option<CudaBuffer>,
+    },
+    /// The position of `key_min + index`, or `NO_ROW`.
+    Dense { positions: CudaBuffer, key_min: u128, span: u64, key_bytes: usize },
+}
+
+impl DeviceMemory for CudaTable {
+    fn size_bytes(&self) -> usize {
+        match self {
+            Self::Hashed { slots, heads, .. } => slots.size() + heads.as_ref().map_or(0, CudaBuffer::size),
+            Self::Dense { positions, .. } => positions.size(),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+pub(super) fn build(work: &Work<'_>, keys: &Keys) -> Result<Table> {
+    if let Some(table) = hashed(work, keys.clone(), None)? {
+        return Ok(Table { state: Arc::new(table), order: None, rows: keys.rows });
+    }
+    let (order, _) = sorted_order(work, keys, Image::Mixed { skip: 0 })?;
+    let sorted = rearranged(work, keys, &order)?;
+    let runs = find_runs(work, &sorted)?;
+    let table = hashed(work, sorted, Some(runs))?;
+    let table = table.ok_or_else(|| crate::Error::Internal("equal keys were apart after sorting".into()))?;
+    let order = Positions::List { data: Arc::new(order), rows: keys.rows, may_miss: false };
+    Ok(Table { state: Arc::new(table), order: Some(order), rows: keys.rows })
+}
+
+/// `None` when a key repeats that must not.
+fn hashed(work: &Work<'_>, keys: Keys, runs: Option<(CudaBuffer, usize)>) -> Result<Option<CudaTable>> {
+    const PURPOSE: &str = "a hash table";
+    let entries = runs.as_ref().map_or(keys.rows, |(_, runs)| *runs);
+    let slot_count = (2 * entries).next_power_of_two().max(2);
+    // Every bit set is an empty slot. No entry looks like it, because no run has the number `NO_ROW`.
+    let slots = work.filled(slot_count * size_of::<u64>(), 0xff, PURPOSE)?;
+    let totals = work.totals()?;
+    let heads = runs.map(|(heads, _)| heads);
+    let args = abi::DovetailTableInsert {
+        keys: key_pointer(&keys),
+        heads: heads.as_ref().map_or(null(), CudaBuffer::as_ptr),
+        runs: entries as u64,
+        key_bytes: keys.width.bytes() as u32,
+        slot_mask: slot_count as u64 - 1,
+        slots: slots.as_mut_ptr(),
+        totals: totals.as_mut_ptr(),
+    };
+    work.launch("building a hash table", abi::dovetail_table_insert, &args)?;
+    let totals: DovetailMatchTotals = work.read(&totals, PURPOSE)?;
+    let slot_mask = slot_count as u64 - 1;
+    Ok((totals.unsound == 0).then_some(CudaTable::Hashed { slots, slot_mask, keys, heads }))
+}
+
+pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: u128) -> Result<Option<Table>> {
+    const PURPOSE: &str = "a table of dense keys";
+    assert!(key_min <= key_max || keys.rows == 0, "a range of keys from {key_min} to {key_max}");
+    let span = key_max.saturating_sub(key_min).saturating_add(1);
+    let bits = 8 * keys.width.bytes() as u32;
+    if key_max > u128::MAX >> (128 - bits) || span < keys.rows as u128 {
+        // Keys beyond their width cannot occur, and more rows than keys must repeat; either way there is no such table.
+        return Ok(None);
+    }
+    let Ok(span) = u64::try_from(span) else { return Ok(None) };
+    let positions = work.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
+    let totals = work.totals()?;
+    let args = abi::DovetailDenseInsert {
+        keys: key_pointer(keys),
+        rows: keys.rows as u64,
+        min_low: key_min as u64,
+        min_high: (key_min >> 64) as u64,
+        span,
+        key_bytes: keys.width.bytes() as u32,
+        positions: positions.as_mut_ptr(),
+        totals: totals.as_mut_ptr(),
+    };
+    work.launch("building a table of dense keys", abi::dovetail_dense_insert, &args)?;
+    let totals: DovetailMatchTotals = work.read(&totals, PURPOSE)?;
+    let table = CudaTable::Dense { positions, key_min, span, key_bytes: keys.width.bytes() };
+    Ok((totals.unsound == 0).then(|| Table { state: Arc::new(table), order: None, rows: keys.rows }))
+}
+
+pub(super) fn probe(work: &Work<'_>, table: &Table, probe: &Keys, rows: Range<usize>) -> Result<Matches> {
+    let key_bytes = probe.width.bytes();
+    let probe_keys = pointer_of::<u8>(&probe.data, probe.rows * key_bytes);
+    assert!(rows.end <= probe.rows, "probe rows {rows:?} of {}", probe.rows);
+    // SAFETY: the range lies within the keys, as was just asserted.
+    let probe_keys = unsafe { probe_keys.add(rows.start * key_bytes) }.cast();
+    let first = work.values::<u32>(rows.len(), "matches")?;
+    let totals = work.totals()?;
+    let table = table.state.as_any().downcast_ref::<CudaTable>().expect("a table of another device");
+    let mut count = None;
+    match table {
+        CudaTable::Hashed { slots, slot_mask, keys, heads } => {
+            assert_eq!(keys.width, probe.width, "both sides of a match have keys of one width");
+            if heads.is_some() {
+                count = Some(work.values::<u32>(rows.len(), "lengths of matches")?);
+            }
+            let args = abi::DovetailTableProbe {
+                slots: slots.as_ptr(),
+                slot_mask: *slot_mask,
+                build_keys: cuda(&keys.data).as_ptr(),
+                heads: heads.as_ref().map_or(null(), CudaBuffer::as_ptr),
+                probe_keys,
+                rows: rows.len() as u64,
+                key_bytes: key_bytes as u32,
+                first: first.as_mut_ptr(),
+                count: count.as_ref().map_or(std::ptr::null_mut(), CudaBuffer::as_mut_ptr),
+                totals: totals.as_mut_ptr(),
+            };
+            work.launch("probing a hash table", abi::dovetail_table_probe, &args)?;
+        }
+        CudaTable::Dense { positions, key_min, span, key_bytes: table_key_bytes } => {
+            assert_eq!(*table_key_bytes, key_bytes, "both sides of a match have keys of one width");
+            let args = abi::DovetailDenseProbe {
+                positions: positions.as_ptr(),
+                span: *span,
+                min_low: *key_min as u64,
+                min_high: (*key_min >> 64) as u64,
+                probe_keys,
+                rows: rows.len() as u64,
+                key_bytes: key_bytes as u32,
+                first: first.as_mut_ptr(),
+                totals: totals.as_mut_ptr(),
+            };
+            work.launch("probing a table of dense keys", abi::dovetail_dense_probe, &args)?;
+        }
+    }
+    let totals = work.read(&totals, "totals of matches")?;
+    Ok(matches(first, count, rows, totals))
+}

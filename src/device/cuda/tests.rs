@@ -1,0 +1,676 @@
+//! The GPU's primitives against the host device's, on the same data made to hurt. Where there is no GPU they pass without
+//! having tested anything, and say so; `DOVETAIL_TEST_DEVICE=cuda` makes that a failure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::buffer::{BooleanBuffer, Buffer};
+use bytemuck::Pod;
+use rand::Rng;
+use rand::rngs::StdRng;
+
+use super::{CudaDevice, device_count};
+use crate::Error;
+use crate::device::host::HostDevice;
+use crate::device::host::testing::{patterns, random};
+use crate::device::{
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
+    PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, Which, Width,
+};
+use crate::memory::{Arena, Budget};
+
+/// A device, a stream on it and an arena.
+struct Side {
+    device: Arc<dyn Device>,
+    stream: Stream,
+    arena: Arena,
+}
+
+/// The GPU with that much memory, if there is one.
+fn gpu_with(bytes: u64) -> Option<Side> {
+    if device_count().unwrap() == 0 {
+        let required = std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda");
+        assert!(!required, "DOVETAIL_TEST_DEVICE=cuda, and there is no GPU");
+        println!("no GPU: nothing was tested");
+        return None;
+    }
+    let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", bytes);
+    Some(Side::of(Arc::new(CudaDevice::open(0, 2, budget).unwrap())))
+}
+
+/// The GPU and a host device to compare it with.
+fn both() -> Option<[Side; 2]> {
+    let memory = Budget::new("memory of device host:0", "--device-memory", 8 << 30);
+    Some([gpu_with(8 << 30)?, Side::of(Arc::new(HostDevice::new(0, 2, memory, None).unwrap()))])
+}
+
+impl Side {
+    fn of(device: Arc<dyn Device>) -> Self {
+        let stream = device.stream(CancelFlag::new()).unwrap();
+        Self { device, stream, arena: Arena::new(Budget::new("host memory", "--host-memory", 4 << 30)) }
+    }
+
+    fn put<T: Pod>(&self, values: &[T]) -> DeviceBuffer {
+        // As bytes in a buffer of u128, so that host devices find it aligned for keys of any width.
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let mut aligned = vec![0u128; bytes.len().div_ceil(16)];
+        bytemuck::cast_slice_mut::<u128, u8>(&mut aligned)[..bytes.len()].copy_from_slice(bytes);
+        let buffer = Buffer::from_vec(aligned).slice_with_length(0, bytes.len());
+        self.device.copy_in(&[buffer], &self.stream).unwrap()
+    }
+
+    fn get<T: Pod>(&self, buffer: &DeviceBuffer, count: usize) -> Vec<T> {
+        let bytes = self.device.copy_out(buffer, count * size_of::<T>(), &self.arena, &self.stream).unwrap();
+        bytemuck::pod_collect_to_vec(&bytes[..count * size_of::<T>()])
+    }
+
+    fn list(&self, positions: &[u32], may_miss: bool) -> Positions {
+        Positions::List { data: self.put(positions), rows: positions.len(), may_miss }
+    }
+
+    fn numbers(&self, positions: &Positions) -> Vec<u32> {
+        let host = self.device.positions_to_host(positions, &self.arena, &self.stream).unwrap();
+        host[..4 * positions.len()].chunks(4).map(|bytes| u32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    fn keys(&self, numbers: &[u32], width: KeyWidth) -> Keys {
+        let bytes: Vec<u8> =
+            numbers.iter().flat_map(|&number| key(number).to_le_bytes()[..width.bytes()].to_vec()).collect();
+        Keys { data: self.put(&bytes), width, rows: numbers.len() }
+    }
+
+    /// Keys as numbers of 128 bits.
+    fn key_values(&self, keys: &Keys) -> Vec<u128> {
+        let bytes: Vec<u8> = self.get(&keys.data, keys.rows * keys.width.bytes());
+        bytes.chunks(keys.width.bytes()).map(wide).collect()
+    }
+
+    /// Row numbers, and a column of each width whose values tell their row.
+    fn carry_everything(&self, rows: usize) -> Vec<Carry> {
+        let columns = WIDTHS.map(|width| {
+            let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
+            Carry::Column(Column { data: self.put(&bytes), width, rows, validity: None })
+        });
+        columns.into_iter().chain([Carry::RowNumber]).collect()
+    }
+
+    /// The row at each place, after [`Side::carry_everything`]; asserts that all columns came along.
+    fn rows_carried(&self, carried: &[Column], story: &str) -> Vec<u32> {
+        let (numbers, columns) = carried.split_last().unwrap();
+        let order: Vec<u32> = self.get(&numbers.data, numbers.rows);
+        for (column, width) in columns.iter().zip(WIDTHS) {
+            let bytes: Vec<u8> = self.get(&column.data, column.rows * width.bytes());
+            for (place, &row) in order.iter().enumerate() {
+                let found = &bytes[place * width.bytes()..(place + 1) * width.bytes()];
+                assert_eq!(found, cell(row as usize, width), "place {place} of {width:?}, {story}");
+            }
+        }
+        order
+    }
+
+    fn runs(&self, matches: &Matches) -> Vec<(u32, u32)> {
+        let rows = matches.rows.len();
+        let first: Vec<u32> = self.get(&matches.first, rows);
+        let count: Vec<u32> = match &matches.count {
+            Some(count) => self.get(count, rows),
+            None => first.iter().map(|&first| u32::from(first != NO_ROW)).collect(),
+        };
+        first.into_iter().zip(count).collect()
+    }
+
+    /// Asserts that matches are right: `build` are the keys by build position.
+    fn assert_matches(&self, matches: &Matches, build: &[u128], probe: &[u128], story: &str) {
+        let mut counts: HashMap<u128, u32> = HashMap::new();
+        build.iter().for_each(|&key| *counts.entry(key).or_default() += 1);
+        let (mut total, mut matched_rows, mut longest) = (0, 0, 0);
+        let mut seen: HashMap<u128, u32> = HashMap::new();
+        for (row, ((first, count), key)) in self.runs(matches).into_iter().zip(&probe[matches.rows.clone()]).enumerate()
+        {
+            let expected = counts.get(key).copied().unwrap_or(0);
+            assert_eq!(count, expected, "row {row} with key {key:x}, {story}");
+            if expected == 0 {
+                assert_eq!(first, NO_ROW, "row {row}, {story}");
+                continue;
+            }
+            let known = *seen.entry(*key).or_insert_with(|| {
+                let run = first as usize..first as usize + expected as usize;
+                assert!(build[run].iter().all(|build| build == key), "row {row} with key {key:x}, {story}");
+                first
+            });
+            assert_eq!(first, known, "rows with one key have one run, {story}");
+            total += u64::from(expected);
+            matched_rows += 1;
+            longest = longest.max(expected);
+        }
+        assert_eq!((matches.total, matches.matched_rows), (total, matched_rows), "{story}");
+        assert_eq!(matches.count.is_some(), longest > 1, "lengths are given when one is above one, {story}");
+    }
+}
+
+const WIDTHS: [Width; 6] = [Width::W1, Width::W2, Width::W4, Width::W8, Width::W16, Width::W32];
+const KEY_WIDTHS: [KeyWidth; 3] = [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16];
+/// Around warps, blocks, tiles and units.
+const SIZES: [usize; 12] = [0, 1, 2, 31, 33, 255, 257, 4096, 4097, 8191, 8193, 100_003];
+
+/// A key of 128 bits, distinct for distinct numbers, also when it is cut.
+fn key(number: u32) -> u128 {
+    let number = u128::from(number);
+    number | number << 50 | number << 96
+}
+
+fn cut(key: u128, width: KeyWidth) -> u128 {
+    key & (u128::MAX >> (128 - 8 * width.bytes()))
+}
+
+fn wide(bytes: &[u8]) -> u128 {
+    let mut all = [0; 16];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u128::from_le_bytes(all)
+}
+
+fn cell(row: usize, width: Width) -> Vec<u8> {
+    (0..width.bytes()).map(|byte| (row >> (8 * (byte % 4))) as u8 ^ byte as u8).collect()
+}
+
+fn values_of(numbers: &[u32], width: KeyWidth) -> Vec<u128> {
+    numbers.iter().map(|&number| cut(key(number), width)).collect()
+}
+
+/// Numbers of every pattern, for every width of key and number of rows.
+fn for_every_case(seed: u64, mut test: impl FnMut(&[u32], KeyWidth, &str, &mut StdRng)) {
+    let mut random = random(seed);
+    for rows in SIZES {
+        for (pattern, numbers) in patterns(rows, &mut random) {
+            for width in KEY_WIDTHS {
+                test(&numbers, width, &format!("{rows} {pattern} keys of {width:?}"), &mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_and_bits_go_in_and_come_back() {
+    let Some(sides) = both() else { return };
+    let mut random = random(201);
+    for _ in 0..50 {
+        let parts: Vec<Vec<u8>> = (0..random.random_range(0..4))
+            .map(|_| (0..random.random_range(0..100_000)).map(|_| random.random()).collect())
+            .collect();
+        let buffers: Vec<Buffer> = parts.iter().cloned().map(Buffer::from_vec).collect();
+        let mut bits = Vec::new();
+        for _ in 0..random.random_range(0..5) {
+            let len = random.random_range(0..5000);
+            let offset = random.random_range(0..100);
+            let values: Vec<bool> = (0..offset + len).map(|_| random.random()).collect();
+            bits.push(match random.random_bool(0.3) {
+                true => BitSlice::Ones { len },
+                false => BitSlice::Bits { buffer: BooleanBuffer::from(values).into_inner(), offset, len },
+            });
+        }
+        let len: usize = bits.iter().map(BitSlice::len).sum();
+        let [gpu, host] = sides.each_ref().map(|side| {
+            let bytes = side.device.copy_in(&buffers, &side.stream).unwrap();
+            let bitmap = side.device.copy_in_bits(&bits, &side.stream).unwrap();
+            (side.get::<u8>(&bytes, bytes.size_bytes()), side.get::<u8>(&bitmap, len.div_ceil(8)))
+        });
+        assert_eq!(gpu.0, parts.concat());
+        assert_eq!(gpu, host);
+    }
+}
+
+#[test]
+fn keys_are_packed_as_on_the_host() {
+    let Some(sides) = both() else { return };
+    let mut random = random(202);
+    for case in 0..300 {
+        let rows = random.random_range(0..3000);
+        let key_width = KEY_WIDTHS[random.random_range(0..3)];
+        let mut shift = 0;
+        let mut fields = Vec::new();
+        // Sometimes more fields than one call packs.
+        let fields_max = if case % 20 == 0 { 20 } else { 4 };
+        for _ in 0..random.random_range(1..=fields_max) {
+            let width = WIDTHS[random.random_range(0..5)];
+            let left = 8 * key_width.bytes() as u32 - shift;
+            if left < 2 {
+                break;
+            }
+            let encoding = match random.random_range(0..4) {
+                0 => KeyEncoding::Unsigned,
+                1 => KeyEncoding::Signed { min: i128::from(random.random_range(-300..300i32)) },
+                2 => KeyEncoding::Offset { min: u128::from(random.random_range(0..300u32)) },
+                _ if matches!(width, Width::W2 | Width::W4 | Width::W8) => KeyEncoding::Float,
+                _ => KeyEncoding::Unsigned,
+            };
+            let bits = random.random_range(0..=(left - 1).min(8 * width.bytes() as u32));
+            let nulls = random.random_range(0..3);
+            let bytes: Vec<u8> = (0..rows * width.bytes())
+                .map(|_| [0, 0x80, 0xff, 0x7f, random.random()][random.random_range(0..5)])
+                .collect();
+            let valid: Vec<bool> = (0..rows).map(|_| random.random_bool(0.8)).collect();
+            fields.push((bytes, width, encoding, shift, bits, nulls, valid));
+            shift += bits + 1;
+        }
+        let [gpu, host] = sides.each_ref().map(|side| {
+            let fields: Vec<KeyField> = fields
+                .iter()
+                .map(|(bytes, width, encoding, shift, bits, nulls, valid)| {
+                    let bits_of = |valid: &[bool]| BitSlice::Bits {
+                        buffer: BooleanBuffer::from(valid.to_vec()).into_inner(),
+                        offset: 0,
+                        len: rows,
+                    };
+                    let validity =
+                        (*nulls > 0).then(|| side.device.copy_in_bits(&[bits_of(valid)], &side.stream).unwrap());
+                    let column = Column { data: side.put(bytes), width: *width, rows, validity };
+                    let null_bit = (*nulls == 2).then_some(shift + bits);
+                    KeyField { column, encoding: *encoding, shift: *shift, bits: *bits, null_bit }
+                })
+                .collect();
+            let packed = side.device.pack_keys(&fields, key_width, &side.stream).unwrap();
+            (side.key_values(&packed.keys), packed.rows_kept.as_ref().map(|kept| side.numbers(kept)))
+        });
+        assert_eq!(gpu, host, "{rows} rows of {key_width:?}: {fields:?}");
+    }
+}
+
+/// The rows of each partition, which may come in any order.
+fn contents(order: &[u32], bounds: &[usize]) -> Vec<BTreeSet<u32>> {
+    bounds.windows(2).map(|bounds| order[bounds[0]..bounds[1]].iter().copied().collect()).collect()
+}
+
+#[test]
+fn rows_are_partitioned_and_grouped_as_on_the_host() {
+    let Some(sides) = both() else { return };
+    for_every_case(203, |numbers, width, story, random| {
+        // What a host device resolves in one pass, and a GPU in up to two.
+        let bits = RadixBits { skip: [0, 3, 9][random.random_range(0..3)], bits: random.random_range(0..=11) };
+        let values = values_of(numbers, width);
+        let [gpu, host] = sides.each_ref().map(|side| {
+            let keys = side.keys(numbers, width);
+            let carry = side.carry_everything(numbers.len());
+            let partitions = side.device.partition(&keys, &carry, bits, &side.stream).unwrap();
+            let story = format!("{story}, {bits:?}");
+            let order = side.rows_carried(&partitions.carried, &story);
+            let arranged: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
+            assert_eq!(side.key_values(&partitions.keys), arranged, "{story}");
+            let bounds = partitions.bounds.to_vec();
+            let grouped = side.device.group_partitions(partitions.clone(), &side.stream).unwrap();
+            assert!(grouped.grouped && grouped.bounds == partitions.bounds);
+            let regrouped = side.rows_carried(&grouped.carried, &story);
+            let keys = side.key_values(&grouped.keys);
+            assert_eq!(keys, regrouped.iter().map(|&row| values[row as usize]).collect::<Vec<_>>(), "{story}");
+            let runs = keys.chunk_by(|a, b| a == b).count();
+            assert_eq!(runs, values.iter().collect::<BTreeSet<_>>().len(), "equal keys are adjacent, {story}");
+            assert_eq!(contents(&order, &bounds), contents(&regrouped, &bounds), "{story}");
+            (contents(&order, &bounds), bounds)
+        });
+        assert!(gpu == host, "{story}, {bits:?}: other partitions than on the host");
+    });
+}
+
+#[test]
+fn many_bits_take_several_passes() {
+    let Some([gpu, _]) = both() else { return };
+    for bits in [16, 17] {
+        for_every_case(209, |numbers, width, story, _| {
+            if numbers.len() < 8000 {
+                return;
+            }
+            let keys = gpu.keys(numbers, width);
+            let bits = RadixBits { skip: 0, bits };
+            let partitions = gpu.device.partition(&keys, &[Carry::RowNumber], bits, &gpu.stream).unwrap();
+            let order: Vec<u32> = gpu.get(&partitions.carried[0].data, numbers.len());
+            let values = values_of(numbers, width);
+            let arranged: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
+            assert_eq!(gpu.key_values(&partitions.keys), arranged, "{story}, {bits:?}");
+            assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), numbers.len(), "{story}, {bits:?}");
+            // A key is in one partition only.
+            let mut partition_of = HashMap::new();
+            for (partition, bounds) in partitions.bounds.windows(2).enumerate() {
+                for &key in &arranged[bounds[0]..bounds[1]] {
+                    assert_eq!(*partition_of.entry(key).or_insert(partition), partition, "{story}, {bits:?}");
+                }
+            }
+            // With as many partitions as keys, hardly any is shared.
+            if story.contains("shuffled") && numbers.len() > 100_000 {
+                let used = partition_of.values().collect::<BTreeSet<_>>().len();
+                assert!(used > 40_000, "{used} partitions for {} keys, {story}", numbers.len());
+            }
+        });
+    }
+}
+
+#[test]
+fn many_columns_move_together() {
+    let Some([gpu, _]) = both() else { return };
+    let numbers: Vec<u32> = (0..20_000).map(|row| row * 7919 % 20_011).collect();
+    let keys = gpu.keys(&numbers, KeyWidth::W8);
+    let mut carry: Vec<Carry> = (0..20).flat_map(|_| gpu.carry_everything(numbers.len())).collect();
+    carry.truncate(19 * 7);
+    carry.extend(gpu.carry_everything(numbers.len()));
+    let bits = RadixBits { skip: 0, bits: 10 };
+    let partitions = gpu.device.partition(&keys, &carry, bits, &gpu.stream).unwrap();
+    let first = gpu.rows_carried(&partitions.carried[..7], "the first columns");
+    assert_eq!(first, gpu.rows_carried(&partitions.carried[19 * 7..], "the last columns"));
+}
+
+#[test]
+fn keys_are_sorted_and_found_to_be() {
+    let Some(sides) = both() else { return };
+    for_every_case(204, |numbers, width, story, _| {
+        let values = values_of(numbers, width);
+        let [gpu, host] = sides.each_ref().map(|side| {
+            let keys = side.keys(numbers, width);
+            let carry = side.carry_everything(numbers.len());
+            let ordered = side.device.is_sorted(&keys, &side.stream).unwrap();
+            let sorted = side.device.sort(&keys, &carry, &side.stream).unwrap();
+            let order = side.rows_carried(&sorted.carried, story);
+            let found = side.key_values(&sorted.keys);
+            assert_eq!(found, order.iter().map(|&row| values[row as usize]).collect::<Vec<_>>(), "{story}");
+            assert!(side.device.is_sorted(&sorted.keys, &side.stream).unwrap(), "{story}");
+            (ordered, found)
+        });
+        assert_eq!(gpu, host, "{story}");
+    });
+}
+
+/// Build and probe numbers of one pattern: half of the probe side has partners, more or less.
+fn build_and_probe(numbers: &[u32], random: &mut StdRng) -> (Vec<u32>, Vec<u32>) {
+    let build: Vec<u32> = numbers.iter().copied().filter(|_| random.random_bool(0.6)).collect();
+    (build, numbers.to_vec())
+}
+
+fn some_range(rows: usize, random: &mut StdRng) -> Range<usize> {
+    let start = random.random_range(0..=rows / 2);
+    start..random.random_range(start..=rows)
+}
+
+#[test]
+fn tables_find_every_key() {
+    let Some([gpu, _]) = both() else { return };
+    for_every_case(205, |numbers, width, story, random| {
+        let (build, probe) = build_and_probe(numbers, random);
+        let (build_keys, probe_keys) = (gpu.keys(&build, width), gpu.keys(&probe, width));
+        let (build_values, probe_values) = (values_of(&build, width), values_of(&probe, width));
+        let check = |table: &Table, rows: Range<usize>| {
+            let ordered = match &table.order {
+                Some(order) => gpu.numbers(order).iter().map(|&row| build_values[row as usize]).collect(),
+                None => build_values.clone(),
+            };
+            let matches = gpu.device.probe_table(table, &probe_keys, rows, &gpu.stream).unwrap();
+            gpu.assert_matches(&matches, &ordered, &probe_values, story);
+        };
+        let table = gpu.device.build_table(&build_keys, &gpu.stream).unwrap();
+        let distinct = build.iter().collect::<BTreeSet<_>>().len() == build.len();
+        assert_eq!(table.order.is_none(), distinct, "{story}");
+        check(&table, 0..probe.len());
+        check(&table, some_range(probe.len(), random));
+        if let (Some(&min), Some(&max)) = (build_values.iter().min(), build_values.iter().max())
+            && max - min < 1 << 24
+        {
+            let dense = gpu.device.build_dense_table(&build_keys, min, max, &gpu.stream).unwrap();
+            assert_eq!(dense.is_some(), distinct, "{story}");
+            if let Some(dense) = dense {
+                check(&dense, some_range(probe.len(), random));
+            }
+            if max == min {
+                return;
+            }
+            let narrow = gpu.device.build_dense_table(&build_keys, min, max - 1, &gpu.stream);
+            assert!(narrow.unwrap().is_none(), "a key lies outside, {story}");
+        }
+    });
+}
+
+#[test]
+fn partitions_and_sorted_keys_find_every_key() {
+    let Some([gpu, _]) = both() else { return };
+    for_every_case(206, |numbers, width, story, random| {
+        let (build, probe) = build_and_probe(numbers, random);
+        let (build_keys, probe_keys) = (gpu.keys(&build, width), gpu.keys(&probe, width));
+        // So few partitions that some are larger than a table, and so many that most are empty.
+        let bits = RadixBits { skip: 0, bits: [0, 2, 5, 11][random.random_range(0..4)] };
+        let arrange = |keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
+        let (build_side, probe_side): (Partitions, Partitions) = (arrange(&build_keys), arrange(&probe_keys));
+        let probe_values = gpu.key_values(&probe_side.keys);
+        let part = some_range(1 << bits.bits, random);
+        for range in [0..1 << bits.bits, part] {
+            let find = |build: &Partitions| {
+                gpu.device.match_partitions(build, &probe_side, range.clone(), &gpu.stream).unwrap()
+            };
+            let grouped = gpu.device.group_partitions(build_side.clone(), &gpu.stream).unwrap();
+            let PartitionMatches::Matched(matches) = find(&grouped) else { panic!("they are grouped, {story}") };
+            assert_eq!(matches.rows, probe_side.bounds[range.start]..probe_side.bounds[range.end], "{story}");
+            gpu.assert_matches(&matches, &gpu.key_values(&grouped.keys), &probe_values, story);
+            if let PartitionMatches::Matched(matches) = find(&build_side) {
+                gpu.assert_matches(&matches, &gpu.key_values(&build_side.keys), &probe_values, story);
+            } else {
+                let sizes = build_side.bounds[range.start..=range.end].windows(2).map(|bounds| bounds[1] - bounds[0]);
+                let distinct = build.iter().collect::<BTreeSet<_>>().len() == build.len();
+                assert!(!distinct || sizes.max() > Some(4096), "distinct keys in small partitions match, {story}");
+            }
+        }
+        let sort = |keys| gpu.device.sort(keys, &[], &gpu.stream).unwrap().keys;
+        let (build_sorted, probe_sorted) = (sort(&build_keys), sort(&probe_keys));
+        for rows in [0..probe.len(), some_range(probe.len(), random)] {
+            let matches = gpu.device.match_sorted(&build_sorted, &probe_sorted, rows, &gpu.stream).unwrap();
+            gpu.assert_matches(&matches, &gpu.key_values(&build_sorted), &gpu.key_values(&probe_sorted), story);
+        }
+    });
+}
+
+/// Matches of random runs that do not overlap, over `build_rows` rows.
+fn random_matches(side: &Side, runs: &[(u32, u32)], start: usize) -> Matches {
+    let (first, count): (Vec<u32>, Vec<u32>) = runs.iter().copied().unzip();
+    let longest = count.iter().max().copied().unwrap_or(0);
+    Matches {
+        first: side.put(&first),
+        count: (longest > 1).then(|| side.put(&count)),
+        rows: start..start + runs.len(),
+        matched_rows: count.iter().filter(|&&count| count > 0).count(),
+        total: count.iter().map(|&count| u64::from(count)).sum(),
+    }
+}
+
+#[test]
+fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
+    let Some(sides) = both() else { return };
+    let mut random = random(207);
+    for rows in SIZES {
+        for longest in [1, 3, 40, 3000] {
+            let build_rows = 50_000u32;
+            // Heads of runs: they do not overlap, and several probe rows may have the same.
+            let mut heads = vec![0u32];
+            while *heads.last().unwrap() < build_rows {
+                heads.push(build_rows.min(heads.last().unwrap() + random.random_range(1..=longest)));
+            }
+            let share = [0.0, 0.1, 0.9, 1.0][random.random_range(0..4)];
+            let runs: Vec<(u32, u32)> = (0..rows)
+                .map(|_| match random.random_bool(share) {
+                    false => (NO_ROW, 0),
+                    true => {
+                        let run = random.random_range(1..heads.len());
+                        (heads[run - 1], heads[run] - heads[run - 1])
+                    }
+                })
+                .collect();
+            let total: u64 = runs.iter().map(|run| u64::from(run.1)).sum();
+            let cuts: Vec<f64> = (0..2).map(|_| random.random()).collect();
+            let [gpu, host] = sides.each_ref().map(|side| {
+                let matches = random_matches(side, &runs, 70);
+                let mut found = BTreeMap::new();
+                for unmatched in [Unmatched::Skip, Unmatched::Emit] {
+                    let pairs = matches.pair_count(unmatched).min(2_000_000);
+                    let mut ends = vec![0, pairs];
+                    ends.extend(cuts.iter().map(|cut| (cut * pairs as f64) as u64));
+                    ends.sort_unstable();
+                    for range in ends.windows(2) {
+                        let made = side.device.expand(&matches, range[0]..range[1], unmatched, &side.stream).unwrap();
+                        let lists = vec![side.numbers(&made.build), side.numbers(&made.probe)];
+                        found.insert(format!("{unmatched:?} {range:?}"), lists);
+                    }
+                }
+                let flags = side.device.new_flags(build_rows as usize, &side.stream).unwrap();
+                side.device.mark_build(&matches, &flags, &side.stream).unwrap();
+                side.device.mark_build(&matches, &flags, &side.stream).unwrap();
+                side.device.mark(&side.list(&[3, NO_ROW, 4], true), &flags, &side.stream).unwrap();
+                side.device.mark(&Positions::Range(9..11), &flags, &side.stream).unwrap();
+                for which in [Which::Matched, Which::Unmatched] {
+                    let selected = side.device.select_matches(&matches, which, &side.stream).unwrap();
+                    let marked = side.device.select_flags(&flags, build_rows as usize, which, &side.stream).unwrap();
+                    found.insert(format!("{which:?}"), vec![side.numbers(&selected), side.numbers(&marked)]);
+                }
+                found
+            });
+            assert!(gpu == host, "{rows} rows, runs of up to {longest}, {share} matched, {total} pairs");
+        }
+    }
+}
+
+#[test]
+fn columns_are_gathered_as_on_the_host() {
+    let Some(sides) = both() else { return };
+    let mut random = random(208);
+    for rows in SIZES.into_iter().filter(|&rows| rows > 0) {
+        for width in WIDTHS {
+            let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
+            let valid: Vec<bool> = (0..rows).map(|_| random.random_bool(0.7)).collect();
+            let start = random.random_range(0..rows);
+            let may_miss: bool = random.random();
+            let with_nulls: bool = random.random();
+            let list: Vec<u32> = (0..random.random_range(0..2 * rows))
+                .map(|_| match may_miss && random.random_bool(0.2) {
+                    true => NO_ROW,
+                    false => random.random_range(0..rows as u32),
+                })
+                .collect();
+            let [gpu, host] = sides.each_ref().map(|side| {
+                let bits =
+                    BitSlice::Bits { buffer: BooleanBuffer::from(valid.clone()).into_inner(), offset: 0, len: rows };
+                let validity = with_nulls.then(|| side.device.copy_in_bits(&[bits], &side.stream).unwrap());
+                let column = Column { data: side.put(&bytes), width, rows, validity };
+                let positions = [Positions::Range(start..rows), side.list(&list, may_miss)];
+                positions
+                    .iter()
+                    .map(|positions| {
+                        let taken = side.device.gather_to_host(&column, positions, &side.arena, &side.stream).unwrap();
+                        side.device.synchronize(&side.stream).unwrap();
+                        // What lies under a null is unspecified.
+                        let is_valid = |row: usize| {
+                            taken.validity.as_ref().is_none_or(|(bits, _)| bits[row / 8] >> (row % 8) & 1 == 1)
+                        };
+                        let cells: Vec<Option<&[u8]>> = (0..positions.len())
+                            .map(|row| is_valid(row).then(|| &taken.data[row * width.bytes()..][..width.bytes()]))
+                            .map(|cell| cell.map(|cell| &*Vec::leak(cell.to_vec())))
+                            .collect();
+                        let again = side.device.gather(&column, positions, &side.stream).unwrap();
+                        assert!(taken.validity.is_none() || again.validity.is_some());
+                        let composed = side.device.compose(
+                            &side.list(&list, may_miss),
+                            &Positions::Range(0..list.len() / 2),
+                            &side.stream,
+                        );
+                        (cells, taken.validity.as_ref().map(|validity| validity.1), side.numbers(&composed.unwrap()))
+                    })
+                    .collect::<Vec<_>>()
+            });
+            assert!(gpu == host, "{rows} rows of {width:?}, nulls {with_nulls}, misses {may_miss}");
+        }
+    }
+}
+
+/// Calls every primitive once.
+fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
+    let Side { device, stream, arena } = side;
+    let numbers: Vec<u32> = patterns(rows, &mut random(5)).swap_remove(1).1;
+    let data = device.copy_in(&[Buffer::from_vec(numbers)], stream)?;
+    let validity = Some(device.copy_in_bits(&[BitSlice::Ones { len: rows }], stream)?);
+    let column = Column { data, width: Width::W4, rows, validity };
+    let field = KeyField {
+        column: column.clone(),
+        encoding: KeyEncoding::Signed { min: 0 },
+        shift: 0,
+        bits: 32,
+        null_bit: None,
+    };
+    let keys = device.pack_keys(&[field], KeyWidth::W8, stream)?.keys;
+    let carry = [Carry::RowNumber, Carry::Column(column.clone())];
+    let partitions = device.partition(&keys, &carry, RadixBits { skip: 0, bits: 10 }, stream)?;
+    let grouped = device.group_partitions(partitions.clone(), stream)?;
+    device.match_partitions(&grouped, &partitions, 0..16, stream)?;
+    let sorted = device.sort(&keys, &carry, stream)?;
+    device.match_sorted(&sorted.keys, &sorted.keys, 0..rows, stream)?;
+    let table = device.build_table(&keys, stream)?;
+    let matches = device.probe_table(&table, &keys, 0..rows, stream)?;
+    let pairs = device.expand(&matches, 0..matches.total, Unmatched::Skip, stream)?;
+    let flags = device.new_flags(rows, stream)?;
+    device.mark_build(&matches, &flags, stream)?;
+    device.select_flags(&flags, rows, Which::Unmatched, stream)?;
+    device.gather_to_host(&column, &pairs.probe, arena, stream)?;
+    device.copy_out(&column.data, 4 * rows, arena, stream)?;
+    device.synchronize(stream)
+}
+
+#[test]
+fn a_budget_that_is_too_small_refuses_and_gets_every_byte_back() {
+    let Some(enough) = gpu_with(1 << 30) else { return };
+    every_primitive(&enough, 20_000).unwrap();
+    let needed = enough.device.memory().used_bytes_max();
+    drop(enough.stream);
+    assert_eq!(enough.device.memory().used_bytes(), 0);
+    for step in 0..=20 {
+        let side = gpu_with(needed * step / 24).unwrap();
+        match every_primitive(&side, 20_000) {
+            Err(Error::Exhausted(text)) => assert!(text.contains("--device-memory"), "{text}"),
+            other => panic!("{} of {needed} bytes gave {other:?}", needed * step / 24),
+        }
+        let Side { device, stream, arena } = side;
+        drop(stream);
+        assert_eq!((device.memory().used_bytes(), arena.budget().used_bytes()), (0, 0), "{step} of 24");
+    }
+}
+
+#[test]
+fn a_cancelled_stream_runs_nothing() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let keys = gpu.keys(&[3, 1, 2], KeyWidth::W4);
+    gpu.stream.cancel.raise();
+    assert!(matches!(gpu.device.sort(&keys, &[], &gpu.stream), Err(Error::Cancelled(_))));
+    assert!(matches!(gpu.device.synchronize(&gpu.stream), Err(Error::Cancelled(_))));
+}
+
+#[test]
+fn work_of_another_stream_waits_for_an_event() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let other = gpu.device.stream(CancelFlag::new()).unwrap();
+    let numbers: Vec<u32> = (0..1 << 20).rev().collect();
+    let sorted = gpu.device.sort(&gpu.keys(&numbers, KeyWidth::W4), &[], &gpu.stream).unwrap();
+    gpu.device.wait_event(&gpu.device.record_event(&gpu.stream).unwrap(), &other).unwrap();
+    assert!(gpu.device.is_sorted(&sorted.keys, &other).unwrap());
+}
+
+/// The header that the kernels include is made of the structs in `abi.rs`. `DOVETAIL_BLESS=1` writes it anew.
+#[test]
+fn the_header_agrees_with_the_structs() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+    if !std::path::Path::new(folder).exists() {
+        println!("the sources are elsewhere: nothing was tested");
+        return;
+    }
+    let config = cbindgen::Config::from_file(format!("{folder}/cbindgen.toml")).unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/device/cuda/abi.rs");
+    let made = cbindgen::Builder::new().with_src(source).with_config(config).generate().unwrap();
+    let mut text = Vec::new();
+    made.write(&mut text);
+    let path = format!("{folder}/dovetail_kernels.h");
+    if std::env::var_os("DOVETAIL_BLESS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        committed == String::from_utf8(text).unwrap(),
+        "{path} is out of date: run this test with DOVETAIL_BLESS=1"
+    );
+}

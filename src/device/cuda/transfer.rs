@@ -1,0 +1,76 @@
+//! Bytes and bits between host memory and the GPU.
+//!
+//! Memory of the arena is registered with the driver, so that copies are asynchronous and run at the rate of the link.
+
+use std::sync::Arc;
+
+use arrow::buffer::Buffer;
+use arrow::util::bit_mask;
+use cudarc::driver::result;
+
+use super::buffer::{CudaBuffer, cuda};
+use super::work::Work;
+use crate::Result;
+use crate::device::{BitSlice, DeviceBuffer};
+use crate::memory::{Arena, ArenaBuffer};
+
+pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
+    const PURPOSE: &str = "copying a column to the device";
+    let bytes = parts.iter().map(Buffer::len).sum();
+    let buffer = work.buffer(bytes, PURPOSE)?;
+    let mut end = 0;
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        work.cancel.check()?;
+        work.queue.hold(part.clone());
+        // SAFETY: the parts together are as long as the buffer, and the queue keeps each until the copy is done.
+        let copied =
+            unsafe { result::memcpy_htod_async(buffer.pointer() + end as u64, part.as_slice(), work.queue.raw()) };
+        work.queue.gpu.check(copied, PURPOSE)?;
+        end += part.len();
+    }
+    Ok(Arc::new(buffer))
+}
+
+pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<DeviceBuffer> {
+    // Bits of different offsets are joined on the CPU: an eighth of a byte per row is little beside the column.
+    let total: usize = parts.iter().map(BitSlice::len).sum();
+    let mut bitmap = vec![0u8; total.div_ceil(8)];
+    let mut start = 0;
+    for part in parts {
+        work.cancel.check()?;
+        match part {
+            BitSlice::Bits { buffer, offset, len } => {
+                bit_mask::set_bits(&mut bitmap, buffer, start, *offset, *len);
+            }
+            BitSlice::Ones { len } => {
+                let ones = vec![0xffu8; len.div_ceil(8)];
+                bit_mask::set_bits(&mut bitmap, &ones, start, 0, *len);
+            }
+        }
+        start += part.len();
+    }
+    Ok(Arc::new(work.upload(&bitmap, "copying a bitmap to the device")?))
+}
+
+pub(super) fn copy_out(work: &Work<'_>, buffer: &DeviceBuffer, len: usize, arena: &Arena) -> Result<Buffer> {
+    const PURPOSE: &str = "copying a column from the device";
+    let host = arena.allocate(len, PURPOSE)?;
+    let host = copy_to_host(work, cuda(buffer), host, PURPOSE)?;
+    work.queue.synchronize(PURPOSE)?;
+    Ok(host)
+}
+
+/// Queues a copy of the first bytes of a buffer to a piece of the arena. They are there after the next synchronization.
+pub(super) fn copy_to_host(work: &Work<'_>, from: &CudaBuffer, mut to: ArenaBuffer, purpose: &str) -> Result<Buffer> {
+    let len = to.len();
+    assert!(len <= from.size(), "{len} bytes of a buffer of {}", from.size());
+    if len == 0 {
+        return Ok(to.freeze());
+    }
+    // SAFETY: the piece is as long as the copy. The queue keeps it until the copy is done, which covers the error path too.
+    let copied = unsafe { result::memcpy_dtoh_async(&mut to[..], from.pointer(), work.queue.raw()) };
+    let host = to.freeze();
+    work.queue.hold(host.clone());
+    work.queue.gpu.check(copied, purpose)?;
+    Ok(host)
+}

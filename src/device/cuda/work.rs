@@ -1,0 +1,140 @@
+//! What a primitive works with: memory, a stream, and the one door through which kernels are launched.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+
+use super::CudaStream;
+use super::abi::{DovetailMatchTotals, DovetailStream};
+use super::buffer::CudaBuffer;
+use super::driver::Queue;
+use crate::Result;
+use crate::device::CancelFlag;
+use crate::memory::Budget;
+
+/// A primitive under way.
+pub(super) struct Work<'a> {
+    pub(super) memory: &'a Budget,
+    pub(super) stream: &'a CudaStream,
+    pub(super) queue: &'a Arc<Queue>,
+    pub(super) cancel: &'a CancelFlag,
+}
+
+impl Work<'_> {
+    /// Memory whose contents are unspecified.
+    pub(super) fn buffer(&self, bytes: usize, purpose: &str) -> Result<CudaBuffer> {
+        CudaBuffer::new(self.queue, self.memory, bytes, purpose)
+    }
+
+    /// Memory for `count` values whose contents are unspecified.
+    pub(super) fn values<T>(&self, count: usize, purpose: &str) -> Result<CudaBuffer> {
+        self.buffer(count.saturating_mul(size_of::<T>()), purpose)
+    }
+
+    /// Memory in which every byte is `byte`.
+    pub(super) fn filled(&self, bytes: usize, byte: u8, purpose: &str) -> Result<CudaBuffer> {
+        let buffer = self.buffer(bytes, purpose)?;
+        // SAFETY: the buffer has that many bytes.
+        let filled = unsafe { result::memset_d8_async(buffer.pointer(), byte, bytes, self.queue.raw()) };
+        self.queue.gpu.check(filled, purpose)?;
+        Ok(buffer)
+    }
+
+    /// Scratch memory, as much as a kernel's entry point asks for.
+    pub(super) fn scratch(&self, bytes: u64, purpose: &str) -> Result<CudaBuffer> {
+        self.buffer(usize::try_from(bytes).unwrap_or(usize::MAX), purpose)
+    }
+
+    /// Queues a kernel. The one door to launches: it stops a job that was cancelled, and knows what each error means.
+    ///
+    /// `entry` must be an entry point of the kernels, and `args` such as it documents: pointers to memory of this device that
+    /// is as long as it says. The callers in this room see to that.
+    pub(super) fn launch<A>(
+        &self,
+        kernel: &'static str,
+        entry: unsafe extern "C" fn(*const A, DovetailStream) -> c_int,
+        args: &A,
+    ) -> Result<()> {
+        self.cancel.check()?;
+        tracing::trace!(kernel, "launch");
+        // SAFETY: as above; the arguments are read during the call.
+        let code = unsafe { entry(args, self.queue.handle()) };
+        self.queue.gpu.check_launch(code, kernel)
+    }
+
+    /// Copies from host memory, which may be reused at once.
+    pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &str) -> Result<CudaBuffer> {
+        let buffer = self.values::<T>(values.len(), purpose)?;
+        if !values.is_empty() {
+            // SAFETY: the buffer has room for them. The driver has read pageable memory when the call returns.
+            let copied = unsafe { result::memcpy_htod_async(buffer.pointer(), values, self.queue.raw()) };
+            self.queue.gpu.check(copied, purpose)?;
+        }
+        Ok(buffer)
+    }
+
+    /// Copies the first bytes of one buffer to another.
+    pub(super) fn copy_within_device(
+        &self,
+        from: &CudaBuffer,
+        to: &CudaBuffer,
+        bytes: usize,
+        purpose: &str,
+    ) -> Result<()> {
+        self.copy_to(from, to, 0, bytes, purpose)
+    }
+
+    /// Copies the first bytes of one buffer to another, from `offset` on.
+    pub(super) fn copy_to(
+        &self,
+        from: &CudaBuffer,
+        to: &CudaBuffer,
+        offset: usize,
+        bytes: usize,
+        purpose: &str,
+    ) -> Result<()> {
+        assert!(
+            bytes <= from.size() && offset + bytes <= to.size(),
+            "{bytes} bytes of {} to {}",
+            from.size(),
+            to.size()
+        );
+        if bytes == 0 {
+            return Ok(());
+        }
+        let target = to.pointer() + offset as u64;
+        // SAFETY: both have that many bytes, as was just asserted.
+        let copied = unsafe { result::memcpy_dtod_async(target, from.pointer(), bytes, self.queue.raw()) };
+        self.queue.gpu.check(copied, purpose)
+    }
+
+    /// Reads values back. Waits.
+    pub(super) fn download<T: bytemuck::Pod>(
+        &self,
+        buffer: &CudaBuffer,
+        count: usize,
+        purpose: &str,
+    ) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); count];
+        if count > 0 {
+            // SAFETY: both have room, and the copy is waited for before the values are looked at.
+            let copied = unsafe { result::memcpy_dtoh_async(&mut values, buffer.pointer(), self.queue.raw()) };
+            let waited = self.queue.synchronize(purpose);
+            self.queue.gpu.check(copied, purpose)?;
+            waited?;
+        }
+        Ok(values)
+    }
+
+    /// Reads one number back. Waits.
+    pub(super) fn read<T: bytemuck::Pod>(&self, buffer: &CudaBuffer, purpose: &str) -> Result<T> {
+        let bytes = self.queue.read_small(buffer.pointer(), size_of::<T>(), purpose)?;
+        Ok(bytemuck::pod_read_unaligned(&bytes))
+    }
+
+    /// Totals that start at zero.
+    pub(super) fn totals(&self) -> Result<CudaBuffer> {
+        self.filled(size_of::<DovetailMatchTotals>(), 0, "totals of matches")
+    }
+}
