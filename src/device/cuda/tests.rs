@@ -177,10 +177,16 @@ fn values_of(numbers: &[u32], width: KeyWidth) -> Vec<u128> {
     numbers.iter().map(|&number| cut(key(number), width)).collect()
 }
 
+/// The sizes to test with; `DOVETAIL_TEST_ROWS_MAX` leaves the large ones out, for sanitizers that make everything slow.
+fn sizes() -> impl Iterator<Item = usize> {
+    let most = std::env::var("DOVETAIL_TEST_ROWS_MAX").ok().and_then(|rows| rows.parse().ok()).unwrap_or(usize::MAX);
+    SIZES.into_iter().filter(move |&rows| rows <= most)
+}
+
 /// Numbers of every pattern, for every width of key and number of rows.
 fn for_every_case(seed: u64, mut test: impl FnMut(&[u32], KeyWidth, &str, &mut StdRng)) {
     let mut random = random(seed);
-    for rows in SIZES {
+    for rows in sizes() {
         for (pattern, numbers) in patterns(rows, &mut random) {
             for width in KEY_WIDTHS {
                 test(&numbers, width, &format!("{rows} {pattern} keys of {width:?}"), &mut random);
@@ -478,7 +484,7 @@ fn random_matches(side: &Side, runs: &[(u32, u32)], start: usize) -> Matches {
 fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
     let Some(sides) = both() else { return };
     let mut random = random(207);
-    for rows in SIZES {
+    for rows in sizes() {
         for longest in [1, 3, 40, 3000] {
             let build_rows = 50_000u32;
             // Heads of runs: they do not overlap, and several probe rows may have the same.
@@ -533,7 +539,7 @@ fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
 fn columns_are_gathered_as_on_the_host() {
     let Some(sides) = both() else { return };
     let mut random = random(208);
-    for rows in SIZES.into_iter().filter(|&rows| rows > 0) {
+    for rows in sizes().filter(|&rows| rows > 0) {
         for width in WIDTHS {
             let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
             let valid: Vec<bool> = (0..rows).map(|_| random.random_bool(0.7)).collect();
