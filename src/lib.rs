@@ -23,6 +23,8 @@ mod error;
 pub mod join;
 pub mod memory;
 pub mod planner;
+#[cfg(test)]
+mod rooms;
 pub mod scheduler;
 pub mod service;
 #[cfg(test)]

@@ -10,32 +10,13 @@
 
 use std::collections::BTreeMap;
 
+use super::Arrangement;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
-use crate::device::{Carry, Column, Device, Keys, Partitions, Positions, RadixBits, Sorted, Stream, Which};
+use crate::device::{Carry, Column, Device, Keys, Partitions, Positions, Sorted, Stream, Which};
 use crate::memory::Arena;
-
-/// How rows are to be arranged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrangement {
-    /// As they lie.
-    Original,
-    /// By partition.
-    Partitioned(RadixBits),
-    /// By key.
-    Sorted,
-}
-
-/// Whether payload columns move with the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Payload {
-    /// GFTR: they do.
-    Carried,
-    /// GFUR: row numbers do, and payload is gathered from where it lies.
-    ByRowNumber,
-}
 
 /// Everything that arranging needs beside the rows.
 pub(super) struct Workshop<'a> {
@@ -85,7 +66,6 @@ pub(super) fn arrange(
     rows: Rows,
     layout: &KeyLayout,
     arrangement: Arrangement,
-    payload: Payload,
     keeps_unkeyed: bool,
 ) -> Result<Arranged> {
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
@@ -146,19 +126,17 @@ pub(super) fn arrange(
 
     let mut carried = Vec::new();
     let mut carry = Vec::new();
-    if payload == Payload::Carried {
-        for (&column, original) in &originals {
-            if original.validity.is_none() {
-                carried.push(column);
-                let column = match &keys.packed.rows_kept {
-                    Some(kept) => {
-                        let bytes = 2 * (kept.len() * original.width.bytes()) as u64;
-                        monitor.phase("copy in", bytes, || device.gather(original, kept, stream))?
-                    }
-                    None => original.clone(),
-                };
-                carry.push(Carry::Column(column));
-            }
+    for (&column, original) in originals.iter().filter(|(column, _)| input.carried.contains(column)) {
+        if original.validity.is_none() {
+            carried.push(column);
+            let column = match &keys.packed.rows_kept {
+                Some(kept) => {
+                    let bytes = 2 * (kept.len() * original.width.bytes()) as u64;
+                    monitor.phase("copy in", bytes, || device.gather(original, kept, stream))?
+                }
+                None => original.clone(),
+            };
+            carry.push(Carry::Column(column));
         }
     }
     // Row numbers are needed by whatever is not carried, and by the comparison of real values behind hashed keys.

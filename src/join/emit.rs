@@ -7,12 +7,11 @@ use arrow::compute::kernels::zip::zip;
 use arrow::compute::{CastOptions, cast_with_options, is_null};
 use arrow::datatypes::{DataType, FieldRef};
 
-use super::BatchSink;
-use super::arrange::{Arranged, Arrangement, Workshop, is_raw_key};
+use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
+use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, fixed_array, gather_on_host};
 use crate::device::{HostColumn, Positions};
-use crate::planner::{OutputSource, Plan, Side};
 use crate::{Error, Result};
 
 /// The rows of one side that a batch is made of.
@@ -40,9 +39,8 @@ impl<'a> SideRows<'a> {
 /// Makes batches of the result.
 pub(super) struct Emitter<'a> {
     pub(super) shop: &'a Workshop<'a>,
-    pub(super) plan: &'a Plan,
+    pub(super) task: &'a Task,
     pub(super) layout: &'a KeyLayout,
-    pub(super) arrangement: Arrangement,
     pub(super) build: &'a SideInput,
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
@@ -123,13 +121,13 @@ impl Emitter<'_> {
     /// One batch of those rows.
     fn gather(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<RecordBatch> {
         let rows = range.len();
-        let schema = &self.plan.join.schema;
+        let schema = &self.task.schema;
         let row_bytes = (self.build.device_row_bytes() + self.probe.device_row_bytes()) as u64;
         let columns = self.shop.monitor.phase("gather", 2 * row_bytes * rows as u64, || {
             let mut build = Gatherer::new(self, self.build, build.part(range, self.shop)?, rows);
             let mut probe = Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows);
             let mut pending = Vec::with_capacity(schema.fields().len());
-            for output in &self.plan.join.output {
+            for output in &self.task.output {
                 pending.push(match output.source {
                     OutputSource::Column { side, index } if side == self.build.side => build.gather(index)?,
                     OutputSource::Column { index, .. } => probe.gather(index)?,
@@ -151,7 +149,7 @@ impl Emitter<'_> {
     /// The left value where there is a left row, else the right value. Where both look alike, the probe side gives it: its
     /// rows lie in order.
     fn gather_key<'a>(&self, index: usize, build: &mut Gatherer<'a>, probe: &mut Gatherer<'a>) -> Result<Pending> {
-        let key = &self.plan.join.keys[index];
+        let key = &self.task.keys[index];
         let (first, second) = match key.alike || self.probe.side == Side::Left {
             true => (probe, build),
             false => (build, probe),
@@ -235,7 +233,7 @@ impl<'a> Gatherer<'a> {
         };
         let dictionary = movable.dictionary.clone();
         if let SideRows::Arranged(arranged, positions) = &self.rows {
-            let raw = is_raw_key(self.emitter.layout, self.input, column, self.emitter.arrangement);
+            let raw = is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.arrangement);
             let moved =
                 if raw { Some(arranged.arranged_keys().as_column()) } else { arranged.carried(column).cloned() };
             if let Some(moved) = moved {

@@ -1,15 +1,15 @@
 //! What a join reads: for each side its table, its key columns, and the columns that the result needs of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::{Side, Task};
 use crate::catalog::Table;
 use crate::columns::{Movable, Role, Rows, movable};
-use crate::planner::{Plan, Side};
 use crate::{Error, Result};
 
-/// One side of a join, by the role that the plan gave it.
+/// One side of a join, by the role that it has.
 #[derive(Debug)]
 pub(super) struct SideInput {
     pub(super) role: Role,
@@ -19,20 +19,30 @@ pub(super) struct SideInput {
     pub(super) key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub(super) output_columns: Vec<usize>,
-    /// How devices move those columns; without an entry, a column is gathered on the host.
+    /// Those of them that are to move with the keys.
+    pub(super) carried: BTreeSet<usize>,
+    /// How devices move the columns of the result; without an entry, a column is gathered on the host.
     movable: BTreeMap<usize, Movable>,
 }
 
 impl SideInput {
-    pub(super) fn new(plan: &Plan, role: Role) -> Self {
-        let join = &plan.join;
-        let side = plan.side(role);
-        let output_columns = join.output_columns(side, plan.build_side);
-        let key_columns = join.keys.iter().map(|key| key.column(side)).collect();
-        let table = join.table(side).clone();
+    pub(super) fn new(task: &Task, role: Role) -> Self {
+        let of_task = match role {
+            Role::Build => &task.build,
+            Role::Probe => &task.probe,
+        };
+        let table = of_task.table.clone();
         let movable_column = |&column: &usize| Some((column, movable(&table.schema, &table.batches, column)?));
-        let movable = output_columns.iter().filter_map(movable_column).collect();
-        Self { role, side, table, key_columns, output_columns, movable }
+        let movable = of_task.output_columns.iter().filter_map(movable_column).collect();
+        Self {
+            role,
+            side: of_task.side,
+            table,
+            key_columns: of_task.key_columns.clone(),
+            output_columns: of_task.output_columns.clone(),
+            carried: of_task.carried.clone(),
+            movable,
+        }
     }
 
     /// Some rows of this side.

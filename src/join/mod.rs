@@ -12,23 +12,31 @@
 //!   sort-merge-gfur   sorted, rows carried            sorted, rows carried                  ┘
 //! ```
 //!
-//! This room knows of devices, columns and memory, and nothing of jobs, queues or the wire.
+//! What is to be run comes as a [`Task`]; who chose it, and why, is not asked here. This room knows of tables, devices,
+//! columns and memory, and nothing of plans, jobs, queues or the wire.
 
 mod arrange;
 mod emit;
 mod inputs;
+mod kind;
 mod matching;
 mod monitor;
 mod progress;
 mod run;
+mod strategy;
+mod task;
 #[cfg(test)]
 mod tests;
 mod verify;
 
 use arrow::array::RecordBatch;
 
+pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord};
+pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;
+pub use strategy::Strategy;
+pub use task::{Arrangement, Expected, JoinKey, OutputColumn, OutputSource, Stretches, Task, TaskSide};
 
 use crate::Result;
 

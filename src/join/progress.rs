@@ -1,11 +1,9 @@
 //! How far a join is, by the seconds that each stretch of it was predicted to take.
 
+use super::Stretches;
 use super::monitor::Monitor;
-use crate::columns::Role;
-use crate::device::Which;
-use crate::planner::Plan;
 
-/// A part of a join that comes after the one before it is done.
+/// A part of a join that comes after the one before it is done, as [`Stretches`] has their seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stretch {
     /// The build side is brought in and arranged.
@@ -33,11 +31,12 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// Nothing is done yet. `kept`: which build rows are emitted at the end, if any are.
-    pub(super) fn new(plan: &Plan, kept: Option<Which>, monitor: &'a Monitor) -> Self {
+    /// Nothing is done yet.
+    pub(super) fn new(expected: &Stretches, monitor: &'a Monitor) -> Self {
         /// More than anybody can see.
         const STEPS: f64 = 1e6;
-        let weights = weights(plan, kept);
+        let Stretches { arrange_build, index_build, arrange_probe, results, kept_build } = *expected;
+        let weights: [f64; STRETCHES] = [arrange_build, index_build, arrange_probe, results, kept_build];
         let sum: f64 = weights.iter().sum();
         // Empty tables are predicted to take no time.
         let share = |weight: f64| if sum > 0.0 && sum.is_finite() { weight / sum } else { 1.0 / STRETCHES as f64 };
@@ -59,31 +58,4 @@ impl<'a> Progress<'a> {
         let left = self.steps.iter().sum::<u64>() + 1 - self.told.iter().sum::<u64>();
         self.monitor.advance(left);
     }
-}
-
-/// Predicted seconds of each stretch.
-fn weights(plan: &Plan, kept: Option<Which>) -> [f64; STRETCHES] {
-    let seconds = |names: &[&str]| -> f64 {
-        plan.phases.iter().filter(|phase| names.contains(&phase.name)).map(|phase| phase.seconds).sum()
-    };
-    let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 };
-    let rows = |role: Role| plan.join.table(plan.side(role)).rows as f64;
-    let build_share = share(rows(Role::Build), rows(Role::Build) + rows(Role::Probe));
-    let both = seconds(&["pack keys", "copy in"]);
-    let keyed = plan.estimates.keyed(plan.build_side);
-    let compared_ahead = share(keyed, keyed + plan.estimates.pairs) * seconds(&["compare keys"]);
-    let matched = plan.estimates.matched(plan.build_side);
-    let kept_rows = match kept {
-        Some(Which::Matched) => matched,
-        Some(Which::Unmatched) => rows(Role::Build) - matched,
-        None => 0.0,
-    };
-    let kept = share(kept_rows, plan.estimates.rows) * seconds(&["gather"]);
-    [
-        build_share * both + seconds(&["partition build", "check build order", "sort build"]),
-        seconds(&["build table", "group build"]) + compared_ahead,
-        (1.0 - build_share) * both + seconds(&["partition probe", "check probe order", "sort probe"]),
-        seconds(&["match", "expand", "gather", "compare keys"]) - compared_ahead - kept,
-        kept,
-    ]
 }

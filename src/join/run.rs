@@ -12,35 +12,35 @@
 //! A chunk is what fits in device memory beside the build side, most often all of the probe side. A wave is what keeps
 //! the intermediate results of matching small: in cache on a host device.
 
-use super::BatchSink;
-use super::arrange::{Arranged, Arrangement, Payload, Workshop, arrange};
+use super::arrange::{Arranged, Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, waves};
 use super::monitor::Monitor;
 use super::progress::{Progress, Stretch};
 use super::verify::{build_runs_are_exact, exact_matches};
+use super::{BatchSink, Task};
 use crate::Result;
-use crate::catalog::Value;
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX, RadixBits, Unmatched, Which};
+use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX, Unmatched, Which};
 use crate::memory::Arena;
-use crate::planner::{CHUNK_ROWS_MIN, Plan, Strategy};
 
-/// Runs a planned join on one device, pushing the result batch by batch.
+/// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
+pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
+
+/// Runs a join on one device, pushing the result batch by batch.
 ///
 /// # Errors
 /// [`Exhausted`](crate::Error::Exhausted) when the device, or host memory, is too small; [`Cancelled`](crate::Error::Cancelled) soon
 /// after the monitor's flag is raised; [`Unavailable`](crate::Error::Unavailable) when the device is lost; and whatever the sink
 /// answers.
-pub fn run(plan: &Plan, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-    let build = SideInput::new(plan, Role::Build);
-    let probe = SideInput::new(plan, Role::Probe);
-    let facts = plan.join.key_facts(plan.build_side)?;
-    let layout = KeyLayout::new(facts, rand::random());
+pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    let build = SideInput::new(task, Role::Build);
+    let probe = SideInput::new(task, Role::Probe);
+    let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
     let mut outcome = Ok(());
     device.beside(&mut || {
-        outcome = run_with_layout(plan, layout.clone(), &build, &probe, device, arena, sink, monitor);
+        outcome = run_with_layout(task, layout.clone(), &build, &probe, device, arena, sink, monitor);
     });
     outcome
 }
@@ -48,7 +48,7 @@ pub fn run(plan: &Plan, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
 /// As [`run`], with a layout of the caller's: tests make its hashes collide.
 #[allow(clippy::too_many_arguments)]
 fn run_with_layout(
-    plan: &Plan,
+    task: &Task,
     mut layout: KeyLayout,
     build: &SideInput,
     probe: &SideInput,
@@ -58,20 +58,18 @@ fn run_with_layout(
     monitor: &Monitor,
 ) -> Result<()> {
     check_build_rows(build)?;
-    let (arrangement, payload) = composition(plan);
     let stream = device.stream(monitor.cancel().clone())?;
     let shop = Workshop { device, stream: &stream, arena, monitor };
-    let outcome = Outcome::new(plan, build, probe);
-    let mut progress = Progress::new(plan, outcome.build_rows_kept(), monitor);
+    let outcome = Outcome::new(task, build, probe);
+    let mut progress = Progress::new(&task.expected.stretches, monitor);
 
     let mut built = loop {
         let rows = build.rows(0..build.table.rows);
         let unkeyed = outcome.keeps_build_without_key();
-        let arranged = arrange(&shop, build, rows, &layout, arrangement, payload, unkeyed)?;
+        let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed)?;
         progress.reach(Stretch::ArrangeBuild, 1.0);
-        let ahead =
-            layout.is_hashed() || outcome.build_rows_kept().is_some() || plan.estimates.repeats(plan.build_side);
-        let built = BuildSide::new(arranged, dense_range(plan, build), &layout, ahead, &shop)?;
+        let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || task.expected.build_keys_repeat;
+        let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
         if !layout.is_hashed() || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))? {
             break built;
         }
@@ -79,9 +77,9 @@ fn run_with_layout(
     };
     progress.reach(Stretch::IndexBuild, 1.0);
 
-    let sizes = BatchSizes::new(plan.join.spec.batch_rows, plan.row_bytes);
-    let emitter = Emitter { shop: &shop, plan, layout: &layout, arrangement, build, probe, sink, sizes };
-    let kept = match outcome.build_rows_kept() {
+    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes);
+    let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes };
+    let kept = match outcome.build_rows_kept {
         Some(which) => Some((which, device.new_flags(built.arranged.len(), &stream)?)),
         None => None,
     };
@@ -96,7 +94,7 @@ fn run_with_layout(
         let end = probe_rows.min(start + chunk_rows(probe, &layout, device, built.grouping_bytes(device)));
         let rows = probe.rows(start..end);
         let unkeyed = outcome.keeps_probe_without_key();
-        let arranged = arrange(&shop, probe, rows, &layout, arrangement, payload, unkeyed)?;
+        let arranged = arrange(&shop, probe, rows, &layout, task.arrangement, unkeyed)?;
         progress.reach(Stretch::ArrangeProbe, share_of_probe(end as f64));
         if let Some(unkeyed) = &arranged.unkeyed {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());
@@ -134,30 +132,6 @@ fn run_with_layout(
     Ok(())
 }
 
-/// How the plan's strategy arranges both sides.
-fn composition(plan: &Plan) -> (Arrangement, Payload) {
-    let partitioned = || Arrangement::Partitioned(RadixBits { skip: 0, bits: plan.radix_bits.unwrap_or(0) });
-    match plan.strategy {
-        Strategy::Hash => (Arrangement::Original, Payload::ByRowNumber),
-        Strategy::RadixHash => (partitioned(), Payload::Carried),
-        Strategy::RadixHashGfur => (partitioned(), Payload::ByRowNumber),
-        Strategy::SortMerge => (Arrangement::Sorted, Payload::Carried),
-        Strategy::SortMergeGfur => (Arrangement::Sorted, Payload::ByRowNumber),
-    }
-}
-
-/// The extent of the build keys, where the plan counts on a perfect-hash table.
-fn dense_range(plan: &Plan, build: &SideInput) -> Option<(u128, u128)> {
-    let statistics = &build.table.statistics[build.key_columns[0]];
-    match (&statistics.min, &statistics.max) {
-        // Raw keys are compared as unsigned integers: a range that crosses zero has no dense image.
-        (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) if plan.dense => {
-            Some((*min as u128, *max as u128))
-        }
-        _ => None,
-    }
-}
-
 /// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
 fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64) -> u64 {
     // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
@@ -190,25 +164,20 @@ struct Outcome {
     only_which: Which,
     keeps_unmatched_build: bool,
     keeps_unmatched_probe: bool,
+    /// Which build rows are emitted at the end.
+    build_rows_kept: Option<Which>,
 }
 
 impl Outcome {
-    fn new(plan: &Plan, build: &SideInput, probe: &SideInput) -> Self {
-        let how = plan.join.spec.how;
+    fn new(task: &Task, build: &SideInput, probe: &SideInput) -> Self {
+        let how = task.how;
         let role = |side| if side == build.side { Role::Build } else { Role::Probe };
         Self {
             only: how.only_side().map(role),
             only_which: if how.is_anti() { Which::Unmatched } else { Which::Matched },
             keeps_unmatched_build: how.keeps_unmatched(build.side),
             keeps_unmatched_probe: how.keeps_unmatched(probe.side),
-        }
-    }
-
-    /// Which build rows are emitted at the end, when every probe row has left its mark.
-    fn build_rows_kept(&self) -> Option<Which> {
-        match self.only {
-            Some(Role::Build) => Some(self.only_which),
-            _ => self.keeps_unmatched_build.then_some(Which::Unmatched),
+            build_rows_kept: how.build_rows_kept(build.side),
         }
     }
 
@@ -280,8 +249,9 @@ mod tests {
     use crate::catalog::{Catalog, Upload, UploadOptions};
     use crate::device::CancelFlag;
     use crate::device::host::HostDevice;
+    use crate::join::{JoinKind, Strategy};
     use crate::memory::Budget;
-    use crate::planner::{self, JoinKind, JoinSpec, KeyPair};
+    use crate::planner::{self, JoinSpec, KeyPair};
 
     #[derive(Default)]
     struct CountRows(Mutex<usize>);
@@ -321,10 +291,11 @@ mod tests {
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let device = HostDevice::new(0, 2, Budget::new("device memory", "--device-memory", 64 << 20), None).unwrap();
-        let (build, probe) = (SideInput::new(&plan, Role::Build), SideInput::new(&plan, Role::Probe));
-        let layout = KeyLayout::with_colliding_hashes(plan.join.key_facts(plan.build_side).unwrap(), mask);
+        let task = plan.task().unwrap();
+        let (build, probe) = (SideInput::new(&task, Role::Build), SideInput::new(&task, Role::Probe));
+        let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-        run_with_layout(&plan, layout, &build, &probe, &device, catalog.arena(), &sink, &monitor).unwrap();
+        run_with_layout(&task, layout, &build, &probe, &device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()
     }
 

@@ -42,7 +42,7 @@ impl Bench {
     }
 
     fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        let outcome = run(plan, &self.device, self.catalog.arena(), sink, monitor);
+        let outcome = run(&plan.task().unwrap(), &self.device, self.catalog.arena(), sink, monitor);
         assert_eq!(self.device.memory().used_bytes(), 0, "the join keeps device memory");
         outcome
     }

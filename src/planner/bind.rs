@@ -1,15 +1,15 @@
 //! Binding: every name found, every type checked, the result's schema known.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::AsArray;
 use arrow::compute::can_cast_types;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
-use super::{JoinKind, JoinSpec, Side};
+use super::JoinSpec;
 use crate::catalog::{Catalog, Table};
 use crate::columns::{key_class, movable};
+use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
 use crate::{Context, Error, Result, listed};
 
 /// A join whose names are found and whose types fit.
@@ -22,51 +22,11 @@ pub struct BoundJoin {
     /// The right table.
     pub right: Arc<Table>,
     /// The columns that must be equal.
-    pub keys: Vec<BoundKey>,
+    pub keys: Vec<JoinKey>,
     /// The columns of the result.
     pub output: Vec<OutputColumn>,
     /// The schema of the result.
     pub schema: SchemaRef,
-}
-
-/// Two columns that must be equal, by index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BoundKey {
-    /// In the left table.
-    pub left: usize,
-    /// In the right table.
-    pub right: usize,
-    /// Whether null matches null.
-    pub nulls_equal: bool,
-    /// Whether equal values look the same on both sides, type and bits, so that a result may show either. Floats do not:
-    /// -0 equals 0, and one NaN another.
-    pub alike: bool,
-}
-
-/// A column of the result.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutputColumn {
-    /// Its name in the result.
-    pub name: String,
-    /// Where its values come from.
-    pub source: OutputSource,
-}
-
-/// Where a result's values come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputSource {
-    /// A column of one side; null where that side has no row.
-    Column {
-        /// Which side.
-        side: Side,
-        /// Which of its columns.
-        index: usize,
-    },
-    /// A key pair: the left value where there is a left row, else the right value.
-    Key {
-        /// Which of [`BoundJoin::keys`].
-        index: usize,
-    },
 }
 
 impl BoundJoin {
@@ -78,34 +38,9 @@ impl BoundJoin {
         }
     }
 
-    /// The columns that the result takes from a side when the tables are built on `build_side`, each once, ascending. A key
-    /// whose values look alike on both sides is taken from the probe side, whose rows lie in order, and any other from the
-    /// left; the other side gives it for its own rows without a match.
+    /// The columns that the result takes from a side when the tables are built on `build_side`, each once, ascending.
     pub fn output_columns(&self, side: Side, build_side: Side) -> Vec<usize> {
-        let how = self.spec.how;
-        if how.only_side().is_some_and(|only| only != side) {
-            return Vec::new();
-        }
-        let column = |output: &OutputColumn| match output.source {
-            OutputSource::Column { side: of, index } => (of == side).then_some(index),
-            OutputSource::Key { index } => {
-                let key = &self.keys[index];
-                let giver = if key.alike { build_side.other() } else { Side::Left };
-                (side == giver || how.keeps_unmatched(side)).then_some(key.column(side))
-            }
-        };
-        let columns: BTreeSet<usize> = self.output.iter().filter_map(column).collect();
-        columns.into_iter().collect()
-    }
-}
-
-impl BoundKey {
-    /// The column's index on that side.
-    pub fn column(&self, side: Side) -> usize {
-        match side {
-            Side::Left => self.left,
-            Side::Right => self.right,
-        }
+        OutputColumn::taken_from(side, build_side, self.spec.how, &self.output, &self.keys)
     }
 }
 
@@ -130,7 +65,7 @@ pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
     Ok(BoundJoin { spec, left, right, keys, output, schema })
 }
 
-fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKey>> {
+fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<JoinKey>> {
     if spec.on.is_empty() {
         return Err(Error::Invalid(
             "a join needs at least one pair of key columns: \"on\": [{\"left\": \"...\", \"right\": \"...\"}]".into(),
@@ -152,7 +87,7 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKe
             )));
         }
         let is_float = matches!(left_class, crate::columns::KeyClass::Float { .. });
-        Ok(BoundKey {
+        Ok(JoinKey {
             left: left_index,
             right: right_index,
             nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
@@ -163,7 +98,7 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<BoundKe
 }
 
 /// The keys once, then the rest of left, then the rest of right; for semi and anti joins, the columns of their side.
-fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[BoundKey]) -> Vec<OutputColumn> {
+fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) -> Vec<OutputColumn> {
     let columns_of = |side: Side, table: &Table, skip: &[usize]| -> Vec<OutputColumn> {
         let fields = table.schema.fields().iter().enumerate().filter(|(index, _)| !skip.contains(index));
         fields
@@ -198,7 +133,7 @@ fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[BoundKey])
 
 /// `column`, `left.column` or `right.column`. A bare name that is a key of both sides is the key; one that both sides
 /// have otherwise is ambiguous.
-fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &[BoundKey]) -> Result<OutputColumn> {
+fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) -> Result<OutputColumn> {
     let on_side = |side: Side, name: &str| {
         let table = if side == Side::Left { left } else { right };
         if how.only_side().is_some_and(|only| only != side) {
@@ -263,13 +198,7 @@ fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     Ok(output)
 }
 
-fn output_schema(
-    spec: &JoinSpec,
-    left: &Table,
-    right: &Table,
-    keys: &[BoundKey],
-    output: &[OutputColumn],
-) -> SchemaRef {
+fn output_schema(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey], output: &[OutputColumn]) -> SchemaRef {
     let field = |column: &OutputColumn| {
         let (source, nullable): (&Field, bool) = match column.source {
             OutputSource::Column { side: Side::Left, index } => {

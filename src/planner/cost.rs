@@ -12,6 +12,7 @@ use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Rates, Side, Strategy, Target};
 use crate::columns::movable;
 use crate::device::host::{TableBytes, sort_scratch_bytes};
+use crate::join::CHUNK_ROWS_MIN;
 
 /// A phase as it is predicted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -46,9 +47,6 @@ pub struct MemoryNeed {
     pub resident_bytes: u64,
 }
 
-/// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
-pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
-
 /// Bytes per probe row of row numbers, matches and pairs.
 const MATCH_ROW_BYTES: f64 = 32.0;
 
@@ -63,7 +61,7 @@ impl Costed {
         estimates: &Estimates,
         target: &Target,
     ) -> Self {
-        let radix_bits = is_partitioned(strategy).then(|| radix_bits(inputs.build.rows, target));
+        let radix_bits = strategy.is_partitioned().then(|| radix_bits(inputs.build.rows, target));
         let passes = radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(target.pass_bits_max).max(1)));
         let partitions = radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
         let model = Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions };
@@ -85,14 +83,6 @@ fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
 pub(super) fn radix_bits(build_rows: f64, target: &Target) -> u32 {
     let partitions = (build_rows as u64).div_ceil(target.partition_rows.max(1) as u64).max(1);
     partitions.next_power_of_two().trailing_zeros().min(target.pass_bits_max)
-}
-
-fn is_partitioned(strategy: Strategy) -> bool {
-    matches!(strategy, Strategy::RadixHash | Strategy::RadixHashGfur)
-}
-
-fn is_sorted(strategy: Strategy) -> bool {
-    matches!(strategy, Strategy::SortMerge | Strategy::SortMergeGfur)
 }
 
 fn total_seconds(phases: &[PredictedPhase], rates: &Rates) -> f64 {
@@ -383,7 +373,7 @@ impl Model<'_> {
                 let ordered_keys = if self.inputs.hashed && repeats { composed + 16.0 * rows } else { 0.0 };
                 (lying + table + building.max(composed).max(ordered_keys), lying + table + composed, 0.0)
             }
-            _ if is_sorted(self.strategy) && build.sorted => (lying, lying, 0.0),
+            _ if self.strategy.is_sorted() && build.sorted => (lying, lying, 0.0),
             _ => {
                 let carried = self.carried(build);
                 let row = self.inputs.key_bytes() + carried;
@@ -391,7 +381,7 @@ impl Model<'_> {
                 // Rows without a key are left out of columns before these are carried.
                 let carried_columns = if self.carries_columns() { build.carried_row_bytes() } else { 0.0 };
                 let gathered = if build.is_partly_keyed() { carried_columns } else { 0.0 };
-                let scratch = match is_sorted(self.strategy) {
+                let scratch = match self.strategy.is_sorted() {
                     true => {
                         let widest = build.columns.iter().map(|column| column.bytes).fold(4.0, f64::max) as u64;
                         let threads = self.target.parallelism;
@@ -456,7 +446,7 @@ impl Model<'_> {
     }
 
     fn carries_columns(&self) -> bool {
-        matches!(self.strategy, Strategy::RadixHash | Strategy::SortMerge)
+        self.strategy.carries_payload()
     }
 
     /// Bytes per probe row by which the run chooses its chunks: keys packed, arranged and once more while they are sorted, columns

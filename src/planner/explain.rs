@@ -136,7 +136,7 @@ impl Explanation {
         let join = &plan.join;
         let side = |side: Side| {
             let table = join.table(side);
-            let key_name = |key: &super::BoundKey| table.schema.field(key.column(side)).name().clone();
+            let key_name = |key: &super::JoinKey| table.schema.field(key.column(side)).name().clone();
             ExplainedSide {
                 table: table.name.clone(),
                 role: if side == plan.build_side { "build" } else { "probe" },

@@ -1,7 +1,7 @@
 //! What the cost model needs to know of each side: rows, widths and orders.
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
-use super::{BoundJoin, BoundKey, Side};
+use super::{BoundJoin, JoinKey, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Value};
 use crate::columns::{KeyFacts, KeyLayout, fixed_width, key_class, movable};
@@ -148,7 +148,7 @@ impl Input {
 fn sorted_keys(join: &BoundJoin, side: Side, layout: &KeyLayout) -> bool {
     // Nulls come first in a sorted table. Those that match nothing have no key, and disturb nothing; the others come last
     // among packed keys.
-    let matched_nulls = |key: &BoundKey| key.nulls_equal && join.table(side).statistics[key.column(side)].nulls > 0;
+    let matched_nulls = |key: &JoinKey| key.nulls_equal && join.table(side).statistics[key.column(side)].nulls > 0;
     join.is_sorted_by_key(side) && layout.keeps_order() && !join.keys.iter().any(matched_nulls)
 }
 
@@ -187,7 +187,7 @@ impl BoundJoin {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
     pub fn key_facts(&self, build_side: Side) -> Result<Vec<KeyFacts>> {
-        let facts = |key: &BoundKey| {
+        let facts = |key: &JoinKey| {
             let column_type = |side: Side| self.table(side).schema.field(key.column(side)).data_type().clone();
             let statistics = |side: Side| &self.table(side).statistics[key.column(side)];
             let (build_type, probe_type) = (column_type(build_side), column_type(build_side.other()));

@@ -3,6 +3,7 @@
 //! ```text
 //!   JoinSpec (names) ── bind: catalog ──► BoundJoin (columns, types) ── plan: statistics, rates ──► Plan (strategy, sides,
 //!                                                                              phases with predicted bytes and seconds)
+//!                                                                          └─► Task (what the join room runs)
 //! ```
 //!
 //! Binding finds every name and checks every type, so that a bad request is refused before anything is queued. Planning
@@ -10,7 +11,8 @@
 //! device's measured [`Rates`], and takes the cheapest that fits in the device's memory. An [`Explanation`] says what was
 //! chosen, why the others lost, and how the prediction compares with what was measured.
 //!
-//! This room knows of the catalog's statistics, of how keys are packed, and of a device's sizes and rates; it runs nothing
+//! This room knows of the catalog's statistics, of how keys are packed, of how joins are composed, and of a device's sizes and rates; it runs
+//! nothing
 //! but the calibration, and knows nothing of jobs or the wire.
 
 mod bind;
@@ -23,12 +25,12 @@ mod plan;
 mod rates;
 mod spec;
 mod target;
+mod task;
 #[cfg(test)]
 mod tests;
 
-pub use bind::{BoundJoin, BoundKey, OutputColumn, OutputSource, bind};
+pub use bind::{BoundJoin, bind};
 pub use calibrate::calibrate;
-pub(crate) use cost::CHUNK_ROWS_MIN;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{
@@ -37,5 +39,7 @@ pub use explain::{
 };
 pub use plan::{Alternative, Plan, plan, plan_on};
 pub use rates::Rates;
-pub use spec::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Side, Strategy};
+pub use spec::{DeviceRequest, JoinSpec, KeyPair};
 pub use target::Target;
+
+pub use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side, Strategy};

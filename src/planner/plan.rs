@@ -75,14 +75,6 @@ impl Plan {
     }
 }
 
-impl Strategy {
-    /// Whether payload columns move with the keys (gather from transformed relations) or are gathered from where they lie
-    /// (gather from untransformed relations): Wu et al. 2024, section 4.
-    pub fn carries_payload(self) -> bool {
-        matches!(self, Self::RadixHash | Self::SortMerge)
-    }
-}
-
 /// Chooses strategy and build side for the default [`Target`]: a host device without a bound on memory.
 ///
 /// # Errors

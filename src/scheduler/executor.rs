@@ -53,6 +53,6 @@ struct JoinRunner {
 
 impl Runner for JoinRunner {
     fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        join::run(plan, &*self.device, &self.arena, sink, monitor)
+        join::run(&plan.task()?, &*self.device, &self.arena, sink, monitor)
     }
 }

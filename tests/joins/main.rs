@@ -70,7 +70,7 @@ impl Bench {
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         plan.build_side = build_side.unwrap_or(plan.build_side);
         let sink = Collect::default();
-        join::run(&plan, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
+        join::run(&plan.task()?, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
         assert_eq!(self.device.memory().used_bytes(), 0, "a join left device memory behind");
         Ok(sink.batches.into_inner())
     }
@@ -217,8 +217,13 @@ fn a_raised_flag_stops_a_join_and_frees_its_memory() {
                 .unwrap();
         let cancel = CancelFlag::new();
         cancel.raise();
-        let stopped =
-            join::run(&plan, &*bench.device, bench.catalog.arena(), &Collect::default(), &Monitor::new(cancel));
+        let stopped = join::run(
+            &plan.task().unwrap(),
+            &*bench.device,
+            bench.catalog.arena(),
+            &Collect::default(),
+            &Monitor::new(cancel),
+        );
         assert!(matches!(stopped, Err(dovetail::Error::Cancelled(_))), "{strategy}: {stopped:?}");
         assert_eq!(bench.device.memory().used_bytes(), 0);
     }
@@ -302,7 +307,7 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
         let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
         let plan = planner::plan(bound, Some(strategy)).unwrap();
         let run = |cancel: CancelFlag| {
-            join::run(&plan, &*bench.device, bench.catalog.arena(), &Discard, &Monitor::new(cancel))
+            join::run(&plan.task().unwrap(), &*bench.device, bench.catalog.arena(), &Discard, &Monitor::new(cancel))
         };
         let start = Instant::now();
         run(CancelFlag::new()).unwrap();

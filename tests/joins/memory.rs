@@ -101,7 +101,7 @@ fn run_in_exact_memory(catalog: &Catalog, keys: usize, threads: usize, link: Opt
                     format!("{how} by {strategy}, build {}, {bytes} B, {threads} threads, {label}", plan.build_side);
                 let device = HostDevice::new(0, threads, memory(bytes), link).unwrap();
                 let sink = Collect::default();
-                join::run(&plan, &device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
+                join::run(&plan.task().unwrap(), &device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
                     .unwrap_or_else(|error| panic!("{label}: {error}"));
                 let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
                 assert_eq!(*rows.get_or_insert(found), found, "rows of {label}");

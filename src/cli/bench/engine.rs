@@ -139,7 +139,7 @@ impl Engine {
         let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, strategy, &self.target)?;
         let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
         let start = Instant::now();
-        join::run(&plan, &*self.device, self.catalog.arena(), &sink, &monitor)?;
+        join::run(&plan.task()?, &*self.device, self.catalog.arena(), &sink, &monitor)?;
         let seconds = start.elapsed().as_secs_f64();
         Ok((seconds, sink.batches.into_inner(), monitor.phases(), plan.strategy))
     }

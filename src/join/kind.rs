@@ -1,0 +1,145 @@
+//! The kinds of join, and the sides of one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::device::Which;
+use crate::{Error, Result};
+
+/// Which rows of a join survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum JoinKind {
+    /// Every matching pair.
+    Inner,
+    /// And left rows without a match, with nulls for right.
+    Left,
+    /// And right rows without a match, with nulls for left.
+    Right,
+    /// And both.
+    Full,
+    /// Left rows with a match, once each.
+    LeftSemi,
+    /// Left rows without a match.
+    LeftAnti,
+    /// Right rows with a match, once each.
+    RightSemi,
+    /// Right rows without a match.
+    RightAnti,
+}
+
+/// A side of a join, as the user wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The first table named.
+    Left,
+    /// The second.
+    Right,
+}
+
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Left => Self::Right,
+            Self::Right => Self::Left,
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Left => "left",
+            Self::Right => "right",
+        })
+    }
+}
+
+impl JoinKind {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Self; 8] = [
+        Self::Inner,
+        Self::Left,
+        Self::Right,
+        Self::Full,
+        Self::LeftSemi,
+        Self::LeftAnti,
+        Self::RightSemi,
+        Self::RightAnti,
+    ];
+
+    /// The name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inner => "inner",
+            Self::Left => "left",
+            Self::Right => "right",
+            Self::Full => "full",
+            Self::LeftSemi => "left_semi",
+            Self::LeftAnti => "left_anti",
+            Self::RightSemi => "right_semi",
+            Self::RightAnti => "right_anti",
+        }
+    }
+
+    /// Whether rows of `side` without a match survive, beside nulls.
+    pub fn keeps_unmatched(self, side: Side) -> bool {
+        matches!((self, side), (Self::Left | Self::Full, Side::Left) | (Self::Right | Self::Full, Side::Right))
+    }
+
+    /// For semi and anti joins, the only side whose rows appear.
+    pub fn only_side(self) -> Option<Side> {
+        match self {
+            Self::LeftSemi | Self::LeftAnti => Some(Side::Left),
+            Self::RightSemi | Self::RightAnti => Some(Side::Right),
+            _ => None,
+        }
+    }
+
+    /// Which build rows are emitted at the end, when every probe row has left its mark.
+    pub fn build_rows_kept(self, build_side: Side) -> Option<Which> {
+        match self.only_side() {
+            Some(only) if only == build_side && self.is_anti() => Some(Which::Unmatched),
+            Some(only) if only == build_side => Some(Which::Matched),
+            _ => self.keeps_unmatched(build_side).then_some(Which::Unmatched),
+        }
+    }
+
+    /// Whether it is one of the two anti joins.
+    pub fn is_anti(self) -> bool {
+        matches!(self, Self::LeftAnti | Self::RightAnti)
+    }
+}
+
+impl fmt::Display for JoinKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for JoinKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let all = Self::ALL;
+        all.into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| unknown("kind of join", text, &all.map(Self::name)))
+    }
+}
+
+pub(super) fn unknown(what: &str, given: &str, accepted: &[&str]) -> Error {
+    Error::Invalid(format!("unknown {what} {given:?}; it is one of {}", accepted.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for kind in JoinKind::ALL {
+            assert_eq!(kind.name().parse::<JoinKind>().unwrap(), kind);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The strategies by name: what each does is said in the room's own page.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::kind::unknown;
+use crate::{Error, Result};
+
+/// How a join is composed of primitives. [The room](super) says what each does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// One hash table over the whole build side.
+    Hash,
+    /// Radix partitions with their payload columns; a table per partition.
+    RadixHash,
+    /// Radix partitions of keys and row numbers; payload gathered from where it lies.
+    RadixHashGfur,
+    /// Both sides sorted with their payload columns, merged.
+    SortMerge,
+    /// Keys and row numbers sorted, merged; payload gathered from where it lies.
+    SortMergeGfur,
+}
+
+impl Strategy {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Self; 5] = [Self::Hash, Self::RadixHash, Self::RadixHashGfur, Self::SortMerge, Self::SortMergeGfur];
+
+    /// The name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hash => "hash",
+            Self::RadixHash => "radix-hash",
+            Self::RadixHashGfur => "radix-hash-gfur",
+            Self::SortMerge => "sort-merge",
+            Self::SortMergeGfur => "sort-merge-gfur",
+        }
+    }
+
+    /// Whether payload columns move with the keys (gather from transformed relations) or are gathered from where they lie
+    /// (gather from untransformed relations): Wu et al. 2024, section 4.
+    pub fn carries_payload(self) -> bool {
+        matches!(self, Self::RadixHash | Self::SortMerge)
+    }
+
+    /// Whether both sides are partitioned.
+    pub fn is_partitioned(self) -> bool {
+        matches!(self, Self::RadixHash | Self::RadixHashGfur)
+    }
+
+    /// Whether both sides are sorted.
+    pub fn is_sorted(self) -> bool {
+        matches!(self, Self::SortMerge | Self::SortMergeGfur)
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let all = Self::ALL;
+        let found = all.into_iter().find(|strategy| strategy.name() == text);
+        found.ok_or_else(|| {
+            unknown(
+                "strategy",
+                text,
+                &["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"],
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        for strategy in Strategy::ALL {
+            assert_eq!(strategy.name().parse::<Strategy>().unwrap(), strategy);
+        }
+        let refusal = "quantum".parse::<Strategy>().unwrap_err();
+        assert!(refusal.message().contains("radix-hash-gfur"), "{refusal}");
+    }
+}

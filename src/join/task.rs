@@ -1,0 +1,172 @@
+//! What a run is given: tables and columns by index, the way the join is composed, and what to expect of it.
+//!
+//! Whoever plans a join makes a task of it. A task is right whatever it expects: expectations choose sizes and steps of
+//! progress, and no row depends on them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+
+use super::{JoinKind, Side};
+use crate::catalog::Table;
+use crate::columns::KeyFacts;
+use crate::device::RadixBits;
+
+/// A join that is ready to run on one device.
+#[derive(Clone, Debug)]
+pub struct Task {
+    /// Which rows survive.
+    pub how: JoinKind,
+    /// The side that is indexed. Any kind of join may build on either side.
+    pub build: TaskSide,
+    /// The side whose rows look for matches.
+    pub probe: TaskSide,
+    /// The columns that must be equal.
+    pub keys: Vec<JoinKey>,
+    /// What is known of each pair of key columns, so that both sides make the same keys.
+    pub key_facts: Vec<KeyFacts>,
+    /// The columns of the result.
+    pub output: Vec<OutputColumn>,
+    /// The schema of the result.
+    pub schema: SchemaRef,
+    /// How both sides are arranged.
+    pub arrangement: Arrangement,
+    /// The smallest and the largest build key, where these are worth an array of that extent: one column of raw, unsigned
+    /// integers. For rows that stay as they lie.
+    pub dense_range: Option<(u128, u128)>,
+    /// Rows per batch of the result, at most. `None`: about a message.
+    pub batch_rows: Option<usize>,
+    /// What statistics say will happen.
+    pub expected: Expected,
+}
+
+/// One side of a task.
+#[derive(Clone, Debug)]
+pub struct TaskSide {
+    /// Which side of the join it is.
+    pub side: Side,
+    /// Its rows.
+    pub table: Arc<Table>,
+    /// Key columns, in the order of the pairs.
+    pub key_columns: Vec<usize>,
+    /// Columns that the result takes from this side, each once, ascending.
+    pub output_columns: Vec<usize>,
+    /// Those of them that move with the keys when rows are arranged (gather from transformed relation, GFTR). The others
+    /// are gathered by row number (GFUR), and so is a column that cannot move, should it be among these.
+    pub carried: BTreeSet<usize>,
+}
+
+/// How rows are to be arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// As they lie.
+    Original,
+    /// By partition.
+    Partitioned(RadixBits),
+    /// By key.
+    Sorted,
+}
+
+/// Two columns that must be equal, by index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinKey {
+    /// In the left table.
+    pub left: usize,
+    /// In the right table.
+    pub right: usize,
+    /// Whether null matches null.
+    pub nulls_equal: bool,
+    /// Whether equal values look the same on both sides, type and bits, so that a result may show either. Floats do not:
+    /// -0 equals 0, and one NaN another.
+    pub alike: bool,
+}
+
+impl JoinKey {
+    /// The column's index on that side.
+    pub fn column(&self, side: Side) -> usize {
+        match side {
+            Side::Left => self.left,
+            Side::Right => self.right,
+        }
+    }
+}
+
+/// A column of the result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputColumn {
+    /// Its name in the result.
+    pub name: String,
+    /// Where its values come from.
+    pub source: OutputSource,
+}
+
+/// Where a result's values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputSource {
+    /// A column of one side; null where that side has no row.
+    Column {
+        /// Which side.
+        side: Side,
+        /// Which of its columns.
+        index: usize,
+    },
+    /// A key pair: the left value where there is a left row, else the right value.
+    Key {
+        /// Which of the pairs.
+        index: usize,
+    },
+}
+
+impl OutputColumn {
+    /// The columns that a result takes from a side when the tables are built on `build_side`, each once, ascending. A key
+    /// whose values look alike on both sides is taken from the probe side, whose rows lie in order, and any other from the
+    /// left; the other side gives it for its own rows without a match.
+    pub fn taken_from(
+        side: Side,
+        build_side: Side,
+        how: JoinKind,
+        output: &[OutputColumn],
+        keys: &[JoinKey],
+    ) -> Vec<usize> {
+        if how.only_side().is_some_and(|only| only != side) {
+            return Vec::new();
+        }
+        let column = |output: &OutputColumn| match output.source {
+            OutputSource::Column { side: of, index } => (of == side).then_some(index),
+            OutputSource::Key { index } => {
+                let key = &keys[index];
+                let giver = if key.alike { build_side.other() } else { Side::Left };
+                (side == giver || how.keeps_unmatched(side)).then_some(key.column(side))
+            }
+        };
+        let columns: BTreeSet<usize> = output.iter().filter_map(column).collect();
+        columns.into_iter().collect()
+    }
+}
+
+/// What statistics say will happen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Expected {
+    /// Whether build keys repeat, so that it is worth making equal ones adjacent before the first row is probed.
+    pub build_keys_repeat: bool,
+    /// Bytes per row of the result, on average.
+    pub row_bytes: f64,
+    /// Seconds of each stretch of the run.
+    pub stretches: Stretches,
+}
+
+/// Seconds that each stretch of a run takes, one after the other; of the probe side's, all chunks together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stretches {
+    /// The build side is brought in and arranged.
+    pub arrange_build: f64,
+    /// Tables are built on it, or its keys are grouped and compared.
+    pub index_build: f64,
+    /// The probe side is brought in and arranged.
+    pub arrange_probe: f64,
+    /// Probe rows are matched, and the result leaves.
+    pub results: f64,
+    /// Build rows that the kind of join keeps leave at the end.
+    pub kept_build: f64,
+}

@@ -1,0 +1,98 @@
+//! From a plan to what runs.
+
+use std::collections::BTreeSet;
+
+use super::Plan;
+use crate::Result;
+use crate::catalog::Value;
+use crate::columns::Role;
+use crate::device::{RadixBits, Which};
+use crate::join::{Arrangement, Expected, Side, Strategy, Stretches, Task, TaskSide};
+
+impl Plan {
+    /// The join that this plan describes, as the `join` room runs it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
+    pub fn task(&self) -> Result<Task> {
+        let join = &self.join;
+        Ok(Task {
+            how: join.spec.how,
+            build: self.task_side(self.build_side),
+            probe: self.task_side(self.build_side.other()),
+            keys: join.keys.clone(),
+            key_facts: join.key_facts(self.build_side)?,
+            output: join.output.clone(),
+            schema: join.schema.clone(),
+            arrangement: match self.strategy {
+                Strategy::Hash => Arrangement::Original,
+                Strategy::RadixHash | Strategy::RadixHashGfur => {
+                    Arrangement::Partitioned(RadixBits { skip: 0, bits: self.radix_bits.unwrap_or(0) })
+                }
+                Strategy::SortMerge | Strategy::SortMergeGfur => Arrangement::Sorted,
+            },
+            dense_range: self.dense_range(),
+            batch_rows: join.spec.batch_rows,
+            expected: Expected {
+                build_keys_repeat: self.estimates.repeats(self.build_side),
+                row_bytes: self.row_bytes,
+                stretches: self.stretches(),
+            },
+        })
+    }
+
+    fn task_side(&self, side: Side) -> TaskSide {
+        let output_columns = self.join.output_columns(side, self.build_side);
+        let carried = match self.strategy.carries_payload() {
+            true => output_columns.iter().copied().collect(),
+            false => BTreeSet::new(),
+        };
+        TaskSide {
+            side,
+            table: self.join.table(side).clone(),
+            key_columns: self.join.keys.iter().map(|key| key.column(side)).collect(),
+            output_columns,
+            carried,
+        }
+    }
+
+    /// The extent of the build keys, where the plan counts on a perfect-hash table.
+    fn dense_range(&self) -> Option<(u128, u128)> {
+        let statistics = &self.join.table(self.build_side).statistics[self.join.keys.first()?.column(self.build_side)];
+        match (&statistics.min, &statistics.max) {
+            // Raw keys are compared as unsigned integers: a range that crosses zero has no dense image.
+            (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) if self.dense => {
+                Some((*min as u128, *max as u128))
+            }
+            _ => None,
+        }
+    }
+
+    /// Predicted seconds of each stretch of the run.
+    fn stretches(&self) -> Stretches {
+        let seconds = |names: &[&str]| -> f64 {
+            self.phases.iter().filter(|phase| names.contains(&phase.name)).map(|phase| phase.seconds).sum()
+        };
+        let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 };
+        let rows = |role: Role| self.join.table(self.side(role)).rows as f64;
+        let build_share = share(rows(Role::Build), rows(Role::Build) + rows(Role::Probe));
+        let both = seconds(&["pack keys", "copy in"]);
+        let keyed = self.estimates.keyed(self.build_side);
+        let compared_ahead = share(keyed, keyed + self.estimates.pairs) * seconds(&["compare keys"]);
+        let matched = self.estimates.matched(self.build_side);
+        let kept_rows = match self.join.spec.how.build_rows_kept(self.build_side) {
+            Some(Which::Matched) => matched,
+            Some(Which::Unmatched) => rows(Role::Build) - matched,
+            None => 0.0,
+        };
+        let kept_build = share(kept_rows, self.estimates.rows) * seconds(&["gather"]);
+        Stretches {
+            arrange_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
+            index_build: seconds(&["build table", "group build"]) + compared_ahead,
+            arrange_probe: (1.0 - build_share) * both
+                + seconds(&["partition probe", "check probe order", "sort probe"]),
+            results: seconds(&["match", "expand", "gather", "compare keys"]) - compared_ahead - kept_build,
+            kept_build,
+        }
+    }
+}
