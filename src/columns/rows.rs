@@ -104,13 +104,13 @@ impl Rows {
 
 /// Finds the batch of a row without searching: a row's number, shifted, names the first batch that may hold it.
 ///
-/// A binary search over the batches of a large table mispredicts at each of its steps; here the batches that share a
-/// bucket, on average one, are passed in order.
+/// A binary search over the batches of a large table mispredicts at each of its steps; here only the batches that share a
+/// bucket are searched, on average one. A table of one huge batch and thousands of tiny ones has them all in a few buckets.
 #[derive(Debug)]
 pub(super) struct BatchIndex {
     /// First row of each batch, and at the end the number of rows.
     starts: Vec<usize>,
-    /// The batch that holds the first row of each bucket of `1 << shift` rows.
+    /// The batch that holds the first row of each bucket of `1 << shift` rows, and at the end the last batch with rows.
     buckets: Vec<u32>,
     shift: u32,
 }
@@ -132,7 +132,8 @@ impl BatchIndex {
             }
             batch as u32
         };
-        let buckets = (0..rows.div_ceil(1 << shift)).map(first_batch).collect();
+        let mut buckets: Vec<u32> = (0..rows.div_ceil(1 << shift)).map(first_batch).collect();
+        buckets.extend(rows.checked_sub(1).map(|last| starts.partition_point(|&start| start <= last) as u32 - 1));
         Self { starts, buckets, shift }
     }
 
@@ -150,11 +151,17 @@ impl BatchIndex {
         if self.starts.len() == 2 {
             return (0, row);
         }
-        let mut batch = self.buckets[row >> self.shift] as usize;
-        while self.starts[batch + 1] <= row {
-            batch += 1;
-        }
+        let batch = self.search(row, |start| start <= row);
         (batch, row - self.starts[batch])
+    }
+
+    /// The last batch whose first row satisfies `is_at_or_before`, among those that may hold `row`: those from the first
+    /// batch of its bucket to the first of the next.
+    #[inline]
+    fn search(&self, row: usize, mut is_at_or_before: impl FnMut(usize) -> bool) -> usize {
+        let bucket = row >> self.shift;
+        let (first, last) = (self.buckets[bucket] as usize, self.buckets[bucket + 1] as usize);
+        first + self.starts[first + 1..=last].partition_point(|&start| is_at_or_before(start))
     }
 }
 
@@ -239,6 +246,29 @@ mod tests {
         }
         assert_eq!(BatchIndex::of(std::iter::empty()).rows(), 0);
         assert_eq!(BatchIndex::of([0, 0].into_iter()).rows(), 0);
+    }
+
+    #[test]
+    fn one_huge_batch_does_not_make_tiny_ones_slow_to_find() {
+        // All of the tiny batches fall into one bucket.
+        let (tiny, huge) = (4000, 10_000_000);
+        for lengths in [vec![vec![1; tiny], vec![huge]], vec![vec![huge], vec![1; tiny]]] {
+            let lengths = lengths.concat();
+            let index = BatchIndex::of(lengths.iter().copied());
+            let mut start = 0;
+            for (batch, &length) in lengths.iter().enumerate() {
+                for row in [start, start + length - 1] {
+                    let mut steps = 0;
+                    let found = index.search(row, |start| {
+                        steps += 1;
+                        start <= row
+                    });
+                    assert_eq!(found, batch, "row {row}");
+                    assert!(steps <= 1 + tiny.ilog2(), "{steps} steps to row {row} in batch {batch}");
+                }
+                start += length;
+            }
+        }
     }
 
     #[test]
