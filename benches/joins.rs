@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Prints one JSON line per strategy: rows, bytes, seconds (median and minimum of the runs), rows per second of both sides
-//! together, the phases of the median run, and what the planner predicted of them. Every run is checked: the number of rows, and the sum of each payload column,
-//! which are independent of the keys.
+//! together, the phases of the median run, and what the planner predicted of them. Every run is checked: the number of rows,
+//! and the sums of the first payload column of each side, which are independent of the keys.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,9 +40,18 @@ struct Options {
     /// Bytes of the key and of each payload column: 4 or 8
     #[arg(long, default_value_t = 4)]
     width: usize,
-    /// Strategies, or all of them
+    /// Strategies, or all of them; `auto` is the planner's choice
     #[arg(long, value_delimiter = ',')]
     strategy: Vec<String>,
+    /// Payload columns of each side
+    #[arg(long, default_value_t = 1)]
+    payloads: usize,
+    /// Probe keys are drawn from so many times as many keys as the build side has: one probe row in N finds a match
+    #[arg(long, default_value_t = 1)]
+    match_every: usize,
+    /// The share of build rows that have one key, from 0 to 1; the others are distinct
+    #[arg(long, default_value_t = 0.0)]
+    heavy: f64,
     #[arg(long, default_value_t = 2)]
     threads: usize,
     #[arg(long, default_value_t = 5)]
@@ -99,24 +108,38 @@ fn main() {
         (true, 4) => i64::from((key as i32).wrapping_mul(0x9e37_79b1_u32 as i32)),
         (true, _) => key.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64),
     };
-    let mut build_keys: Vec<i64> = (0..options.build as i64).collect();
+    // Every N-th key is on the build side, so that the ranges of both sides are alike.
+    let every = options.match_every as i64;
+    let heavy_rows = (options.build as f64 * options.heavy) as i64;
+    let mut build_keys: Vec<i64> = (0..options.build as i64).map(|at| every * (at - heavy_rows).max(0)).collect();
     build_keys.shuffle(&mut rng);
-    let build_payload: Vec<i64> = (0..options.build).map(|_| rng.random_range(0..1 << 30)).collect();
-    let probe_keys: Vec<i64> = (0..options.probe).map(|_| rng.random_range(0..options.build as i64)).collect();
-    let probe_payload: Vec<i64> = (0..options.probe).map(|_| rng.random_range(0..1 << 30)).collect();
-    let mut payload_of_key = vec![0; options.build];
+    let distinct_keys = (options.build as i64 - heavy_rows).max(1);
+    let payloads =
+        |rng: &mut StdRng, rows: usize| -> Vec<i64> { (0..rows).map(|_| rng.random_range(0..1 << 30)).collect() };
+    let build_payload = payloads(&mut rng, options.build);
+    let probe_keys: Vec<i64> = (0..options.probe).map(|_| rng.random_range(0..every * distinct_keys)).collect();
+    let probe_payload = payloads(&mut rng, options.probe);
+    // Rows of each key of the build side, and the sum of their payload.
+    let mut of_key = vec![(0usize, 0i64); distinct_keys as usize];
     for (&key, &payload) in build_keys.iter().zip(&build_payload) {
-        payload_of_key[key as usize] = payload;
+        let of_key = &mut of_key[(key / every) as usize];
+        *of_key = (of_key.0 + 1, of_key.1 + payload);
     }
-    let expected_build: i64 = probe_keys.iter().map(|&key| payload_of_key[key as usize]).sum();
-    let expected_probe: i64 = probe_payload.iter().sum();
+    let (mut expected_rows, mut expected_build, mut expected_probe) = (0, 0i64, 0i64);
+    for (&key, &payload) in probe_keys.iter().zip(&probe_payload).filter(|(key, _)| *key % every == 0) {
+        let (rows, sum) = of_key[(key / every) as usize];
+        expected_rows += rows;
+        expected_build = expected_build.wrapping_add(sum);
+        expected_probe = expected_probe.wrapping_add(payload.wrapping_mul(rows as i64));
+    }
 
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
     let catalog = Catalog::new(arena.clone());
     let put = |name: &str, payload: &str, keys: &[i64], values: &[i64]| {
         let keys = column(options.width, keys.iter().map(|&key| scatter(key)));
         let values = column(options.width, values.iter().copied());
-        let batch = RecordBatch::try_from_iter([("k", keys), (payload, values)]).unwrap();
+        let columns = (0..options.payloads).map(|at| (format!("{payload}{at}"), values.clone()));
+        let batch = RecordBatch::try_from_iter([("k".to_string(), keys)].into_iter().chain(columns)).unwrap();
         let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
         let step = if options.batch == 0 { batch.num_rows().max(1) } else { options.batch };
         for start in (0..batch.num_rows()).step_by(step) {
@@ -126,25 +149,27 @@ fn main() {
     };
     put("build", "b", &build_keys, &build_payload);
     put("probe", "p", &probe_keys, &probe_payload);
-    drop((build_keys, build_payload, probe_keys, probe_payload, payload_of_key));
+    drop((build_keys, build_payload, probe_keys, probe_payload, of_key));
 
     let memory = Budget::new("device memory", "--device-memory", 8 << 30);
     let device = HostDevice::new(0, options.threads, memory, None).unwrap();
-    let strategies: Vec<Strategy> = match options.strategy.is_empty() {
-        true => Strategy::ALL.to_vec(),
-        false => options.strategy.iter().map(|name| name.parse().unwrap_or_else(|error| panic!("{error}"))).collect(),
+    let strategy = |name: &String| match name.as_str() {
+        "auto" => None,
+        name => Some(name.parse().unwrap_or_else(|error| panic!("{error}"))),
+    };
+    let strategies: Vec<Option<Strategy>> = match options.strategy.is_empty() {
+        true => Strategy::ALL.map(Some).to_vec(),
+        false => options.strategy.iter().map(strategy).collect(),
     };
     let target = Target::of(&device, planner::calibrate(&device));
     let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
-        let mut predicted = json!(null);
+        let (mut predicted, mut name) = (json!(null), "auto".to_string());
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for _ in 0..options.runs {
-            let spec = JoinSpec {
-                strategy: Some(strategy),
-                ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
-            };
-            let plan = planner::plan_on(planner::bind(spec, &catalog).unwrap(), Some(strategy), &target).unwrap();
+            let spec = JoinSpec { strategy, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
+            let plan = planner::plan_on(planner::bind(spec, &catalog).unwrap(), strategy, &target).unwrap();
+            name = plan.strategy.name().to_string();
             predicted = plan
                 .phases
                 .iter()
@@ -152,12 +177,16 @@ fn main() {
                 .collect();
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
             let start = Instant::now();
-            join::run(&plan, &device, &arena, &sink, &monitor).unwrap();
+            join::run(&plan.task().unwrap(), &device, &arena, &sink, &monitor).unwrap();
             let seconds = start.elapsed().as_secs_f64();
             let batches = sink.0.into_inner();
-            assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), options.probe);
-            let total = |at: usize| batches.iter().map(|batch| sum(batch.column(at))).fold(0, i64::wrapping_add);
-            assert_eq!((total(1), total(2)), (expected_build, expected_probe), "payload of {strategy}");
+            assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), expected_rows);
+            let total = |name: &str| {
+                batches.iter().map(|batch| sum(batch.column_by_name(name).unwrap())).fold(0, i64::wrapping_add)
+            };
+            if options.payloads > 0 {
+                assert_eq!((total("b0"), total("p0")), (expected_build, expected_probe), "payload of {name}");
+            }
             runs.push((seconds, monitor.phases()));
         }
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -166,8 +195,9 @@ fn main() {
             phases.iter().map(|phase| (phase.name.into(), json!((phase.seconds * 1e3).round() / 1e3))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "strategy": strategy.name(), "build_rows": options.build, "probe_rows": options.probe,
-            "width": options.width, "sparse": options.sparse, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
+            "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
+            "width": options.width, "sparse": options.sparse, "payloads": options.payloads,
+            "match_every": options.match_every, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,
             "predicted_phases_seconds": predicted,
