@@ -215,7 +215,7 @@ impl Uploads {
         state.single += 1;
         drop(state);
         let rows = Some(Rows::new(&target));
-        Ok(UploadStream { uploads: self.clone(), rows, kind: Kind::Single(target) })
+        Ok(UploadStream { uploads: self.clone(), rows, kind: Kind::Single(Box::new(target)) })
     }
 
     fn open_shared(
@@ -267,7 +267,7 @@ pub struct UploadStream {
 
 #[derive(Debug)]
 enum Kind {
-    Single(Target),
+    Single(Box<Target>),
     Shared(Key, Place),
 }
 

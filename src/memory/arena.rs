@@ -33,7 +33,7 @@ use arrow::buffer::Buffer;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::free_list::{FreeList, SlabId};
-use super::{Budget, Reservation, human_bytes};
+use super::{Budget, Reservation, ReservedPool, human_bytes};
 use crate::{Context, Error, Result};
 
 /// Every piece starts at a multiple of this many bytes: what a GPU's copy engine and 64-byte vector loads both like.
@@ -98,6 +98,8 @@ impl Backing {
 #[derive(Clone, Debug)]
 pub struct Arena {
     inner: Arc<Inner>,
+    /// What pieces are drawn from before the budget.
+    pool: Option<ReservedPool>,
 }
 
 #[derive(Debug)]
@@ -146,7 +148,12 @@ impl Arena {
             ranges: RwLock::default(),
             pin: OnceLock::new(),
         };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(inner), pool: None }
+    }
+
+    /// The same arena for one who was promised memory: pieces are drawn from `pool`, and from the budget when it is empty.
+    pub fn drawing_on(&self, pool: ReservedPool) -> Self {
+        Self { inner: self.inner.clone(), pool: Some(pool) }
     }
 
     /// A piece of `len` bytes whose contents are unspecified.
@@ -155,7 +162,11 @@ impl Arena {
     /// [`Error::Exhausted`] when the budget refuses, when too much of it is lost between pieces, or when the system has no
     /// memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
-        let reservation = self.inner.budget.reserve(size_of_piece(len) as u64, purpose)?;
+        let bytes = size_of_piece(len) as u64;
+        let reservation = match &self.pool {
+            Some(pool) => pool.reserve(bytes, purpose)?,
+            None => self.inner.budget.reserve(bytes, purpose)?,
+        };
         self.allocate_reserved(len, reservation)
     }
 
@@ -174,7 +185,7 @@ impl Arena {
         let (slab, offset, memory) = self.inner.place(size)?;
         // SAFETY: places are inside the mapping, which is never at address zero.
         let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
-        Ok(ArenaBuffer { start, len, size, slab, offset, _memory: memory, arena: self.clone(), reservation })
+        Ok(ArenaBuffer { start, len, size, slab, offset, _memory: memory, arena: self.inner.clone(), reservation })
     }
 
     /// The budget that bounds this arena.
@@ -386,7 +397,7 @@ pub struct ArenaBuffer {
     offset: usize,
     /// Keeps the slab mapped.
     _memory: Arc<Mapping>,
-    arena: Arena,
+    arena: Arc<Inner>,
     reservation: Reservation,
 }
 
@@ -405,7 +416,7 @@ impl ArenaBuffer {
         self.len = self.len.min(len);
         let size = size_of_piece(self.len);
         if size < self.size {
-            self.arena.inner.give_back(self.slab, self.offset + size, self.size - size);
+            self.arena.give_back(self.slab, self.offset + size, self.size - size);
             self.size = size;
             self.reservation.shrink_to(size as u64);
         }
@@ -430,7 +441,7 @@ impl DerefMut for ArenaBuffer {
 
 impl Drop for ArenaBuffer {
     fn drop(&mut self) {
-        self.arena.inner.give_back(self.slab, self.offset, self.size);
+        self.arena.give_back(self.slab, self.offset, self.size);
     }
 }
 
@@ -686,6 +697,24 @@ mod tests {
         let piece = arena.allocate_reserved(1000, reservation).unwrap();
         assert_eq!(arena.budget().used_bytes(), 1024);
         drop(piece);
+    }
+
+    #[test]
+    fn an_arena_draws_on_what_was_promised_and_its_pieces_outlive_the_promise() {
+        let arena = arena(1 << 20);
+        let pool = ReservedPool::new(arena.budget().clone());
+        pool.open(arena.budget().reserve(4096, "a join").unwrap());
+        let of_job = arena.drawing_on(pool.clone());
+        let _others = arena.allocate((1 << 20) - 4096, "others").unwrap();
+        let mut piece = of_job.allocate(4096, "a result").unwrap();
+        assert!(matches!(of_job.allocate(1, "one more").unwrap_err(), Error::Exhausted(_)));
+        piece.truncate(1000);
+        assert_eq!((pool.free_bytes(), arena.budget().used_bytes()), (3072, 1 << 20));
+        let result = piece.freeze();
+        pool.close();
+        assert_eq!(arena.budget().free_bytes(), 3072);
+        drop(result);
+        assert_eq!(arena.budget().free_bytes(), 4096);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::human_bytes;
+use super::{ReservedPool, human_bytes};
 use crate::{Error, Result};
 
 /// A bounded amount of memory of one kind. Clones share the same bound.
@@ -21,19 +21,27 @@ struct Inner {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     used_bytes_max: AtomicU64,
+    /// What this one is a part of; given back with its last clone.
+    _part_of: Option<Reservation>,
 }
 
 impl Budget {
     /// A budget of `limit_bytes`; `knob` is the setting that raises it, for the error message.
     pub fn new(name: impl Into<String>, knob: impl Into<String>, limit_bytes: u64) -> Self {
-        let inner = Inner {
-            name: name.into(),
-            knob: knob.into(),
-            limit_bytes,
-            used_bytes: AtomicU64::new(0),
-            used_bytes_max: AtomicU64::new(0),
-        };
-        Self { inner: Arc::new(inner) }
+        Self::with_limit(name.into(), knob.into(), limit_bytes, None)
+    }
+
+    /// A budget over bytes that were reserved in another one; they go back there when its last clone, and the last
+    /// reservation in it, are dropped.
+    pub fn within(reservation: Reservation) -> Self {
+        let whole = &reservation.budget.inner;
+        let name = format!("the job's share of {}", whole.name);
+        Self::with_limit(name, whole.knob.clone(), reservation.bytes, Some(reservation))
+    }
+
+    fn with_limit(name: String, knob: String, limit_bytes: u64, part_of: Option<Reservation>) -> Self {
+        let (used_bytes, used_bytes_max) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { inner: Arc::new(Inner { name, knob, limit_bytes, used_bytes, used_bytes_max, _part_of: part_of }) }
     }
 
     /// Takes `bytes` out of the budget until the reservation is dropped.
@@ -41,9 +49,8 @@ impl Budget {
     /// # Errors
     /// [`Error::Exhausted`] when less is free, naming what for, how much, and the setting that raises the bound.
     pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
-        let mut reservation = Reservation { budget: self.clone(), bytes: 0 };
-        reservation.try_grow(bytes, purpose)?;
-        Ok(reservation)
+        self.take(bytes, purpose)?;
+        Ok(Reservation { budget: self.clone(), bytes, drawn_bytes: 0, pool: None })
     }
 
     /// How the operator raises the bound.
@@ -71,7 +78,8 @@ impl Budget {
         self.limit_bytes().saturating_sub(self.used_bytes())
     }
 
-    fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
+    /// Takes bytes for whoever calls this to account for.
+    pub(super) fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
         let inner = &*self.inner;
         let taken = inner.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             used.checked_add(bytes).filter(|&total| total <= inner.limit_bytes)
@@ -92,13 +100,21 @@ impl Budget {
             ))),
         }
     }
+
+    /// Gives back what was taken.
+    pub(super) fn give_back(&self, bytes: u64) {
+        self.inner.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
 }
 
 /// Bytes taken out of a [`Budget`]; dropping it gives them back.
 #[derive(Debug)]
 pub struct Reservation {
-    budget: Budget,
-    bytes: u64,
+    pub(super) budget: Budget,
+    pub(super) bytes: u64,
+    /// Of these, what came out of `pool`, where it goes back to.
+    pub(super) drawn_bytes: u64,
+    pub(super) pool: Option<ReservedPool>,
 }
 
 impl Reservation {
@@ -120,7 +136,12 @@ impl Reservation {
     /// Gives back all but `bytes`; holding less already is no error.
     pub fn shrink_to(&mut self, bytes: u64) {
         let surplus = self.bytes.saturating_sub(bytes);
-        self.budget.inner.used_bytes.fetch_sub(surplus, Ordering::AcqRel);
+        let taken = surplus.min(self.bytes - self.drawn_bytes);
+        self.budget.give_back(taken);
+        if let Some(pool) = &self.pool {
+            pool.give_back(surplus - taken);
+        }
+        self.drawn_bytes -= surplus - taken;
         self.bytes -= surplus;
     }
 
@@ -130,8 +151,11 @@ impl Reservation {
     /// When fewer are held: that is a mistake of the caller's arithmetic.
     pub fn split(&mut self, bytes: u64) -> Reservation {
         assert!(bytes <= self.bytes, "splitting {bytes} bytes off a reservation of {}", self.bytes);
+        let taken = bytes.min(self.bytes - self.drawn_bytes);
+        let drawn_bytes = bytes - taken;
         self.bytes -= bytes;
-        Reservation { budget: self.budget.clone(), bytes }
+        self.drawn_bytes -= drawn_bytes;
+        Reservation { budget: self.budget.clone(), bytes, drawn_bytes, pool: self.pool.clone() }
     }
 }
 
@@ -166,6 +190,22 @@ mod tests {
         assert!(
             matches!(&refusal, Error::Exhausted(text) if text.contains("the probe side") && text.contains("--test-memory"))
         );
+    }
+
+    #[test]
+    fn a_part_of_a_budget_is_bounded_by_itself_and_goes_back_with_its_last_user() {
+        let whole = Budget::new("test memory", "--test-memory", 100);
+        let part = Budget::within(whole.reserve(60, "a job").unwrap());
+        assert_eq!((part.limit_bytes(), part.free_bytes(), whole.used_bytes()), (60, 60, 60));
+        let held = part.reserve(50, "a table").unwrap();
+        assert_eq!(whole.used_bytes(), 60, "what is used of a part is not charged twice");
+        let refusal = part.reserve(11, "a chunk").unwrap_err();
+        assert!(refusal.message().contains("the job's share of test memory"), "{refusal}");
+        assert!(refusal.message().contains("--test-memory"), "{refusal}");
+        drop(part);
+        assert_eq!(whole.used_bytes(), 60, "a buffer still lies in the part");
+        drop(held);
+        assert_eq!(whole.used_bytes(), 0);
     }
 
     #[test]

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   Budget ("host memory", --host-memory)          Arena
-//!     └─ Reservation  bytes promised, not yet used   └─ slabs, free list ─► ArenaBuffer ─► arrow Buffer
+//!     ├─ Reservation  bytes promised, not yet used   └─ slabs, free list ─► ArenaBuffer ─► arrow Buffer
+//!     └─ ReservedPool  a job's bytes ◄── drawn by, and given back by, the pieces of its arena
 //! ```
 //!
 //! A budget is a number with a name; a reservation is a share of it that is given back when dropped. Whatever takes
 //! memory reserves first, so that "too much" is an [`Error::Exhausted`](crate::Error::Exhausted) before any work is
-//! done, and never an abort in the middle of it. The arena hands out aligned pieces of large slabs, so that a device driver
+//! done, and never an abort in the middle of it. A job reserves all that it is predicted to take before it runs, and draws
+//! pieces from that. The arena hands out aligned pieces of large slabs, so that a device driver
 //! can register a slab once, the system can back it with huge pages, and, where those are to be had for `memfd` memory,
 //! another process of ours can map it.
 //!
@@ -18,10 +20,12 @@ mod arena;
 mod budget;
 mod free_list;
 mod limits;
+mod pool;
 
 pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead, Pin};
 pub use budget::{Budget, Reservation};
 pub use limits::{parse_memory_setting, process_memory_limit};
+pub use pool::ReservedPool;
 
 /// Bytes with the unit a person would choose: `512 B`, `64.0 MiB`, `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {

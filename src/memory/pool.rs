@@ -1,0 +1,139 @@
+//! Bytes of a budget that are promised to one user, who takes them piece by piece.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{Budget, Reservation};
+use crate::Result;
+
+/// A reservation that pieces are drawn from, and go back to, while it is open. Clones share it.
+///
+/// ```text
+///   open(100 B)    promised 100: free 100
+///   reserve(30)    promised 100: free  70, drawn 30          the budget sees 100 used all the time
+///   reserve(90)    promised 100: free   0, drawn 100, and 20 more that are taken from the budget
+///   drop of both   promised 100: free 100                    and the 20 are the budget's again
+///   close          nothing is promised; what is still drawn goes back to the budget as it is dropped
+/// ```
+///
+/// So whoever was promised too little takes what the budget has free, and whoever was promised too much gives it back at
+/// the end.
+#[derive(Clone, Debug)]
+pub struct ReservedPool {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    budget: Budget,
+    /// What nobody has drawn; `None` while it is closed.
+    free: Mutex<Option<Reservation>>,
+}
+
+impl ReservedPool {
+    /// A closed pool: reservations are taken from the budget.
+    pub fn new(budget: Budget) -> Self {
+        Self { inner: Arc::new(Inner { budget, free: Mutex::default() }) }
+    }
+
+    /// Promises what was reserved to those who draw from this pool, instead of what was promised before.
+    pub fn open(&self, reservation: Reservation) {
+        let before = self.inner.free.lock().replace(reservation);
+        drop(before);
+    }
+
+    /// Gives back what nobody has drawn.
+    pub fn close(&self) {
+        let unused = self.inner.free.lock().take();
+        drop(unused);
+    }
+
+    /// Bytes that are promised and that nobody has drawn.
+    pub fn free_bytes(&self) -> u64 {
+        self.inner.free.lock().as_ref().map_or(0, Reservation::bytes)
+    }
+
+    /// Draws bytes, and takes from the budget what the pool lacks.
+    ///
+    /// # Errors
+    /// As [`Budget::reserve`], for what the pool lacks; nothing is drawn then.
+    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
+        let mut free = self.inner.free.lock();
+        let drawn_bytes = free.as_ref().map_or(0, |free| free.bytes.min(bytes));
+        self.inner.budget.take(bytes - drawn_bytes, purpose)?;
+        if let Some(free) = &mut *free {
+            free.bytes -= drawn_bytes;
+        }
+        let pool = (drawn_bytes > 0).then(|| self.clone());
+        Ok(Reservation { budget: self.inner.budget.clone(), bytes, drawn_bytes, pool })
+    }
+
+    /// Takes back what was drawn.
+    pub(super) fn give_back(&self, bytes: u64) {
+        match &mut *self.inner.free.lock() {
+            Some(free) => free.bytes += bytes,
+            None => self.inner.budget.give_back(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(limit: u64, promised: u64) -> (Budget, ReservedPool) {
+        let budget = Budget::new("test memory", "--test-memory", limit);
+        let pool = ReservedPool::new(budget.clone());
+        pool.open(budget.reserve(promised, "a job").unwrap());
+        (budget, pool)
+    }
+
+    #[test]
+    fn what_is_promised_is_there_when_everything_else_is_taken() {
+        let (budget, pool) = opened(100, 60);
+        let _others = budget.reserve(40, "others").unwrap();
+        let drawn = pool.reserve(60, "a piece").unwrap();
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (100, 0));
+        let refusal = pool.reserve(1, "one more").unwrap_err();
+        assert!(refusal.message().contains("one more needs 1 B of test memory"), "{refusal}");
+        drop(drawn);
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (100, 60), "a piece goes back to where it was drawn");
+    }
+
+    #[test]
+    fn what_was_not_promised_comes_from_the_budget_and_goes_back_there_first() {
+        let (budget, pool) = opened(100, 50);
+        let mut piece = pool.reserve(70, "a piece").unwrap();
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (70, 0));
+        let half = piece.split(35);
+        assert_eq!((piece.bytes(), half.bytes(), budget.used_bytes()), (35, 35, 70));
+        drop(half);
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (50, 15));
+        piece.shrink_to(5);
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (50, 45));
+        drop(piece);
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (50, 50));
+        pool.close();
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn pieces_outlive_the_promise_and_give_the_budget_what_they_held() {
+        let (budget, pool) = opened(100, 50);
+        let piece = pool.reserve(20, "a result").unwrap();
+        pool.close();
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (20, 0));
+        let after = pool.reserve(30, "a late piece").unwrap();
+        assert_eq!(budget.used_bytes(), 50);
+        drop((piece, after));
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_refused_piece_draws_nothing() {
+        let (budget, pool) = opened(100, 50);
+        assert!(pool.reserve(101, "too much").is_err());
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (50, 50));
+    }
+}
