@@ -36,6 +36,7 @@ mod types;
 
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
@@ -46,8 +47,8 @@ pub use types::{
     Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width,
 };
 
-use crate::Result;
 use crate::memory::{Arena, Budget};
+use crate::{Error, Result};
 
 /// Memory with a budget and the primitives of joins over it.
 ///
@@ -69,6 +70,19 @@ pub trait Device: Send + Sync + Debug {
     /// Runs `work` where its parallel parts, such as gathering strings, use the CPU threads that belong to this device: its
     /// own threads, for a host device. Returns when it is done.
     fn beside(&self, work: &mut (dyn FnMut() + Send));
+
+    // ---- Several jobs at a time ----------------------------------------------------------------------------------
+
+    /// How many jobs it can run at a time with a view of itself for each ([`Device::for_job`]); 1 when it has none.
+    fn jobs_max(&self) -> usize {
+        1
+    }
+
+    /// This device for one of several jobs that run on it at a time: the same in all but its memory, which is a part of
+    /// [`Device::memory`] that was reserved for the job. What one job does, or that it is stopped, is nothing to the others.
+    fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
+        Err(Error::Internal(format!("{} takes one job at a time, so none has {memory:?} of it", self.id())))
+    }
 
     // ---- Streams -------------------------------------------------------------------------------------------------
 

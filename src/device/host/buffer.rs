@@ -33,13 +33,21 @@ const KEPT_BLOCKS_MAX: usize = 128;
 /// Charged memory. Clones share budget and kept blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
+    /// What is charged: the device's memory, or a job's part of it.
     pub(super) budget: Budget,
+    /// All of the device's memory, in which blocks are kept.
+    whole: Budget,
     kept: Arc<Mutex<Vec<Block>>>,
 }
 
 impl Pool {
     pub(super) fn new(budget: Budget) -> Self {
-        Self { budget, kept: Arc::default() }
+        Self { whole: budget.clone(), budget, kept: Arc::default() }
+    }
+
+    /// The same blocks, charged to a job's part of the memory.
+    pub(super) fn charged_to(&self, budget: Budget) -> Self {
+        Self { budget, ..self.clone() }
     }
 
     /// `rows` values whose contents are unspecified.
@@ -87,7 +95,7 @@ impl Pool {
     /// the operator promised.
     fn trim(&self) {
         let mut kept = self.kept.lock();
-        let bound = self.budget.free_bytes().min(KEPT_BYTES_MAX);
+        let bound = self.whole.free_bytes().min(KEPT_BYTES_MAX);
         while kept.len() > KEPT_BLOCKS_MAX || kept.iter().map(|block| block.len() as u64).sum::<u64>() > bound {
             // The oldest first: a size that no caller asks for any more must not stay for ever.
             drop(kept.remove(0));

@@ -6,7 +6,8 @@
 //!   pack.rs       key columns to keys of one width            hash.rs    keys as numbers, mixing
 //!   partition.rs  by bits of the mixed key, and grouping      slots.rs   the open-addressing table
 //!   sort.rs       by key                                      buffer.rs  charged, pooled memory
-//!   table.rs      one table over all keys, hashed or dense    raw.rs     the only unsafe code
+//!   table.rs      one table over all keys, hashed or dense    crew.rs    threads, a crew for each job
+//!                                                             raw.rs     the only unsafe code
 //!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
 //! ```
@@ -18,6 +19,7 @@
 //! This room knows nothing of other kinds of device.
 
 mod buffer;
+mod crew;
 mod expand;
 mod gather;
 mod hash;
@@ -38,16 +40,17 @@ mod transfer;
 
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 use bytemuck::Pod;
 pub use link::{EmulatedLink, EmulatedRoute, Lane};
 use rayon::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 pub use sort::sort_scratch_bytes;
 pub use table::TableBytes;
 
 use self::buffer::{HostBuffer, Pool, Values};
+use self::crew::{Crew, Crews};
 use self::hash::with_key;
 use self::link::Transfer;
 use super::{
@@ -68,7 +71,7 @@ pub struct HostDevice {
     id: DeviceId,
     info: DeviceInfo,
     pool: Pool,
-    threads: ThreadPool,
+    threads: Crew,
     route: Option<EmulatedRoute>,
 }
 
@@ -91,15 +94,11 @@ impl HostDevice {
         if threads == 0 {
             return Err(Error::Invalid(format!("device host:{index} has no threads; give it at least one")));
         }
-        let name = move |thread| format!("host{index}-{thread}");
-        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
-            Error::Exhausted(format!("starting {threads} threads for device host:{index}: {cause}; use fewer"))
-        })?;
         Ok(Self {
             id: DeviceId { kind: DeviceKind::Host, index },
             info: info(threads),
             pool: Pool::new(memory),
-            threads: pool,
+            threads: Crews::new(index, threads).crew()?,
             route,
         })
     }
@@ -194,12 +193,27 @@ impl Device for HostDevice {
         self.threads.install(work);
     }
 
+    /// Jobs take turns on the CPU; more of them than threads would only wait for each other.
+    fn jobs_max(&self) -> usize {
+        self.info.parallelism
+    }
+
+    fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(Self {
+            id: self.id,
+            info: self.info.clone(),
+            pool: self.pool.charged_to(memory),
+            threads: self.threads.another()?,
+            route: self.route.clone(),
+        }))
+    }
+
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
-        Ok(Stream { handle: std::sync::Arc::new(Done), cancel })
+        Ok(Stream { handle: Arc::new(Done), cancel })
     }
 
     fn record_event(&self, _stream: &Stream) -> Result<Event> {
-        Ok(Event { handle: std::sync::Arc::new(Done) })
+        Ok(Event { handle: Arc::new(Done) })
     }
 
     fn wait_event(&self, _event: &Event, _stream: &Stream) -> Result<()> {

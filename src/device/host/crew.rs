@@ -1,0 +1,102 @@
+//! The threads of a host device: one crew for the device, and one for each job that runs beside others.
+//!
+//! Jobs do not share a crew. A thread that waits for a part of its own work takes up whatever else lies there, and with
+//! another job's work it would hold up its own until that is done, or stopped, or read.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::{Error, Result};
+
+/// Crews of one device, of as many threads each.
+#[derive(Debug)]
+pub(super) struct Crews {
+    index: u16,
+    threads: usize,
+    /// Those that nobody uses: threads take longer to start than a small join to run.
+    idle: Mutex<Vec<ThreadPool>>,
+}
+
+impl Crews {
+    pub(super) fn new(index: u16, threads: usize) -> Arc<Self> {
+        Arc::new(Self { index, threads, idle: Mutex::default() })
+    }
+
+    /// A crew that nobody else uses, until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the system refuses threads.
+    pub(super) fn crew(self: &Arc<Self>) -> Result<Crew> {
+        let idle = self.idle.lock().pop();
+        let threads = match idle {
+            Some(threads) => threads,
+            None => self.start()?,
+        };
+        Ok(Crew { threads: Some(threads), home: self.clone() })
+    }
+
+    fn start(&self) -> Result<ThreadPool> {
+        let (index, threads) = (self.index, self.threads);
+        let name = move |thread| format!("host{index}-{thread}");
+        ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
+            Error::Exhausted(format!("starting {threads} threads for device host:{index}: {cause}; use fewer"))
+        })
+    }
+}
+
+/// Threads that go back to their device on drop.
+#[derive(Debug)]
+pub(super) struct Crew {
+    /// `Some` until dropped.
+    threads: Option<ThreadPool>,
+    home: Arc<Crews>,
+}
+
+impl Crew {
+    /// Another crew of the same device.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the system refuses threads.
+    pub(super) fn another(&self) -> Result<Self> {
+        self.home.crew()
+    }
+}
+
+impl Deref for Crew {
+    type Target = ThreadPool;
+
+    fn deref(&self) -> &ThreadPool {
+        self.threads.as_ref().expect("present until dropped")
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.home.idle.lock().extend(self.threads.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_crew_works_on_while_another_is_held_up_and_is_used_again() {
+        let device = Crews::new(0, 1).crew().unwrap();
+        let job = device.another().unwrap();
+        let (let_go, held) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| job.install(move || held.recv().unwrap()));
+            assert_eq!(device.install(|| 1 + 1), 2);
+            let_go.send(()).unwrap();
+        });
+        drop(job);
+        let _again = device.another().unwrap();
+        assert!(device.home.idle.lock().is_empty(), "a crew was idle, and another was started");
+    }
+}
