@@ -52,8 +52,14 @@ struct Options {
     /// The share of build rows that have one key, from 0 to 1; the others are distinct
     #[arg(long, default_value_t = 0.0)]
     heavy: f64,
+    /// Where it runs: `host`, or `cuda:N`
+    #[arg(long, default_value = "host")]
+    device: String,
     #[arg(long, default_value_t = 2)]
     threads: usize,
+    /// Memory for the tables and one result
+    #[arg(long, default_value = "16GiB")]
+    host_memory: String,
     #[arg(long, default_value_t = 5)]
     runs: usize,
     /// Rows per uploaded batch; 0 for one batch
@@ -100,6 +106,22 @@ fn sum(array: &ArrayRef) -> i64 {
     }
 }
 
+/// The device of that name. A GPU has the arena pinned, as in a server.
+fn open(name: &str, threads: usize, arena: &Arena) -> Arc<dyn Device> {
+    let memory = |bytes| Budget::new("device memory", "--device-memory", bytes);
+    match name.split_once(':') {
+        None if name == "host" => Arc::new(HostDevice::new(0, threads, memory(8 << 30), None).unwrap()),
+        #[cfg(dovetail_cuda)]
+        Some(("cuda", index)) => {
+            let index = index.parse().unwrap_or_else(|error| panic!("--device {name}: {error}"));
+            let gpu = dovetail::device::cuda::CudaDevice::open(index, threads, |free| memory(free / 20 * 19)).unwrap();
+            arena.pin_by(gpu.pin());
+            Arc::new(gpu)
+        }
+        _ => panic!("--device {name}, with an arena of {:?}: host, or cuda:N in a build with kernels", arena.backing()),
+    }
+}
+
 fn main() {
     let options = Options::parse();
     let mut rng = StdRng::seed_from_u64(20_261_121);
@@ -133,7 +155,7 @@ fn main() {
         expected_probe = expected_probe.wrapping_add(payload.wrapping_mul(rows as i64));
     }
 
-    let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", parse_bytes(&options.host_memory).unwrap()));
     let catalog = Catalog::new(arena.clone());
     let put = |name: &str, payload: &str, keys: &[i64], values: &[i64]| {
         let keys = column(options.width, keys.iter().map(|&key| scatter(key)));
@@ -151,8 +173,8 @@ fn main() {
     put("probe", "p", &probe_keys, &probe_payload);
     drop((build_keys, build_payload, probe_keys, probe_payload, of_key));
 
-    let memory = Budget::new("device memory", "--device-memory", 8 << 30);
-    let device = HostDevice::new(0, options.threads, memory, None).unwrap();
+    let device = open(&options.device, options.threads, &arena);
+    let device = &*device;
     let strategy = |name: &String| match name.as_str() {
         "auto" => None,
         name => Some(name.parse().unwrap_or_else(|error| panic!("{error}"))),
@@ -161,7 +183,7 @@ fn main() {
         true => Strategy::ALL.map(Some).to_vec(),
         false => options.strategy.iter().map(strategy).collect(),
     };
-    let target = Target::of(&device, planner::calibrate(&device));
+    let target = Target::of(device, planner::calibrate(device));
     let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
         let (mut predicted, mut name) = (json!(null), "auto".to_string());
@@ -177,7 +199,7 @@ fn main() {
                 .collect();
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
             let start = Instant::now();
-            join::run(&plan.task().unwrap(), &device, &arena, &sink, &monitor).unwrap();
+            join::run(&plan.task().unwrap(), device, &arena, &sink, &monitor).unwrap();
             let seconds = start.elapsed().as_secs_f64();
             let batches = sink.0.into_inner();
             assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), expected_rows);
@@ -195,7 +217,7 @@ fn main() {
             phases.iter().map(|phase| (phase.name.into(), json!((phase.seconds * 1e3).round() / 1e3))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
+            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads,
             "match_every": options.match_every, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,

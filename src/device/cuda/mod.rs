@@ -55,6 +55,9 @@ pub fn device_count() -> Result<u16> {
     driver::gpu_count()
 }
 
+/// Jobs that run on one GPU at a time: while one waits for its copies, another's kernels run.
+const JOBS_MAX: usize = 4;
+
 /// A GPU as a device.
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -63,6 +66,15 @@ pub struct CudaDevice {
     memory: Budget,
     gpu: Arc<Gpu>,
     threads: ThreadPool,
+}
+
+fn thread_pool(id: DeviceId, threads: usize) -> Result<ThreadPool> {
+    let name = move |thread| format!("{id}-{thread}");
+    ThreadPoolBuilder::new()
+        .num_threads(threads.max(1))
+        .thread_name(name)
+        .build()
+        .map_err(|cause| Error::Exhausted(format!("starting {threads} threads for device {id}: {cause}; use fewer")))
 }
 
 impl CudaDevice {
@@ -75,11 +87,6 @@ impl CudaDevice {
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         let gpu = Gpu::open(index)?;
         let (free_bytes, _) = gpu.memory_bytes()?;
-        let name = move |thread| format!("cuda{index}-{thread}");
-        let threads =
-            ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(name).build().map_err(|cause| {
-                Error::Exhausted(format!("starting {threads} threads for device cuda:{index}: {cause}; use fewer"))
-            })?;
         let info = DeviceInfo {
             name: gpu.name()?,
             parallelism: gpu.multiprocessors()?,
@@ -89,7 +96,7 @@ impl CudaDevice {
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
-        Ok(Self { id, info, memory: budget(free_bytes), gpu: Arc::new(gpu), threads })
+        Ok(Self { id, info, memory: budget(free_bytes), gpu: Arc::new(gpu), threads: thread_pool(id, threads)? })
     }
 
     /// What pins host memory, so that this and all other GPUs copy it at the rate of their links.
@@ -133,6 +140,16 @@ impl Device for CudaDevice {
 
     fn beside(&self, work: &mut (dyn FnMut() + Send)) {
         self.threads.install(work);
+    }
+
+    fn jobs_max(&self) -> usize {
+        JOBS_MAX
+    }
+
+    fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
+        // Threads of its own: one that waits for the GPU could not take up another job's work.
+        let threads = thread_pool(self.id, self.threads.current_num_threads())?;
+        Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu: self.gpu.clone(), threads }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
