@@ -55,6 +55,9 @@ pub struct DeviceInfo {
     pub name: String,
     /// CPU threads, or multiprocessors.
     pub parallelism: usize,
+    /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 where a call is finished when
+    /// it returns.
+    pub streams: usize,
     /// Probe rows that one wave of matching and gathering should cover, so that what passes between its primitives stays
     /// in cache (host) or launches stay few (GPU).
     pub wave_rows: usize,

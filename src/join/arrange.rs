@@ -9,6 +9,7 @@
 //! Nullable columns are never carried, because bits do not move well: rule 2.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Arrangement;
 use super::inputs::SideInput;
@@ -19,6 +20,7 @@ use crate::device::{Carry, Column, Device, Keys, Partitions, Positions, Sorted, 
 use crate::memory::Arena;
 
 /// Everything that arranging needs beside the rows.
+#[derive(Clone, Copy)]
 pub(super) struct Workshop<'a> {
     pub(super) device: &'a dyn Device,
     pub(super) stream: &'a Stream,
@@ -27,10 +29,10 @@ pub(super) struct Workshop<'a> {
 }
 
 /// Rows of one side, arranged. *Arranged positions* count in this order; *row numbers* count in `rows`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Arranged {
     pub(super) rows: Rows,
-    pub(super) keys: SideKeys,
+    pub(super) keys: Arc<SideKeys>,
     pub(super) order: Order,
     /// The row number at each arranged position; `None` when they are the same. With partitions and sorted rows that
     /// carried no row numbers this is `None` too, and `numbered` is false.
@@ -46,7 +48,7 @@ pub(super) struct Arranged {
 }
 
 /// Keys in their arrangement.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Order {
     /// As they lie.
     Original(Keys),
@@ -71,9 +73,9 @@ pub(super) fn arrange(
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
-    let keys = monitor.phase("pack keys", 2 * key_bytes, || {
+    let keys = Arc::new(monitor.phase("pack keys", 2 * key_bytes, || {
         layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
-    })?;
+    })?);
     let mut originals = BTreeMap::new();
     let copy_bytes = (row_count * input.device_row_bytes()) as u64;
     monitor.phase("copy in", copy_bytes, || {

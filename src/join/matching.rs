@@ -6,9 +6,9 @@ use std::ops::Range;
 use arrow::buffer::Buffer;
 
 use super::arrange::{Arranged, Order, Workshop};
+use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
-use crate::{Error, Result};
 
 /// A build side, arranged and indexed.
 #[derive(Debug)]
@@ -83,41 +83,51 @@ impl BuildSide {
         shop.device.copy_out(&ordered, keys.rows * keys.width.bytes(), shop.arena, shop.stream)
     }
 
-    /// Matches one wave of a probe chunk.
-    pub(super) fn match_wave(&mut self, probe: &Arranged, wave: Range<usize>, shop: &Workshop<'_>) -> Result<Matches> {
+    /// Whether equal keys of partitions are known to be adjacent.
+    pub(super) fn is_grouped(&self) -> bool {
+        matches!(&self.arranged.order, Order::Partitioned(partitions) if partitions.grouped)
+    }
+
+    /// The same with equal keys of partitions adjacent.
+    pub(super) fn grouped(&self, shop: &Workshop<'_>) -> Result<Self> {
+        let mut arranged = self.arranged.clone();
+        arranged.group(shop)?;
+        Ok(Self { arranged, table: self.table.clone() })
+    }
+
+    /// Matches one wave of a probe chunk. `None`: build keys repeat, and must be [grouped](Self::grouped) first.
+    pub(super) fn match_wave(
+        &self,
+        probe: &Arranged,
+        wave: Range<usize>,
+        shop: &Workshop<'_>,
+    ) -> Result<Option<Matches>> {
         let (device, stream) = (shop.device, shop.stream);
         let key_bytes = probe.arranged_keys().width.bytes();
         let wave_bytes = |rows: usize| (rows * (2 * key_bytes + 8)) as u64;
-        match (&self.arranged.order, &probe.order) {
+        let matches = match (&self.arranged.order, &probe.order) {
             (Order::Original(_), Order::Original(keys)) => {
                 let table = self.table.as_ref().expect("a build side as it lies has a table");
-                shop.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))
+                shop.monitor.phase("match", wave_bytes(wave.len()), || device.probe_table(table, keys, wave, stream))?
             }
             (Order::Sorted(build), Order::Sorted(sorted)) => {
                 shop.monitor.phase("match", wave_bytes(wave.len()), || {
                     device.match_sorted(&build.keys, &sorted.keys, wave, stream)
-                })
+                })?
             }
-            (Order::Partitioned(_), Order::Partitioned(partitions)) => {
+            (Order::Partitioned(build), Order::Partitioned(partitions)) => {
                 let rows = partitions.bounds[wave.end] - partitions.bounds[wave.start];
-                loop {
-                    let Order::Partitioned(build) = &self.arranged.order else {
-                        unreachable!("grouping keeps partitions")
-                    };
-                    let found = shop.monitor.phase("match", wave_bytes(rows), || {
-                        device.match_partitions(build, partitions, wave.clone(), stream)
-                    })?;
-                    match found {
-                        PartitionMatches::Matched(matches) => return Ok(matches),
-                        PartitionMatches::RepeatedBuildKeys if build.grouped => {
-                            return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
-                        }
-                        PartitionMatches::RepeatedBuildKeys => self.arranged.group(shop)?,
-                    }
+                let found = shop.monitor.phase("match", wave_bytes(rows), || {
+                    device.match_partitions(build, partitions, wave.clone(), stream)
+                })?;
+                match found {
+                    PartitionMatches::Matched(matches) => matches,
+                    PartitionMatches::RepeatedBuildKeys => return Ok(None),
                 }
             }
             _ => unreachable!("both sides are arranged alike"),
-        }
+        };
+        Ok(Some(matches))
     }
 }
 

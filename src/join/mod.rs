@@ -21,6 +21,7 @@ mod inputs;
 mod kind;
 mod matching;
 mod monitor;
+mod probe;
 mod progress;
 mod run;
 mod strategy;

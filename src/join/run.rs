@@ -9,20 +9,26 @@
 //!   at the end: build rows that the kind of join keeps for having a match, or for having none
 //! ```
 //!
-//! A chunk is what fits in device memory beside the build side, most often all of the probe side. A wave is what keeps
+//! Chunks, and who works on them, are in `probe.rs`. A chunk is what fits in device memory beside the build side; on a device
+//! with one stream most often all of the probe side. A wave is what keeps
 //! the intermediate results of matching small: in cache on a host device.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::arrange::{Arranged, Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::{SideInput, check_build_rows};
-use super::matching::{BuildSide, waves};
+use super::matching::BuildSide;
 use super::monitor::Monitor;
+use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
-use super::verify::{build_runs_are_exact, exact_matches};
+use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
 use crate::Result;
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX, Unmatched, Which};
+use crate::device::{Device, DeviceBuffer, Matches, Unmatched, Which};
 use crate::memory::Arena;
 
 /// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
@@ -38,11 +44,7 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     let build = SideInput::new(task, Role::Build);
     let probe = SideInput::new(task, Role::Probe);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let mut outcome = Ok(());
-    device.beside(&mut || {
-        outcome = run_with_layout(task, layout.clone(), &build, &probe, device, arena, sink, monitor);
-    });
-    outcome
+    run_with_layout(task, layout, &build, &probe, device, arena, sink, monitor)
 }
 
 /// As [`run`], with a layout of the caller's: tests make its hashes collide.
@@ -63,88 +65,71 @@ fn run_with_layout(
     let outcome = Outcome::new(task, build, probe);
     let mut progress = Progress::new(&task.expected.stretches, monitor);
 
-    let mut built = loop {
-        let rows = build.rows(0..build.table.rows);
-        let unkeyed = outcome.keeps_build_without_key();
-        let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed)?;
-        progress.reach(Stretch::ArrangeBuild, 1.0);
-        let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || task.expected.build_keys_repeat;
-        let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
-        if !layout.is_hashed() || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))? {
-            break built;
+    let built = beside(device, || {
+        loop {
+            let rows = build.rows(0..build.table.rows);
+            let unkeyed = outcome.keeps_build_without_key();
+            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed)?;
+            progress.reach(Stretch::ArrangeBuild, 1.0);
+            let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || task.expected.build_keys_repeat;
+            let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
+            if !layout.is_hashed()
+                || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))?
+            {
+                return Ok(built);
+            }
+            layout = layout.clone().with_another_seed(rand::random());
         }
-        layout = layout.with_another_seed(rand::random());
-    };
+    })?;
     progress.reach(Stretch::IndexBuild, 1.0);
 
     let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes);
     let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes };
-    let kept = match outcome.build_rows_kept {
-        Some(which) => Some((which, device.new_flags(built.arranged.len(), &stream)?)),
+    let flags = match outcome.build_rows_kept {
+        Some(_) => Some(device.new_flags(built.arranged.len(), &stream)?),
         None => None,
     };
     if let Some(unkeyed) = &built.arranged.unkeyed {
         let rows = SideRows::Numbered(&built.arranged, unkeyed.clone());
-        emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {})?;
+        beside(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
     }
-    let probe_rows = probe.table.rows;
-    let share_of_probe = |rows: f64| rows / probe_rows as f64;
-    let mut start = 0;
-    while start < probe_rows {
-        let end = probe_rows.min(start + chunk_rows(probe, &layout, device, built.grouping_bytes(device)));
-        let rows = probe.rows(start..end);
-        let unkeyed = outcome.keeps_probe_without_key();
-        let arranged = arrange(&shop, probe, rows, &layout, task.arrangement, unkeyed)?;
-        progress.reach(Stretch::ArrangeProbe, share_of_probe(end as f64));
-        if let Some(unkeyed) = &arranged.unkeyed {
-            let rows = SideRows::Numbered(&arranged, unkeyed.clone());
-            emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
-        }
-        let mut matched = start as f64;
-        for wave in waves(&arranged, wave_rows(device, built.grouping_bytes(device))) {
-            let mut matches = built.match_wave(&arranged, wave, &shop)?;
-            if layout.is_hashed() {
-                matches =
-                    monitor.phase("compare keys", 0, || exact_matches(matches, &built, &arranged, &layout, &shop))?;
-            }
-            let rows = matches.rows.len() as f64;
-            let flags = kept.as_ref().map(|(_, flags)| flags);
-            outcome.emit_wave(&emitter, &built, &arranged, &matches, flags, &mut |share| {
-                progress.reach(Stretch::Results, share_of_probe(matched + share * rows));
-            })?;
-            matched += rows;
-            progress.reach(Stretch::Results, share_of_probe(matched));
-        }
-        // Rows without a key take part in no wave.
-        progress.reach(Stretch::Results, share_of_probe(end as f64));
-        start = end;
-    }
-    if let Some((which, flags)) = kept {
+    let probing = Probing {
+        task,
+        layout: &layout,
+        outcome: &outcome,
+        build,
+        probe,
+        sink,
+        sizes,
+        flags,
+        built: Mutex::new(Arc::new(built)),
+        next_row: Mutex::new(0),
+        progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
+    };
+    probing.run(&shop)?;
+    let Probing { built, flags, progress, .. } = probing;
+    let (built, mut progress) = (built.into_inner(), progress.into_inner().inner);
+    if let (Some(which), Some(flags)) = (outcome.build_rows_kept, flags) {
         let positions =
             monitor.phase("match", 0, || device.select_flags(&flags, built.arranged.len(), which, &stream))?;
         let rows = positions.len();
-        emitter.emit(&SideRows::Arranged(&built.arranged, positions), &SideRows::Missing, rows, &mut |emitted| {
-            progress.reach(Stretch::KeptBuild, emitted as f64 / rows as f64);
-        })?;
+        let emit = || {
+            emitter.emit(&SideRows::Arranged(&built.arranged, positions), &SideRows::Missing, rows, &mut |emitted| {
+                progress.reach(Stretch::KeptBuild, emitted as f64 / rows as f64);
+            })
+        };
+        beside(device, emit)?;
     }
     device.synchronize(&stream)?;
     progress.finish();
     Ok(())
 }
 
-/// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
-fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64) -> u64 {
-    // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
-    // bytes of row numbers, matches and pairs.
-    let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;
-    let fit = device.memory().free_bytes().saturating_sub(held_back) / 2 / row_bytes as u64;
-    fit.clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64)
-}
-
-/// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.
-fn wave_rows(device: &dyn Device, held_back: u64) -> usize {
-    let fit = (device.memory().free_bytes().saturating_sub(held_back) / 8 / 64) as usize;
-    device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
+/// Runs `work` on the CPU threads that belong to the device.
+fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let (mut work, mut outcome) = (Some(work), None);
+    device.beside(&mut || outcome = work.take().map(|work| work()));
+    outcome.expect("a device does what it is given")
 }
 
 /// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row
@@ -157,7 +142,7 @@ fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
 }
 
 /// Which rows the kind of join emits, in terms of build and probe side.
-struct Outcome {
+pub(super) struct Outcome {
     /// `Some`: a semi or anti join, whose rows are of that side only.
     only: Option<Role>,
     /// Whether rows of the side in `only` survive for having a match, or for having none.
@@ -185,12 +170,12 @@ impl Outcome {
         self.keeps_unmatched_build || (self.only == Some(Role::Build) && self.only_which == Which::Unmatched)
     }
 
-    fn keeps_probe_without_key(&self) -> bool {
+    pub(super) fn keeps_probe_without_key(&self) -> bool {
         self.keeps_unmatched_probe || (self.only == Some(Role::Probe) && self.only_which == Which::Unmatched)
     }
 
     /// Emits what one wave of matches gives, and tells `done` which share of it has left.
-    fn emit_wave(
+    pub(super) fn emit_wave(
         &self,
         emitter: &Emitter<'_>,
         build: &BuildSide,

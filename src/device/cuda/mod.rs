@@ -90,6 +90,8 @@ impl CudaDevice {
         let info = DeviceInfo {
             name: gpu.name()?,
             parallelism: gpu.multiprocessors()?,
+            // One copies in, one is matched, one copies out.
+            streams: 3,
             wave_rows: 1 << 24,
             // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,

@@ -119,6 +119,7 @@ fn info(threads: usize) -> DeviceInfo {
     DeviceInfo {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
         parallelism: threads,
+        streams: 1,
         wave_rows: (1 << 18) * threads.next_power_of_two().min(16),
         partition_rows: 1 << 15,
         pass_bits_max: 11,

@@ -1,0 +1,236 @@
+//! The probe side of a join: chunk by chunk, on as many streams as the device overlaps.
+//!
+//! ```text
+//!   stream 0   copy in │ arrange, match, gather │ copy out │ copy in │ ...
+//!   stream 1             copy in                │ arrange, match, gather │ copy out │ ...
+//!   stream 2                                      copy in │ ...
+//! ```
+//!
+//! A device that lists one stream (the CPU, whose primitives use all of its threads) works off the chunks in the caller's
+//! thread. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
+//! then cross the link while another is matched, and the link is busy both ways. All share the build side, which does not
+//! change, but for one thing: keys that are found to repeat only when they are probed are grouped by the first who finds
+//! out, while the others go on with what they have.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::arrange::{Workshop, arrange};
+use super::emit::{BatchSizes, Emitter, SideRows};
+use super::inputs::SideInput;
+use super::matching::{BuildSide, waves};
+use super::progress::{Progress, Stretch};
+use super::run::{CHUNK_ROWS_MIN, Outcome};
+use super::verify::exact_matches;
+use super::{BatchSink, Task};
+use crate::columns::KeyLayout;
+use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX};
+use crate::{Error, Result};
+
+/// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
+/// overlap with nothing.
+const CHUNKS_PER_STREAM: u64 = 5;
+
+/// Rows that a chunk has at the least, however many streams there are: fewer would leave a GPU waiting for launches.
+const OVERLAPPED_CHUNK_ROWS_MIN: u64 = 1 << 20;
+
+/// Everything that probing needs, shared by all streams.
+pub(super) struct Probing<'a> {
+    pub(super) task: &'a Task,
+    pub(super) layout: &'a KeyLayout,
+    pub(super) outcome: &'a Outcome,
+    pub(super) build: &'a SideInput,
+    pub(super) probe: &'a SideInput,
+    pub(super) sink: &'a dyn BatchSink,
+    pub(super) sizes: BatchSizes,
+    /// Which build rows were matched, when that decides what is emitted at the end.
+    pub(super) flags: Option<DeviceBuffer>,
+    /// The build side, with its keys grouped as soon as one stream has found out that they have to be.
+    pub(super) built: Mutex<Arc<BuildSide>>,
+    /// The first row of the next chunk.
+    pub(super) next_row: Mutex<u64>,
+    pub(super) progress: Mutex<ProbeProgress<'a>>,
+}
+
+/// How many probe rows are through.
+pub(super) struct ProbeProgress<'a> {
+    pub(super) inner: Progress<'a>,
+    pub(super) arranged_rows: f64,
+    pub(super) emitted_rows: f64,
+}
+
+impl Probing<'_> {
+    /// Probes with all rows. `shop` is the one that the build side was made in.
+    ///
+    /// # Errors
+    /// The device's, the sink's, and those of gathering; the first of any stream.
+    pub(super) fn run(&self, shop: &Workshop<'_>) -> Result<()> {
+        let device = shop.device;
+        let chunks = self.probe.table.rows.div_ceil(OVERLAPPED_CHUNK_ROWS_MIN);
+        let streams = (device.info().streams as u64).min(chunks) as usize;
+        if streams <= 1 {
+            let mut outcome = Ok(());
+            device.beside(&mut || outcome = self.take_chunks(shop, 1, &AtomicBool::new(false)));
+            return outcome;
+        }
+        // What other streams are about to read has to be there.
+        device.synchronize(shop.stream)?;
+        let failed = AtomicBool::new(false);
+        let failure = Mutex::new(None);
+        std::thread::scope(|scope| {
+            for _ in 0..streams {
+                scope.spawn(|| {
+                    let mut outcome = Ok(());
+                    device.beside(&mut || outcome = self.probe_on_new_stream(shop, streams, &failed));
+                    if let Err(error) = outcome {
+                        failed.store(true, Ordering::Relaxed);
+                        failure.lock().get_or_insert(error);
+                    }
+                });
+            }
+        });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn probe_on_new_stream(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
+        let stream = shop.device.stream(shop.monitor.cancel().clone())?;
+        self.take_chunks(&Workshop { stream: &stream, ..*shop }, streams, failed)
+    }
+
+    /// Takes chunks until there are no more, or another stream has failed.
+    fn take_chunks(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
+        while !failed.load(Ordering::Relaxed)
+            && let Some(rows) = self.next_chunk(shop.device, streams)
+        {
+            self.probe_chunk(shop, streams, rows)?;
+        }
+        Ok(())
+    }
+
+    fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
+        let total = self.probe.table.rows;
+        let mut next = self.next_row.lock();
+        let start = *next;
+        if start == total {
+            return None;
+        }
+        let held_back = self.built.lock().grouping_bytes(device);
+        let mut rows = chunk_rows(self.probe, self.layout, device, held_back, streams);
+        if streams > 1 {
+            let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
+            rows = rows.min(even.max(OVERLAPPED_CHUNK_ROWS_MIN));
+        }
+        *next = total.min(start + rows);
+        Some(start..*next)
+    }
+
+    fn probe_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>) -> Result<()> {
+        let chunk_rows = (range.end - range.start) as f64;
+        let emitter = Emitter {
+            shop,
+            task: self.task,
+            layout: self.layout,
+            build: self.build,
+            probe: self.probe,
+            sink: self.sink,
+            sizes: self.sizes,
+        };
+        let rows = self.probe.rows(range);
+        let unkeyed = self.outcome.keeps_probe_without_key();
+        let arranged = arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed)?;
+        self.arranged(chunk_rows);
+        if let Some(unkeyed) = &arranged.unkeyed {
+            let rows = SideRows::Numbered(&arranged, unkeyed.clone());
+            emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
+        }
+        let mut built = self.built.lock().clone();
+        let wave_rows = wave_rows(shop.device, built.grouping_bytes(shop.device), streams);
+        let mut emitted = 0.0;
+        for wave in waves(&arranged, wave_rows) {
+            let mut matches = loop {
+                match built.match_wave(&arranged, wave.clone(), shop)? {
+                    Some(matches) => break matches,
+                    None => built = self.grouped(&built, shop)?,
+                }
+            };
+            if self.layout.is_hashed() {
+                matches = shop
+                    .monitor
+                    .phase("compare keys", 0, || exact_matches(matches, &built, &arranged, self.layout, shop))?;
+            }
+            let rows = matches.rows.len() as f64;
+            let mut of_wave = 0.0;
+            self.emit_wave(&emitter, &built, &arranged, &matches, &mut |share| {
+                self.emitted(share * rows - of_wave);
+                of_wave = share * rows;
+            })?;
+            self.emitted(rows - of_wave);
+            emitted += rows;
+        }
+        // Rows without a key take part in no wave.
+        self.emitted(chunk_rows - emitted);
+        // What this chunk used of the build side is used no more, whoever drops it.
+        shop.device.synchronize(shop.stream)
+    }
+
+    fn emit_wave(
+        &self,
+        emitter: &Emitter<'_>,
+        built: &BuildSide,
+        arranged: &super::arrange::Arranged,
+        matches: &Matches,
+        done: &mut dyn FnMut(f64),
+    ) -> Result<()> {
+        self.outcome.emit_wave(emitter, built, arranged, matches, self.flags.as_ref(), done)
+    }
+
+    /// The build side with equal keys adjacent: made here, unless another stream has done so since `seen` was taken.
+    fn grouped(&self, seen: &Arc<BuildSide>, shop: &Workshop<'_>) -> Result<Arc<BuildSide>> {
+        // Earlier waves of this stream may still read what is about to be dropped.
+        shop.device.synchronize(shop.stream)?;
+        let mut current = self.built.lock();
+        if !Arc::ptr_eq(&current, seen) {
+            return Ok(current.clone());
+        }
+        if seen.is_grouped() {
+            return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
+        }
+        let grouped = Arc::new(seen.grouped(shop)?);
+        // The other streams know nothing of this one's work.
+        shop.device.synchronize(shop.stream)?;
+        *current = grouped.clone();
+        Ok(grouped)
+    }
+
+    fn arranged(&self, rows: f64) {
+        let mut progress = self.progress.lock();
+        progress.arranged_rows += rows;
+        let share = progress.arranged_rows / self.probe.table.rows as f64;
+        progress.inner.reach(Stretch::ArrangeProbe, share);
+    }
+
+    fn emitted(&self, rows: f64) {
+        let mut progress = self.progress.lock();
+        progress.emitted_rows += rows;
+        let share = progress.emitted_rows / self.probe.table.rows as f64;
+        progress.inner.reach(Stretch::Results, share);
+    }
+}
+
+/// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
+fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64, streams: usize) -> u64 {
+    // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
+    // bytes of row numbers, matches and pairs.
+    let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;
+    let free = device.memory().free_bytes().saturating_sub(held_back) / streams as u64;
+    (free / 2 / row_bytes as u64).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64)
+}
+
+/// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.
+fn wave_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
+    let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
+    device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
+}
