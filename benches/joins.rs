@@ -16,7 +16,7 @@ use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use clap::Parser;
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::HostDevice;
-use dovetail::device::{CancelFlag, Device};
+use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
 use dovetail::planner::{self, JoinSpec, KeyPair, Strategy, Target};
@@ -111,14 +111,13 @@ fn open(name: &str, threads: usize, arena: &Arena) -> Arc<dyn Device> {
     let memory = |bytes| Budget::new("device memory", "--device-memory", bytes);
     match name.split_once(':') {
         None if name == "host" => Arc::new(HostDevice::new(0, threads, memory(8 << 30), None).unwrap()),
-        #[cfg(dovetail_cuda)]
         Some(("cuda", index)) => {
             let index = index.parse().unwrap_or_else(|error| panic!("--device {name}: {error}"));
-            let gpu = dovetail::device::cuda::CudaDevice::open(index, threads, |free| memory(free / 20 * 19)).unwrap();
-            arena.pin_by(gpu.pin());
-            Arc::new(gpu)
+            let gpu = open_gpu(index, threads, |free| memory(free / 20 * 19)).unwrap();
+            arena.pin_by(gpu.pin);
+            gpu.device
         }
-        _ => panic!("--device {name}, with an arena of {:?}: host, or cuda:N in a build with kernels", arena.backing()),
+        _ => panic!("--device {name}: host, or cuda:N"),
     }
 }
 

@@ -32,6 +32,7 @@ mod cancel;
 #[allow(unsafe_code)]
 pub mod cuda;
 pub mod host;
+mod open;
 mod types;
 
 use std::fmt::Debug;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use arrow::buffer::Buffer;
 
 pub use cancel::CancelFlag;
+pub use open::{HAS_KERNELS, OpenGpu, gpu_count, open_gpu};
 pub use types::{
     BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event,
     HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::settings::Settings;
-use crate::device::Device;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
+use crate::device::{Device, HAS_KERNELS, gpu_count, open_gpu};
 use crate::memory::{Arena, Budget, parse_bytes, parse_memory_setting, process_memory_limit};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
@@ -30,7 +30,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             .map_err(|error| Error::Invalid(format!("reading the topology file {}: {error}", path.display())))?;
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
-    let gpus = gpus::count()?;
+    let gpus = gpu_count()?;
     let (kind, count) = settings.devices.split_once(':').unwrap_or((&settings.devices, ""));
     let number = count.parse::<u16>().ok().filter(|&number| number > 0);
     match (kind, number) {
@@ -45,7 +45,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
         ("cuda", number) if count.is_empty() || number.is_some() => Err(Error::Invalid(format!(
             "--devices is {:?}, and there {}; write auto to use what there is",
             settings.devices,
-            gpus::found(gpus)
+            gpus_found(gpus)
         ))),
         _ => Err(Error::Invalid(format!(
             "--devices is {:?}; write auto, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N slices, 1 to \
@@ -82,7 +82,11 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         };
         let budget = |bytes| Budget::new(format!("memory of device {}", node.name), knob, bytes);
         if node.kind == NodeKind::Cuda {
-            return gpus::open(node, threads, arena, |free| budget(memory_bytes.unwrap_or(free / 20 * 19)));
+            let gpu = open_gpu(node.index, threads, |free| budget(memory_bytes.unwrap_or(free / 20 * 19)))
+                .context(|| format!("opening device {}", node.name))?;
+            // What the first device has pinned is pinned for all.
+            arena.pin_by(gpu.pin);
+            return Ok(gpu.device);
         }
         let memory = budget(memory_bytes.unwrap_or(memory_share));
         let route = topology.host_route(node).map(|route| EmulatedRoute {
@@ -127,64 +131,13 @@ fn lanes_of(lanes: &[LinkLanes], hops: &[Hop]) -> Vec<Lane> {
     hops.iter().flat_map(of_hop).collect()
 }
 
-/// GPUs, where this build can use them.
-#[cfg(dovetail_cuda)]
-mod gpus {
-    use super::*;
-    use crate::device::cuda::{CudaDevice, device_count};
-
-    pub(super) fn count() -> Result<u16> {
-        device_count()
-    }
-
-    /// What there is, to follow "there".
-    pub(super) fn found(count: u16) -> String {
-        match count {
-            0 => "is no GPU that this process can use".into(),
-            1 => "is one GPU".into(),
-            count => format!("are {count} GPUs"),
-        }
-    }
-
-    pub(super) fn open(
-        node: &DeviceNode,
-        threads: usize,
-        arena: &Arena,
-        budget: impl FnOnce(u64) -> Budget,
-    ) -> Result<Arc<dyn Device>> {
-        let device =
-            CudaDevice::open(node.index, threads, budget).context(|| format!("opening device {}", node.name))?;
-        // What the first device has pinned is pinned for all.
-        arena.pin_by(device.pin());
-        Ok(Arc::new(device))
-    }
-}
-
-/// GPUs, in a build that was made without their compiler.
-#[cfg(not(dovetail_cuda))]
-mod gpus {
-    use super::*;
-
-    pub(super) fn count() -> Result<u16> {
-        Ok(0)
-    }
-
-    /// What there is, to follow "there".
-    pub(super) fn found(_: u16) -> String {
-        "is no GPU that this build could use: it was made without nvcc".into()
-    }
-
-    pub(super) fn open(
-        node: &DeviceNode,
-        _threads: usize,
-        _arena: &Arena,
-        _budget: impl FnOnce(u64) -> Budget,
-    ) -> Result<Arc<dyn Device>> {
-        Err(Error::Unsupported(format!(
-            "device {} of the topology is a GPU, which this build cannot use, because it was made without nvcc; describe it as a \
-             host device to emulate it",
-            node.name
-        )))
+/// What GPUs there are, to follow "there".
+fn gpus_found(count: u16) -> String {
+    match count {
+        _ if !HAS_KERNELS => "is no GPU that this build could use: it was made without nvcc".into(),
+        0 => "is no GPU that this process can use".into(),
+        1 => "is one GPU".into(),
+        count => format!("are {count} GPUs"),
     }
 }
 

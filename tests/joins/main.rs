@@ -13,7 +13,7 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::HostDevice;
-use dovetail::device::{CancelFlag, Device};
+use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinKind, JoinSpec, KeyPair, Side, Strategy};
@@ -33,10 +33,9 @@ struct Bench {
 fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
     let budget = |name: &str| Budget::new(format!("memory of device {name}"), "--device-memory", memory);
     match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
-        #[cfg(dovetail_cuda)]
-        Ok("cuda") => Arc::new(dovetail::device::cuda::CudaDevice::open(0, threads, |_| budget("cuda:0")).unwrap()),
+        Ok("cuda") => open_gpu(0, threads, |_| budget("cuda:0")).unwrap().device,
         Err(_) | Ok("host") => Arc::new(HostDevice::new(0, threads, budget("host:0"), None).unwrap()),
-        Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}, which this build has not"),
+        Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}: host or cuda"),
     }
 }
 

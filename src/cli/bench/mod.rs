@@ -16,7 +16,7 @@ mod zipf;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use self::engine::Engine;
+use self::engine::{BenchDevice, Engine};
 use self::generate::{Keys, Workload};
 use self::report::Report;
 use super::output::{self, Align};
@@ -67,7 +67,11 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
-    /// Threads of the device; all of the machine's by default
+    /// Device to measure: host, or cuda:N for GPU number N
+    #[arg(long, default_value = "host")]
+    device: BenchDevice,
+
+    /// CPU threads of the device; all of the machine's by default
     #[arg(long)]
     threads: Option<usize>,
 
@@ -235,7 +239,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 /// All strategies on one workload. The engine ends with it, so that each workload finds the same memory.
 fn measure(workload: &Workload, strategies: &[Option<Strategy>], args: &BenchArgs, report: &mut Report) -> Result<()> {
     let progress = Progress::spinner(&format!("generating {}", describe(workload)));
-    let engine = Engine::new(args.threads, args.device_memory, args.host_memory)?;
+    let engine = Engine::new(args.device, args.threads, args.device_memory, args.host_memory)?;
     let generated = workload.generate()?;
     let expected = generated.expected;
     engine.put("build", generated.build)?;

@@ -122,6 +122,7 @@ impl Report {
             "seed": workload.seed,
             "asked": asked,
             "strategy": measured.strategy.name(),
+            "device": measured.device,
             "threads": measured.threads,
             "result_rows": measured.rows,
             "verified": true,
