@@ -483,6 +483,12 @@ struct DovetailGatherBits {
   uint64_t *cleared;
 };
 
+/// Writes where no memory is.
+struct DovetailIllegalAccess {
+  /// Where.
+  uint64_t address;
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -532,6 +538,8 @@ extern int dovetail_mark(const struct DovetailMark *args, DovetailStream stream)
 extern int dovetail_gather(const struct DovetailGather *args, DovetailStream stream);
 
 extern int dovetail_gather_bits(const struct DovetailGatherBits *args, DovetailStream stream);
+
+extern int dovetail_illegal_access(const struct DovetailIllegalAccess *args, DovetailStream stream);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -61,6 +61,9 @@ pub struct DeviceInfo {
     /// Probe rows that one wave of matching and gathering should cover, so that what passes between its primitives stays
     /// in cache (host) or launches stay few (GPU).
     pub wave_rows: usize,
+    /// Bytes of the result that should be gathered at once: about a message's worth while they are in cache (host), more
+    /// where each call and each copy costs by itself (GPU).
+    pub gather_bytes: usize,
     /// Build rows that a partition should have, so that its hash table stays in the fastest memory.
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves well.

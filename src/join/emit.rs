@@ -281,13 +281,14 @@ impl<'a> Gatherer<'a> {
 }
 
 impl BatchSizes {
-    /// Batches of about one wire message, or of as many rows as the client asked for, for rows of that many bytes on average.
-    pub(super) fn new(asked_for: Option<usize>, row_bytes: f64) -> Self {
+    /// Batches of about one wire message, or of as many rows as the client asked for, for rows of that many bytes on average;
+    /// and as many of them at once as make up `gather_bytes`.
+    pub(super) fn new(asked_for: Option<usize>, row_bytes: f64, gather_bytes: usize) -> Self {
         /// Bytes of a message that is large enough for its overhead not to count.
-        const MESSAGE_BYTES: f64 = (4 << 20) as f64;
+        const MESSAGE_BYTES: usize = 4 << 20;
         const ROWS_MAX: usize = 1 << 20;
-        let message_rows = ((MESSAGE_BYTES / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
-        let batch_rows = asked_for.unwrap_or(message_rows).clamp(1, ROWS_MAX);
-        Self { batch_rows, gather_rows: batch_rows * (message_rows / batch_rows).max(1) }
+        let rows_of = |bytes: usize| ((bytes as f64 / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
+        let batch_rows = asked_for.unwrap_or(rows_of(MESSAGE_BYTES)).clamp(1, ROWS_MAX);
+        Self { batch_rows, gather_rows: batch_rows * (rows_of(gather_bytes) / batch_rows).max(1) }
     }
 }

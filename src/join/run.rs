@@ -83,7 +83,7 @@ fn run_with_layout(
     })?;
     progress.reach(Stretch::IndexBuild, 1.0);
 
-    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes);
+    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
     let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes };
     let flags = match outcome.build_rows_kept {
         Some(_) => Some(device.new_flags(built.arranged.len(), &stream)?),

@@ -525,6 +525,14 @@ pub struct DovetailGatherBits {
     pub cleared: *mut u64,
 }
 
+/// Writes where no memory is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailIllegalAccess {
+    /// Where.
+    pub address: u64,
+}
+
 unsafe extern "C" {
     pub fn dovetail_pack_keys(args: *const DovetailPackKeys, stream: DovetailStream) -> c_int;
     pub fn dovetail_select(args: *const DovetailSelect, stream: DovetailStream) -> c_int;
@@ -549,4 +557,5 @@ unsafe extern "C" {
     pub fn dovetail_mark(args: *const DovetailMark, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather(args: *const DovetailGather, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
+    pub fn dovetail_illegal_access(args: *const DovetailIllegalAccess, stream: DovetailStream) -> c_int;
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::driver::Queue;
+use super::fault;
 use crate::device::{DeviceBuffer, DeviceMemory};
 use crate::memory::{Budget, Reservation};
 use crate::{Error, Result};
@@ -29,6 +30,7 @@ impl CudaBuffer {
         let taken = taken.ok_or_else(|| Error::Exhausted(format!("{purpose} needs more than can be addressed")))?;
         let reservation = budget.reserve(taken as u64, purpose)?;
         queue.gpu.bind()?;
+        fault::before_allocation(queue, purpose)?;
         // SAFETY: the memory is freed once, on drop.
         let allocated = unsafe { result::malloc_async(queue.raw(), taken) };
         let mut pointer = 0;

@@ -9,6 +9,7 @@ use arrow::util::bit_mask;
 use cudarc::driver::result;
 
 use super::buffer::{CudaBuffer, cuda};
+use super::fault;
 use super::work::Work;
 use crate::Result;
 use crate::device::{BitSlice, DeviceBuffer};
@@ -16,6 +17,7 @@ use crate::memory::{Arena, ArenaBuffer};
 
 pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
     const PURPOSE: &str = "copying a column to the device";
+    fault::before_copy(work.queue, PURPOSE)?;
     let bytes = parts.iter().map(Buffer::len).sum();
     let buffer = work.buffer(bytes, PURPOSE)?;
     let mut end = 0;

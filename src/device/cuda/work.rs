@@ -9,6 +9,7 @@ use super::CudaStream;
 use super::abi::{DovetailMatchTotals, DovetailStream};
 use super::buffer::CudaBuffer;
 use super::driver::Queue;
+use super::fault;
 use crate::Result;
 use crate::device::CancelFlag;
 use crate::memory::Budget;
@@ -57,6 +58,7 @@ impl Work<'_> {
         args: &A,
     ) -> Result<()> {
         self.cancel.check()?;
+        fault::before_launch(self.queue, kernel)?;
         tracing::trace!(kernel, "launch");
         // SAFETY: as above; the arguments are read during the call.
         let code = unsafe { entry(args, self.queue.handle()) };
