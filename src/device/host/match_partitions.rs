@@ -1,7 +1,8 @@
 //! Matching within partitions, each with a table that stays in the cache of the thread that works on it.
 //!
 //! Partitions are worked on in parallel, and so are the probe rows of one partition if there are many (a heavy key), all
-//! of them with the same table. A build partition that outgrew the cache makes its table slower to reach, nothing else.
+//! of them with the same table; and where many build rows have few keys, several threads look for the runs of equal ones. A
+//! build partition that outgrew the cache makes its table slower to reach, nothing else.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +100,12 @@ const TABLE: &str = "a partition's hash table";
 /// A table of the runs of adjacent equal keys, their positions counted from `start`. It has room for the runs and not for
 /// the rows, of which a heavy key has many.
 fn enter_runs<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Values<K::Run>> {
+    if keys.len() > HEAVY_ROWS_MIN
+        && run.threads > 1
+        && let Some(starts) = few_run_starts(run, keys)?
+    {
+        return enter_runs_at(run, keys, start, &starts);
+    }
     let mut runs = 0;
     for_each_run(run, keys, |_, _| runs += 1)?;
     let mut slots = run.values::<K::Run>(slot_count(runs), TABLE)?;
@@ -109,6 +116,41 @@ fn enter_runs<K: Key>(run: &Run<'_>, keys: &[K], start: usize) -> Result<Values<
         debug_assert!(slots[index].is_empty(), "equal keys of grouped partitions are adjacent");
         slots[index] = Slot::new(key, (start + range.start) as u32, range.len() as u32);
     })?;
+    Ok(slots)
+}
+
+/// Partitions of more rows than this, several times those of an ordinary one, are looked through by all threads.
+const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
+
+/// Where runs of equal keys start, when they are few: then their list is small beside the table that they will need. Found
+/// on all threads.
+fn few_run_starts<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Option<Vec<u32>>> {
+    let few = keys.len() / 8;
+    let starts_run = |row: usize| row == 0 || keys[row] != keys[row - 1];
+    let counts = run.map(0..keys.len(), |rows| rows.filter(|&row| starts_run(row)).count())?;
+    if counts.iter().sum::<usize>() > few {
+        return Ok(None);
+    }
+    let starts =
+        |rows: Range<usize>| -> Vec<u32> { rows.filter(|&row| starts_run(row)).map(|row| row as u32).collect() };
+    Ok(Some(run.map(0..keys.len(), starts)?.concat()))
+}
+
+/// As [`enter_runs`], of runs that start there.
+fn enter_runs_at<K: Key>(run: &Run<'_>, keys: &[K], start: usize, starts: &[u32]) -> Result<Values<K::Run>> {
+    let mut slots = run.values::<K::Run>(slot_count(starts.len()), TABLE)?;
+    slots.fill(Slot::<K>::empty());
+    let addressing = Addressing::whole(slots.len());
+    for (at, &first) in starts.iter().enumerate() {
+        if at % MORSEL_ROWS == 0 {
+            run.cancel.check()?;
+        }
+        let end = starts.get(at + 1).map_or(keys.len(), |&next| next as usize);
+        let key = keys[first as usize];
+        let index = addressing.find(&slots, key, addressing.start(key));
+        debug_assert!(slots[index].is_empty(), "equal keys of grouped partitions are adjacent");
+        slots[index] = Slot::new(key, start as u32 + first, (end - first as usize) as u32);
+    }
     Ok(slots)
 }
 
@@ -229,6 +271,32 @@ mod tests {
     #[test]
     fn a_heavy_key_needs_no_table_for_each_of_its_rows() {
         for_every_key!(heavy_keys_take_little);
+    }
+
+    #[test]
+    fn probe_rows_find_the_runs_of_a_heavy_partition() {
+        // Half of the build rows have one key, and the others one of a thousand: few runs in two large partitions.
+        let rows = 4 * HEAVY_ROWS_MIN as u32;
+        let build_numbers: Vec<u32> = (0..rows).map(|row| if row % 2 == 0 { 7 } else { row % 1000 }).collect();
+        let probe_numbers: Vec<u32> = (0..3000).chain([7; 50_000]).collect();
+        for threads in [1, 2, 3] {
+            let bench = Bench::new(threads);
+            let bits = RadixBits { skip: 0, bits: 1 };
+            let parted = |numbers: &[u32]| {
+                bench.device.partition(&bench.keys::<u64>(numbers).0, &[], bits, &bench.stream).unwrap()
+            };
+            let build = bench.device.group_partitions(parted(&build_numbers), &bench.stream).unwrap();
+            let probe = parted(&probe_numbers);
+            let values = values_of::<u64>(&build.keys.data, build.keys.rows);
+            let largest =
+                build.bounds.windows(2).map(|bounds| &values[bounds[0]..bounds[1]]).max_by_key(|keys| keys.len());
+            let starts = bench.device.run(&bench.stream, |run| few_run_starts(run, largest.unwrap())).unwrap().unwrap();
+            assert!(starts.len() < 1000 && starts.is_sorted_by(|a, b| a < b), "{} runs", starts.len());
+            let found = bench.device.match_partitions(&build, &probe, 0..2, &bench.stream).unwrap();
+            let PartitionMatches::Matched(found) = found else { panic!("grouped keys were reported as repeated") };
+            let probe_values = values_of::<u64>(&probe.keys.data, probe.keys.rows);
+            assert_matches(&found, values, probe_values, &format!("{threads} threads"));
+        }
     }
 
     #[test]

@@ -11,17 +11,23 @@
 //! Without the lines, every row would touch a different page and cache line of the output. Balkesen et al., "Main-Memory
 //! Hash Joins on Multi-Core CPUs" (ICDE 2013), section III.C, describe the technique. A thread's share of a partition is
 //! a slice of the output that nobody else has, so that threads never meet.
+//!
+//! More partitions than one pass resolves well take several: the lowest bits first, and because each pass leaves rows with
+//! equal digits in order, the next one finds each of its partitions divided already.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use rayon::prelude::*;
 
-use super::buffer::{Values, bytes_of, split_at_bounds, values_of};
+use super::buffer::{Values, as_atomic_u32, bytes_of, split_at_bounds, values_of};
 use super::hash::{Key, with_cell};
 use super::raw::{self, LINE_BYTES};
-use super::slots::{GrowingTable, Slot};
+use super::slots::{GrowingTable, START_ROWS, Slot};
 use super::transfer::write_range;
 use super::{MORSEL_ROWS, Run};
-use crate::Result;
 use crate::device::{Carry, Column, Keys, NO_ROW, Partitions, RadixBits, Width};
+use crate::{Error, Result};
 
 pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
     assert!(bits.skip + bits.bits <= K::BITS, "keys of {} bits have no {bits:?}", K::BITS);
@@ -29,8 +35,11 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
         let carried = carry.iter().map(|carry| carried_as_is(run, carry, keys.rows)).collect::<Result<_>>()?;
         return Ok(Partitions { keys: keys.clone(), carried, bounds: [0, keys.rows].into(), bits, grouped: false });
     }
-    let (shift, mask) = (K::BITS - bits.skip - bits.bits, (1usize << bits.bits) - 1);
-    let digit = |key: K| key.mix().bits_from(shift) & mask;
+    if bits.bits > run.info.pass_bits_max {
+        return partition_in_passes::<K>(run, keys, carry, bits);
+    }
+    let digit = digit_of::<K>(bits);
+    let mask = (1usize << bits.bits) - 1;
     let (rows, width) = (keys.rows, keys.width);
     let Scattered { keys, columns, bounds } = scatter(run, keys, carry, mask + 1, digit)?;
     let carried = columns.into_iter().map(|(width, out)| Column { data: out.freeze(), width, rows, validity: None });
@@ -41,6 +50,37 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
         bits,
         grouped: false,
     })
+}
+
+/// The partition of a key.
+fn digit_of<K: Key>(bits: RadixBits) -> impl Fn(K) -> usize + Sync {
+    let (shift, mask) = (K::BITS - bits.skip - bits.bits, (1usize << bits.bits) - 1);
+    move |key: K| key.mix().bits_from(shift) & mask
+}
+
+/// Two passes of half the bits each, or more of them when half is still too many.
+fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
+    let high = RadixBits { skip: bits.skip, bits: bits.bits.div_ceil(2) };
+    let low = RadixBits { skip: bits.skip + high.bits, bits: bits.bits - high.bits };
+    let first = partition::<K>(run, keys, carry, low)?;
+    let carry: Vec<Carry> = first.carried.into_iter().map(Carry::Column).collect();
+    let second = partition::<K>(run, &first.keys, &carry, high)?;
+    drop((first.keys, carry));
+
+    // Within each partition of the second pass, the digits of the first are in ascending order.
+    let values = values_of::<K>(&second.keys.data, second.keys.rows);
+    let digit = digit_of::<K>(low);
+    let starts = |range: &[usize]| -> Vec<usize> {
+        let mut start = range[0];
+        let mut next = |at: usize| {
+            start += values[start..range[1]].partition_point(|&key| digit(key) < at);
+            start
+        };
+        (0..1usize << low.bits).map(&mut next).collect()
+    };
+    let mut bounds: Vec<usize> = second.bounds.par_windows(2).map(starts).collect::<Vec<_>>().concat();
+    bounds.push(second.keys.rows);
+    Ok(Partitions { bounds: bounds.into(), ..second })
 }
 
 /// What is carried by an arrangement that moves nothing.
@@ -134,7 +174,7 @@ pub(super) fn scatter<K: Key>(
         }
         writers.iter_mut().for_each(|writer| writer.finish());
         raw::fence();
-        Ok::<_, crate::Error>(())
+        Ok::<_, Error>(())
     })?;
 
     let columns = carry.iter().map(carried_width).zip(columns_out).collect();
@@ -299,6 +339,13 @@ impl<T: Cell> Write for Writer<'_, T> {
     }
 }
 
+/// Where the keys of a partition, and its piece of each carried column, go.
+type GroupTask<'a, K> = (&'a mut [K], Vec<&'a mut [u8]>);
+
+/// Partitions of more rows than this, several times those of an ordinary one, are worked on by all threads together when
+/// they are a large share of all rows: others would wait for the one thread that has it.
+const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
+
 /// Makes equal keys adjacent by counting: a table gives each distinct key of a partition a group, groups get consecutive
 /// places, and rows move once.
 pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Partitions> {
@@ -311,51 +358,175 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
     for column in &carried {
         columns_out.push(run.values::<u8>(column.rows * column.width.bytes(), "grouping a carried column")?);
     }
-    let mut tasks: Vec<(&mut [K], Vec<&mut [u8]>)> =
+    let mut tasks: Vec<GroupTask<'_, K>> =
         split_at_bounds(&mut keys_out, &bounds, 1).into_iter().map(|keys| (keys, Vec::new())).collect();
     for (column, out) in carried.iter().zip(&mut columns_out) {
         let pieces = split_at_bounds(out, &bounds, column.width.bytes());
         tasks.iter_mut().zip(pieces).for_each(|(task, piece)| task.1.push(piece));
     }
     let values = values_of::<K>(&keys.data, keys.rows);
-    tasks.into_par_iter().enumerate().try_for_each(|(partition, (keys_out, columns_out))| {
-        run.cancel.check()?;
-        let (start, end) = (bounds[partition], bounds[partition + 1]);
-        let places = group_places(run, &values[start..end])?;
-        move_to(run, &places, &values[start..end], keys_out)?;
-        for (column, out) in carried.iter().zip(columns_out) {
-            with_cell!(column.width, T => {
-                let from = bytemuck::cast_slice::<u8, T>(&bytes_of(&column.data)[..column.rows * size_of::<T>()]);
-                move_to(run, &places, &from[start..end], bytemuck::cast_slice_mut::<u8, T>(out))?;
-            });
+    let is_heavy = |(partition, _): &(usize, GroupTask<'_, K>)| {
+        let rows = bounds[partition + 1] - bounds[*partition];
+        rows > HEAVY_ROWS_MIN && 2 * run.threads * rows > keys.rows && run.threads > 1
+    };
+    let (heavy, others): (Vec<_>, Vec<_>) = tasks.into_iter().enumerate().partition(is_heavy);
+    for (partition, task) in heavy {
+        let range = bounds[partition]..bounds[partition + 1];
+        // Working together takes more memory; where there is none, one thread does it.
+        match order_together(run, &values[range.clone()], run.threads) {
+            Ok(order) => take_in_order(run, &order, values, &carried, range, task)?,
+            Err(Error::Exhausted(_)) => group_alone(run, values, &carried, range, task)?,
+            Err(error) => return Err(error),
         }
-        Ok::<_, crate::Error>(())
+    }
+    others.into_par_iter().try_for_each(|(partition, task)| {
+        group_alone(run, values, &carried, bounds[partition]..bounds[partition + 1], task)
     })?;
     let carried = carried.iter().zip(columns_out);
     let carried = carried.map(|(column, out)| Column { data: out.freeze(), ..column.clone() }).collect();
     Ok(Partitions { keys: Keys { data: keys_out.freeze(), ..keys }, carried, bounds, bits, grouped: true })
 }
 
-/// The place of each row once equal keys are adjacent, groups being in order of first appearance.
-fn group_places<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Values<u32>> {
-    let mut table = GrowingTable::<K::Run>::new(run, keys.len(), "a table to group keys by")?;
-    // First the group of each row, then its place.
-    let mut places = run.values::<u32>(keys.len(), "the places of grouped keys")?;
-    let mut group_sizes: Vec<u32> = Vec::new();
-    for (keys, groups) in keys.chunks(MORSEL_ROWS).zip(places.chunks_mut(MORSEL_ROWS)) {
+/// Groups the rows of one partition on this thread.
+fn group_alone<K: Key>(
+    run: &Run<'_>,
+    values: &[K],
+    carried: &[Column],
+    range: Range<usize>,
+    (keys_out, columns_out): GroupTask<'_, K>,
+) -> Result<()> {
+    run.cancel.check()?;
+    let places = group_places(run, &values[range.clone()])?;
+    move_to(run, &places, &values[range.clone()], keys_out)?;
+    for (column, out) in carried.iter().zip(columns_out) {
+        with_cell!(column.width, T => {
+            let from = bytemuck::cast_slice::<u8, T>(&bytes_of(&column.data)[..column.rows * size_of::<T>()]);
+            move_to(run, &places, &from[range.clone()], bytemuck::cast_slice_mut::<u8, T>(out))?;
+        });
+    }
+    Ok(())
+}
+
+/// Takes the rows of one partition in an order, on all threads.
+fn take_in_order<K: Key>(
+    run: &Run<'_>,
+    order: &[u32],
+    values: &[K],
+    carried: &[Column],
+    range: Range<usize>,
+    (keys_out, columns_out): GroupTask<'_, K>,
+) -> Result<()> {
+    take(run, order, &values[range.clone()], keys_out)?;
+    for (column, out) in carried.iter().zip(columns_out) {
+        with_cell!(column.width, T => {
+            let from = bytemuck::cast_slice::<u8, T>(&bytes_of(&column.data)[..column.rows * size_of::<T>()]);
+            take(run, order, &from[range.clone()], bytemuck::cast_slice_mut::<u8, T>(out))?;
+        });
+    }
+    Ok(())
+}
+
+fn take<T: bytemuck::Pod + Send + Sync>(run: &Run<'_>, order: &[u32], from: &[T], to: &mut [T]) -> Result<()> {
+    run.fill(to, |start, to| to.iter_mut().zip(&order[start..]).for_each(|(to, &row)| *to = from[row as usize]))
+}
+
+/// The row at each place once equal keys are adjacent, in the order that [`group_places`] gives, found by several threads.
+///
+/// ```text
+///   rows    [  part 0  |  part 1  ]   1. each part numbers its own groups, and counts their rows
+///   groups   a:2 b:1    b:3 c:1       2. groups of one key are put together, and places dealt out: a 0..2, b 2..3 and
+///                                        3..6, c 6..7
+///   places   0 2 1      3 6 4 5       3. each part deals its places to its rows
+/// ```
+fn order_together<K: Key>(run: &Run<'_>, keys: &[K], parts: usize) -> Result<Values<u32>> {
+    let part_rows = keys.len().div_ceil(parts).max(1);
+    // The tables of all parts together start no larger than the one table of a thread alone.
+    let room = START_ROWS / parts;
+    // The group of each row, counted within its part.
+    let mut groups = run.values::<u32>(keys.len(), "the groups of grouped keys")?;
+    let parts: Vec<Vec<(K, u32)>> = keys
+        .par_chunks(part_rows)
+        .zip(groups.par_chunks_mut(part_rows))
+        .map(|(keys, groups)| number_groups(run, keys, groups, room))
+        .collect::<Result<_>>()?;
+
+    let largest = parts.iter().map(Vec::len).max().unwrap_or(0);
+    let mut table = GrowingTable::<K::Run>::new(run, largest, "a table to group keys by")?;
+    let mut sizes: Vec<u32> = Vec::with_capacity(largest);
+    // For each part and group of it: the group among all, and how many rows of it lie in the parts before.
+    let mut next: Vec<Vec<(u32, u32)>> = Vec::with_capacity(parts.len());
+    for part in parts {
+        run.cancel.check()?;
+        table.make_room(run, part.len())?;
+        let of_all = |(key, rows): (K, u32)| {
+            let slot = table.slot(key);
+            if slot.is_empty() {
+                *slot = K::Run::new(key, sizes.len() as u32, 1);
+                sizes.push(0);
+            }
+            let group = slot.first();
+            let before = sizes[group as usize];
+            sizes[group as usize] += rows;
+            (group, before)
+        };
+        next.push(part.into_iter().map(of_all).collect());
+    }
+    drop(table);
+    let mut starts = sizes;
+    let mut start = 0;
+    for size in &mut starts {
+        start += std::mem::replace(size, start);
+    }
+
+    let mut order = run.values::<u32>(keys.len(), "the order of grouped keys")?;
+    {
+        let order = as_atomic_u32(&mut order);
+        groups.par_chunks(part_rows).zip(next).enumerate().try_for_each(|(part, (groups, next))| {
+            let mut next: Vec<u32> = next.into_iter().map(|(group, before)| starts[group as usize] + before).collect();
+            let mut row = (part * part_rows) as u32;
+            for groups in groups.chunks(MORSEL_ROWS) {
+                run.cancel.check()?;
+                for &group in groups {
+                    let place = &mut next[group as usize];
+                    // Nobody else has this place; that the compiler cannot see.
+                    order[*place as usize].store(row, Ordering::Relaxed);
+                    *place += 1;
+                    row += 1;
+                }
+            }
+            Ok::<_, Error>(())
+        })?;
+    }
+    Ok(order)
+}
+
+/// Numbers the distinct keys in order of first appearance, writes the number of each row's, and answers the keys with how
+/// many rows each has. `room`: distinct keys that the table starts with room for.
+fn number_groups<K: Key>(run: &Run<'_>, keys: &[K], groups: &mut [u32], room: usize) -> Result<Vec<(K, u32)>> {
+    let mut table = GrowingTable::<K::Run>::new(run, keys.len().min(room), "a table to group keys by")?;
+    let mut found: Vec<(K, u32)> = Vec::new();
+    for (keys, groups) in keys.chunks(MORSEL_ROWS).zip(groups.chunks_mut(MORSEL_ROWS)) {
         run.cancel.check()?;
         table.make_room(run, keys.len())?;
         for (&key, group) in keys.iter().zip(groups) {
             let slot = table.slot(key);
             if slot.is_empty() {
-                *slot = K::Run::new(key, group_sizes.len() as u32, 1);
-                group_sizes.push(0);
+                *slot = K::Run::new(key, found.len() as u32, 1);
+                found.push((key, 0));
             }
             *group = slot.first();
-            group_sizes[*group as usize] += 1;
+            found[*group as usize].1 += 1;
         }
     }
-    let mut next = group_sizes;
+    Ok(found)
+}
+
+/// The place of each row once equal keys are adjacent, groups being in order of first appearance.
+fn group_places<K: Key>(run: &Run<'_>, keys: &[K]) -> Result<Values<u32>> {
+    // First the group of each row, then its place.
+    let mut places = run.values::<u32>(keys.len(), "the places of grouped keys")?;
+    let mut next: Vec<u32> =
+        number_groups(run, keys, &mut places, START_ROWS)?.into_iter().map(|(_, rows)| rows).collect();
     let mut start = 0;
     for size in &mut next {
         start += std::mem::replace(size, start);
@@ -384,7 +555,7 @@ fn move_to<T: bytemuck::Pod>(run: &Run<'_>, places: &[u32], from: &[T], to: &mut
 mod tests {
     use super::*;
     use crate::device::Device;
-    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, patterns, random};
+    use crate::device::host::testing::{Bench, SIZES, THREADS, assert_arranged, for_every_key, key, patterns, random};
 
     fn rows_arrive_in_their_partition<K: Key>() {
         let mut random = random(21);
@@ -398,7 +569,7 @@ mod tests {
                         continue;
                     }
                     let (keys, values) = bench.keys::<K>(&numbers);
-                    let bits = [(0, 0), (0, 1), (0, 6), (3, 5), (0, 11), (11, 9)][(index + rows) % 6];
+                    let bits = [(0, 0), (0, 1), (0, 6), (3, 5), (0, 11), (11, 9), (0, 12), (2, 13)][(index + rows) % 8];
                     let bits = RadixBits { skip: bits.0, bits: bits.1 };
                     let situation = format!("{rows} rows {pattern}, {bits:?}, {threads} threads");
                     let found = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
@@ -420,6 +591,36 @@ mod tests {
     #[test]
     fn every_row_arrives_in_its_partition_with_all_it_carries() {
         for_every_key!(rows_arrive_in_their_partition);
+    }
+
+    #[test]
+    fn a_pass_more_changes_no_partition() {
+        // Around what one, two and three passes resolve, with rows enough that most partitions have some.
+        let bench = Bench::new(2);
+        let max = bench.device.info().pass_bits_max;
+        let numbers: Vec<u32> = (0..100_003).map(|row: u32| row.wrapping_mul(0x9e37_79b9) >> 4).collect();
+        let (keys, _) = bench.keys::<u64>(&numbers);
+        let carry = [Carry::RowNumber, Carry::Column(keys.as_column())];
+        for bits in [max - 1, max, max + 1, 2 * max - 1, 2 * max, 2 * max + 1] {
+            let bits = RadixBits { skip: 3, bits };
+            let digit = digit_of::<u64>(bits);
+            let found = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
+            let values = values_of::<u64>(&found.keys.data, keys.rows);
+            let rows = values_of::<u32>(&found.carried[0].data, keys.rows);
+            assert_eq!(values, values_of::<u64>(&found.carried[1].data, keys.rows), "{bits:?}");
+            assert!(
+                rows.iter().zip(values).all(|(&row, &value)| value == key::<u64>(numbers[row as usize])),
+                "{bits:?}"
+            );
+            assert_eq!(found.bounds.len(), (1 << bits.bits) + 1, "{bits:?}");
+            assert_eq!(found.bounds[1 << bits.bits], keys.rows, "{bits:?}");
+            let mut seen = 0;
+            for (partition, range) in found.bounds.windows(2).enumerate() {
+                seen += range[1] - range[0];
+                assert!(values[range[0]..range[1]].iter().all(|&key| digit(key) == partition), "{partition}, {bits:?}");
+            }
+            assert_eq!(seen, keys.rows, "{bits:?}");
+        }
     }
 
     fn equal_keys_are_adjacent<K: Key>() {
@@ -452,5 +653,68 @@ mod tests {
     #[test]
     fn grouping_makes_equal_keys_adjacent() {
         for_every_key!(equal_keys_are_adjacent);
+    }
+
+    fn parts_give_the_order_of_the_whole<K: Key>() {
+        let mut random = random(23);
+        let bench = Bench::new(3);
+        for rows in SIZES {
+            for (pattern, numbers) in patterns(rows, &mut random) {
+                let values: Vec<K> = numbers.iter().map(|&number| key(number)).collect();
+                for parts in [1, 2, 3, 7] {
+                    let find = |run: &Run<'_>| -> Result<(Vec<u32>, Vec<u32>)> {
+                        let places = group_places(run, &values)?;
+                        let mut expected = vec![NO_ROW; rows];
+                        places.iter().zip(0..).for_each(|(&place, row)| expected[place as usize] = row);
+                        Ok((order_together(run, &values, parts)?.to_vec(), expected))
+                    };
+                    let (found, expected) = bench.device.run(&bench.stream, find).unwrap();
+                    assert!(found == expected, "{rows} rows {pattern}, {parts} parts");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn threads_that_group_together_give_the_order_of_one() {
+        for_every_key!(parts_give_the_order_of_the_whole);
+    }
+
+    #[test]
+    fn a_heavy_partition_is_grouped_alike_by_any_number_of_threads_in_any_memory() {
+        // Half of the rows have one key.
+        let rows = 4 * HEAVY_ROWS_MIN;
+        let numbers: Vec<u32> = (0..rows as u32).map(|row| if row % 2 == 0 { 7 } else { row / 3 }).collect();
+        let bits = RadixBits { skip: 0, bits: 4 };
+        let grouped = |bench: &Bench| {
+            let (keys, _) = bench.keys::<u64>(&numbers);
+            let carry = [Carry::RowNumber, Carry::Column(keys.as_column())];
+            let parted = bench.device.partition(&keys, &carry, bits, &bench.stream)?;
+            assert!(parted.bounds.windows(2).any(|range| range[1] - range[0] > rows / 2));
+            let found = bench.device.group_partitions(parted, &bench.stream)?;
+            let order = values_of::<u32>(&found.carried[0].data, rows).to_vec();
+            let keys = values_of::<u64>(&found.keys.data, rows).to_vec();
+            assert_eq!(keys, values_of::<u64>(&found.carried[1].data, rows));
+            Ok::<_, Error>((order, keys))
+        };
+        let alone = grouped(&Bench::new(1)).unwrap();
+        for threads in [2, 3, 8] {
+            assert!(grouped(&Bench::new(threads)).unwrap() == alone, "{threads} threads");
+        }
+        // With less and less memory, until one thread has not enough either: the result never changes.
+        let mut memory = 40 << 20;
+        let (mut done, mut refused) = (0, 0);
+        while refused < 3 {
+            match grouped(&Bench::with_memory(2, memory)) {
+                Ok(found) => {
+                    assert!(found == alone, "{memory} B");
+                    done += 1;
+                }
+                Err(Error::Exhausted(_)) => refused += 1,
+                Err(error) => panic!("{memory} B: {error}"),
+            }
+            memory -= 1 << 20;
+        }
+        assert!(done > 3);
     }
 }

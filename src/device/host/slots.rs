@@ -145,7 +145,7 @@ pub(super) struct GrowingTable<S> {
 }
 
 /// Twice the rows of an ordinary partition, so that only the extraordinary ones ever grow.
-const START_ROWS: usize = 1 << 16;
+pub(super) const START_ROWS: usize = 1 << 16;
 
 impl<S: Pod> GrowingTable<S> {
     /// An empty table for keys of that many rows.
