@@ -44,7 +44,7 @@ use arrow::buffer::Buffer;
 pub use cancel::CancelFlag;
 pub use open::{HAS_KERNELS, OpenGpu, gpu_count, open_gpu};
 pub use types::{
-    BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event,
+    BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
     HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
     Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width,
 };
@@ -119,8 +119,21 @@ pub trait Device: Send + Sync + Debug {
     /// stay are returned beside the keys.
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
 
+    /// A filter of build keys, over which probe keys pass before their rows are arranged. `None` from a kind of device that
+    /// has no filters.
+    fn build_filter(&self, _keys: &Keys, _stream: &Stream) -> Result<Option<Filter>> {
+        Ok(None)
+    }
+
+    /// The keys that may be among those of the filter, in their order, and which rows they are of. All that are among them
+    /// pass, and few others. Waits.
+    fn filter_keys(&self, _filter: &Filter, _keys: &PackedKeys, _stream: &Stream) -> Result<PackedKeys> {
+        unreachable!("a device without filters has built none")
+    }
+
     /// Partitions rows by `bits` of the mixed key, and everything carried with them. Order within a partition is
-    /// unspecified but the same for the keys and all that is carried.
+    /// unspecified but the same for the keys and all that is carried. Where there are more bits than one pass resolves
+    /// ([`DeviceInfo::pass_bits_max`]), the device makes several.
     fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions>;
 
     /// Makes equal keys adjacent within each partition, moving everything carried with them.

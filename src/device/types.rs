@@ -288,12 +288,12 @@ pub enum Carry {
 }
 
 /// Which bits of the mixed key choose the partition. Bits are counted from the most significant, so that levels are disjoint:
-/// a second pass after one of `{0, 8}` uses `{8, b}`, and tables use the lowest bits.
+/// the second of two passes over `{0, 15}` uses `{8, 7}` if the first used `{0, 8}`, and tables use the lowest bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RadixBits {
     /// Bits that earlier levels have used.
     pub skip: u32,
-    /// Bits of this level: `1 << bits` partitions.
+    /// Bits of this level: `1 << bits` partitions, in as many passes as that takes.
     pub bits: u32,
 }
 
@@ -329,6 +329,15 @@ pub struct Table {
     /// Build rows with equal keys adjacent, when keys repeat: matches are positions in this list.
     pub order: Option<Positions>,
     /// Build rows in the table.
+    pub rows: usize,
+}
+
+/// What is known of a set of build keys in little memory, in the form that its device likes.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    /// The device's own.
+    pub state: Arc<dyn DeviceMemory>,
+    /// Keys that it was built of.
     pub rows: usize,
 }
 

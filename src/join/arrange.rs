@@ -16,7 +16,7 @@ use super::inputs::SideInput;
 use super::monitor::Monitor;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
-use crate::device::{Carry, Column, Device, Keys, Partitions, Positions, Sorted, Stream, Which};
+use crate::device::{Carry, Column, Device, Filter, Keys, Partitions, Positions, Sorted, Stream, Which};
 use crate::memory::Arena;
 
 /// Everything that arranging needs beside the rows.
@@ -58,7 +58,8 @@ pub(super) enum Order {
     Sorted(Sorted),
 }
 
-/// Copies in, packs and arranges some rows of one side. `keeps_unkeyed`: rows without a key are part of the result.
+/// Copies in, packs and arranges some rows of one side. `keeps_unkeyed`: rows without a key are part of the result. With a
+/// filter, rows whose keys do not pass it are left out as if they had none; then no row without a key is kept.
 ///
 /// # Errors
 /// The device's.
@@ -69,13 +70,20 @@ pub(super) fn arrange(
     layout: &KeyLayout,
     arrangement: Arrangement,
     keeps_unkeyed: bool,
+    filter: Option<&Filter>,
 ) -> Result<Arranged> {
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
-    let keys = Arc::new(monitor.phase("pack keys", 2 * key_bytes, || {
+    let mut keys = monitor.phase("pack keys", 2 * key_bytes, || {
         layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
-    })?);
+    })?;
+    let packed = keys.packed.clone();
+    if let Some(filter) = filter {
+        assert!(!keeps_unkeyed, "rows that are part of the result without a match pass over no filter");
+        let bytes = (packed.keys.rows * layout.width().bytes()) as u64;
+        keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
+    }
     let mut originals = BTreeMap::new();
     let copy_bytes = (row_count * input.device_row_bytes()) as u64;
     monitor.phase("copy in", copy_bytes, || {
@@ -84,16 +92,18 @@ pub(super) fn arrange(
             if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
                 continue;
             }
-            let is_key = layout.is_raw() && input.key_columns[0] == column && keys.packed.rows_kept.is_none();
+            let is_key = layout.is_raw() && input.key_columns[0] == column && packed.rows_kept.is_none();
             let original = match is_key {
-                // It was copied in to be the key, and no row was left out.
-                true => keys.packed.keys.as_column(),
+                // It was copied in to be the key, and packing left no row out.
+                true => packed.keys.as_column(),
                 false => rows.copy_in(column, device, stream)?,
             };
             originals.insert(column, original);
         }
         Ok(())
     })?;
+    drop(packed);
+    let keys = Arc::new(keys);
     let unkeyed = match &keys.packed.rows_kept {
         Some(kept) if keeps_unkeyed && kept.len() < row_count => {
             Some(monitor.phase("pack keys", row_count as u64, || rows_without_key(shop, kept, row_count))?)

@@ -105,6 +105,13 @@ impl JoinKind {
         }
     }
 
+    /// Whether rows of `side` without a match leave no trace in the result, so that they may be dropped as soon as they are
+    /// known.
+    pub fn drops_unmatched(self, side: Side) -> bool {
+        let is_sought = self.is_anti() && self.only_side() == Some(side);
+        !is_sought && !self.keeps_unmatched(side)
+    }
+
     /// Whether it is one of the two anti joins.
     pub fn is_anti(self) -> bool {
         matches!(self, Self::LeftAnti | Self::RightAnti)

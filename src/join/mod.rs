@@ -12,6 +12,9 @@
 //!   sort-merge-gfur   sorted, rows carried            sorted, rows carried                  ┘
 //! ```
 //!
+//! Which columns are carried is said for each ([`TaskSide::carried`]): all or none in a strategy that was asked for by name.
+//! Where few probe rows will match, their keys pass over a filter of the build keys before anything of them is moved.
+//!
 //! What is to be run comes as a [`Task`]; who chose it, and why, is not asked here. This room knows of tables, devices,
 //! columns and memory, and nothing of plans, jobs, queues or the wire.
 

@@ -27,7 +27,7 @@ use super::run::{CHUNK_ROWS_MIN, Outcome};
 use super::verify::exact_matches;
 use super::{BatchSink, Task};
 use crate::columns::KeyLayout;
-use crate::device::{Device, DeviceBuffer, Matches, ROWS_MAX};
+use crate::device::{Device, DeviceBuffer, Filter, Matches, ROWS_MAX};
 use crate::{Error, Result};
 
 /// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
@@ -48,6 +48,8 @@ pub(super) struct Probing<'a> {
     pub(super) sizes: BatchSizes,
     /// Which build rows were matched, when that decides what is emitted at the end.
     pub(super) flags: Option<DeviceBuffer>,
+    /// What most probe rows without a match do not pass, when there are expected to be many.
+    pub(super) filter: Option<Filter>,
     /// The build side, with its keys grouped as soon as one stream has found out that they have to be.
     pub(super) built: Mutex<Arc<BuildSide>>,
     /// The first row of the next chunk.
@@ -140,7 +142,8 @@ impl Probing<'_> {
         };
         let rows = self.probe.rows(range);
         let unkeyed = self.outcome.keeps_probe_without_key();
-        let arranged = arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed)?;
+        let arranged =
+            arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, self.filter.as_ref())?;
         self.arranged(chunk_rows);
         if let Some(unkeyed) = &arranged.unkeyed {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());

@@ -2,10 +2,10 @@
 //! waves, and emit.
 //!
 //! ```text
-//!   build side ─► arrange ─► index ─► (hashed keys: compare runs; hash again if two differ)
-//!   probe side ─► chunk ─► arrange ─► wave ─► match ─► (hashed keys: compare) ─► pairs ─► batches
-//!                   ▲                  │                                            │
-//!                   └──── next chunk ──┴──── next wave ◄────────────────────────────┘
+//!   build side ─► arrange ─► index ─► (hashed keys: compare runs; hash again if two differ) ─► (filter)
+//!   probe side ─► chunk ─► (filter) ─► arrange ─► wave ─► match ─► (hashed keys: compare) ─► pairs ─► batches
+//!                   ▲                              │                                            │
+//!                   └───────── next chunk ─────────┴──── next wave ◄────────────────────────────┘
 //!   at the end: build rows that the kind of join keeps for having a match, or for having none
 //! ```
 //!
@@ -26,10 +26,10 @@ use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
-use crate::Result;
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, DeviceBuffer, Matches, Unmatched, Which};
+use crate::device::{Device, DeviceBuffer, Filter, Matches, Unmatched, Which};
 use crate::memory::Arena;
+use crate::{Error, Result};
 
 /// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
 pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
@@ -69,7 +69,7 @@ fn run_with_layout(
         loop {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
-            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed)?;
+            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None)?;
             progress.reach(Stretch::ArrangeBuild, 1.0);
             let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || task.expected.build_keys_repeat;
             let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
@@ -82,6 +82,10 @@ fn run_with_layout(
         }
     })?;
     progress.reach(Stretch::IndexBuild, 1.0);
+    let filter = match task.filter && task.how.drops_unmatched(probe.side) {
+        true => build_filter(&built, &shop)?,
+        false => None,
+    };
 
     let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
     let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes };
@@ -102,6 +106,7 @@ fn run_with_layout(
         sink,
         sizes,
         flags,
+        filter,
         built: Mutex::new(Arc::new(built)),
         next_row: Mutex::new(0),
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
@@ -130,6 +135,17 @@ fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send)
     let (mut work, mut outcome) = (Some(work), None);
     device.beside(&mut || outcome = work.take().map(|work| work()));
     outcome.expect("a device does what it is given")
+}
+
+/// A filter of the build keys; `None` from a device that has no filters, or no memory for one, because a join is right
+/// without.
+fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>> {
+    let keys = built.arranged.arranged_keys();
+    let bytes = (keys.rows * keys.width.bytes()) as u64;
+    match shop.monitor.phase("filter", bytes, || shop.device.build_filter(keys, shop.stream)) {
+        Err(Error::Exhausted(_)) => Ok(None),
+        outcome => outcome,
+    }
 }
 
 /// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row

@@ -35,6 +35,9 @@ pub struct Task {
     /// The smallest and the largest build key, where these are worth an array of that extent: one column of raw, unsigned
     /// integers. For rows that stay as they lie.
     pub dense_range: Option<(u128, u128)>,
+    /// Whether probe rows pass over a filter of the build keys before they are arranged. A kind of join that keeps probe rows
+    /// without a match goes without, and so does a device that has none.
+    pub filter: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
     /// What statistics say will happen.

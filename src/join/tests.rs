@@ -248,6 +248,46 @@ fn progress_only_grows_and_is_complete_at_the_very_end() {
     }
 }
 
+#[test]
+fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_are_dropped() {
+    // One probe row in ten matches; keys repeat on both sides, and some are null.
+    let keys = |rows: i32, of: fn(i32) -> i32| -> ArrayRef {
+        Arc::new((0..rows).map(|row| (row % 17 > 0).then_some(of(row))).collect::<Int32Array>())
+    };
+    let left = batch(vec![("k", keys(600, |row| row / 2 * 10)), ("a", numbers(0..600))]);
+    let right = batch(vec![("k", keys(9000, |row| row / 3)), ("b", numbers(0..9000))]);
+    let bench = Bench::new(64 << 20, left, right);
+    for how in JoinKind::ALL {
+        for build_side in [Side::Left, Side::Right] {
+            for strategy in Strategy::ALL {
+                let label = format!("{how} by {strategy}, build {build_side}");
+                let rows_and_phases = |filter: bool| {
+                    let rows = Mutex::new(Vec::new());
+                    let sink = Each(|batch: RecordBatch| {
+                        let columns: Vec<_> = batch.columns().iter().map(shown).collect();
+                        let row = |at: usize| columns.iter().map(|column| column[at].clone()).collect::<Vec<_>>();
+                        rows.lock().extend((0..batch.num_rows()).map(row));
+                        Ok(())
+                    });
+                    let monitor = Monitor::default();
+                    let mut plan = bench.plan(spec(how, strategy), build_side);
+                    plan.filtered_rows = filter.then_some(1.0);
+                    bench.run(&plan, &sink, &monitor).unwrap_or_else(|error| panic!("{label}: {error}"));
+                    let mut rows = rows.into_inner();
+                    rows.sort_unstable();
+                    (rows, monitor.phases())
+                };
+                let (expected, phases) = rows_and_phases(false);
+                assert!(phases.iter().all(|phase| phase.name != "filter"), "{label}");
+                let (rows, phases) = rows_and_phases(true);
+                assert!(rows == expected, "{label}: {} rows and {}", rows.len(), expected.len());
+                let is_used = phases.iter().any(|phase| phase.name == "filter");
+                assert_eq!(is_used, how.drops_unmatched(build_side.other()), "{label}");
+            }
+        }
+    }
+}
+
 /// Keys that look distinct and are not make a build side be grouped while a chunk of the probe side is there. A large probe side
 /// once left no room for that.
 #[test]

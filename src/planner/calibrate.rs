@@ -11,7 +11,8 @@ use super::Rates;
 use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
-    CancelFlag, Carry, Column, Device, KeyWidth, Keys, PartitionMatches, Positions, RadixBits, Stream, Unmatched, Width,
+    CancelFlag, Carry, Column, Device, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits, Stream,
+    Unmatched, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -119,6 +120,12 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.build_rows = small.rows as f64 / seconds;
     let (_, seconds) = bench.time(|| device.probe_table(&table, &small, 0..small.rows, &stream))?;
     rates.probe_rows = small.rows as f64 / seconds;
+    if let Some(filter) = device.build_filter(&small, &stream)? {
+        // Keys of which the filter knows few: hardly one is written.
+        let all = PackedKeys { keys: keys.clone(), rows_kept: None };
+        let (_, seconds) = bench.time(|| device.filter_keys(&filter, &all, &stream))?;
+        rates.filter_rows = rows / seconds;
+    }
     let dense =
         Keys { data: device.copy_in(&[ascending_keys(row_count)], &stream)?, width: KeyWidth::W8, rows: row_count };
     let (table, seconds) = bench.time(|| device.build_dense_table(&dense, 0, row_count as u128 - 1, &stream))?;

@@ -8,10 +8,12 @@
 
 use serde::Serialize;
 
-use super::inputs::{Input, Inputs};
+use super::carried::Carried;
+use super::filter;
+use super::inputs::{FixedColumn, Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Rates, Side, Strategy, Target};
-use crate::columns::movable;
-use crate::device::host::{TableBytes, sort_scratch_bytes};
+use crate::columns::Role;
+use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
 use crate::join::CHUNK_ROWS_MIN;
 
 /// A phase as it is predicted.
@@ -34,6 +36,10 @@ pub(super) struct Costed {
     pub(super) seconds: f64,
     pub(super) memory: MemoryNeed,
     pub(super) radix_bits: Option<u32>,
+    /// Which columns move with the keys.
+    pub(super) carried: Carried,
+    /// With a filter of the build keys, the probe rows that are predicted to pass it.
+    pub(super) filtered_rows: Option<f64>,
 }
 
 /// Bytes of device memory that a strategy takes.
@@ -54,22 +60,111 @@ const MATCH_ROW_BYTES: f64 = 32.0;
 const SMALL_BYTES: f64 = (32 << 10) as f64;
 
 impl Costed {
+    /// The cheapest way to compose a strategy. `by_name`: it was asked for by name, which says what is carried.
     pub(super) fn new(
         join: &BoundJoin,
         strategy: Strategy,
+        by_name: bool,
         inputs: &Inputs,
         estimates: &Estimates,
         target: &Target,
     ) -> Self {
-        let radix_bits = strategy.is_partitioned().then(|| radix_bits(inputs.build.rows, target));
-        let passes = radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(target.pass_bits_max).max(1)));
-        let partitions = radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
-        let model = Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions };
-        let memory = model.memory();
-        let phases = model.phases(probe_chunks(&memory, inputs.probe.rows, target));
-        let seconds = total_seconds(&phases, &target.rates);
-        Self { strategy, phases, seconds, memory, radix_bits }
+        let cheapest = |inputs: &Inputs, filtered_rows: Option<f64>| {
+            radix_bits(strategy, inputs, target)
+                .into_iter()
+                .map(|radix_bits| {
+                    let choice = Choice { join, strategy, estimates, target, radix_bits, filtered_rows };
+                    choice.price(inputs.clone(), by_name)
+                })
+                .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+                .expect("every strategy can be composed in one way at least")
+        };
+        let unfiltered = cheapest(inputs, None);
+        match filter::passing_rows(join, inputs, &target.rates) {
+            Some(rows) => {
+                let filtered = cheapest(inputs, Some(rows));
+                let pays = filtered.seconds < filter::WORTH * unfiltered.seconds;
+                if pays { filtered } else { unfiltered }
+            }
+            None => unfiltered,
+        }
     }
+}
+
+/// Everything about a strategy that is decided, but for what is carried.
+struct Choice<'a> {
+    join: &'a BoundJoin,
+    strategy: Strategy,
+    estimates: &'a Estimates,
+    target: &'a Target,
+    radix_bits: Option<u32>,
+    filtered_rows: Option<f64>,
+}
+
+impl Choice<'_> {
+    /// Prices the strategy with all columns carried that can be, or none, as its name says. Where the choice is the
+    /// planner's, a strategy that carries does so with the columns that are worth it.
+    fn price(&self, mut inputs: Inputs, by_name: bool) -> Costed {
+        let all = self.strategy.carries_payload();
+        for input in [&mut inputs.build, &mut inputs.probe] {
+            input.columns.iter_mut().for_each(|column| column.carried = all && column.can_be_carried());
+        }
+        let everything = self.costed(&inputs);
+        if by_name || !all {
+            return everything;
+        }
+        let mut best = everything;
+        for side in [Role::Build, Role::Probe] {
+            let now = inputs.clone();
+            for chosen in [carry_what_is_worth_it, carry_nothing] {
+                let mut tried = now.clone();
+                chosen(&self.model(&now), side, tried.of_mut(side));
+                let costed = self.costed(&tried);
+                if costed.seconds < best.seconds {
+                    (best, inputs) = (costed, tried);
+                }
+            }
+        }
+        // With nothing carried it would be the strategy of another name.
+        if inputs.carries_something() { best } else { self.price(inputs, true) }
+    }
+
+    fn model<'a>(&'a self, inputs: &'a Inputs) -> Model<'a> {
+        let passes = self.radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(self.target.pass_bits_max).max(1)));
+        let partitions = self.radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
+        let Self { join, strategy, estimates, target, .. } = *self;
+        let filter = self.filtered_rows.map(|rows| {
+            let bytes = FilterBytes::new(inputs.key_width, inputs.build.rows as u64, target.parallelism);
+            Filter { passing: rows.min(inputs.probe.keyed), bytes }
+        });
+        Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions, filter }
+    }
+
+    fn costed(&self, inputs: &Inputs) -> Costed {
+        let model = self.model(inputs);
+        let memory = model.memory();
+        let phases = model.phases(probe_chunks(&memory, inputs.probe.rows, self.target));
+        Costed {
+            strategy: self.strategy,
+            seconds: total_seconds(&phases, &self.target.rates),
+            phases,
+            memory,
+            radix_bits: self.radix_bits,
+            carried: Carried::of(self.strategy, inputs),
+            filtered_rows: self.filtered_rows,
+        }
+    }
+}
+
+/// Carries the columns of a side whose reads at random places would take longer than moving them.
+fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {
+    for column in &mut input.columns {
+        column.carried = column.can_be_carried() && model.is_worth_carrying(role, column);
+    }
+}
+
+fn carry_nothing(_: &Model<'_>, _: Role, input: &mut Input) {
+    input.columns.iter_mut().for_each(|column| column.carried = false);
 }
 
 /// In how many chunks the probe side comes: each takes half of what the build side leaves free.
@@ -79,10 +174,17 @@ fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
     (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0))
 }
 
-/// So many partitions that one has about as many build rows as the device likes, within one pass.
-pub(super) fn radix_bits(build_rows: f64, target: &Target) -> u32 {
-    let partitions = (build_rows as u64).div_ceil(target.partition_rows.max(1) as u64).max(1);
-    partitions.next_power_of_two().trailing_zeros().min(target.pass_bits_max)
+/// So many partitions that one has about as many build rows as the device likes: in one pass, and if that gives too few of
+/// them, in two. `None` for strategies without.
+fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Option<u32>> {
+    if !strategy.is_partitioned() {
+        return vec![None];
+    }
+    let partitions = (inputs.build.rows as u64).div_ceil(target.partition_rows.max(1) as u64).max(1);
+    let wanted = partitions.next_power_of_two().trailing_zeros();
+    let one_pass = wanted.min(target.pass_bits_max);
+    let two_passes = wanted.min(2 * target.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
+    if one_pass == two_passes { vec![Some(one_pass)] } else { vec![Some(one_pass), Some(two_passes)] }
 }
 
 fn total_seconds(phases: &[PredictedPhase], rates: &Rates) -> f64 {
@@ -112,6 +214,14 @@ struct Model<'a> {
     rates: &'a Rates,
     passes: f64,
     partitions: f64,
+    filter: Option<Filter>,
+}
+
+/// A filter of the build keys, over which probe rows pass before they are arranged.
+struct Filter {
+    /// Probe rows that it lets through.
+    passing: f64,
+    bytes: FilterBytes,
 }
 
 /// Partitions of distinct keys are of nearly one size; keys that repeat a few times make them differ.
@@ -123,23 +233,23 @@ const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 impl Model<'_> {
     fn phases(&self, chunks: f64) -> Vec<PredictedPhase> {
         let mut phases = vec![self.pack_keys(), self.copy_in()];
+        phases.extend(self.filter());
         match self.strategy {
             Strategy::Hash => phases.push(self.build_table()),
             Strategy::RadixHash | Strategy::RadixHashGfur => {
-                phases.push(self.partition("partition build", &self.inputs.build));
-                phases.push(self.partition("partition probe", &self.inputs.probe));
+                phases.push(self.partition("partition build", Role::Build));
+                phases.push(self.partition("partition probe", Role::Probe));
                 if self.inputs.build.repeats || self.inputs.hashed {
                     phases.push(self.group());
                 }
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => {
-                for (input, check, sort) in [
-                    (&self.inputs.build, "check build order", "sort build"),
-                    (&self.inputs.probe, "check probe order", "sort probe"),
-                ] {
-                    phases.push(self.check_order(check, input));
-                    if !input.sorted {
-                        phases.push(self.sort(sort, input));
+                for (role, check, sort) in
+                    [(Role::Build, "check build order", "sort build"), (Role::Probe, "check probe order", "sort probe")]
+                {
+                    phases.push(self.check_order(check, role));
+                    if !self.inputs.of(role).sorted {
+                        phases.push(self.sort(sort, role));
                     }
                 }
             }
@@ -178,10 +288,17 @@ impl Model<'_> {
     fn copy_in(&self) -> PredictedPhase {
         let moved = self.strategy != Strategy::Hash;
         let (mut bytes, mut seconds) = (0.0, 0.0);
-        for input in [&self.inputs.build, &self.inputs.probe] {
+        for role in [Role::Build, Role::Probe] {
+            let input = self.inputs.of(role);
             let column_bytes = input.rows * input.copied_row_bytes(moved);
             bytes += column_bytes;
             seconds += self.copy_seconds(input, column_bytes);
+            // Rows that take no part are left out of columns before these are carried.
+            if moved && self.arranged(role) < input.rows {
+                let gathered = 2.0 * self.arranged(role) * input.carried_row_bytes();
+                bytes += gathered;
+                seconds += gathered / self.rates.stream;
+            }
         }
         phase("copy in", bytes, seconds)
     }
@@ -191,24 +308,70 @@ impl Model<'_> {
         if self.rates.reads_host_memory && input.one_piece { 0.0 } else { bytes / self.rates.copy_in }
     }
 
-    /// Bytes per row that move with the key.
-    fn carried(&self, input: &Input) -> f64 {
-        match self.strategy {
-            Strategy::Hash => 0.0,
-            Strategy::RadixHash | Strategy::SortMerge => {
-                input.carried_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
-            }
-            Strategy::RadixHashGfur | Strategy::SortMergeGfur => {
-                let something = input.columns.iter().any(|column| !column.raw_key) || input.host_columns > 0;
-                if something || self.inputs.hashed { 4.0 } else { 0.0 }
-            }
+    /// Keys enter the filter once, and are looked up in it once; those that pass are written with their row numbers.
+    fn filter(&self) -> Option<PredictedPhase> {
+        let Filter { passing, bytes: FilterBytes { stays, building } } = self.filter.as_ref()?;
+        let (build, probe) = (self.inputs.build.keyed, self.inputs.probe.keyed);
+        let key_bytes = self.inputs.key_bytes();
+        let entering = build * key_bytes + *stays as f64;
+        let looking_up = probe * key_bytes + 2.0 * passing * (key_bytes + 4.0);
+        let seconds = (build + probe) / self.rates.filter_rows
+            + 3.0 * *building as f64 / self.rates.partition
+            + self.rates.miss_seconds(probe, *stays as f64)
+            + 2.0 * passing * (key_bytes + 4.0) / self.rates.stream;
+        Some(phase("filter", entering + looking_up, seconds))
+    }
+
+    /// Rows of a side that are arranged and matched: those that have a key, and of the probe side those that pass the
+    /// filter.
+    fn arranged(&self, role: Role) -> f64 {
+        match (role, &self.filter) {
+            (Role::Probe, Some(filter)) => filter.passing,
+            _ => self.inputs.of(role).keyed,
         }
     }
 
-    fn partition(&self, name: &'static str, input: &Input) -> PredictedPhase {
+    /// Bytes per row that move with the key.
+    fn carried(&self, input: &Input) -> f64 {
+        if self.strategy == Strategy::Hash {
+            return 0.0;
+        }
+        input.carried_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
+    }
+
+    /// Whether reading a column at random places when the result is gathered takes longer than moving it with the keys.
+    fn is_worth_carrying(&self, role: Role, column: &FixedColumn) -> bool {
+        let input = self.inputs.of(role);
+        let bytes = 2.0 * column.bytes * self.arranged(role);
+        let mut moving = match self.strategy.is_sorted() {
+            true => bytes / self.rates.sort_carry,
+            false => bytes * self.passes / self.rates.partition,
+        };
+        if self.arranged(role) < input.rows {
+            moving += bytes / self.rates.stream;
+        }
+        if role == Role::Build && self.strategy.is_partitioned() && (input.repeats || self.inputs.hashed) {
+            moving += bytes / self.rates.stream;
+        }
+        self.rates.miss_seconds(self.rows_with(input), column.bytes * input.rows) > moving
+    }
+
+    /// Rows of the result in which a side has a row.
+    fn rows_with(&self, input: &Input) -> f64 {
+        let how = self.join.spec.how;
+        let unmatched = if how.keeps_unmatched(input.side) { input.rows - input.matched } else { 0.0 };
+        match how.only_side() {
+            Some(side) if side == input.side => self.estimates.rows,
+            Some(_) => 0.0,
+            None => self.estimates.pairs + unmatched,
+        }
+    }
+
+    fn partition(&self, name: &'static str, role: Role) -> PredictedPhase {
         let key_bytes = self.inputs.key_bytes();
         // Read and write everything, and read the keys once more for the histogram.
-        let bytes = input.keyed * (2.0 * (key_bytes + self.carried(input)) + key_bytes) * self.passes;
+        let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
+        let bytes = self.arranged(role) * row_bytes * self.passes;
         phase(name, bytes, bytes / self.rates.partition)
     }
 
@@ -220,17 +383,18 @@ impl Model<'_> {
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
-    fn check_order(&self, name: &'static str, input: &Input) -> PredictedPhase {
-        let bytes = if input.sorted { input.keyed * self.inputs.key_bytes() } else { 0.0 };
+    fn check_order(&self, name: &'static str, role: Role) -> PredictedPhase {
+        let sorted = self.inputs.of(role).sorted;
+        let bytes = if sorted { self.arranged(role) * self.inputs.key_bytes() } else { 0.0 };
         phase(name, bytes, bytes / self.rates.stream)
     }
 
-    fn sort(&self, name: &'static str, input: &Input) -> PredictedPhase {
-        let key_bytes = self.inputs.key_bytes();
-        let carried = self.carried(input);
-        let bytes = 2.0 * input.keyed * (key_bytes + carried);
-        let extra = 2.0 * input.keyed * (carried - 4.0).max(0.0);
-        let seconds = input.keyed / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
+    fn sort(&self, name: &'static str, role: Role) -> PredictedPhase {
+        let (key_bytes, rows) = (self.inputs.key_bytes(), self.arranged(role));
+        let carried = self.carried(self.inputs.of(role));
+        let bytes = 2.0 * rows * (key_bytes + carried);
+        let extra = 2.0 * rows * (carried - 4.0).max(0.0);
+        let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
         phase(name, bytes, seconds)
     }
 
@@ -255,21 +419,25 @@ impl Model<'_> {
     /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.
     fn match_rows(&self, chunks: f64) -> PredictedPhase {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
-        let key_bytes = self.inputs.key_bytes();
-        let bytes = probe.keyed * (2.0 * key_bytes + 8.0);
-        let rows = build.keyed * chunks + probe.keyed;
+        let (key_bytes, probe_rows) = (self.inputs.key_bytes(), self.arranged(Role::Probe));
+        let bytes = probe_rows * (2.0 * key_bytes + 8.0);
+        let rows = build.keyed * chunks + probe_rows;
         let seconds = match self.strategy {
             Strategy::Hash => match self.inputs.dense_slots {
                 Some(slots) => {
-                    let misses = if probe.sorted { 0.0 } else { self.rates.miss_seconds(probe.keyed, 4.0 * slots) };
-                    probe.keyed / self.rates.dense_rows + misses
+                    let misses = if probe.sorted { 0.0 } else { self.rates.miss_seconds(probe_rows, 4.0 * slots) };
+                    probe_rows / self.rates.dense_rows + misses
                 }
                 None => {
                     let extent = self.table(build.keyed, build.repeats).stays as f64;
-                    probe.keyed / self.rates.probe_rows + self.rates.miss_seconds(probe.keyed, extent)
+                    probe_rows / self.rates.probe_rows + self.rates.miss_seconds(probe_rows, extent)
                 }
             },
-            Strategy::RadixHash | Strategy::RadixHashGfur => rows / self.rates.match_rows,
+            Strategy::RadixHash | Strategy::RadixHashGfur => {
+                // Partitions that outgrow the cache are built and probed at random places of memory.
+                let extent = self.table(build.keyed / self.partitions, build.repeats).stays as f64;
+                rows / self.rates.match_rows + self.rates.miss_seconds(rows, extent)
+            }
             Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.merge_rows,
         };
         phase("match", bytes, seconds.max(bytes / self.rates.stream))
@@ -284,16 +452,6 @@ impl Model<'_> {
     fn gather(&self) -> PredictedPhase {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
-        // Rows of the result in which each side has a row.
-        let how = self.join.spec.how;
-        let rows_with = |input: &Input| {
-            let unmatched = if how.keeps_unmatched(input.side) { input.rows - input.matched } else { 0.0 };
-            match how.only_side() {
-                Some(side) if side == input.side => self.estimates.rows,
-                Some(_) => 0.0,
-                None => self.estimates.pairs + unmatched,
-            }
-        };
         for output in &self.join.output {
             let (giver, index) = match output.source {
                 OutputSource::Column { side, index } => (side, index),
@@ -305,37 +463,33 @@ impl Model<'_> {
                 }
             };
             let input = if giver == build.side { build } else { probe };
-            let rows = rows_with(input);
-            let table = self.join.table(input.side);
-            let Some(movable) = movable(&table.schema, &table.batches, index) else {
+            let rows = self.rows_with(input);
+            let Some(column) = input.columns.iter().find(|column| column.index == index) else {
                 // Read and written once, at random places unless rows come in order.
                 seconds += rows / self.rates.host_values;
                 continue;
             };
-            let width = movable.width.bytes() as f64;
+            let width = column.bytes;
             let value_bytes = 2.0 * width * rows;
             bytes += value_bytes;
             out_bytes += width * rows;
             seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
-            if self.gather_order(input, index) == Order::Random {
+            if self.gather_order(input, column) == Order::Random {
                 seconds += self.rates.miss_seconds(rows, width * input.rows);
             }
         }
         phase("gather", bytes, seconds.max(out_bytes / self.rates.copy_out))
     }
 
-    fn gather_order(&self, input: &Input, index: usize) -> Order {
+    fn gather_order(&self, input: &Input, column: &FixedColumn) -> Order {
         let both_sorted = self.inputs.build.sorted && self.inputs.probe.sorted;
         let is_build = input.side == self.inputs.build.side;
-        let column = input.columns.iter().find(|column| column.index == index);
-        let moved = column.is_some_and(|column| column.raw_key || !column.nullable);
+        let moved = column.raw_key || column.carried;
         let clustered = match self.strategy {
             // The probe side is read as it lies, and finds build rows in order when both sides are sorted.
             Strategy::Hash => !is_build || both_sorted,
-            Strategy::RadixHash => moved,
-            Strategy::RadixHashGfur => column.is_some_and(|column| column.raw_key),
-            Strategy::SortMerge => moved || input.sorted,
-            Strategy::SortMergeGfur => column.is_some_and(|column| column.raw_key) || input.sorted,
+            Strategy::RadixHash | Strategy::RadixHashGfur => moved,
+            Strategy::SortMerge | Strategy::SortMergeGfur => moved || input.sorted,
         };
         if clustered { Order::Clustered } else { Order::Random }
     }
@@ -379,7 +533,7 @@ impl Model<'_> {
                 let row = self.inputs.key_bytes() + carried;
                 let composed = if carried > 0.0 { composed } else { 0.0 };
                 // Rows without a key are left out of columns before these are carried.
-                let carried_columns = if self.carries_columns() { build.carried_row_bytes() } else { 0.0 };
+                let carried_columns = build.carried_row_bytes();
                 let gathered = if build.is_partly_keyed() { carried_columns } else { 0.0 };
                 let scratch = match self.strategy.is_sorted() {
                     true => {
@@ -387,6 +541,8 @@ impl Model<'_> {
                         let threads = self.target.parallelism;
                         sort_scratch_bytes(self.inputs.key_width, rows as u64, widest, threads) as f64
                     }
+                    // The first of two passes gives what the second reads.
+                    false if self.passes > 1.0 => rows * row,
                     false => 0.0,
                 };
                 let arranged = lying + rows * (gathered + row) + scratch.max(composed);
@@ -405,7 +561,10 @@ impl Model<'_> {
                 (arranged.max(stays + grouping + beside), stays, tables)
             }
         };
-        let resident = stays + if needs_flags { rows } else { 0.0 };
+        let filter = self.filter.as_ref().map_or(FilterBytes::default(), |filter| filter.bytes);
+        let (filter_stays, filter_building) = (filter.stays as f64, filter.building as f64);
+        let arranging = arranging.max(stays + filter_building) + filter_stays;
+        let resident = stays + filter_stays + if needs_flags { rows } else { 0.0 };
         // Build rows that are kept at the end: their positions, and their row numbers.
         let ending = if needs_flags { 8.0 * rows } else { 0.0 };
         let minimum = packing.max(flagging).max(arranging).max(resident + (matching + smallest_chunk).max(ending));
@@ -443,10 +602,6 @@ impl Model<'_> {
         let columns = input.copied_row_bytes(self.strategy != Strategy::Hash);
         let nullable = input.columns.iter().filter(|column| column.nullable).count();
         self.charged(input, columns) + nullable as f64 / 8.0
-    }
-
-    fn carries_columns(&self) -> bool {
-        self.strategy.carries_payload()
     }
 
     /// Bytes per probe row by which the run chooses its chunks: keys packed, arranged and once more while they are sorted, columns

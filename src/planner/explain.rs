@@ -5,7 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase};
-use super::{Plan, Rates, Side, Strategy};
+use super::inputs::Inputs;
+use super::{Carried, Plan, Rates, Side, Strategy};
 use crate::memory::human_bytes;
 
 /// Everything that can be said about a plan. Its JSON form is what the action `explain` answers; its text form is what the
@@ -72,6 +73,10 @@ pub struct ExplainedSide {
     pub matched_rows: u64,
     /// Whether the rows are in the order of the key.
     pub sorted: bool,
+    /// Columns that move with the keys when rows are partitioned or sorted; the others are gathered by row number.
+    pub carried: Vec<String>,
+    /// Of a probe side that passes over a filter of the build keys first, the rows that are predicted to pass.
+    pub filtered_rows: Option<u64>,
 }
 
 /// The result of the join.
@@ -147,6 +152,11 @@ impl Explanation {
                 distinct_keys: plan.estimates.distinct(side).round() as u64,
                 matched_rows: plan.estimates.matched(side).round() as u64,
                 sorted: if side == plan.build_side { plan.build_sorted } else { plan.probe_sorted },
+                carried: carried_names(plan, side),
+                filtered_rows: match side == plan.build_side {
+                    true => None,
+                    false => plan.filtered_rows.map(|rows| rows.round() as u64),
+                },
             }
         };
         let alternatives = plan.alternatives.iter().map(|alternative| ExplainedAlternative {
@@ -218,10 +228,11 @@ fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
 
 /// The composition of primitives, from the result down to the tables.
 fn tree(plan: &Plan) -> Vec<String> {
-    let how_gathered = match plan.strategy {
-        Strategy::Hash => "by row number",
-        _ if plan.strategy.carries_payload() => "from the columns moved with the keys",
-        _ => "by row number, from the columns as they lie",
+    let how_gathered = match (plan.strategy, &plan.carried) {
+        (Strategy::Hash, _) => "by row number",
+        (_, Carried::Everything) => "from the columns moved with the keys",
+        (_, Carried::Nothing) => "by row number, from the columns as they lie",
+        (_, Carried::Columns { .. }) => "from those moved with the keys, the others by row number",
     };
     let matching = match plan.strategy {
         Strategy::Hash if plan.dense => "probe one perfect-hash array".into(),
@@ -240,14 +251,25 @@ fn tree(plan: &Plan) -> Vec<String> {
         ("└─", "probe", plan.build_side.other(), plan.probe_sorted),
     ] {
         let table = plan.join.table(side);
-        let carried = if plan.strategy.carries_payload() { "keys and columns" } else { "keys and row numbers" };
+        let carried = match (&plan.carried, carried_names(plan, side)) {
+            (Carried::Everything, _) => "keys and columns".into(),
+            (Carried::Columns { .. }, names) if !names.is_empty() => format!("keys with {}", names.join(", ")),
+            _ => "keys and row numbers".to_string(),
+        };
         let arranged = match plan.strategy {
             Strategy::Hash => "as it lies".to_string(),
             Strategy::RadixHash | Strategy::RadixHashGfur => format!("partition {carried}"),
             Strategy::SortMerge | Strategy::SortMergeGfur if sorted => "sorted already".into(),
             Strategy::SortMerge | Strategy::SortMergeGfur => format!("sort {carried}"),
         };
-        lines.push(format!("   {branch} {role}: {arranged}"));
+        let filtered = match plan.filtered_rows {
+            Some(rows) if side != plan.build_side => {
+                let share = 100.0 * rows / plan.estimates.keyed(side).max(1.0);
+                format!("filter by the build keys, {share:.0} % pass; ")
+            }
+            _ => String::new(),
+        };
+        lines.push(format!("   {branch} {role}: {filtered}{arranged}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {} rows, {}",
@@ -257,6 +279,17 @@ fn tree(plan: &Plan) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// The columns of a side that move with its keys.
+fn carried_names(plan: &Plan, side: Side) -> Vec<String> {
+    let (join, build_side) = (&plan.join, plan.build_side);
+    // A plan exists only of keys that can be packed.
+    let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates) else { return Vec::new() };
+    let input = if side == build_side { &inputs.build } else { &inputs.probe };
+    let carried = plan.carried.of_side(side, &join.output_columns(side, build_side));
+    let moving = input.columns.iter().filter(|column| column.can_be_carried() && carried.contains(&column.index));
+    moving.map(|column| join.table(side).schema.field(column.index).name().clone()).collect()
 }
 
 /// Plan, phases side by side, alternatives.

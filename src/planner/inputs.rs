@@ -4,11 +4,11 @@ use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
 use super::{BoundJoin, JoinKey, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Value};
-use crate::columns::{KeyFacts, KeyLayout, fixed_width, key_class, movable};
+use crate::columns::{KeyFacts, KeyLayout, Role, fixed_width, key_class, movable};
 use crate::device::{KeyWidth, Width};
 
 /// Both sides, with the roles that were given to them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Inputs {
     pub(super) build: Input,
     pub(super) probe: Input,
@@ -23,7 +23,7 @@ pub(super) struct Inputs {
 }
 
 /// One side.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Input {
     pub(super) side: Side,
     pub(super) rows: f64,
@@ -62,6 +62,8 @@ pub(super) struct FixedColumn {
     pub(super) nullable: bool,
     /// The one key column, bit for bit the packed key: partitioned and sorted rows have it already.
     pub(super) raw_key: bool,
+    /// Whether it moves with the keys. Nobody has said so until a strategy is priced.
+    pub(super) carried: bool,
 }
 
 /// A perfect-hash array may have this many slots per row: a slot takes 4 bytes, and a slot of the general table at least 16 at
@@ -84,6 +86,34 @@ impl Inputs {
     pub(super) fn key_bytes(&self) -> f64 {
         self.key_width.bytes() as f64
     }
+
+    /// The side that has a role.
+    pub(super) fn of(&self, role: Role) -> &Input {
+        match role {
+            Role::Build => &self.build,
+            Role::Probe => &self.probe,
+        }
+    }
+
+    /// As [`of`](Self::of), to be changed.
+    pub(super) fn of_mut(&mut self, role: Role) -> &mut Input {
+        match role {
+            Role::Build => &mut self.build,
+            Role::Probe => &mut self.probe,
+        }
+    }
+
+    /// Whether a column of either side moves with the keys.
+    pub(super) fn carries_something(&self) -> bool {
+        [&self.build, &self.probe].into_iter().any(|input| input.columns.iter().any(|column| column.carried))
+    }
+}
+
+impl FixedColumn {
+    /// Whether it can move with the keys: bits of validity do not move well, and a raw key has no need to.
+    pub(super) fn can_be_carried(&self) -> bool {
+        !self.nullable && !self.raw_key
+    }
 }
 
 impl Input {
@@ -97,7 +127,8 @@ impl Input {
                 Some(width) => {
                     let nullable = table.statistics[index].nulls > 0;
                     let raw_key = raw && join.keys[0].column(side) == index && !nullable;
-                    columns.push(FixedColumn { index, bytes: width.bytes() as f64, nullable, raw_key });
+                    let bytes = width.bytes() as f64;
+                    columns.push(FixedColumn { index, bytes, nullable, raw_key, carried: false });
                 }
                 None => host_columns += 1,
             }
@@ -128,9 +159,9 @@ impl Input {
         self.columns.iter().filter(|column| !(moved && column.raw_key)).map(|column| column.bytes).sum()
     }
 
-    /// Bytes per row of the columns that can be carried along.
+    /// Bytes per row of the columns that are carried along.
     pub(super) fn carried_row_bytes(&self) -> f64 {
-        self.columns.iter().filter(|column| !column.nullable && !column.raw_key).map(|column| column.bytes).sum()
+        self.columns.iter().filter(|column| column.carried).map(|column| column.bytes).sum()
     }
 
     /// Whether some rows have no key, so that those which have one are numbered.
@@ -138,9 +169,9 @@ impl Input {
         self.keyed < self.rows
     }
 
-    /// Whether something is left that needs row numbers although columns are carried.
+    /// Whether a column is left that is gathered by row number.
     pub(super) fn needs_row_numbers(&self) -> bool {
-        self.host_columns > 0 || self.columns.iter().any(|column| column.nullable && !column.raw_key)
+        self.host_columns > 0 || self.columns.iter().any(|column| !column.carried && !column.raw_key)
     }
 }
 

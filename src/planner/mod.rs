@@ -17,9 +17,11 @@
 
 mod bind;
 mod calibrate;
+mod carried;
 mod cost;
 mod estimate;
 mod explain;
+mod filter;
 mod inputs;
 mod plan;
 mod rates;
@@ -31,6 +33,7 @@ mod tests;
 
 pub use bind::{BoundJoin, bind};
 pub use calibrate::calibrate;
+pub use carried::Carried;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::carried::Carried;
 use super::cost::{Costed, MemoryNeed, PredictedPhase};
 use super::explain::human_seconds;
 use super::inputs::Inputs;
@@ -24,6 +25,11 @@ pub struct Plan {
     pub radix_bits: Option<u32>,
     /// Whether the build keys look distinct and dense, so that the `hash` strategy tries a perfect-hash array over their extent.
     pub dense: bool,
+    /// Which columns move with the keys, for strategies that partition or sort.
+    pub carried: Carried,
+    /// Whether probe rows pass over a filter of the build keys first, and how many of them are predicted to pass. It is used
+    /// where the kind of join drops probe rows without a match.
+    pub filtered_rows: Option<f64>,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -91,7 +97,7 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 /// sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
     let estimates = Estimates::of(&join);
-    let mut candidates = candidates(&join, &estimates, target)?;
+    let mut candidates = candidates(&join, strategy, &estimates, target)?;
     candidates.sort_by(|a, b| b.fits(target).cmp(&a.fits(target)).then(a.costed.seconds.total_cmp(&b.costed.seconds)));
     let wanted = |candidate: &Candidate| strategy.is_none_or(|wanted| candidate.costed.strategy == wanted);
     let chosen = candidates.iter().position(wanted).expect("every strategy is among the candidates");
@@ -114,6 +120,8 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         build_side: chosen.build_side,
         radix_bits: chosen.costed.radix_bits,
         dense: chosen.inputs.dense_slots.is_some(),
+        carried: chosen.costed.carried,
+        filtered_rows: chosen.costed.filtered_rows,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
@@ -137,7 +145,12 @@ struct Candidate {
     costed: Costed,
 }
 
-fn candidates(join: &BoundJoin, estimates: &Estimates, target: &Target) -> Result<Vec<Candidate>> {
+fn candidates(
+    join: &BoundJoin,
+    asked_for: Option<Strategy>,
+    estimates: &Estimates,
+    target: &Target,
+) -> Result<Vec<Candidate>> {
     // The smaller side first: it wins where times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
@@ -147,7 +160,7 @@ fn candidates(join: &BoundJoin, estimates: &Estimates, target: &Target) -> Resul
         }
         for strategy in Strategy::ALL {
             let inputs = Inputs::new(join, build_side, estimates)?;
-            let mut costed = Costed::new(join, strategy, &inputs, estimates, target);
+            let mut costed = Costed::new(join, strategy, asked_for.is_some(), &inputs, estimates, target);
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;

@@ -28,6 +28,8 @@ pub struct Rates {
     pub build_rows: f64,
     /// Rows per second looked up in a hash table that fits in cache.
     pub probe_rows: f64,
+    /// Rows per second put into, or looked up in, a filter that fits in cache; zero for a device without filters.
+    pub filter_rows: f64,
     /// Rows per second put into, or looked up in, a perfect-hash array that fits in cache.
     pub dense_rows: f64,
     /// Rows per second of both sides that are matched partition by partition.
@@ -64,6 +66,7 @@ impl Rates {
             sort_carry: 1.5e9 * threads,
             build_rows: 80e6 * threads,
             probe_rows: 150e6 * threads,
+            filter_rows: 300e6 * threads,
             dense_rows: 400e6 * threads,
             match_rows: 120e6 * threads,
             merge_rows: 100e6 * threads,
@@ -91,6 +94,7 @@ impl Rates {
             sort_carry: 2.5e11,
             build_rows: 30e9,
             probe_rows: 60e9,
+            filter_rows: 0.0,
             dense_rows: 120e9,
             match_rows: 50e9,
             merge_rows: 50e9,

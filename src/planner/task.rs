@@ -1,7 +1,5 @@
 //! From a plan to what runs.
 
-use std::collections::BTreeSet;
-
 use super::Plan;
 use crate::Result;
 use crate::catalog::Value;
@@ -32,6 +30,7 @@ impl Plan {
                 Strategy::SortMerge | Strategy::SortMergeGfur => Arrangement::Sorted,
             },
             dense_range: self.dense_range(),
+            filter: self.filtered_rows.is_some(),
             batch_rows: join.spec.batch_rows,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
@@ -43,16 +42,12 @@ impl Plan {
 
     fn task_side(&self, side: Side) -> TaskSide {
         let output_columns = self.join.output_columns(side, self.build_side);
-        let carried = match self.strategy.carries_payload() {
-            true => output_columns.iter().copied().collect(),
-            false => BTreeSet::new(),
-        };
         TaskSide {
             side,
             table: self.join.table(side).clone(),
             key_columns: self.join.keys.iter().map(|key| key.column(side)).collect(),
+            carried: self.carried.of_side(side, &output_columns),
             output_columns,
-            carried,
         }
     }
 
@@ -90,7 +85,7 @@ impl Plan {
             arrange_build: build_share * both + seconds(&["partition build", "check build order", "sort build"]),
             index_build: seconds(&["build table", "group build"]) + compared_ahead,
             arrange_probe: (1.0 - build_share) * both
-                + seconds(&["partition probe", "check probe order", "sort probe"]),
+                + seconds(&["filter", "partition probe", "check probe order", "sort probe"]),
             results: seconds(&["match", "expand", "gather", "compare keys"]) - compared_ahead - kept_build,
             kept_build,
         }

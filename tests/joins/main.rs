@@ -16,7 +16,7 @@ use dovetail::device::host::HostDevice;
 use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, JoinKind, JoinSpec, KeyPair, Side, Strategy};
+use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -64,14 +64,52 @@ impl Bench {
         upload.commit().unwrap();
     }
 
-    fn join(&self, spec: JoinSpec, build_side: Option<Side>) -> dovetail::Result<Vec<RecordBatch>> {
+    fn join(&self, spec: JoinSpec) -> dovetail::Result<Vec<RecordBatch>> {
+        self.join_as(spec, |_| ())
+    }
+
+    /// Joins as the plan says once `change` has changed it.
+    fn join_as(&self, spec: JoinSpec, change: impl FnOnce(&mut Plan)) -> dovetail::Result<Vec<RecordBatch>> {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
-        plan.build_side = build_side.unwrap_or(plan.build_side);
+        change(&mut plan);
         let sink = Collect::default();
         join::run(&plan.task()?, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
         assert_eq!(self.device.memory().used_bytes(), 0, "a join left device memory behind");
         Ok(sink.batches.into_inner())
+    }
+}
+
+/// What a plan may choose that changes no row of the result.
+#[derive(Clone, Debug)]
+struct Composed {
+    build_side: Side,
+    /// Whether probe rows pass over a filter, where the kind of join allows it.
+    filter: bool,
+    /// Instead of everything, where the strategy carries: a bit for each column of both tables.
+    carried: Option<u64>,
+    /// Instead of one pass: bits for two.
+    radix_bits: Option<u32>,
+}
+
+impl Composed {
+    fn random(rng: &mut StdRng) -> Self {
+        Self {
+            build_side: if rng.random() { Side::Left } else { Side::Right },
+            filter: rng.random(),
+            carried: rng.random::<bool>().then(|| rng.random()),
+            radix_bits: rng.random_bool(0.1).then_some(13),
+        }
+    }
+
+    fn change(&self, plan: &mut Plan) {
+        plan.build_side = self.build_side;
+        plan.filtered_rows = self.filter.then_some(1.0);
+        if let (Some(bits), Carried::Everything) = (self.carried, &plan.carried) {
+            let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();
+            plan.carried = Carried::Columns { left: some(bits), right: some(bits >> 32) };
+        }
+        plan.radix_bits = plan.radix_bits.map(|bits| self.radix_bits.unwrap_or(bits));
     }
 }
 
@@ -111,9 +149,10 @@ fn check_all_on(bench: &Bench, case: &Case, nulls_equal: bool, rng: &mut StdRng,
             let mut spec = spec(case.key_kinds.len(), how, strategy);
             spec.nulls_equal = nulls_equal;
             spec.batch_rows = [None, Some(1), Some(100)][rng.random_range(0..3)].filter(|_| expected.len() < 5000);
-            let build_side = if rng.random() { Side::Left } else { Side::Right };
-            let label = format!("{how} by {strategy}, build {build_side}, on {bench}, {case}{story}");
-            let actual = bench.join(spec, Some(build_side)).unwrap_or_else(|error| panic!("{label}: {error}"));
+            let composed = Composed::random(rng);
+            let label = format!("{how} by {strategy}, {composed:?}, on {bench}, {case}{story}");
+            let actual =
+                bench.join_as(spec, |plan| composed.change(plan)).unwrap_or_else(|error| panic!("{label}: {error}"));
             naive::assert_same_rows(&actual, &expected, &label);
         }
     }
@@ -198,7 +237,7 @@ fn many_to_many_results_are_far_larger_than_their_inputs() {
     let expected = naive::join(&case, JoinKind::Full, false);
     assert!(expected.len() > 500_000);
     for strategy in Strategy::ALL {
-        let actual = bench.join(spec(1, JoinKind::Full, strategy), None).unwrap();
+        let actual = bench.join(spec(1, JoinKind::Full, strategy)).unwrap();
         naive::assert_same_rows(&actual, &expected, &format!("many to many by {strategy}"));
     }
 }
@@ -345,7 +384,7 @@ fn a_device_that_is_too_small_refuses_and_stays_empty() {
     bench.put("l", &case.left.batches);
     bench.put("r", &case.right.batches);
     for strategy in Strategy::ALL {
-        let refused = bench.join(spec(1, JoinKind::Inner, strategy), None).unwrap_err();
+        let refused = bench.join(spec(1, JoinKind::Inner, strategy)).unwrap_err();
         assert!(
             matches!(&refused, dovetail::Error::Exhausted(text) if text.contains("--device-memory")),
             "{strategy}: {refused}"

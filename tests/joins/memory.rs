@@ -8,7 +8,7 @@ use dovetail::device::CancelFlag;
 use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::join::{self, Monitor};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, JoinKind, Rates, Strategy, Target};
+use dovetail::planner::{self, JoinKind, Plan, Rates, Side, Strategy, Target};
 
 use crate::{Collect, spec};
 
@@ -86,16 +86,27 @@ fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
     upload.commit().unwrap();
 }
 
-/// Plans and runs all strategies with exactly the memory that each plan asks for.
-fn run_in_exact_memory(catalog: &Catalog, keys: usize, threads: usize, link: Option<EmulatedLink>, label: &str) {
+/// Plans and runs all strategies with exactly the memory that each plan asks for. `retarget` may make the planner choose what
+/// it seldom does, and `is_so` says whether it did.
+fn run_in_exact_memory(
+    catalog: &Catalog,
+    keys: usize,
+    threads: usize,
+    link: Option<EmulatedLink>,
+    label: &str,
+    retarget: impl Fn(Target) -> Target,
+    is_so: impl Fn(&Plan) -> bool,
+) {
     let memory = |bytes| Budget::new("memory of device host:0", "--device-memory", bytes);
     for how in JoinKind::ALL {
         let mut rows = None;
         for strategy in Strategy::ALL {
             let ample = HostDevice::new(0, threads, memory(1 << 30), link).unwrap();
             let target = Target::of(&ample, Rates { reads_host_memory: link.is_none(), ..Rates::host(threads) });
+            let target = retarget(target);
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
             let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
+            assert!(is_so(&plan), "{how} by {strategy}, {label}: {plan:?}");
             for bytes in [plan.memory.minimum_bytes, plan.memory.whole_bytes] {
                 let label =
                     format!("{how} by {strategy}, build {}, {bytes} B, {threads} threads, {label}", plan.build_side);
@@ -127,7 +138,39 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
             put(&catalog, "l", &table(kind, build, rows, batches));
             put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
             let label = format!("{kind:?} {build:?}, {rows} rows in {batches} batches, link {}", link.is_some());
-            run_in_exact_memory(&catalog, keys, threads, link, &label);
+            run_in_exact_memory(&catalog, keys, threads, link, &label, |target| target, |_| true);
         }
+    }
+}
+
+#[test]
+fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
+    let fast = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
+    for (at, (kind, spread)) in
+        [(Kind::Int32, Spread::Distinct), (Kind::Int64, Spread::SomeNull)].into_iter().enumerate()
+    {
+        let (threads, link, batches) = [(1, None, 3), (3, Some(fast), 1)][at];
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        put(&catalog, "l", &table(kind, spread, 33_000, batches));
+        put(&catalog, "r", &table(kind, Spread::Distinct, 400_000, batches));
+        let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.build_side.other());
+        // Everything but a filter is slow.
+        let filter = |target: Target| {
+            let rates = Rates { build_rows: 1e6, probe_rows: 1e6, match_rows: 1e6, merge_rows: 1e6, ..target.rates };
+            Target { rates, ..target }
+        };
+        let label = format!("{kind:?} {spread:?}, {threads} threads, with filters");
+        run_in_exact_memory(&catalog, 1, threads, link, &label, filter, |plan| {
+            plan.build_side == Side::Right || plan.filtered_rows.is_some() == drops(plan)
+        });
+        // Only the smallest partitions are in the cache.
+        let two_passes = |target: Target| {
+            let rates = Rates { cache_bytes: 200, random_reads: 1e3, filter_rows: 0.0, ..target.rates };
+            Target { rates, partition_rows: 1, ..target }
+        };
+        let label = format!("{kind:?} {spread:?}, {threads} threads, in two passes");
+        run_in_exact_memory(&catalog, 1, threads, link, &label, two_passes, |plan| {
+            plan.radix_bits.is_none_or(|bits| bits > plan.target.pass_bits_max)
+        });
     }
 }

@@ -7,7 +7,7 @@
 //!   partition.rs  by bits of the mixed key, and grouping      slots.rs   the open-addressing table
 //!   sort.rs       by key                                      buffer.rs  charged, pooled memory
 //!   table.rs      one table over all keys, hashed or dense    crew.rs    threads, a crew for each job
-//!                                                             raw.rs     the only unsafe code
+//!   filter.rs     which keys cannot match                     raw.rs     the only unsafe code
 //!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
 //! ```
@@ -21,6 +21,7 @@
 mod buffer;
 mod crew;
 mod expand;
+mod filter;
 mod gather;
 mod hash;
 mod link;
@@ -44,6 +45,7 @@ use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 use bytemuck::Pod;
+pub use filter::{FILTER_FALSE_POSITIVES, FilterBytes};
 pub use link::{EmulatedLink, EmulatedRoute, Lane};
 use rayon::prelude::*;
 pub use sort::sort_scratch_bytes;
@@ -55,7 +57,7 @@ use self::hash::with_key;
 use self::link::Transfer;
 use super::{
     BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, Event,
-    HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
+    Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
     RadixBits, Sorted, Stream, Table, Unmatched, Which,
 };
 use crate::memory::{Arena, Budget};
@@ -242,6 +244,14 @@ impl Device for HostDevice {
 
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
         self.run(stream, |run| with_key!(width, K => pack::pack_keys::<K>(run, fields, width)))
+    }
+
+    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Option<Filter>> {
+        self.run(stream, |run| with_key!(keys.width, K => filter::build::<K>(run, keys))).map(Some)
+    }
+
+    fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys> {
+        self.run(stream, |run| with_key!(keys.keys.width, K => filter::filter_keys::<K>(run, filter, keys)))
     }
 
     fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions> {

@@ -1,0 +1,24 @@
+//! Whether a filter of the build keys is worth its pass over the probe keys.
+
+use super::inputs::Inputs;
+use super::{BoundJoin, Rates};
+use crate::device::host::FILTER_FALSE_POSITIVES;
+
+/// A filter has to save a tenth of the time: how many rows will match is known less well than what a pass costs.
+pub(super) const WORTH: f64 = 0.9;
+
+/// Probe rows that pass a filter of the build keys; `None` where there is no use for one, or too little is known.
+pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs, rates: &Rates) -> Option<f64> {
+    let probe = &inputs.probe;
+    // Of several key columns, how many different combinations there are is not known: their product makes matches look
+    // rarer than they are.
+    let [key] = &join.keys[..] else { return None };
+    let known = [&inputs.build, probe]
+        .into_iter()
+        .all(|input| join.table(input.side).statistics[key.column(input.side)].distinct.is_some());
+    if !known || !join.spec.how.drops_unmatched(probe.side) || rates.filter_rows <= 0.0 {
+        return None;
+    }
+    let matched = probe.matched.min(probe.keyed);
+    Some(matched + FILTER_FALSE_POSITIVES * (probe.keyed - matched))
+}
