@@ -12,8 +12,8 @@ use std::time::Instant;
 use arrow::buffer::{BooleanBuffer, Buffer};
 use dovetail::device::host::HostDevice;
 use dovetail::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, KeyEncoding, KeyField, KeyWidth, Keys, Matches, PartitionMatches,
-    Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width,
+    BitSlice, CancelFlag, Carry, Column, Device, KeyEncoding, KeyField, KeyWidth, Keys, Matches, PackedKeys,
+    PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width,
 };
 use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
@@ -208,12 +208,20 @@ impl Bench<'_> {
         numbers.shuffle(&mut StdRng::seed_from_u64(1));
         let keys = self.spread(&numbers, width);
         let payload = Carry::Column(self.column(&numbers));
-        for bits in [6, 9, 11] {
+        // The last takes two passes.
+        for bits in [6, 9, 11, 13] {
             let name = format!("partition/{bits}-bits");
             self.case(&name, rows, bytes, 2 * (bytes + 4) * rows, || {
                 self.partition(&keys, std::slice::from_ref(&payload), bits)
             });
         }
+        // Half of the rows have one key.
+        let heavy: Vec<u32> = numbers.iter().map(|&n| if n % 2 == 0 { 0 } else { n }).collect();
+        let heavy =
+            self.partition(&self.spread(&heavy, width), std::slice::from_ref(&payload), self.fitting_bits(rows));
+        self.case("group_partitions/heavy-key", rows, bytes, 2 * (bytes + 4) * rows, || {
+            self.device.group_partitions(heavy.clone(), &self.stream).unwrap()
+        });
         self.case("partition/row-number", rows, bytes, (2 * bytes + 4) * rows, || {
             self.partition(&keys, &[Carry::RowNumber], 9)
         });
@@ -252,6 +260,8 @@ impl Bench<'_> {
 
     fn matching(&self, width: KeyWidth) {
         let names = [
+            "build_filter",
+            "filter_keys",
             "build_table",
             "build_table/repeated",
             "build_dense_table",
@@ -272,6 +282,16 @@ impl Bench<'_> {
         self.case("build_table", build_rows, bytes, bytes * build_rows + slots_bytes, || {
             device.build_table(&build, stream).unwrap()
         });
+        self.case("build_filter", build_rows, bytes, bytes * build_rows, || {
+            device.build_filter(&build, stream).unwrap()
+        });
+        // One probe row in sixteen has a key of the filter's.
+        let known: Vec<u32> = numbers.iter().copied().filter(|n| n % 16 == 0).collect();
+        if let Some(filter) = device.build_filter(&self.spread(&known, width), stream).unwrap() {
+            let keys = PackedKeys { keys: probe.clone(), rows_kept: None };
+            let moved = bytes * probe_rows + (2 * bytes + 4) * probe_rows / 16;
+            self.case("filter_keys", probe_rows, bytes, moved, || device.filter_keys(&filter, &keys, stream).unwrap());
+        }
         let halved: Vec<u32> = numbers.iter().map(|n| n / 2).collect();
         let repeated = self.spread(&halved, width);
         self.case("build_table/repeated", build_rows, bytes, bytes * build_rows + slots_bytes, || {
