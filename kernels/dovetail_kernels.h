@@ -47,6 +47,9 @@
 /// Select rows that are not valid in one of the bitmaps.
 #define DOVETAIL_INVALID 6
 
+/// Select rows whose key passes a filter.
+#define DOVETAIL_PASSES_FILTER 7
+
 /// Select rows whose key differs from the one before: heads of runs.
 #define DOVETAIL_RUN_HEADS 5
 
@@ -111,8 +114,12 @@ struct DovetailSelect {
   uint32_t bitmap_count;
   /// Bytes per key.
   uint32_t key_bytes;
-  /// Keys, equal ones adjacent.
+  /// Keys; for heads of runs, equal ones adjacent.
   const void *keys;
+  /// A filter.
+  const uint64_t *filter_words;
+  /// Its words less one.
+  uint64_t filter_mask;
   /// State.
   void *scratch;
   /// Its size.
@@ -483,6 +490,20 @@ struct DovetailGatherBits {
   uint64_t *cleared;
 };
 
+/// Enters keys into a filter.
+struct DovetailFilterBuild {
+  /// Inputs: keys.
+  const void *keys;
+  /// How many.
+  uint64_t rows;
+  /// Words of the filter less one; their number is a power of two.
+  uint64_t word_mask;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Output: the filter's words, zero before the call.
+  uint64_t *words;
+};
+
 /// Writes where no memory is.
 struct DovetailIllegalAccess {
   /// Where.
@@ -538,6 +559,8 @@ extern int dovetail_mark(const struct DovetailMark *args, DovetailStream stream)
 extern int dovetail_gather(const struct DovetailGather *args, DovetailStream stream);
 
 extern int dovetail_gather_bits(const struct DovetailGatherBits *args, DovetailStream stream);
+
+extern int dovetail_filter_build(const struct DovetailFilterBuild *args, DovetailStream stream);
 
 extern int dovetail_illegal_access(const struct DovetailIllegalAccess *args, DovetailStream stream);
 

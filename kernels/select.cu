@@ -4,6 +4,7 @@
 #include <thrust/iterator/counting_iterator.h>
 
 #include "common.cuh"
+#include "filter.cuh"
 
 namespace dovetail {
 namespace {
@@ -28,22 +29,21 @@ struct Condition {
                     valid &= args.bitmaps[index][row / 8] >> (row % 8);
                 return (valid & 1) == (args.condition == DOVETAIL_VALID);
             }
-            default: return row == 0 || heads_run(row);
-        }
-    }
-
-    __device__ bool heads_run(u32 row) const {
-        switch (args.key_bytes) {
-            case 4: return differs<u32>(row);
-            case 8: return differs<u64>(row);
-            default: return differs<Key16>(row);
+            default:
+                switch (args.key_bytes) {
+                    case 4: return of_key<u32>(row);
+                    case 8: return of_key<u64>(row);
+                    default: return of_key<Key16>(row);
+                }
         }
     }
 
     template <typename Key>
-    __device__ bool differs(u32 row) const {
+    __device__ bool of_key(u32 row) const {
         const Key* keys = static_cast<const Key*>(args.keys);
-        return keys[row] != keys[row - 1];
+        if (args.condition == DOVETAIL_RUN_HEADS) return row == 0 || keys[row] != keys[row - 1];
+        const FilterBits bits(mix(keys[row]), args.filter_mask);
+        return (reinterpret_cast<const u64*>(args.filter_words)[bits.word] & bits.pattern) == bits.pattern;
     }
 };
 

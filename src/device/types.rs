@@ -64,6 +64,9 @@ pub struct DeviceInfo {
     /// Bytes of the result that should be gathered at once: about a message's worth while they are in cache (host), more
     /// where each call and each copy costs by itself (GPU).
     pub gather_bytes: usize,
+    /// Device memory that arranging a side takes on top of what a host device needs, per row: beside a second copy of what is
+    /// arranged. `None` where that is nothing.
+    pub row_scratch_bytes: Option<usize>,
     /// Build rows that a partition should have, so that its hash table stays in the fastest memory.
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves well.

@@ -568,11 +568,22 @@ impl Model<'_> {
         // Build rows that are kept at the end: their positions, and their row numbers.
         let ending = if needs_flags { 8.0 * rows } else { 0.0 };
         let minimum = packing.max(flagging).max(arranging).max(resident + (matching + smallest_chunk).max(ending));
-        let minimum = minimum + SMALL_BYTES;
+        let minimum = minimum + SMALL_BYTES + self.scratch(build, build.rows);
+        let whole = resident + matching + whole_chunk + self.scratch(probe, probe.rows);
         MemoryNeed {
             minimum_bytes: minimum as u64,
-            whole_bytes: minimum.max(resident + matching + whole_chunk) as u64,
+            whole_bytes: minimum.max(whole) as u64,
             resident_bytes: resident as u64,
+        }
+    }
+
+    /// What arranging that many rows of a side takes on a device whose primitives need more than a host device's.
+    fn scratch(&self, input: &Input, rows: f64) -> f64 {
+        /// For the fixed scratch memory of some streams.
+        const STREAMS_BYTES: f64 = (16 << 20) as f64;
+        match self.target.row_scratch_bytes {
+            Some(bytes) => STREAMS_BYTES + rows * (bytes as f64 + self.inputs.key_bytes() + self.carried(input)),
+            None => 0.0,
         }
     }
 

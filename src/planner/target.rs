@@ -18,6 +18,8 @@ pub struct Target {
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves.
     pub pass_bits_max: u32,
+    /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
+    pub row_scratch_bytes: Option<usize>,
     /// What it does how fast.
     pub rates: Rates,
 }
@@ -32,6 +34,7 @@ impl Target {
             parallelism: device.info().parallelism.max(1),
             partition_rows: device.info().partition_rows.max(1),
             pass_bits_max: device.info().pass_bits_max.max(1),
+            row_scratch_bytes: device.info().row_scratch_bytes,
             rates,
         }
     }
@@ -47,6 +50,7 @@ impl Default for Target {
             parallelism: 1,
             partition_rows: 16 << 10,
             pass_bits_max: 11,
+            row_scratch_bytes: None,
             rates: Rates::host(1),
         }
     }

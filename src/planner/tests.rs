@@ -111,6 +111,7 @@ fn a100() -> Target {
         parallelism: 108,
         partition_rows: 4096,
         pass_bits_max: 8,
+        row_scratch_bytes: None,
         rates,
     }
 }

@@ -46,6 +46,8 @@ pub const DOVETAIL_UNMATCHED: u32 = 3;
 pub const DOVETAIL_VALID: u32 = 4;
 /// Select rows that are not valid in one of the bitmaps.
 pub const DOVETAIL_INVALID: u32 = 6;
+/// Select rows whose key passes a filter.
+pub const DOVETAIL_PASSES_FILTER: u32 = 7;
 /// Select rows whose key differs from the one before: heads of runs.
 pub const DOVETAIL_RUN_HEADS: u32 = 5;
 
@@ -113,8 +115,12 @@ pub struct DovetailSelect {
     pub bitmap_count: u32,
     /// Bytes per key.
     pub key_bytes: u32,
-    /// Keys, equal ones adjacent.
+    /// Keys; for heads of runs, equal ones adjacent.
     pub keys: *const c_void,
+    /// A filter.
+    pub filter_words: *const u64,
+    /// Its words less one.
+    pub filter_mask: u64,
     /// State.
     pub scratch: *mut c_void,
     /// Its size.
@@ -525,6 +531,22 @@ pub struct DovetailGatherBits {
     pub cleared: *mut u64,
 }
 
+/// Enters keys into a filter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailFilterBuild {
+    /// Inputs: keys.
+    pub keys: *const c_void,
+    /// How many.
+    pub rows: u64,
+    /// Words of the filter less one; their number is a power of two.
+    pub word_mask: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Output: the filter's words, zero before the call.
+    pub words: *mut u64,
+}
+
 /// Writes where no memory is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -557,5 +579,6 @@ unsafe extern "C" {
     pub fn dovetail_mark(args: *const DovetailMark, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather(args: *const DovetailGather, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
+    pub fn dovetail_filter_build(args: *const DovetailFilterBuild, stream: DovetailStream) -> c_int;
     pub fn dovetail_illegal_access(args: *const DovetailIllegalAccess, stream: DovetailStream) -> c_int;
 }

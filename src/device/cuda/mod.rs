@@ -8,7 +8,7 @@
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
 //!   matching.rs    within partitions, and of sorted keys
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
-//!   fault.rs       deliberate failures, for tests
+//!   filter.rs      which keys cannot match                               fault.rs    deliberate failures, for tests
 //! ```
 //!
 //! Calls queue work on the job's stream and return; those whose result is a number wait for it. Memory is stream-ordered:
@@ -21,6 +21,7 @@ mod abi;
 mod buffer;
 mod driver;
 mod fault;
+mod filter;
 mod gather;
 mod keys;
 mod matching;
@@ -42,9 +43,9 @@ use self::driver::{Gpu, Mark, Queue};
 use self::positions::PairStarts;
 use self::work::Work;
 use super::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, Event, HostColumn,
-    KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted,
-    Stream, Table, Unmatched, Which,
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, Event, Filter,
+    HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
+    RadixBits, Sorted, Stream, Table, Unmatched, Which,
 };
 use crate::memory::{Arena, Budget, Pin};
 use crate::{Error, Result};
@@ -96,6 +97,8 @@ impl CudaDevice {
             // and 126 instead of 115 with a quarter of these bytes at once.
             streams: 5,
             gather_bytes: 16 << 20,
+            // Sorting takes images of keys and row numbers, twice each, and the bounds of partitions are there several times.
+            row_scratch_bytes: Some(40),
             wave_rows: 1 << 24,
             // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
@@ -191,6 +194,14 @@ impl Device for CudaDevice {
 
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
         keys::pack(&self.work(stream)?, fields, width)
+    }
+
+    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Option<Filter>> {
+        filter::build(&self.work(stream)?, keys).map(Some)
+    }
+
+    fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys> {
+        filter::filter_keys(&self.work(stream)?, filter, keys)
     }
 
     fn partition(&self, keys: &Keys, carry: &[Carry], bits: RadixBits, stream: &Stream) -> Result<Partitions> {

@@ -26,6 +26,8 @@ pub(super) mod select {
             bitmap_count: 0,
             key_bytes: 0,
             keys: null(),
+            filter_words: null(),
+            filter_mask: 0,
             scratch: std::ptr::null_mut(),
             scratch_bytes: 0,
             positions: std::ptr::null_mut(),

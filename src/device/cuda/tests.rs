@@ -16,7 +16,7 @@ use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
     BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
-    PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, Which, Width,
+    PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, Which, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -463,6 +463,39 @@ fn partitions_and_sorted_keys_find_every_key() {
         for rows in [0..probe.len(), some_range(probe.len(), random)] {
             let matches = gpu.device.match_sorted(&build_sorted, &probe_sorted, rows, &gpu.stream).unwrap();
             gpu.assert_matches(&matches, &gpu.key_values(&build_sorted), &gpu.key_values(&probe_sorted), story);
+        }
+    });
+}
+
+#[test]
+fn a_filter_lets_every_build_key_through_and_few_others() {
+    let Some([gpu, _]) = both() else { return };
+    for_every_case(210, |numbers, width, story, random| {
+        let (build, _) = build_and_probe(numbers, random);
+        let others: Vec<u32> = (0..numbers.len() as u32).map(|number| number | 1 << 30).collect();
+        let probe = [numbers, &others].concat();
+        let filter = gpu.device.build_filter(&gpu.keys(&build, width), &gpu.stream).unwrap().unwrap();
+        let kept: Vec<u32> = (0..probe.len() as u32).filter(|row| row % 3 != 0).collect();
+        for rows_kept in [None, Some(&kept)] {
+            let asked: Vec<u32> = match rows_kept {
+                Some(kept) => kept.iter().map(|&row| probe[row as usize]).collect(),
+                None => probe.clone(),
+            };
+            let packed =
+                PackedKeys { keys: gpu.keys(&asked, width), rows_kept: rows_kept.map(|kept| gpu.list(kept, false)) };
+            let passed = gpu.device.filter_keys(&filter, &packed, &gpu.stream).unwrap();
+            let rows = match &passed.rows_kept {
+                Some(rows) => gpu.numbers(rows),
+                None => (0..probe.len() as u32).collect(),
+            };
+            let found = gpu.key_values(&passed.keys);
+            let expected: Vec<u128> = rows.iter().map(|&row| cut(key(probe[row as usize]), width)).collect();
+            assert_eq!(found, expected, "{story}");
+            let keys: BTreeSet<u128> = values_of(&build, width).into_iter().collect();
+            let matching = |values: &[u128]| values.iter().filter(|value| keys.contains(value)).count();
+            assert_eq!(matching(&found), matching(&values_of(&asked, width)), "{story}");
+            let wrong = found.len() - matching(&found);
+            assert!(wrong <= 20 + asked.len() / 8, "{wrong} of {} pass wrongly, {story}", asked.len());
         }
     });
 }

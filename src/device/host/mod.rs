@@ -124,6 +124,7 @@ fn info(threads: usize) -> DeviceInfo {
         streams: 1,
         wave_rows: (1 << 18) * threads.next_power_of_two().min(16),
         gather_bytes: 4 << 20,
+        row_scratch_bytes: None,
         partition_rows: 1 << 15,
         pass_bits_max: 11,
     }
