@@ -200,6 +200,9 @@ def _without_negative_zeros(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _cast(column: pa.ChunkedArray, plain: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        # In two steps: pyarrow does not cast from a dictionary to a string view.
+        column = column.cast(column.type.value_type)
     return column if column.type == plain else column.cast(plain)
 
 
