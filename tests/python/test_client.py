@@ -185,15 +185,46 @@ def test_explain_tells_the_plan_and_after_the_run_what_was_measured(client: dove
 def test_what_is_shown_in_a_notebook_tells_enough(client: dovetail.Client) -> None:
     assert repr(client.tables()) == "no tables"
     client.put("a<b>", {"k": [1, 2, 3]})
-    shown = repr(client.tables())
-    assert "a<b>" in shown and "3" in shown and "k: int64" in shown
-    assert "a&lt;b&gt;" in client.tables()._repr_html_()
+    client.put("wide", {f"column_{index}": [1] for index in range(100)})
+    assert repr(client.tables()).splitlines()[:2] == [
+        "table  rows  bytes  columns",
+        "a<b>      3   24 B  k: int64",
+    ]
+    assert repr(client.tables()).splitlines()[2].endswith("column_3: int64, ... 96 more")
+    assert "a&lt;b&gt;" in client.tables()._repr_html_() and "column_99" in client.tables()._repr_html_()
+    assert repr(client.tables()[0]) == "<TableInfo a<b>: 3 rows, 24 B; k: int64>"
+    assert "<td" in client.tables()[0]._repr_html_() and "a&lt;b&gt;: 3 rows" in client.tables()[0]._repr_html_()
     with client.join("a<b>", "a<b>", on="k") as result:
         result.wait()
-        assert "complete" in repr(result) and "k: int64" in repr(result)
-        assert "<table>" in result._repr_html_()
-        assert "complete" in repr(result.job)
+        job = result.job_id
+        assert repr(result) == f"<Result of job {job}: complete, 3 rows; k: int64>"
+        assert f"Result of job {job}" in result._repr_html_() and "<table>" in result._repr_html_()
+        assert repr(result.job) == f"<Job {job}: complete, 3 rows>"
+        assert repr(result.status()) == f"<JobStatus {job}: complete, 3 rows>"
+        shown = repr(client.jobs()[-1:]).splitlines()
+        assert shown[0].split() == ["job", "state", "done", "join", "strategy", "rows"]
+        assert shown[1].split()[:6] == [str(job), "complete", "100%", "a<b>", "inner", "a<b>"]
+        assert "a&lt;b&gt; inner" in client.jobs()._repr_html_()
     assert client.uri in repr(client)
+
+
+def test_what_the_server_tells_of_itself_shows_as_text_and_is_a_mapping(client: dovetail.Client) -> None:
+    topology, info = client.topology(), client.server_info()
+    assert repr(topology) == topology["text"].rstrip() and "host:0" in repr(topology)
+    assert "<pre>" in topology._repr_html_()
+    lines = repr(info).splitlines()
+    assert lines[0].split() == ["name", "dovetail"]
+    assert any(line.split() == ["host", "memory", "bytes", "1.0", "GiB"] for line in lines), lines
+    assert dict(info)["strategies"] == info["strategies"] and len(info) == len(list(info))
+
+
+def test_showing_what_is_out_of_reach_says_so(server: Server) -> None:
+    with server.connect() as client:
+        client.put("a", {"k": [1]})
+        result = client.join("a", "a", on="k").wait()
+        client.drop("a")
+        result.close()
+    assert "closed" in repr(result) and "closed" in repr(result.job)
 
 
 def test_progress_bars_go_to_standard_error(client: dovetail.Client, capsys: pytest.CaptureFixture[str]) -> None:

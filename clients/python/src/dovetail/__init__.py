@@ -14,8 +14,20 @@ Example:
     (3, 3)
 """
 
-from ._result import Explanation, Job, JobStatus, Result
-from .client import Client, How, Mode, Strategy, TableInfo, Tables, UploadProgress, connect
+from ._jobs import Jobs, JobStatus
+from ._result import Explanation, Job, Result
+from .client import (
+    Client,
+    How,
+    Mode,
+    ServerInfo,
+    Strategy,
+    TableInfo,
+    Tables,
+    Topology,
+    UploadProgress,
+    connect,
+)
 from .errors import (
     AlreadyExists,
     Cancelled,
@@ -48,13 +60,16 @@ __all__ = [
     "InvalidRequest",
     "Job",
     "JobStatus",
+    "Jobs",
     "Mode",
     "NotFound",
     "PermissionDenied",
     "Result",
+    "ServerInfo",
     "Strategy",
     "TableInfo",
     "Tables",
+    "Topology",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",

@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,9 @@ import pyarrow.flight as flight
 
 from ._command import length_delimited
 from ._connection import Connections
-from ._progress import ProgressArgument, human_count, reporter
+from ._display import Described, columns, html_schema
+from ._jobs import JobStatus
+from ._progress import ProgressArgument, reporter
 from .errors import Cancelled, Error, InternalError, NotFound, translated
 
 if TYPE_CHECKING:
@@ -29,101 +29,12 @@ if TYPE_CHECKING:
 
 _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
-_ENDED = frozenset({"complete", "failed", "cancelled"})
 
-
-@dataclass(frozen=True)
-class JobStatus:
-    """What the server tells about a job at one moment.
-
-    Attributes:
-        id: The job's number.
-        state: ``"queued"``, ``"running"``, ``"complete"``, ``"failed"`` or ``"cancelled"``.
-        progress: The share of its work that is done, 0 to 1.
-        queue_position: Jobs that start before it, while it is queued.
-        predicted_start: When it is expected to start, while it is queued.
-        rows: Rows of the result so far.
-        bytes: Bytes of the result so far.
-        error: Why it failed.
-        raw: Everything that the server said, as it said it.
-    """
-
-    id: int
-    state: str
-    progress: float
-    queue_position: int | None
-    predicted_start: datetime | None
-    rows: int
-    bytes: int
-    error: str | None
-    raw: Mapping[str, Any] = field(repr=False)
-
-    @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> JobStatus:
-        """Reads the server's answer."""
-        error = answer.get("error")
-        start = answer.get("predicted_start")
-        return cls(
-            id=int(answer["job"]),
-            state=str(answer["state"]),
-            progress=float(answer.get("progress") or 0.0),
-            queue_position=answer.get("queue_position"),
-            predicted_start=None if start is None else datetime.fromisoformat(start.replace("Z", "+00:00")),
-            rows=int(answer.get("rows") or 0),
-            bytes=int(answer.get("bytes") or 0),
-            error=error.get("message") if isinstance(error, Mapping) else error,
-            raw=answer,
-        )
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self.state in _ENDED
-
-    @property
-    def fraction(self) -> float | None:
-        """The share that is done, for a progress bar."""
-        return 1.0 if self.state == "complete" else self.progress
-
-    @property
-    def summary(self) -> str:
-        """State and rows, for people."""
-        if self.state == "queued" and self.queue_position is not None:
-            return f"queued behind {self.queue_position}"
-        return f"{self.state}, {human_count(self.rows)} rows"
-
-
-class Explanation(Mapping[str, Any]):
+class Explanation(Described):
     """How a join runs, and why: the plan, its predicted and measured times, the alternatives and why they lost.
 
     Printing it gives the server's text; it also is a mapping of the details.
     """
-
-    def __init__(self, details: Mapping[str, Any]) -> None:
-        self._details = details
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        return str(self._details.get("text", ""))
-
-    def __getitem__(self, key: str) -> Any:
-        return self._details[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._details)
-
-    def __len__(self) -> int:
-        return len(self._details)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.text)}</pre>"
 
 
 class Job:
@@ -143,7 +54,7 @@ class Job:
 
     def progress(self) -> float:
         """The share of its work that is done, 0 to 1."""
-        return self.status().fraction or 0.0
+        return self.status().fraction
 
     def wait(self, timeout: float | None = None, progress: ProgressArgument = None) -> JobStatus:
         """Waits until it has ended.
@@ -201,11 +112,15 @@ class Job:
         raise NotFound(f"job {self.id} has no result; it failed, was cancelled, or its result was released")
 
     def __repr__(self) -> str:
+        return f"<Job {self.id}: {self._standing()}>"
+
+    def _standing(self) -> str:
+        """Where it stands, or why that is not known: showing a job must not fail."""
         try:
             status = self.status()
-        except Error as error:
-            return f"<Job {self.id}: {error}>"
-        return f"<Job {self.id}: {status.summary}, {status.progress:.0%}>"
+        except (Error, *_ARROW_FAILURES) as error:
+            return str(error)
+        return status.summary if status.done else f"{status.summary}, {status.fraction:.0%}"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -339,17 +254,13 @@ class Result:
         return self.reader().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        head = f"<Result of {'a table' if self._job is None else repr(self._job)}"
-        columns = ", ".join(f"{column.name}: {column.type}" for column in self.schema)
-        return f"{head}; {columns}>"
+        return f"<{self._title()}; {columns(self.schema)}>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(column.name)}</td><td>{html.escape(str(column.type))}</td></tr>"
-            for column in self.schema
-        )
-        title = "a table" if self._job is None else repr(self._job)
-        return f"<p>{html.escape(title)}</p><table><tr><th>column</th><th>type</th></tr>{rows}</table>"
+        return html_schema(self._title(), self.schema)
+
+    def _title(self) -> str:
+        return "Result of a table" if self._job is None else f"Result of job {self._job.id}: {self._job._standing()}"
 
 
 def fetch(connections: Connections, info: flight.FlightInfo) -> pa.Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,9 +12,11 @@ import pyarrow.flight as flight
 
 from ._command import On, encode, join_command
 from ._connection import Connections, Pem
-from ._progress import ProgressArgument, human_bytes, human_count, reporter
-from ._result import Explanation, Job, JobStatus, Result, fetch, metadata, read
+from ._jobs import Jobs, JobStatus
+from ._progress import ProgressArgument, reporter
+from ._result import Explanation, Job, Result, fetch, metadata, read
 from ._source import source
+from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
 from .errors import InternalError, translated
 
@@ -71,68 +71,6 @@ def connect(
         client.close()
         raise
     return client
-
-
-@dataclass(frozen=True)
-class TableInfo:
-    """A table that the server holds.
-
-    Attributes:
-        name: Its name.
-        rows: Number of rows.
-        bytes: Bytes of its buffers in the server's memory.
-        schema: Columns and their types.
-        details: Everything else that the server says, such as ``sorted_by``.
-    """
-
-    name: str
-    rows: int
-    bytes: int
-    schema: pa.Schema
-    details: Mapping[str, Any] = field(repr=False)
-
-
-class Tables(Sequence[TableInfo]):
-    """The tables of a server; shows itself as a table."""
-
-    def __init__(self, tables: Sequence[TableInfo]) -> None:
-        self._tables = list(tables)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._tables[index]
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def __iter__(self) -> Iterator[TableInfo]:
-        return iter(self._tables)
-
-    def __repr__(self) -> str:
-        if not self._tables:
-            return "no tables"
-        rows = [("table", "rows", "bytes", "columns"), *self._rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
-            f"{name:{widths[0]}}  {count:>{widths[1]}}  {size:>{widths[2]}}  {columns}"
-            for name, count, size, columns in rows
-        )
-
-    def _repr_html_(self) -> str:
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()
-        )
-        return f"<table><tr><th>table</th><th>rows</th><th>bytes</th><th>columns</th></tr>{body}</table>"
-
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [
-            (
-                table.name,
-                human_count(table.rows),
-                human_bytes(table.bytes),
-                ", ".join(f"{column.name}: {column.type}" for column in table.schema),
-            )
-            for table in self._tables
-        ]
 
 
 class Client:
@@ -343,9 +281,9 @@ class Client:
         """How a join would run, and why, without running it. Takes what :meth:`join` takes."""
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
 
-    def jobs(self) -> list[JobStatus]:
+    def jobs(self) -> Jobs:
         """What runs, waits, or has ended and is remembered: yours, or everybody's for an admin; oldest first."""
-        return [JobStatus.from_json(answer) for answer in self._connections.action("list_jobs")]
+        return Jobs([JobStatus.from_json(answer) for answer in self._connections.action("list_jobs")])
 
     def job(self, identity: int) -> Job:
         """The job of that number.
@@ -359,18 +297,18 @@ class Client:
 
     # The server
 
-    def topology(self) -> Mapping[str, Any]:
+    def topology(self) -> Topology:
         """The devices of the server, their memory, and the links between them."""
-        return self._answer("topology")
+        return Topology(self._answer("topology"))
 
-    def server_info(self) -> Mapping[str, Any]:
+    def server_info(self) -> ServerInfo:
         """Version, devices, memory and the limits that a client meets.
 
         Example:
             >>> client.server_info()["name"]
             'dovetail'
         """
-        return self._answer("server_info")
+        return ServerInfo(self._answer("server_info"))
 
     def close(self) -> None:
         """Closes all connections. Results that were not closed stay on the server for their lease."""
@@ -410,9 +348,11 @@ __all__ = [
     "Client",
     "How",
     "Mode",
+    "ServerInfo",
     "Strategy",
     "TableInfo",
     "Tables",
+    "Topology",
     "UploadProgress",
     "connect",
 ]

@@ -1,0 +1,117 @@
+"""What a server tells about jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, overload
+
+from ._display import counted, html_table, text_table
+from ._progress import human_count
+
+_ENDED = frozenset({"complete", "failed", "cancelled"})
+
+_JOB_HEADING = ["job", "state", "done", "join", "strategy", "rows"]
+_JOB_RIGHT = [0, 2, 5]
+
+
+@dataclass(frozen=True, repr=False)
+class JobStatus:
+    """What the server tells about a job at one moment.
+
+    Attributes:
+        id: The job's number.
+        state: ``"queued"``, ``"running"``, ``"complete"``, ``"failed"`` or ``"cancelled"``.
+        progress: The share of its work that is done, 0 to 1.
+        queue_position: Jobs that start before it, while it is queued.
+        predicted_start: When it is expected to start, while it is queued.
+        rows: Rows of the result so far.
+        bytes: Bytes of the result so far.
+        error: Why it failed.
+        raw: Everything that the server said, as it said it.
+    """
+
+    id: int
+    state: str
+    progress: float
+    queue_position: int | None
+    predicted_start: datetime | None
+    rows: int
+    bytes: int
+    error: str | None
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> JobStatus:
+        """Reads the server's answer."""
+        error = answer.get("error")
+        start = answer.get("predicted_start")
+        return cls(
+            id=int(answer["job"]),
+            state=str(answer["state"]),
+            progress=float(answer.get("progress") or 0.0),
+            queue_position=answer.get("queue_position"),
+            predicted_start=None if start is None else datetime.fromisoformat(start.replace("Z", "+00:00")),
+            rows=int(answer.get("rows") or 0),
+            bytes=int(answer.get("bytes") or 0),
+            error=error.get("message") if isinstance(error, Mapping) else error,
+            raw=answer,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.state in _ENDED
+
+    @property
+    def fraction(self) -> float:
+        """The share that is done, for a progress bar."""
+        return 1.0 if self.state == "complete" else self.progress
+
+    @property
+    def summary(self) -> str:
+        """State and rows, for people."""
+        if self.state == "queued" and self.queue_position is not None:
+            return f"queued behind {self.queue_position}"
+        return f"{self.state}, {counted(self.rows, 'row')}"
+
+    def __repr__(self) -> str:
+        rest = f": {self.error}" if self.error else "" if self.done else f", {self.fraction:.0%}"
+        return f"<JobStatus {self.id}: {self.summary}{rest}>"
+
+
+class Jobs(Sequence[JobStatus]):
+    """Jobs of a server, oldest first; shows itself as a table."""
+
+    def __init__(self, jobs: Sequence[JobStatus]) -> None:
+        self._jobs = list(jobs)
+
+    @overload
+    def __getitem__(self, index: int) -> JobStatus: ...
+    @overload
+    def __getitem__(self, index: slice) -> Jobs: ...
+    def __getitem__(self, index: int | slice) -> JobStatus | Jobs:
+        return Jobs(self._jobs[index]) if isinstance(index, slice) else self._jobs[index]
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __repr__(self) -> str:
+        return text_table(_JOB_HEADING, self._rows(), right=_JOB_RIGHT) if self._jobs else "no jobs"
+
+    def _repr_html_(self) -> str:
+        return html_table(_JOB_HEADING, self._rows(), right=_JOB_RIGHT) if self._jobs else "<p>no jobs</p>"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                str(job.id),
+                job.state,
+                f"{job.fraction:.0%}",
+                " ".join(str(job.raw.get(key) or "") for key in ("left", "how", "right")),
+                str(job.raw.get("strategy") or ""),
+                human_count(job.rows),
+            ]
+            for job in self._jobs
+        ]

@@ -1,0 +1,80 @@
+"""What a server holds, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import pyarrow as pa
+
+from ._display import COLUMNS_WIDTH, Described, columns, counted, html_schema, html_table, text_table
+from ._progress import human_bytes, human_count
+
+_TABLE_HEADING = ["table", "rows", "bytes", "columns"]
+_TABLE_RIGHT = [1, 2]
+
+
+@dataclass(frozen=True, repr=False)
+class TableInfo:
+    """A table that the server holds.
+
+    Attributes:
+        name: Its name.
+        rows: Number of rows.
+        bytes: Bytes of its buffers in the server's memory.
+        schema: Columns and their types.
+        details: Everything else that the server says, such as ``sorted_by``.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    schema: pa.Schema
+    details: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"<TableInfo {self._title()}; {columns(self.schema)}>"
+
+    def _repr_html_(self) -> str:
+        return html_schema(self._title(), self.schema)
+
+    def _title(self) -> str:
+        return f"{self.name}: {counted(self.rows, 'row')}, {human_bytes(self.bytes)}"
+
+
+class Tables(Sequence[TableInfo]):
+    """The tables of a server, by name; shows itself as a table."""
+
+    def __init__(self, tables: Sequence[TableInfo]) -> None:
+        self._tables = list(tables)
+
+    @overload
+    def __getitem__(self, index: int) -> TableInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Tables: ...
+    def __getitem__(self, index: int | slice) -> TableInfo | Tables:
+        return Tables(self._tables[index]) if isinstance(index, slice) else self._tables[index]
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __repr__(self) -> str:
+        return text_table(_TABLE_HEADING, self._rows(COLUMNS_WIDTH), right=_TABLE_RIGHT) if self else "no tables"
+
+    def _repr_html_(self) -> str:
+        return html_table(_TABLE_HEADING, self._rows(None), right=_TABLE_RIGHT) if self else "<p>no tables</p>"
+
+    def _rows(self, width: int | None) -> list[list[str]]:
+        return [
+            [table.name, human_count(table.rows), human_bytes(table.bytes), columns(table.schema, width)]
+            for table in self._tables
+        ]
+
+
+class Topology(Described):
+    """The devices of a server, their memory and their links; prints as the server draws it."""
+
+
+class ServerInfo(Described):
+    """Version, devices, memory and limits of a server; prints a line for each."""
