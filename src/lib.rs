@@ -20,6 +20,7 @@ pub mod cli;
 pub mod columns;
 pub mod device;
 mod error;
+mod human;
 pub mod join;
 pub mod memory;
 pub mod planner;

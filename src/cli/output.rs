@@ -3,6 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use crate::human::{count, counted, seconds};
+
 use crate::Error;
 
 /// Set once, from the command line, before anything is printed.
@@ -97,19 +99,6 @@ fn style(text: &str, how: Style, terminal: bool) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// A whole number with thousands apart: `6,001,215`.
-pub fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// A count or a rate in three digits: `950`, `12.3 M`, `1.20 G`.
 pub fn short(number: f64) -> String {
     let (value, unit) = match number {
@@ -123,16 +112,6 @@ pub fn short(number: f64) -> String {
         v if v >= 100.0 => format!("{v:.0}{unit}"),
         v if v >= 10.0 => format!("{v:.1}{unit}"),
         v => format!("{v:.2}{unit}"),
-    }
-}
-
-/// Seconds in the unit that a person would choose: `85 µs`, `12.3 ms`, `1.25 s`, `3 min 12 s`.
-pub fn seconds(value: f64) -> String {
-    match value {
-        s if s < 1e-3 => format!("{:.0} µs", s * 1e6),
-        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
-        s if s < 120.0 => format!("{s:.2} s"),
-        s => format!("{:.0} min {:.0} s", (s / 60.0).floor(), s % 60.0),
     }
 }
 
@@ -173,17 +152,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
-        assert_eq!(count(0), "0");
-        assert_eq!(count(999), "999");
-        assert_eq!(count(6_001_215), "6,001,215");
+    fn rates_have_three_digits() {
         assert_eq!(short(950.0), "950");
         assert_eq!(short(9_999.0), "9999");
         assert_eq!(short(12_345_678.0), "12.3 M");
         assert_eq!(short(1.2e9), "1.20 G");
-        assert_eq!(seconds(0.0000853), "85 µs");
-        assert_eq!(seconds(1.254), "1.25 s");
-        assert_eq!(seconds(192.0), "3 min 12 s");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::Inputs;
 use super::{Carried, Plan, Rates, Side, Strategy};
+use crate::human;
 use crate::memory::human_bytes;
 
 /// Everything that can be said about a plan. Its JSON form is what the action `explain` answers; its text form is what the
@@ -237,13 +238,14 @@ fn tree(plan: &Plan) -> Vec<String> {
     let matching = match plan.strategy {
         Strategy::Hash if plan.dense => "probe one perfect-hash array".into(),
         Strategy::Hash => "probe one hash table".into(),
-        Strategy::RadixHash | Strategy::RadixHashGfur => {
-            format!("match {} partitions, a hash table for each", 1u64 << plan.radix_bits.unwrap_or(0))
-        }
+        Strategy::RadixHash | Strategy::RadixHashGfur => match 1u64 << plan.radix_bits.unwrap_or(0) {
+            1 => "match one partition by a hash table".into(),
+            partitions => format!("match {} partitions, a hash table for each", human::count(partitions)),
+        },
         Strategy::SortMerge | Strategy::SortMergeGfur => "merge sorted rows".into(),
     };
     let mut lines = vec![
-        format!("gather {} columns {how_gathered}", plan.join.output.len()),
+        format!("gather {} {how_gathered}", human::counted(plan.join.output.len() as u64, "column")),
         format!("└─ {matching}: {}", plan.join.spec.how),
     ];
     for (branch, role, side, sorted) in [
@@ -272,9 +274,9 @@ fn tree(plan: &Plan) -> Vec<String> {
         lines.push(format!("   {branch} {role}: {filtered}{arranged}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
-            "   {stem} └─ table {:?}, {} rows, {}",
+            "   {stem} └─ table {:?}, {}, {}",
             table.name,
-            human_count(table.rows),
+            human::counted(table.rows, "row"),
             human_bytes(table.bytes)
         ));
     }
@@ -304,12 +306,12 @@ impl fmt::Display for Explanation {
         writeln!(f)?;
         write!(
             f,
-            "result: {} rows predicted, {}",
-            human_count(self.result.predicted_rows),
+            "result: {} predicted, {}",
+            human::counted(self.result.predicted_rows, "row"),
             human_bytes(self.result.predicted_bytes)
         )?;
         if let Some(rows) = self.result.rows {
-            write!(f, "; {} rows so far or in all", human_count(rows))?;
+            write!(f, "; {} so far or in all", human::counted(rows, "row"))?;
         }
         writeln!(f)?;
         writeln!(
@@ -322,7 +324,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "{:17} {:>21}  {:>21}  achieved", "phase", "predicted", "measured")?;
         for phase in &self.phases {
             let cell = |seconds: Option<f64>, bytes: Option<u64>| match seconds {
-                Some(seconds) => format!("{:>9} {:>11}", human_seconds(seconds), human_bytes(bytes.unwrap_or(0))),
+                Some(seconds) => format!("{:>9} {:>11}", human::seconds(seconds), human_bytes(bytes.unwrap_or(0))),
                 None => "-".into(),
             };
             let rate = |bytes_per_second: f64| format!("{}/s", human_bytes(bytes_per_second as u64));
@@ -337,58 +339,16 @@ impl fmt::Display for Explanation {
                 cell(phase.measured_seconds, phase.measured_bytes)
             )?;
         }
-        let measured = self.measured_seconds.map_or("-".into(), human_seconds);
-        writeln!(f, "{:17} {:>9} {:11}  {:>9}", "in all", human_seconds(self.predicted_seconds), "", measured)?;
+        let measured = self.measured_seconds.map_or("-".into(), human::seconds);
+        writeln!(f, "{:17} {:>9} {:11}  {:>9}", "in all", human::seconds(self.predicted_seconds), "", measured)?;
         if !self.alternatives.is_empty() {
             writeln!(f)?;
             writeln!(f, "not chosen (strategy, build side)")?;
         }
         for other in &self.alternatives {
-            let (name, seconds) = (other.strategy, human_seconds(other.predicted_seconds));
+            let (name, seconds) = (other.strategy, human::seconds(other.predicted_seconds));
             writeln!(f, "  {name:15} {:5} {seconds:>9}  {}", other.build_side, other.reason)?;
         }
         Ok(())
-    }
-}
-
-/// A span of time in the unit a person would choose: `850 µs`, `12.3 ms`, `4.56 s`, `3 min 20 s`.
-pub fn human_seconds(seconds: f64) -> String {
-    match seconds {
-        s if s <= 0.0 => "0 s".into(),
-        s if s < 0.999_5e-3 => format!("{:.0} µs", (s * 1e6).max(1.0)),
-        s if s < 0.999_5 => format!("{:.1} ms", s * 1e3),
-        s if s < 99.5 => format!("{s:.2} s"),
-        s if s.is_finite() => format!("{} min {:.0} s", s as u64 / 60, (s % 60.0).floor()),
-        _ => "forever".into(),
-    }
-}
-
-/// A count with thousands set apart: `6 001 215`.
-fn human_count(count: u64) -> String {
-    let digits = count.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev();
-    groups.map(|group| std::str::from_utf8(group).unwrap_or_default()).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_and_counts_are_written_as_people_do() {
-        let spans = [
-            (0.0, "0 s"),
-            (1e-9, "1 µs"),
-            (850e-6, "850 µs"),
-            (0.0123, "12.3 ms"),
-            (4.56, "4.56 s"),
-            (200.0, "3 min 20 s"),
-        ];
-        for (seconds, text) in spans {
-            assert_eq!(human_seconds(seconds), text);
-        }
-        for (count, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (6_001_215, "6 001 215")] {
-            assert_eq!(human_count(count), text);
-        }
     }
 }

@@ -38,7 +38,6 @@ pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedPhase, ExplainedResult, ExplainedSide, Explanation, Measured,
-    human_seconds,
 };
 pub use plan::{Alternative, Plan, plan, plan_on};
 pub use rates::Rates;

@@ -4,11 +4,11 @@ use std::cmp::Ordering;
 
 use super::carried::Carried;
 use super::cost::{Costed, MemoryNeed, PredictedPhase};
-use super::explain::human_seconds;
 use super::inputs::Inputs;
 use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
 use crate::columns::{Role, fixed_width};
 use crate::device::ROWS_MAX;
+use crate::human;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -215,8 +215,8 @@ fn against(loser: &Costed, winner: &Costed) -> String {
     match names.max_by(|a, b| difference(a).abs().total_cmp(&difference(b).abs())) {
         Some(name) if difference(name) != 0.0 => format!(
             "{compared}; the largest difference is {name:?} with {} against {}",
-            human_seconds(seconds_of(loser, name)),
-            human_seconds(seconds_of(winner, name))
+            human::seconds(seconds_of(loser, name)),
+            human::seconds(seconds_of(winner, name))
         ),
         _ => compared,
     }
@@ -224,17 +224,17 @@ fn against(loser: &Costed, winner: &Costed) -> String {
 
 fn why(chosen: &Costed, forced: bool, alternatives: &[Alternative]) -> String {
     if forced {
-        return format!("it was asked for; predicted to take {}", human_seconds(chosen.seconds));
+        return format!("it was asked for; predicted to take {}", human::seconds(chosen.seconds));
     }
     match alternatives.first() {
         Some(next) => format!(
             "the least predicted time of those that fit in device memory, {}; next is {} built on the {} side with {}",
-            human_seconds(chosen.seconds),
+            human::seconds(chosen.seconds),
             next.strategy,
             next.build_side,
-            human_seconds(next.seconds)
+            human::seconds(next.seconds)
         ),
-        None => format!("the only strategy; predicted to take {}", human_seconds(chosen.seconds)),
+        None => format!("the only strategy; predicted to take {}", human::seconds(chosen.seconds)),
     }
 }
 
