@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::settings::Layered;
+use super::settings::{Layered, misspelt_variables};
 use super::{logging, output};
 use crate::service::Server;
 use crate::service::settings::Settings;
@@ -38,6 +38,7 @@ pub struct ServeArgs {
 /// What starting or running the server answers.
 pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let settings = &layered.settings;
+    misspelt_variables().iter().for_each(output::remark);
     if args.print_config {
         match output::is_json() {
             true => output::json(&layered.to_json()),

@@ -17,9 +17,13 @@ use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
+use super::client::ConnectArgs;
 use crate::memory::parse_bytes;
 use crate::service::settings::Settings;
 use crate::{Context, Error, Result};
+
+/// What the names of our variables in the environment begin with.
+const PREFIX: &str = "DOVETAIL_";
 
 /// Settings, and where each of them came from.
 #[derive(Clone, Debug)]
@@ -184,7 +188,7 @@ fn setting_args() -> Vec<Arg> {
 
 /// The arguments that clap adds by itself are no settings; neither are those without an environment variable.
 fn is_setting(arg: &Arg) -> bool {
-    arg.get_env().is_some_and(|variable| variable.to_string_lossy().starts_with("DOVETAIL_"))
+    arg.get_env().is_some_and(|variable| variable.to_string_lossy().starts_with(PREFIX))
         && arg.get_id().as_str() != super::CONFIG_ID
 }
 
@@ -245,6 +249,29 @@ fn suggestion(key: &str, known: &[String]) -> String {
     }
 }
 
+/// Variables of the environment that look like misspelt settings: ours by their prefix, and close to one. Others of that
+/// prefix may belong to clients, or to whatever starts the server.
+pub fn misspelt_variables() -> Vec<String> {
+    let known: Vec<String> =
+        setting_args().iter().filter_map(Arg::get_env).map(|name| name.to_string_lossy().into_owned()).collect();
+    let closest = |name: &str| {
+        let closeness = |known: &String| strsim::jaro_winkler(&known[PREFIX.len()..], &name[PREFIX.len()..]);
+        let closest = known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)))?;
+        (closeness(closest) > 0.9).then(|| closest.clone())
+    };
+    let clients = ConnectArgs::augment_args(Command::new("client"));
+    let clients: Vec<_> = clients.get_arguments().filter_map(Arg::get_env).collect();
+    let given = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    let ours = given.filter(|name| {
+        name.starts_with(PREFIX) && !known.contains(name) && !clients.contains(&std::ffi::OsStr::new(name))
+    });
+    ours.filter_map(|name| {
+        let closest = closest(&name)?;
+        Some(format!("environment variable {name} is no setting, and is ignored; did you mean {closest}?"))
+    })
+    .collect()
+}
+
 /// A value of the file in the words that a flag would have been given.
 fn words_of(value: &toml::Value) -> Result<Vec<String>> {
     Ok(match value {
@@ -275,21 +302,24 @@ fn parse(entries: &[Entry]) -> Result<Settings, clap::Error> {
 
 /// Flags and environment have passed clap once, so whatever it refuses now stands in the file.
 fn blame(error: &clap::Error, entries: &[Entry]) -> Error {
-    let text = error.to_string();
-    // Without clap's hints on usage, which speak of the command line.
-    let said =
-        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage") && !line.starts_with("For more"));
-    let sentence = said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-    let sentence = sentence.trim_start_matches("error: ");
     let file = entries.iter().find_map(|entry| match &entry.origin {
         Origin::File(path) => Some(path.display().to_string()),
         _ => None,
     });
-    let error = Error::Invalid(sentence.to_owned());
+    let error = Error::Invalid(sentence(error));
     match file {
         Some(file) => error.context(format!("configuration file {file}")),
         None => error,
     }
+}
+
+/// What clap has to say, in one line and without its hints on usage, which speak of the command line.
+pub fn sentence(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let said =
+        text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage") && !line.starts_with("For more"));
+    let sentence = said.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    sentence.trim_start_matches("error: ").to_owned()
 }
 
 /// What no single flag's parser can see: settings that need each other, and the sizes that are kept as text.

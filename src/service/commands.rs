@@ -53,8 +53,17 @@ pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinSpec> {
 
 fn decode_json(command: &[u8]) -> Result<proto::Command> {
     serde_json::from_slice(command).map_err(|error| {
-        Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
+        unknown_kind(command).unwrap_or_else(|| {
+            Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
+        })
     })
+}
+
+/// The most frequent slip has a sentence of its own: a kind of join that other systems have, such as "outer".
+fn unknown_kind(command: &[u8]) -> Option<Error> {
+    let command: serde_json::Value = serde_json::from_slice(command).ok()?;
+    let refused = command["join"]["how"].as_str()?.parse::<JoinKind>().err()?;
+    Some(refused.context("the join command"))
 }
 
 fn decode_any(command: &[u8]) -> Result<proto::Command> {
@@ -291,7 +300,8 @@ mod tests {
         let with = |field: &str| refusal(format!(r#"{{"join": {{"left": "a", "right": "b", {field}}}}}"#).as_bytes());
         assert!(with(r#""priority": 101"#).contains("priority"));
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
-        assert!(with(r#""how": "sideways""#).contains("sideways"));
+        let how = "the join command: unknown kind of join \"outer\"; it is one of inner, left, right, full, left_semi,";
+        assert!(with(r#""how": "outer""#).starts_with(how), "{}", with(r#""how": "outer""#));
         assert!(refusal(br#"{"join": {"right": "b"}}"#).contains("left"));
     }
 

@@ -91,7 +91,7 @@ impl Server {
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
         let incoming = TcpIncoming::bind(settings.listen)
-            .map_err(|error| Error::Unavailable(format!("listening on {} (--listen): {error}", settings.listen)))?
+            .map_err(|error| cannot_listen(settings.listen, "--listen", &error))?
             .with_nodelay(Some(true))
             .with_keepalive(Some(Duration::from_secs(60)));
         let flight_address = incoming.local_addr().context(|| "asking for the address that is listened on")?;
@@ -237,7 +237,11 @@ impl Server {
         self.shared.scheduler.drain();
         health::set_ready(&self.reporter, false).await;
         let left = self.shared.work_left();
-        tracing::info!(waiting_for = left, seconds_max = self.drain_limit.as_secs(), "draining: new work is refused");
+        tracing::info!(
+            waiting_for = left,
+            seconds_max = self.drain_limit.as_secs(),
+            "draining: new work is refused, and a second signal ends what is under way"
+        );
         let limit = tokio::time::sleep(self.drain_limit);
         let outcome = tokio::select! {
             biased;
@@ -394,7 +398,23 @@ fn unusable_tls(error: &tonic::transport::Error) -> Error {
 async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
     let Some(address) = parse_admin(settings)? else { return Ok(None) };
     let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|error| Error::Unavailable(format!("listening on {address} (--admin-listen): {error}")))
+    listener.map(Some).map_err(|error| cannot_listen(address, "--admin-listen", &error))
+}
+
+fn cannot_listen(address: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
+    let advice = match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            format!(
+                "; another process, perhaps another dovetail, listens there: give {flag} another port, or 0 for a free one"
+            )
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            format!("; no network of this machine has that address: give {flag} another")
+        }
+        std::io::ErrorKind::PermissionDenied => format!("; give {flag} a port of 1024 or above"),
+        _ => String::new(),
+    };
+    Error::Unavailable(format!("listening on {address} ({flag}): {error}{advice}"))
 }
 
 /// Where the admin port is to be; `None`: nowhere.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// Address and port of the Flight service; port 0 takes a free one
-    #[arg(long, env = "DOVETAIL_LISTEN", default_value = "127.0.0.1:8815")]
+    #[arg(long, env = "DOVETAIL_LISTEN", default_value = "127.0.0.1:8815", value_parser = parse_address)]
     pub listen: SocketAddr,
 
     /// Address and port of metrics and health over HTTP; "off" for none. It serves counters to whoever asks, without TLS or
@@ -121,4 +121,9 @@ pub struct Settings {
     /// What is logged: error, warn, info, debug, trace, or a filter such as "info,dovetail::scheduler=debug"
     #[arg(long, env = "DOVETAIL_LOG", default_value = "info")]
     pub log: String,
+}
+
+/// An address in numbers: names of hosts may stand for several.
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write an IP address and a port, such as 127.0.0.1:8815 or [::1]:8815".into())
 }

@@ -95,6 +95,30 @@ fn a_taken_port_is_named() {
     let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--log", "error"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(&address), "{}", stderr(&output));
+    assert!(stderr(&output).contains("give --listen another port"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_address_is_numbers_and_a_name_is_told_so() {
+    for (given, expected) in
+        [("localhost", "127.0.0.1:8815"), ("localhost:8815", "127.0.0.1:8815"), ("8815", "127.0.0.1:8815")]
+    {
+        let output = run(&["serve", "--check-config", "--listen", given]);
+        assert_eq!(output.status.code(), Some(2), "{given}");
+        assert!(stderr(&output).contains(expected), "{given}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_variable_of_the_environment_that_is_no_setting_is_remarked_upon() {
+    let check = |name: &str| command().env(name, "1GiB").args(["serve", "--check-config"]).output().unwrap();
+    let misspelt = check("DOVETAIL_HOSTMEMORY");
+    assert!(misspelt.status.success(), "other programs may have variables of that kind: {}", stderr(&misspelt));
+    let expected = "DOVETAIL_HOSTMEMORY is no setting, and is ignored; did you mean DOVETAIL_HOST_MEMORY?";
+    assert!(stderr(&misspelt).contains(expected), "{}", stderr(&misspelt));
+    for known in ["DOVETAIL_HOST_MEMORY", "DOVETAIL_SERVER", "DOVETAIL_TOKEN"] {
+        assert_eq!(stderr(&check(known)), "", "{known}");
+    }
 }
 
 #[test]
