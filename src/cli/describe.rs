@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::output::{self, Align};
 use crate::memory::human_bytes;
 
-/// The value as indented text. Nulls and empty lists say nothing, and are left out.
+/// The value as indented text. Nulls, empty texts and empty lists say nothing, and are left out.
 pub fn value(value: &Value) -> String {
     let mut lines = Vec::new();
     match value {
@@ -94,8 +94,15 @@ fn scalar(key: &str, value: &Value) -> String {
     }
 }
 
+/// The name in words. Its number comes with a unit that a person would choose, so the one in the name goes.
 fn title(key: &str) -> String {
-    key.replace('_', " ")
+    let bytes = if key.contains("memory") { "" } else { "size" };
+    let words = key.split('_').map(|word| match word {
+        "seconds" => "time",
+        "bytes" => bytes,
+        word => word,
+    });
+    words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 fn is_scalar(value: &Value) -> bool {
@@ -109,6 +116,7 @@ fn is_scalar(value: &Value) -> bool {
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
+        Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.is_empty(),
         _ => false,
@@ -125,6 +133,7 @@ mod tests {
     fn a_job_reads_as_names_values_and_a_table_of_phases() {
         let job = json!({
             "job": 7, "state": "running", "progress": 0.5, "queue_position": null, "rows": 1200000,
+            "owner": "",
             "phases": [{"name": "partition", "seconds": 0.25, "bytes": 1048576}, {"name": "match", "seconds": 2.0, "bytes": 0}],
             "tables": ["a", "b"],
         });
@@ -134,10 +143,12 @@ state     running
 progress  50 %
 rows      1,200,000
 phases
-  name        seconds    bytes
+  name           time     size
   partition  250.0 ms  1.0 MiB
   match        2.00 s      0 B
 tables    a, b";
         assert_eq!(value(&job), expected);
+        let device = json!({"memory_used_bytes_max": 2048, "predicted_seconds": 1.5});
+        assert_eq!(value(&device), "memory used max  2.0 KiB\npredicted time   1.50 s");
     }
 }

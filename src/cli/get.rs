@@ -1,15 +1,16 @@
 //! `dovetail get`: a table or a result goes into a file, or onto the terminal.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use arrow::array::RecordBatch;
 use arrow_flight::FlightInfo;
 use futures::StreamExt;
 use serde_json::json;
 
 use super::client::{BatchStream, Client, ConnectArgs, batch_bytes, table_descriptor};
-use super::files::{Format, Sink};
+use super::files::{Format, Target};
+use super::interrupt::unless_interrupted;
 use super::progress::Progress;
 use super::{jobs, output, rows};
 use crate::memory::human_bytes;
@@ -17,9 +18,9 @@ use crate::{Error, Result};
 
 /// Arguments of `dovetail get`.
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("what").args(["table", "job"]).required(true)))]
 pub struct GetArgs {
     /// Name of the table
-    #[arg(required_unless_present = "job", conflicts_with = "job")]
     table: Option<String>,
 
     /// Number of the job whose result to fetch
@@ -50,6 +51,28 @@ pub struct OutputArgs {
     pub limit: usize,
 }
 
+/// A file that is open, or the terminal.
+#[derive(Debug)]
+pub enum Destination {
+    /// A file.
+    File(Target),
+    /// The terminal, and how many rows are shown.
+    Terminal { limit: usize },
+}
+
+impl OutputArgs {
+    /// Opens the file, if rows go into one. What is wrong with it is said before a job is started for it.
+    ///
+    /// # Errors
+    /// Those of [`Target::create`].
+    pub fn open(&self) -> Result<Destination> {
+        Ok(match &self.output {
+            Some(path) => Destination::File(Target::create(path, self.format)?),
+            None => Destination::Terminal { limit: if self.limit == 0 { usize::MAX } else { self.limit } },
+        })
+    }
+}
+
 /// What was received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Received {
@@ -59,6 +82,8 @@ pub struct Received {
     pub bytes: u64,
     /// From the first request to the last row.
     pub seconds: f64,
+    /// Whether these are all rows.
+    pub whole: bool,
 }
 
 /// Fetches.
@@ -66,22 +91,18 @@ pub struct Received {
 /// # Errors
 /// The server's, and those of the file.
 pub async fn run(args: GetArgs) -> Result<()> {
-    if let Some(path) = &args.to.output {
-        check_format(path, args.to.format)?;
-    }
+    let to = args.to.open()?;
+    unless_interrupted(fetch(args, to)).await
+}
+
+async fn fetch(args: GetArgs, to: Destination) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
     let (what, info) = match (&args.table, &args.job) {
         (Some(table), _) => (table.clone(), client.info(table_descriptor(table)).await?),
         (None, Some(job)) => (format!("job {job}"), jobs::find(&client, *job).await?),
         (None, None) => return Err(Error::Invalid("name a table, or a job with --job".into())),
     };
-    receive(&client, &what, &info, &args.to, Instant::now()).await?;
-    Ok(())
-}
-
-/// A file whose name says no format is refused before a job is started for it.
-pub fn check_format(path: &Path, format: Option<Format>) -> Result<()> {
-    format.map_or_else(|| Format::of_name(path).map(drop), |_| Ok(()))
+    receive(&client, &what, &info, to, Instant::now()).await.map(drop)
 }
 
 /// Takes all rows of a flight to where they should go, and reports.
@@ -92,82 +113,92 @@ pub async fn receive(
     client: &Client,
     what: &str,
     info: &FlightInfo,
-    to: &OutputArgs,
+    to: Destination,
     start: Instant,
 ) -> Result<Received> {
     let batches = client.fetch(info)?;
-    match &to.output {
-        Some(path) => {
-            let total = u64::try_from(info.total_bytes).ok().filter(|bytes| *bytes > 0);
-            let received = to_file(batches, what, total, path, to.format, start).await?;
-            report_file(what, received, path);
-            Ok(received)
+    let progress = progress_of(what, info);
+    let taken = async {
+        match to {
+            Destination::File(target) => {
+                let path = target.path().to_owned();
+                let received = to_file(batches, target, start, &progress).await?;
+                progress.finish();
+                report_file(what, received, &path, jobs::id_of(info).ok());
+                Ok(received)
+            }
+            Destination::Terminal { limit } => print(batches, limit, start, &progress).await,
         }
-        None => print(batches, to.limit, start).await,
+    };
+    tokio::select! {
+        received = taken => received,
+        never = follow(client, what, info, &progress) => match never {},
     }
 }
 
-/// Writing has a thread of its own: compression must not hold up the sockets.
-async fn to_file(
-    mut batches: BatchStream,
-    what: &str,
-    total: Option<u64>,
-    path: &Path,
-    format: Option<Format>,
-    start: Instant,
-) -> Result<Received> {
-    let mut sink = Sink::create(path, format, &batches.schema())?;
-    let (queue, mut queued) = tokio::sync::mpsc::channel::<RecordBatch>(4);
-    let writer = tokio::task::spawn_blocking(move || {
-        while let Some(batch) = queued.blocking_recv() {
-            sink.write(&batch)?;
-        }
-        Ok::<Sink, Error>(sink)
-    });
-    let progress = Progress::bytes(&format!("fetching {what}"), total);
-    let mut received = Received::default();
-    let mut failure = None;
-    while let Some(batch) = batches.next().await {
-        let batch = match batch {
-            Ok(batch) => batch,
-            Err(error) => {
-                failure = Some(error);
-                break;
+/// The bar of a flight: its bytes where it is known how many there are, and how far its job is until then.
+pub fn progress_of(what: &str, info: &FlightInfo) -> Progress {
+    match (u64::try_from(info.total_bytes), jobs::id_of(info)) {
+        (Err(_), Ok(_)) => Progress::share(what),
+        (total, _) => Progress::transfer(&format!("fetching {what}"), total.ok()),
+    }
+}
+
+/// Tells a bar how far the job behind a flight is while its rows are awaited, and how many bytes there are once it is known.
+/// Whatever ends the job badly, its streams say it, so this never comes back.
+pub async fn follow(client: &Client, what: &str, info: &FlightInfo, progress: &Progress) -> Infallible {
+    if let (Err(_), Ok(job)) = (u64::try_from(info.total_bytes), jobs::id_of(info)) {
+        loop {
+            tokio::time::sleep(jobs::POLL_INTERVAL).await;
+            match jobs::status(client, job).await {
+                Ok(status) if jobs::is_under_way(&status) => jobs::show(progress, what, &status),
+                Ok(status) => {
+                    if let Some(bytes) = status["bytes"].as_u64() {
+                        progress.set_message(format!("fetching {what}"));
+                        progress.set_total_bytes(bytes);
+                    }
+                    break;
+                }
+                Err(_) => break,
             }
-        };
+        }
+    }
+    std::future::pending().await
+}
+
+/// Takes all rows into a file.
+pub(super) async fn to_file(
+    mut batches: BatchStream,
+    target: Target,
+    start: Instant,
+    progress: &Progress,
+) -> Result<Received> {
+    let mut file = target.start(&batches.schema())?;
+    let mut received = Received { whole: true, ..Received::default() };
+    while let Some(batch) = batches.next().await {
+        let batch = batch?;
         let bytes = batch_bytes(&batch);
         received.rows += batch.num_rows() as u64;
         received.bytes += bytes;
-        progress.advance(bytes);
-        // The writer is gone when it failed; its own error follows.
-        if queue.send(batch).await.is_err() {
-            break;
-        }
+        progress.moved(bytes);
+        file.write(batch).await?;
     }
-    drop(queue);
-    let sink = writer.await.map_err(|error| Error::Internal(format!("the writer of {}: {error}", path.display())))?;
-    progress.finish();
-    match (failure, sink) {
-        (Some(error), _) | (None, Err(error)) => Err(error),
-        (None, Ok(sink)) => {
-            tokio::task::spawn_blocking(move || sink.finish())
-                .await
-                .map_err(|error| Error::Internal(error.to_string()))??;
-            received.seconds = start.elapsed().as_secs_f64();
-            Ok(received)
-        }
-    }
+    file.finish().await?;
+    received.seconds = start.elapsed().as_secs_f64();
+    Ok(received)
 }
 
-fn report_file(what: &str, received: Received, path: &Path) {
-    let Received { rows, bytes, seconds } = received;
+fn report_file(what: &str, received: Received, path: &Path, job: Option<u64>) {
+    let Received { rows, bytes, seconds, .. } = received;
     if output::is_json() {
         let path = path.display().to_string();
-        output::json(&json!({ "source": what, "rows": rows, "bytes": bytes, "seconds": seconds, "file": path }));
+        output::json(
+            &json!({ "source": what, "job": job, "rows": rows, "bytes": bytes, "seconds": seconds, "file": path }),
+        );
     } else {
         output::line(format!(
-            "{what}: {} rows, {} in {} ({}/s) -> {}",
-            output::count(rows),
+            "{what}: {}, {} in {} ({}/s) -> {}",
+            output::counted(rows, "row"),
             human_bytes(bytes),
             output::seconds(seconds),
             human_bytes((bytes as f64 / seconds) as u64),
@@ -177,8 +208,7 @@ fn report_file(what: &str, received: Received, path: &Path) {
 }
 
 /// Prints the first rows. Machines get each as a JSON object, on a line.
-async fn print(mut batches: BatchStream, limit: usize, start: Instant) -> Result<Received> {
-    let limit = if limit == 0 { usize::MAX } else { limit };
+async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress: &Progress) -> Result<Received> {
     let schema = batches.schema();
     let (mut kept, mut received) = (Vec::new(), Received::default());
     let mut more = false;
@@ -191,6 +221,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant) -> Result
         }
         received.rows += batch.num_rows() as u64;
         received.bytes += batch_bytes(&batch);
+        progress.moved(batch_bytes(&batch));
         match output::is_json() {
             true => rows::print_json(&batch)?,
             false => kept.push(batch),
@@ -199,13 +230,15 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant) -> Result
             break;
         }
     }
+    progress.finish();
     received.seconds = start.elapsed().as_secs_f64();
+    received.whole = !more;
     if !output::is_json() {
         output::line(rows::render(&schema, &kept)?);
         if more {
             output::remark(format!(
-                "the first {} rows; --limit 0 prints all, -o FILE writes them to a file",
-                received.rows
+                "the first {}; --limit 0 prints all, -o FILE writes them to a file",
+                output::counted(received.rows, "row")
             ));
         }
     }

@@ -1,4 +1,6 @@
-//! `dovetail jobs` and `dovetail cancel`.
+//! `dovetail jobs` and `dovetail cancel`, and what other commands ask of jobs.
+
+use std::time::{Duration, Instant};
 
 use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
@@ -7,8 +9,12 @@ use tonic::{Code, Status};
 use super::client::{Client, ConnectArgs, from_status};
 use super::describe;
 use super::output::{self, Align};
+use super::progress::Progress;
 use crate::service::code_named;
 use crate::{Error, Result};
+
+/// How often a running job is asked how far it is.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Arguments of `dovetail jobs`.
 #[derive(Debug, clap::Args)]
@@ -107,6 +113,41 @@ pub async fn run_cancel(args: CancelArgs) -> Result<()> {
 pub async fn status(client: &Client, job: u64) -> Result<Value> {
     let mut answers = client.action("job", &json!({ "job": job })).await?;
     answers.pop().ok_or_else(|| Error::Internal(format!("the server says nothing about job {job}")))
+}
+
+/// Waits for the end of a job, showing how far it is, and returns what the server tells of it then.
+///
+/// # Errors
+/// The job's, and the server's.
+pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
+    let progress = Progress::share(what);
+    let start = Instant::now();
+    loop {
+        let status = status(client, job).await?;
+        match status["state"].as_str() {
+            _ if is_under_way(&status) => show(&progress, what, &status),
+            Some("complete") | None => return Ok(status),
+            Some(_) => return Err(failure(&status)),
+        }
+        // Most joins are done within a moment.
+        tokio::time::sleep(if start.elapsed() < POLL_INTERVAL { POLL_INTERVAL / 20 } else { POLL_INTERVAL }).await;
+    }
+}
+
+/// Whether a job waits or runs.
+pub fn is_under_way(status: &Value) -> bool {
+    matches!(status["state"].as_str(), Some("queued" | "running"))
+}
+
+/// Tells a bar how far a job is.
+pub fn show(progress: &Progress, what: &str, status: &Value) {
+    progress.set_share(status["progress"].as_f64().unwrap_or(0.0));
+    progress.set_message(match (status["state"].as_str(), status["queue_position"].as_u64()) {
+        (Some("queued"), Some(0)) => format!("{what}: next in the queue"),
+        (Some("queued"), Some(before)) => format!("{what}: queued behind {before}"),
+        (Some("queued"), None) => format!("{what}: queued"),
+        _ => format!("joining {what}"),
+    });
 }
 
 /// The number of the job behind a flight.

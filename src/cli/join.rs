@@ -1,19 +1,16 @@
 //! `dovetail join` and `dovetail explain`.
 
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs, command_descriptor};
-use super::get::{self, OutputArgs};
-use super::progress::Progress;
+use super::get::{self, Destination, OutputArgs};
+use super::interrupt::{interrupted, unless_interrupted};
 use super::{describe, jobs, output};
 use crate::{Error, Result};
-
-/// How often a running job is asked how far it is.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Arguments of `dovetail join`.
 #[derive(Debug, clap::Args)]
@@ -79,7 +76,7 @@ struct SpecArgs {
     #[arg(long, value_delimiter = ',')]
     columns: Vec<String>,
 
-    /// How it is done; auto lets the planner choose
+    /// How it is done: hash, radix-hash, radix-hash-gfur, sort-merge or sort-merge-gfur; auto lets the planner choose
     #[arg(long, default_value = "auto")]
     strategy: String,
 
@@ -163,100 +160,60 @@ impl JoinArgs {
 /// # Errors
 /// The server's, and those of the file that the result goes to.
 pub async fn run(args: JoinArgs) -> Result<()> {
-    if let Some(path) = &args.to.output {
-        get::check_format(path, args.to.format)?;
-    }
-    let client = Client::connect(&args.connect).await?;
+    // With a table kept on the server, rows are fetched for a file only.
+    let to = match (&args.into, &args.to.output) {
+        (Some(_), None) => None,
+        _ => Some(args.to.open()?),
+    };
     let start = Instant::now();
-    let info = client.info(command_descriptor(&args.command())).await?;
+    let (client, info) = unless_interrupted(async {
+        let client = Client::connect(&args.connect).await?;
+        let info = client.info(command_descriptor(&args.command())).await?;
+        Ok((client, info))
+    })
+    .await?;
     let job = jobs::id_of(&info)?;
-    let work = finish(&client, &args, &info, job, start);
     tokio::select! {
-        outcome = work => outcome,
-        _ = tokio::signal::ctrl_c() => {
+        outcome = finish(&client, &args, &info, to, job, start) => outcome,
+        how = interrupted() => {
             // Whoever interrupts the command wants the job gone too.
-            let _ = client.action("cancel_job", &json!({ "job": job })).await;
-            Err(Error::Cancelled(format!("interrupted; job {job} was cancelled")))
+            let outcome = match client.action("cancel_job", &json!({ "job": job })).await {
+                Ok(_) => "was cancelled",
+                Err(_) => "could not be cancelled, and may go on",
+            };
+            Err(Error::Cancelled(format!("{how}; job {job} {outcome}")))
         }
     }
 }
 
 /// From the submitted job to the report.
-async fn finish(client: &Client, args: &JoinArgs, info: &FlightInfo, job: u64, start: Instant) -> Result<()> {
+async fn finish(
+    client: &Client,
+    args: &JoinArgs,
+    info: &FlightInfo,
+    to: Option<Destination>,
+    job: u64,
+    start: Instant,
+) -> Result<()> {
     let what = format!("{} ⋈ {}", args.spec.left, args.spec.right);
-    let keeps_only = args.into.is_some() && args.to.output.is_none();
-    if keeps_only {
-        let done = wait(client, job, &what).await?;
-        report(&what, &done, start, args.into.as_deref());
-    } else {
-        let watched = watch(client, job, &what);
-        let received = tokio::select! {
-            received = get::receive(client, &what, info, &args.to, start) => received?,
-            error = watched => return Err(error),
-        };
+    if let Some(to) = to {
+        let received = get::receive(client, &what, info, to, start).await?;
         // A result that is released while it is read, and was read in part, ends its job with it.
-        let whole = args.to.output.is_some() || received.rows < args.to.limit as u64 || args.to.limit == 0;
         if args.retain_seconds != Some(0) && args.to.output.is_none() {
-            let done = wait(client, job, &what).await?;
+            let done = jobs::wait(client, job, &what).await?;
             report(&what, &done, start, args.into.as_deref());
-        } else if !whole {
+        } else if !received.whole {
             output::remark("the rest of the result is released");
         }
+    } else {
+        let done = jobs::wait(client, job, &what).await?;
+        report(&what, &done, start, args.into.as_deref());
     }
     if args.explain {
         let plan = client.action("explain", &json!({ "job": job })).await?;
         plan.iter().for_each(show_plan);
     }
     Ok(())
-}
-
-/// Waits for the end of a job, showing how far it is, and returns what the server tells of it then.
-///
-/// # Errors
-/// The job's, and the server's.
-pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
-    let progress = Progress::share(what);
-    let done = loop {
-        let status = jobs::status(client, job).await?;
-        match status["state"].as_str() {
-            Some("queued" | "running") => {}
-            Some("complete") | None => break Ok(status),
-            Some(_) => break Err(jobs::failure(&status)),
-        }
-        show(&progress, what, &status);
-        tokio::time::sleep(if progress.elapsed() < POLL_INTERVAL { POLL_INTERVAL / 20 } else { POLL_INTERVAL }).await;
-    };
-    progress.finish();
-    done
-}
-
-/// Shows how far a job is while its rows are awaited. Returns only when the job failed, which its streams report as
-/// well; asking less often than they answer is enough.
-async fn watch(client: &Client, job: u64, what: &str) -> Error {
-    let progress = Progress::share(what);
-    loop {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        match jobs::status(client, job).await {
-            Ok(status) if matches!(status["state"].as_str(), Some("queued" | "running")) => {
-                show(&progress, what, &status);
-            }
-            // Whatever ended the job, its streams say it.
-            Ok(_) | Err(_) => {
-                progress.finish();
-                std::future::pending::<()>().await;
-            }
-        }
-    }
-}
-
-fn show(progress: &Progress, what: &str, status: &Value) {
-    progress.set_share(status["progress"].as_f64().unwrap_or(0.0));
-    progress.set_message(match (status["state"].as_str(), status["queue_position"].as_u64()) {
-        (Some("queued"), Some(0)) => format!("{what}: next in the queue"),
-        (Some("queued"), Some(before)) => format!("{what}: queued behind {before}"),
-        (Some("queued"), None) => format!("{what}: queued"),
-        _ => format!("{what}: joining"),
-    });
 }
 
 fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) {
@@ -270,8 +227,8 @@ fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) {
     let rows = job["rows"].as_u64().unwrap_or(0);
     let kept = into.map(|table| format!(" -> table {table}")).unwrap_or_default();
     let text = format!(
-        "{what}: {} rows in {} (job {}, {}{}){kept}",
-        output::count(rows),
+        "{what}: {} in {} (job {}, {}{}){kept}",
+        output::counted(rows, "row"),
         output::seconds(start.elapsed().as_secs_f64()),
         job["job"],
         job["strategy"].as_str().unwrap_or("?"),
@@ -308,6 +265,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::planner::{JoinKind, Strategy};
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -340,6 +298,15 @@ mod tests {
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
+    }
+
+    #[test]
+    fn the_help_names_every_kind_and_strategy() {
+        use clap::CommandFactory;
+        let help = Line::command().render_long_help().to_string();
+        for name in JoinKind::ALL.map(JoinKind::name).into_iter().chain(Strategy::ALL.map(Strategy::name)) {
+            assert!(help.contains(name), "{name} is not in the help");
+        }
     }
 
     #[test]

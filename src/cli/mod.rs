@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Results go to stdout, in a form for people or, with `--json`, one JSON value per line; progress, logs and errors go to
-//! stderr. The exit status is 0 for success, 1 for a failure, 2 for a command line or configuration that is wrong.
+//! stderr. The exit status is 0 for success, 1 for a failure, 2 for a command line or configuration that is wrong, and 130 for
+//! work that Ctrl-C interrupted.
 //!
 //! The client commands know the wire only: what they do, any Flight client can do.
 
@@ -18,6 +19,7 @@ mod demo;
 mod describe;
 mod files;
 mod get;
+mod interrupt;
 mod jobs;
 mod join;
 mod logging;
@@ -28,8 +30,11 @@ mod rows;
 mod serve;
 mod settings;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -40,6 +45,9 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DOVETAI
 
 /// The clap id of `--config`, which names a file of settings and is none itself.
 const CONFIG_ID: &str = "config";
+
+/// How long the threads that read and write files may take to end after a failure.
+const CLEANUP_MAX: Duration = Duration::from_secs(2);
 
 /// Exit status of a command line or configuration that is wrong.
 const EXIT_USAGE: u8 = 2;
@@ -89,8 +97,15 @@ pub fn main() -> ExitCode {
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
-            // Help and version come this way too, with status 0.
-            let _ = error.print();
+            // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with
+            // status 0.
+            output::set_json(error.use_stderr() && std::env::args_os().any(|word| word == "--json"));
+            if output::is_json() {
+                output::error(&Error::Invalid(settings::sentence(&error)));
+            } else {
+                // Where nothing can be printed, the status still tells.
+                let _ = error.print();
+            }
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
         }
     };
@@ -135,7 +150,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
-            ExitCode::FAILURE
+            interrupt::exit_code().unwrap_or(ExitCode::FAILURE)
         }
     }
 }
@@ -153,17 +168,8 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = runtime()?;
     let outcome = runtime.block_on(work);
-    // A blocking read of a file that nobody waits for any more must not hold the process.
-    runtime.shutdown_background();
+    // A blocking read of a file that nobody waits for any more must not hold the process, and one that writes a file gets
+    // the time to take it away.
+    runtime.shutdown_timeout(if outcome.is_err() { CLEANUP_MAX } else { Duration::ZERO });
     outcome
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        command().debug_assert();
-    }
 }

@@ -1,70 +1,109 @@
 //! Progress bars on stderr: rates and time left for work that takes more than a second; none for machines.
+//!
+//! A bar is told three things by those who work: how many of its steps are done, in whatever they count (rows, bytes of a
+//! file, parts of a whole), how many bytes of tables have passed meanwhile, and what is being done now.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressState, ProgressStyle};
 
 use super::output;
+use crate::human;
 use crate::memory::human_bytes;
 
 /// How far one piece of work is. Cheap to advance from several tasks; dropping it clears the line.
 #[derive(Clone, Debug)]
 pub struct Progress {
     bar: ProgressBar,
+    /// Bytes of tables that have passed.
+    moved: Arc<AtomicU64>,
+    /// Whether these bytes are the steps as well.
+    by_bytes: Arc<AtomicBool>,
 }
 
+/// A line with a known end, and one without.
+const WITH_TOTAL: &str = "{msg} {wide_bar} {percent:>3} %{moved}{left}";
+const WITHOUT_TOTAL: &str = "{spinner} {msg}{moved}  {passed}";
+
+/// Steps of a whole whose own unit does not matter.
+const SHARE_STEPS: u64 = 10_000;
+
+/// Nothing is drawn in the first second: work that is done by then needs no bar.
+const DRAWN_AFTER: Duration = Duration::from_secs(1);
+
+/// Redrawn ten times a second at most; a steady tick keeps the clock honest while nothing arrives.
+const REDRAWS_PER_SECOND: u8 = 10;
+
 impl Progress {
-    /// Bytes on their way, out of a total when it is known.
-    pub fn bytes(what: &str, total: Option<u64>) -> Self {
-        let template = match total {
-            Some(_) => "{msg} {wide_bar} {bytes_human} of {total_human}  {rate}  {left}",
-            None => "{spinner} {msg} {bytes_human}  {rate}  {elapsed}",
-        };
-        Self::new(what, total, template)
+    /// Work of so many steps. Without any, or when nobody knows how many, it shows what has passed.
+    pub fn of(what: &str, total: Option<u64>) -> Self {
+        let total = total.filter(|total| *total > 0);
+        let seen = std::io::stderr().is_terminal() && !output::is_json();
+        let bar =
+            ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden()).with_finish(ProgressFinish::AndClear);
+        bar.set_message(what.to_owned());
+        let progress = Self { bar, moved: Arc::default(), by_bytes: Arc::default() };
+        progress.restyle();
+        if seen {
+            let delayed = progress.bar.downgrade();
+            std::thread::spawn(move || {
+                std::thread::sleep(DRAWN_AFTER);
+                if let Some(bar) = delayed.upgrade().filter(|bar| !bar.is_finished()) {
+                    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND));
+                    bar.enable_steady_tick(Duration::from_secs(1) / u32::from(REDRAWS_PER_SECOND));
+                }
+            });
+        }
+        progress
+    }
+
+    /// Bytes of tables on their way, and how many there are in all.
+    pub fn transfer(what: &str, total_bytes: Option<u64>) -> Self {
+        let progress = Self::of(what, total_bytes);
+        progress.by_bytes.store(true, Ordering::Relaxed);
+        progress
     }
 
     /// Work that does not say how far it is.
     pub fn spinner(what: &str) -> Self {
-        Self::new(what, None, "{spinner} {msg}  {elapsed}")
+        Self::of(what, None)
     }
 
-    /// The share of some work that is done.
+    /// Work that tells the share that is done.
     pub fn share(what: &str) -> Self {
-        Self::new(what, Some(SHARE_STEPS), "{msg} {wide_bar} {percent:>3} %  {left}")
+        Self::of(what, Some(SHARE_STEPS))
     }
 
-    fn new(what: &str, total: Option<u64>, template: &str) -> Self {
-        let seen = std::io::stderr().is_terminal() && !output::is_json();
-        // Redrawn ten times a second at most, and a steady tick keeps the clock honest while nothing arrives.
-        let target = if seen { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(total, target).with_message(what.to_owned());
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(with_units(style));
-        }
-        if seen {
-            // Nothing is drawn in the first second: work that is done by then needs no bar.
-            let (delayed, start) = (bar.downgrade(), Duration::from_secs(1));
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-            std::thread::spawn(move || {
-                std::thread::sleep(start);
-                if let Some(bar) = delayed.upgrade().filter(|bar| !bar.is_finished()) {
-                    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
-                    bar.enable_steady_tick(Duration::from_millis(100));
-                }
-            });
-        }
-        Self { bar }
+    /// More steps are done.
+    pub fn advance(&self, steps: u64) {
+        self.bar.inc(steps);
     }
 
-    /// More bytes have passed.
-    pub fn advance(&self, bytes: u64) {
-        self.bar.inc(bytes);
+    /// More bytes of tables have passed.
+    pub fn moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        if self.by_bytes.load(Ordering::Relaxed) {
+            self.bar.inc(bytes);
+        }
     }
 
     /// The share that is done, 0 to 1.
     pub fn set_share(&self, share: f64) {
-        self.bar.set_position((share.clamp(0.0, 1.0) * SHARE_STEPS as f64) as u64);
+        let steps = self.bar.length().unwrap_or(0);
+        self.bar.set_position((share.clamp(0.0, 1.0) * steps as f64) as u64);
+    }
+
+    /// From now on a step is a byte that passes; so many there are in all.
+    pub fn set_total_bytes(&self, bytes: u64) {
+        self.by_bytes.store(true, Ordering::Relaxed);
+        self.bar.set_length(bytes.max(1));
+        self.bar.set_position(self.moved_bytes().min(bytes));
+        // The time left until now was that of other work.
+        self.bar.reset_eta();
+        self.restyle();
     }
 
     /// What is being done now.
@@ -72,34 +111,102 @@ impl Progress {
         self.bar.set_message(what);
     }
 
-    /// Since it began.
-    pub fn elapsed(&self) -> Duration {
-        self.bar.elapsed()
+    /// Bytes of tables that have passed.
+    pub fn moved_bytes(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// The share that is done, when the total is known.
+    #[cfg(test)]
+    pub fn done(&self) -> Option<f64> {
+        self.bar.length().map(|total| (self.bar.position() as f64 / total as f64).min(1.0))
     }
 
     /// The work is over, well or not; the line disappears.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
+
+    fn restyle(&self) {
+        let template = if self.bar.length().is_some() { WITH_TOTAL } else { WITHOUT_TOTAL };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.bar.set_style(with_units(style, self.moved.clone()));
+        }
+    }
 }
 
-/// Resolution of a share.
-const SHARE_STEPS: u64 = 10_000;
-
-fn with_units(style: ProgressStyle) -> ProgressStyle {
+fn with_units(style: ProgressStyle, moved: Arc<AtomicU64>) -> ProgressStyle {
     type Out<'a> = &'a mut dyn std::fmt::Write;
+    // What cannot be written to a terminal is not worth failing for.
     style
         .progress_chars("━╸ ")
-        .with_key("bytes_human", |state: &ProgressState, out: Out<'_>| {
-            let _ = write!(out, "{}", human_bytes(state.pos()));
-        })
-        .with_key("total_human", |state: &ProgressState, out: Out<'_>| {
-            let _ = write!(out, "{}", human_bytes(state.len().unwrap_or(0)));
-        })
-        .with_key("rate", |state: &ProgressState, out: Out<'_>| {
-            let _ = write!(out, "{}/s", human_bytes(state.per_sec() as u64));
+        .with_key("moved", move |state: &ProgressState, out: Out<'_>| {
+            let _ = out.write_str(&moved_and_rate(moved.load(Ordering::Relaxed), state.elapsed()));
         })
         .with_key("left", |state: &ProgressState, out: Out<'_>| {
-            let _ = write!(out, "{} left", output::seconds(state.eta().as_secs_f64().ceil()));
+            let _ = out.write_str(&time_left(state.pos(), state.eta()));
         })
+        .with_key("passed", |state: &ProgressState, out: Out<'_>| {
+            let _ = out.write_str(&human::whole_seconds(state.elapsed().as_secs()));
+        })
+}
+
+/// `  1.2 GiB  468.0 MiB/s`; nothing before the first byte.
+fn moved_and_rate(bytes: u64, elapsed: Duration) -> String {
+    match bytes {
+        0 => String::new(),
+        _ => {
+            let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-9);
+            format!("  {}  {}/s", human_bytes(bytes), human_bytes(rate as u64))
+        }
+    }
+}
+
+/// `  19 s left`; nothing before the first step, which is what it is judged by.
+fn time_left(steps: u64, left: Duration) -> String {
+    match steps {
+        0 => String::new(),
+        _ => format!("  {} left", human::whole_seconds(left.as_secs_f64().ceil() as u64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_and_bytes_are_counted_apart() {
+        let progress = Progress::of("uploading t", Some(200));
+        assert_eq!(progress.done(), Some(0.0));
+        let other = progress.clone();
+        other.advance(50);
+        other.moved(1 << 20);
+        assert_eq!((progress.done(), progress.moved_bytes()), (Some(0.25), 1 << 20));
+        progress.set_share(0.5);
+        assert_eq!(progress.done(), Some(0.5));
+    }
+
+    #[test]
+    fn a_total_may_become_known_later() {
+        for progress in [Progress::spinner("t"), Progress::share("t")] {
+            progress.moved(30);
+            progress.set_total_bytes(120);
+            assert_eq!(progress.done(), Some(0.25));
+            progress.moved(30);
+            assert_eq!(progress.done(), Some(0.5));
+        }
+        let transfer = Progress::transfer("t", Some(100));
+        transfer.moved(40);
+        assert_eq!(transfer.done(), Some(0.4));
+        assert_eq!(Progress::of("t", Some(0)).done(), None, "nothing to do is no total");
+    }
+
+    #[test]
+    fn rates_and_times_are_said_once_they_are_known() {
+        assert_eq!(moved_and_rate(0, Duration::from_secs(2)), "");
+        assert_eq!(moved_and_rate(64 << 20, Duration::from_secs(2)), "  64.0 MiB  32.0 MiB/s");
+        assert_eq!(time_left(0, Duration::ZERO), "");
+        assert_eq!(time_left(7, Duration::from_millis(18_200)), "  19 s left");
+        assert_eq!(time_left(7, Duration::from_secs(200)), "  3 min 20 s left");
+    }
 }

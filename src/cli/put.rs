@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
 use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
-use super::files::{CsvArgs, Format, Source};
+use super::files::{CsvArgs, Format, Piece, Source};
+use super::interrupt::interrupted;
 use super::output;
 use super::progress::Progress;
 use crate::memory::human_bytes;
@@ -81,16 +82,35 @@ pub async fn run(args: PutArgs) -> Result<()> {
     };
     for (table, sources) in opened {
         let start = Instant::now();
-        let schema = sources[0].schema.clone();
-        let batches = futures::stream::iter(sources.into_iter().map(Source::into_stream)).flatten().boxed();
-        let progress = Progress::bytes(&format!("uploading {table}"), None);
-        let advancing = progress.clone();
-        let outcome = client.put(&table, &options, schema, batches, move |bytes| advancing.advance(bytes)).await;
+        let file_bytes = sources.iter().map(|source| source.file_bytes).sum();
+        let progress = Progress::of(&format!("uploading {table}"), Some(file_bytes));
+        let uploaded = upload(&client, &table, &options, sources, &progress).await?;
         progress.finish();
-        let uploaded = outcome?;
         report(&table, uploaded, start.elapsed().as_secs_f64());
     }
     Ok(())
+}
+
+/// Uploads files, of which there is at least one, into one table. The steps of `progress` are the bytes of the files.
+pub(super) async fn upload(
+    client: &Client,
+    table: &str,
+    options: &PutOptions,
+    sources: Vec<Source>,
+    progress: &Progress,
+) -> Result<Uploaded> {
+    let schema = sources[0].schema.clone();
+    let (reading, sending) = (progress.clone(), progress.clone());
+    let batches = futures::stream::iter(sources.into_iter().map(Source::into_stream)).flatten();
+    let batches = batches.map_ok(move |Piece { batch, file_bytes }| {
+        reading.advance(file_bytes);
+        batch
+    });
+    let stop = async {
+        let how = interrupted().await;
+        Error::Cancelled(format!("{how}; table {table:?} is as it was before"))
+    };
+    client.put(table, options, schema, batches.boxed(), move |bytes| sending.moved(bytes), stop).await
 }
 
 fn report(table: &str, uploaded: Uploaded, seconds: f64) {
@@ -99,8 +119,8 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64) {
         output::json(&json!({ "table": table, "rows": rows, "bytes": bytes, "seconds": seconds }));
     } else {
         output::line(format!(
-            "{table}: {} rows, {} in {} ({}/s)",
-            output::count(rows),
+            "{table}: {}, {} in {} ({}/s)",
+            output::counted(rows, "row"),
             human_bytes(bytes),
             output::seconds(seconds),
             human_bytes((bytes as f64 / seconds) as u64)

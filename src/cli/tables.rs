@@ -166,7 +166,7 @@ pub async fn run_drop(args: DropArgs) -> Result<()> {
         match output::is_json() {
             true => output::json(&dropped),
             false => output::line(match dropped["rows"].as_u64() {
-                Some(rows) => format!("dropped {table} ({} rows)", output::count(rows)),
+                Some(rows) => format!("dropped {table} ({})", output::counted(rows, "row")),
                 None => format!("dropped {table}"),
             }),
         }

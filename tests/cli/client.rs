@@ -1,9 +1,13 @@
 //! The client commands against a server: files up, joins, files down.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use super::harness::Server;
+use super::harness::{Server, command, stderr};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
@@ -160,4 +164,134 @@ fn jobs_plans_and_devices_can_be_looked_at() {
 
     server.ok(&["cancel", &job]);
     assert!(!server.run(&["get", "--job", &job, "-o", "gone.arrow"]).status.success());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_refused_before_a_job_is_started_for_it() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 10);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    fs::create_dir(server.path().join("folder.csv")).unwrap();
+    for file in ["no/such/folder.csv", "folder.csv"] {
+        let said = server.fails(&["join", "orders", "lines", "--on", "key=order", "-o", file]);
+        assert!(said.contains(&format!("writing {file}: ")), "{said}");
+        assert!(server.fails(&["get", "orders", "-o", file]).contains(&format!("writing {file}: ")));
+    }
+    assert!(server.json(&["jobs"]).is_empty());
+}
+
+#[test]
+fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
+    let server = Server::start(&[]);
+    let folder = server.path();
+    fs::write(folder.join("empty.csv"), "").unwrap();
+    fs::write(folder.join("text.parquet"), "hello").unwrap();
+    fs::write(folder.join("text.arrow"), "hello, this is no table").unwrap();
+    fs::write(folder.join("text.arrows"), "hello, this is no table").unwrap();
+    fs::write(folder.join("notes.doc"), "hello").unwrap();
+    for (file, expected) in [
+        ("none.csv", "there is no such file"),
+        ("empty.csv", "the file has no columns"),
+        ("text.parquet", "it is not a Parquet file"),
+        ("text.arrow", "it is not an Arrow IPC file"),
+        ("text.arrows", "it is not an Arrow IPC stream"),
+        ("notes.doc", "the name does not say the format"),
+        (".", "it is a folder"),
+    ] {
+        let said = server.fails(&["put", file, "--table", "t"]);
+        assert!(said.starts_with(&format!("error: reading {file}: {expected}")), "{file}: {said}");
+        assert_eq!(said.lines().count(), 1, "{file}: {said}");
+    }
+    assert!(server.json(&["tables"]).is_empty());
+}
+
+#[test]
+fn what_answers_and_is_no_server_of_ours_is_told_apart() {
+    let server = Server::start(&[]);
+    let said = server.fails(&["tables", "--server", &server.flight.replace("http:", "https:")]);
+    assert!(said.contains("does not speak TLS there, so write http://"), "{said}");
+    let said = server.fails(&["tables", "--server", &format!("http://{}", server.admin.as_ref().unwrap())]);
+    assert!(said.contains("no Flight server") && said.contains("port of metrics"), "{said}");
+}
+
+/// A command line that goes on until it is interrupted.
+fn begin(folder: &Path, arguments: &[&str]) -> Child {
+    let mut command = command();
+    command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn interrupt(child: Child) -> Output {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    child.wait_with_output().unwrap()
+}
+
+/// Generous: the machine may be busy.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn an_interrupted_fetch_leaves_no_file() {
+    // Takes connections, and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("http://{}", silent.local_addr().unwrap());
+    for line in [&["get", "t", "-o", "t.csv"][..], &["join", "a", "b", "--on", "k", "-o", "t.csv"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let child = begin(folder.path(), &[line, &["--server", &uri]].concat());
+        // The file was begun before it connects, and from then on an interruption is heard.
+        let _connection = silent.accept().unwrap();
+        assert_eq!(names_in(folder.path()).len(), 1, "{line:?}");
+        let output = interrupt(child);
+        assert_eq!(output.status.code(), Some(130), "{line:?}: {}", stderr(&output));
+        assert_eq!(stderr(&output), "error: interrupted\n");
+        assert_eq!(names_in(folder.path()), [""; 0], "{line:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_upload_leaves_nothing_on_the_server() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 1000);
+    server.ok(&["put", "orders.csv"]);
+    server.ok(&["get", "orders", "-o", "orders.arrows"]);
+    server.ok(&["drop", "orders"]);
+    let written = fs::read(server.path().join("orders.arrows")).unwrap();
+    let under_way = || metric(&server, "dovetail_uploads_under_way");
+    for streams in ["1", "3"] {
+        let pipe = server.path().join(format!("pipe{streams}"));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let name = pipe.file_name().unwrap().to_str().unwrap();
+        let line =
+            ["put", name, "--table", "t", "--format", "arrow-stream", "--streams", streams, "--server", &server.flight];
+        let child = begin(server.path(), &line);
+        // All rows, and no end: the upload waits for more.
+        let mut pipe = fs::File::options().write(true).open(&pipe).unwrap();
+        pipe.write_all(&written[..written.len() - 8]).unwrap();
+        wait_until("the upload to be under way", || under_way() == 1.0);
+        let output = interrupt(child);
+        assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+        assert_eq!(stderr(&output), "error: interrupted; table \"t\" is as it was before\n");
+        wait_until("the upload to be gone", || under_way() == 0.0);
+        assert!(server.json(&["tables"]).is_empty());
+    }
+    assert_eq!(metric(&server, "dovetail_arena_bytes{kind=\"used\"}"), 0.0);
+}
+
+/// A number from the admin port.
+fn metric(server: &Server, name: &str) -> f64 {
+    use std::io::Read;
+    let mut admin = std::net::TcpStream::connect(server.admin.as_ref().unwrap()).unwrap();
+    admin.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    admin.read_to_string(&mut text).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
 }

@@ -54,6 +54,11 @@ fn errors_for_machines_are_one_json_object() {
     assert_eq!(error["error"]["kind"], "unavailable");
     assert!(error["error"]["message"].as_str().unwrap().contains("127.0.0.1:1"));
     assert_eq!(stdout(&output), "");
+    let output = run(&["join", "a", "b", "--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error: serde_json::Value = serde_json::from_str(&stderr(&output)).unwrap();
+    assert_eq!(error["error"]["kind"], "invalid_argument");
+    assert!(error["error"]["message"].as_str().unwrap().contains("--on <COLUMNS>"), "{error}");
 }
 
 #[test]

@@ -135,7 +135,8 @@ impl Engine {
         upload.commit().map(drop)
     }
 
-    /// Joins build with probe: once to warm up and check, then `runs` times against the clock.
+    /// Joins build with probe: once to warm up and check, then `runs` times against the clock. `ran` hears of each, outside
+    /// of what is timed.
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
@@ -145,8 +146,10 @@ impl Engine {
         strategy: Option<Strategy>,
         expected: Summary,
         runs: u32,
+        ran: &dyn Fn(),
     ) -> Result<Measured> {
         let (_, batches, phases, strategy) = self.join(strategy)?;
+        ran();
         let got = Summary::of(&batches, workload.payloads)?;
         if got != expected {
             return Err(Error::Internal(format!(
@@ -159,6 +162,7 @@ impl Engine {
         let mut seconds = Vec::with_capacity(runs as usize);
         for _ in 0..runs {
             seconds.push(self.join(Some(strategy))?.0);
+            ran();
         }
         seconds.sort_by(f64::total_cmp);
         let bytes_in = self.catalog.table("build")?.bytes + self.catalog.table("probe")?.bytes;

@@ -10,6 +10,7 @@
 
 mod engine;
 mod generate;
+mod random;
 mod report;
 mod zipf;
 
@@ -244,13 +245,16 @@ fn measure(workload: &Workload, strategies: &[Option<Strategy>], args: &BenchArg
     let expected = generated.expected;
     engine.put("build", generated.build)?;
     engine.put("probe", generated.probe)?;
+    progress.finish();
     for strategy in strategies {
         let name = strategy.map_or("auto", Strategy::name);
-        progress.set_message(format!("{name} on {}", describe(workload)));
-        let measured = engine.measure(workload, *strategy, expected, args.runs).context(|| name.to_owned())?;
+        // One run to warm up and check, and those that are timed.
+        let progress = Progress::of(&format!("{name} on {}", describe(workload)), Some(u64::from(args.runs) + 1));
+        let ran = || progress.advance(1);
+        let measured = engine.measure(workload, *strategy, expected, args.runs, &ran).context(|| name.to_owned())?;
+        progress.finish();
         report.add(workload, name, &measured)?;
     }
-    progress.finish();
     Ok(())
 }
 

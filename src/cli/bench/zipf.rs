@@ -3,7 +3,7 @@
 //! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete distributions, ACM
 //! Transactions on Modeling and Computer Simulation 6(3), 1996, section 3 with the example of the Zipf distribution.
 
-use super::generate::{hash, unit};
+use super::random::{hash, unit};
 
 /// Numbers from 0 to n - 1, number k with a frequency in proportion to (k + 1)^-exponent.
 #[derive(Clone, Copy, Debug)]

@@ -226,11 +226,18 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
 
 async fn open(endpoint: &Endpoint) -> Result<Channel> {
     endpoint.connect().await.map_err(|error| {
-        Error::Unavailable(format!(
-            "cannot reach a server at {}: {}; `dovetail serve` starts one",
-            endpoint.uri().to_string().trim_end_matches('/'),
-            chain(&error)
-        ))
+        let cause = chain(&error);
+        let advice = match cause.as_str() {
+            // What TLS makes of an answer that is not TLS.
+            cause if cause.contains("InvalidContentType") => "it does not speak TLS there, so write http://",
+            cause if cause.contains("CaUsedAsEndEntity") => {
+                "what the server presents is an authority's own certificate; give it one with basicConstraints=CA:FALSE"
+            }
+            cause if cause.contains("certificate") => "--ca names the authorities that vouch for the server",
+            _ => "`dovetail serve` starts one",
+        };
+        let server = endpoint.uri().to_string();
+        Error::Unavailable(format!("cannot reach a server at {}: {cause}; {advice}", server.trim_end_matches('/')))
     })
 }
 
@@ -247,6 +254,13 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub fn from_status(status: Status) -> Error {
     let message = match status.message() {
         "" => std::error::Error::source(&status).map_or_else(|| status.code().to_string(), chain),
+        // tonic's words for an answer over HTTP that is none of gRPC.
+        message if message.starts_with("grpc-status header missing") => {
+            return Error::Unavailable(
+                "what answers there is no Flight server; the port of metrics and health is not the one to connect to"
+                    .into(),
+            );
+        }
         message => message.to_owned(),
     };
     match status.code() {

@@ -51,10 +51,11 @@ struct Sent {
 type Batches = BoxStream<'static, Result<RecordBatch>>;
 
 impl Client {
-    /// Uploads a table; it is there, in whole, when this returns. `advance` hears of the bytes of each message.
+    /// Uploads a table; it is there, in whole, when this returns. `advance` hears of the bytes of each message. When `stop`
+    /// comes back first, the upload is given up.
     ///
     /// # Errors
-    /// Those of `batches`, and the server's; nothing of the table stays behind.
+    /// Those of `batches`, the server's, and that of `stop`; nothing of the table stays behind.
     pub async fn put(
         &self,
         table: &str,
@@ -62,11 +63,16 @@ impl Client {
         schema: SchemaRef,
         batches: Batches,
         advance: impl Fn(u64) + Send + Sync + Clone + 'static,
+        stop: impl Future<Output = Error>,
     ) -> Result<Uploaded> {
         let sent = Arc::new(Sent::default());
         let said = options_json(options);
         if options.streams <= 1 {
-            self.put_stream(table, &said, schema, batches, sent.clone(), advance).await?;
+            let stream = self.put_stream(table, &said, schema, batches, sent.clone(), advance);
+            tokio::select! {
+                outcome = stream => outcome?,
+                error = stop => return Err(error),
+            }
             return Ok(sent.total());
         }
         let upload = uuid::Uuid::new_v4().to_string();
@@ -81,7 +87,11 @@ impl Client {
             }
         });
         let name = json!({ "upload": upload });
-        match futures::future::try_join_all(streams).await {
+        let outcome = tokio::select! {
+            outcome = futures::future::try_join_all(streams) => outcome,
+            error = stop => Err(error),
+        };
+        match outcome {
             Ok(_) => {
                 self.action("commit_upload", &name).await?;
                 Ok(sent.total())

@@ -12,6 +12,7 @@ mod joins;
 mod tables;
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
@@ -21,9 +22,11 @@ use serde_json::{Value, json};
 use self::joins::Step;
 use self::tables::{Local, Tables};
 use super::client::{Client, ConnectArgs, PutOptions, batch_bytes, command_descriptor, table_descriptor};
+use super::files::Target;
+use super::interrupt::unless_interrupted;
 use super::output::{self, Align, Style};
 use super::progress::Progress;
-use super::{jobs, rows, settings};
+use super::{get, jobs, rows, settings};
 use crate::memory::human_bytes;
 use crate::service::Server;
 use crate::{Context, Error, Result};
@@ -34,7 +37,7 @@ const TEXT_WIDTH: usize = 88;
 /// Arguments of `dovetail demo`.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Scale factor of TPC-H: at 1 there are 6,000,000 lines and about 1 GB
+    /// Scale factor of TPC-H: at 1 there are 6,000,000 lines, and the tables take about 2 GB
     #[arg(long, default_value_t = 0.1, value_parser = parse_scale)]
     scale: f64,
 
@@ -46,13 +49,17 @@ pub struct DemoArgs {
     #[arg(long, default_value = "auto")]
     devices: String,
 
-    /// How joins are done, in place of the planner's choice
+    /// How joins are done, in place of the planner's choice: a strategy as in `dovetail join`
     #[arg(long, default_value = "auto")]
     strategy: String,
 
     /// Rows shown of each result
     #[arg(long, default_value_t = 5, value_name = "ROWS")]
     sample: usize,
+
+    /// Write the tables into this folder too, as Parquet files to try other commands with
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
 
     /// Leave the server running at the end, with all tables, until it is interrupted
     #[arg(long)]
@@ -71,15 +78,15 @@ fn parse_scale(text: &str) -> Result<f64, String> {
 /// # Errors
 /// Whatever fails on the way; [`Error::Internal`] when a join has not the rows that it must have.
 pub async fn run(args: DemoArgs) -> Result<()> {
-    tokio::select! {
-        outcome = show(&args) => outcome,
-        _ = tokio::signal::ctrl_c() => Err(Error::Cancelled("interrupted".into())),
-    }
+    unless_interrupted(show(&args)).await
 }
 
 async fn show(args: &DemoArgs) -> Result<()> {
     let start = Instant::now();
     let tables = generate(args.scale).await?;
+    if let Some(folder) = &args.save {
+        save(&tables, folder).await?;
+    }
     let server = start_server(args).await?;
     let address = format!("http://{}", server.flight_address());
     let connect = ConnectArgs { server: address.clone(), token: None, ca: None, cert: None, key: None };
@@ -121,9 +128,9 @@ The server stays until it is interrupted. In another terminal:
 
 async fn generate(scale: f64) -> Result<Tables> {
     let start = Instant::now();
-    let progress = Progress::spinner(&format!("generating TPC-H at scale factor {scale}"));
-    let tables = tokio::task::spawn_blocking(move || Tables::generate(scale)).await;
-    progress.finish();
+    let what = format!("generating TPC-H at scale factor {scale}");
+    let progress = Progress::of(&what, Some(tables::rows_to_generate(scale)));
+    let tables = tokio::task::spawn_blocking(move || Tables::generate(scale, &progress)).await;
     let tables = tables.map_err(|error| Error::Internal(format!("the generator: {error}")))??;
     let rows: u64 = tables.iter().map(Local::rows).sum();
     heading(&format!(
@@ -132,6 +139,30 @@ async fn generate(scale: f64) -> Result<Tables> {
         output::seconds(start.elapsed().as_secs_f64())
     ));
     Ok(tables)
+}
+
+/// Writes the tables of TPC-H, in place of what is in the folder under their names.
+async fn save(tables: &Tables, folder: &Path) -> Result<()> {
+    let tables: Vec<&Local> = tables.iter().filter(|table| table.is_of_tpch()).collect();
+    let rows = tables.iter().map(|table| table.rows()).sum();
+    let progress = Progress::of(&format!("writing files into {}", folder.display()), Some(rows));
+    let mut names = Vec::with_capacity(tables.len());
+    for table in tables {
+        let name = format!("{}.parquet", table.name);
+        let mut file = Target::create(&folder.join(&name), None)?.start(&table.schema)?;
+        for batch in &table.batches {
+            file.write(batch.clone()).await?;
+            progress.advance(batch.num_rows() as u64);
+        }
+        file.finish().await?;
+        names.push(name);
+    }
+    progress.finish();
+    if output::is_json() {
+        output::json(&json!({ "event": "save", "folder": folder.display().to_string(), "files": names }));
+    }
+    people(&format!("Wrote {} into {}", names.join(", "), folder.display()));
+    Ok(())
 }
 
 async fn start_server(args: &DemoArgs) -> Result<Server> {
@@ -163,11 +194,14 @@ async fn upload(client: &Client, tables: &Tables, args: &DemoArgs) -> Result<()>
     let mut total = 0;
     for table in tables.iter() {
         let started = Instant::now();
-        let progress = Progress::bytes(&format!("uploading {}", table.name), None);
-        let advancing = progress.clone();
-        let batches = futures::stream::iter(table.batches.clone().into_iter().map(Ok)).boxed();
-        let put =
-            client.put(table.name, &options, table.schema.clone(), batches, move |bytes| advancing.advance(bytes));
+        let progress = Progress::of(&format!("uploading {}", table.name), Some(table.rows()));
+        let (reading, sending) = (progress.clone(), progress.clone());
+        let batches = futures::stream::iter(table.batches.clone()).map(move |batch| {
+            reading.advance(batch.num_rows() as u64);
+            Ok(batch)
+        });
+        let (schema, moved) = (table.schema.clone(), move |bytes| sending.moved(bytes));
+        let put = client.put(table.name, &options, schema, batches.boxed(), moved, std::future::pending());
         let uploaded = put.await?;
         progress.finish();
         let seconds = started.elapsed().as_secs_f64();
@@ -225,25 +259,30 @@ async fn run_step(client: &Client, step: &Step, rows_in: u64, args: &DemoArgs) -
     let mut info = info;
     if let Some(into) = command["join"]["into"].as_str() {
         // The table is there when the job is complete.
-        super::join::wait(client, job, step.title).await?;
+        jobs::wait(client, job, step.title).await?;
         info = client.info(table_descriptor(into)).await?;
     }
     let mut batches = client.fetch(&info)?;
-    let (mut rows, mut bytes, mut sample) = (0, 0, Vec::new());
-    let progress = Progress::bytes(step.title, None);
-    while let Some(batch) = batches.next().await {
-        let batch = batch?;
-        if rows < args.sample as u64 {
-            sample.push(batch.slice(0, batch.num_rows().min(args.sample - rows as usize)));
-        }
-        rows += batch.num_rows() as u64;
-        let size = batch_bytes(&batch);
-        bytes += size;
-        progress.advance(size);
-    }
-    progress.finish();
-    let seconds = start.elapsed().as_secs_f64();
     let schema = batches.schema();
+    let progress = get::progress_of(step.title, &info);
+    let taken = async {
+        let (mut rows, mut sample) = (0, Vec::new());
+        while let Some(batch) = batches.next().await {
+            let batch = batch?;
+            if rows < args.sample as u64 {
+                sample.push(batch.slice(0, batch.num_rows().min(args.sample - rows as usize)));
+            }
+            rows += batch.num_rows() as u64;
+            progress.moved(batch_bytes(&batch));
+        }
+        Ok::<_, Error>((rows, sample))
+    };
+    let (rows, sample) = tokio::select! {
+        taken = taken => taken?,
+        never = get::follow(client, step.title, &info, &progress) => match never {},
+    };
+    progress.finish();
+    let (bytes, seconds) = (progress.moved_bytes(), start.elapsed().as_secs_f64());
     let plan = client.action("explain", &json!({ "job": job })).await?.pop().unwrap_or(Value::Null);
     let job = jobs::status(client, job).await?;
     Ok(Outcome { rows_in, rows, bytes, sample, schema, job, plan, seconds })
@@ -341,7 +380,7 @@ fn conclude(right: usize, steps: usize, seconds: f64, args: &DemoArgs) -> Result
 What to try next
   dovetail demo --keep                       the same; the server stays, to look around in
   dovetail serve                             a server of your own; then, in another terminal:
-  dovetail put orders.parquet lineitem.csv   your tables
+  dovetail put orders.parquet lineitem.csv   your tables; `dovetail demo --save .` writes some
   dovetail join orders lineitem --on o_orderkey=l_orderkey -o joined.parquet
   dovetail explain orders lineitem --on o_orderkey=l_orderkey
                                              why this plan, and what the others would have taken",

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use tpchgen::generators::{CustomerGenerator, LineItemGenerator, OrderGenerator, PartSuppGenerator, SupplierGenerator};
 use tpchgen_arrow::{CustomerArrow, LineItemArrow, OrderArrow, PartSuppArrow, SupplierArrow};
 
+use crate::cli::progress::Progress;
 use crate::{Error, Result};
 
 /// Rows of a generated batch.
@@ -18,6 +19,12 @@ const ROWS_PER_BATCH: usize = 64 * 1024;
 
 /// 1995-03-15, the date of TPC-H query 3, in days since 1970.
 const Q3_DATE: i32 = 9204;
+
+/// Rows that the generator makes: of customers, orders, suppliers and parts of suppliers so many as the benchmark says,
+/// and four lines for each order on average.
+pub fn rows_to_generate(scale: f64) -> u64 {
+    ((150_000.0 + 1_500_000.0 + 6_000_000.0 + 10_000.0 + 800_000.0) * scale) as u64
+}
 
 /// A table on the client's side.
 #[derive(Clone, Debug)]
@@ -36,6 +43,11 @@ impl Local {
         self.batches.iter().map(|batch| batch.num_rows() as u64).sum()
     }
 
+    /// Whether it is of the benchmark, and not made of it for a join of the demo.
+    pub fn is_of_tpch(&self) -> bool {
+        ["customer", "orders", "lineitem", "supplier", "partsupp"].contains(&self.name)
+    }
+
     /// A column, batch by batch.
     pub fn column(&self, name: &str) -> impl Iterator<Item = &ArrayRef> {
         self.batches.iter().map(move |batch| {
@@ -51,16 +63,16 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Generates them.
+    /// Generates them. The steps of `progress` are the rows that the generator makes, [`rows_to_generate`] in all.
     ///
     /// # Errors
     /// [`Error::Internal`] when the generator and Arrow disagree.
-    pub fn generate(scale: f64) -> Result<Self> {
+    pub fn generate(scale: f64, progress: &Progress) -> Result<Self> {
         // A part per thread and then some, so that none waits long for the last.
         let parts = i32::try_from(rayon::current_num_threads() * 2).unwrap_or(8);
         macro_rules! generate {
             ($name:literal, $generator:ident, $arrow:ident) => {
-                parts_of($name, parts, |part| {
+                parts_of($name, parts, progress, |part| {
                     $arrow::new($generator::new(scale, part, parts)).with_batch_size(ROWS_PER_BATCH)
                 })?
             };
@@ -95,11 +107,16 @@ impl Tables {
 }
 
 /// Generates the parts of a table on all threads, and puts them together in order.
-fn parts_of<I>(name: &'static str, parts: i32, part: impl Fn(i32) -> I + Sync) -> Result<Local>
+fn parts_of<I>(name: &'static str, parts: i32, progress: &Progress, part: impl Fn(i32) -> I + Sync) -> Result<Local>
 where
     I: Iterator<Item = Result<RecordBatch, ArrowError>>,
 {
-    let generate = |at: i32| part(at).map(|batch| plain_strings(&batch?)).collect::<Result<Vec<_>>>();
+    let plain = |batch: Result<RecordBatch, ArrowError>| {
+        let batch = plain_strings(&batch?)?;
+        progress.advance(batch.num_rows() as u64);
+        Ok(batch)
+    };
+    let generate = |at: i32| part(at).map(plain).collect::<Result<Vec<_>>>();
     let batches: Vec<RecordBatch> =
         (1..=parts).into_par_iter().map(generate).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     let first = batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
@@ -146,4 +163,22 @@ fn by_date(batch: &RecordBatch, name: &str, keep: impl Fn(i32) -> bool) -> Resul
 
 fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
     batch.column_by_name(name).ok_or_else(|| Error::Internal(format!("the generator made no column {name:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a progress bar is told: it ends where it was said that it would.
+    #[test]
+    fn as_many_rows_are_generated_as_were_announced() {
+        let scale = 0.01;
+        let progress = Progress::of("generating", Some(rows_to_generate(scale)));
+        let tables = Tables::generate(scale, &progress).unwrap();
+        let generated = ["customer", "orders", "lineitem", "supplier", "partsupp"].map(|name| tables.get(name).rows());
+        let generated = generated.iter().sum::<u64>() as f64;
+        let announced = rows_to_generate(scale) as f64;
+        assert!((0.99..1.01).contains(&(generated / announced)), "{generated} of {announced}");
+        assert!(progress.done().unwrap() > 0.99, "{progress:?}");
+    }
 }

@@ -1,0 +1,233 @@
+//! Files that are written.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::csv;
+use arrow::datatypes::Schema;
+use arrow::ipc::writer::{FileWriter, StreamWriter};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{BATCHES_AHEAD, Format};
+use crate::{Context, Error, Result};
+
+/// A file to be, empty so far and under another name next to its own: whether it can be written is known before there are
+/// rows, or even columns. Dropping it leaves nothing.
+#[derive(Debug)]
+pub struct Target {
+    file: Option<File>,
+    format: Format,
+    path: PathBuf,
+    /// What is being written, next to the file that it will be. None for a pipe or a device (`/dev/null`), which is there
+    /// already and must not be replaced by a file.
+    aside: Option<PathBuf>,
+}
+
+impl Target {
+    /// Creates the file next to where it will be.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when its name says no format, or the place cannot be written.
+    pub fn create(path: &Path, format: Option<Format>) -> Result<Self> {
+        let context = || format!("writing {}", path.display());
+        let format = match format {
+            Some(format) => format,
+            None => Format::of_name(path).context(context)?,
+        };
+        let aside = match std::fs::metadata(path) {
+            Ok(there) if there.is_dir() => {
+                return Err(Error::Invalid("it is a folder; give the name of a file".into())).context(context);
+            }
+            Ok(there) if !there.is_file() => None,
+            _ => {
+                let mut aside = path.as_os_str().to_owned();
+                aside.push(format!(".{}.part", std::process::id()));
+                Some(PathBuf::from(aside))
+            }
+        };
+        let opened = match &aside {
+            Some(aside) => File::create(aside),
+            None => File::options().write(true).open(path),
+        };
+        let file = opened.map_err(|error| Error::Invalid(error.to_string())).context(context)?;
+        Ok(Self { file: Some(file), format, path: path.into(), aside })
+    }
+
+    /// Begins to write a table of these columns.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the format cannot hold the columns.
+    pub fn begin(mut self, schema: &Schema) -> Result<Sink> {
+        let context = || format!("writing {}", self.path.display());
+        let file = self.file.take().ok_or_else(|| Error::Internal("the file has been begun already".into()))?;
+        let writer = Writer::new(self.format, BufWriter::with_capacity(1 << 20, file), schema).context(context)?;
+        Ok(Sink { writer, target: self })
+    }
+
+    /// As [`Target::begin`], on a thread of its own: compression must not hold up the sockets.
+    ///
+    /// # Errors
+    /// As [`Target::begin`].
+    pub fn start(self, schema: &Schema) -> Result<Writing> {
+        let path = self.path.clone();
+        let mut sink = self.begin(schema)?;
+        let (batches, mut queued) = mpsc::channel::<RecordBatch>(BATCHES_AHEAD);
+        let writer = tokio::task::spawn_blocking(move || {
+            while let Some(batch) = queued.blocking_recv() {
+                sink.write(&batch)?;
+            }
+            Ok(sink)
+        });
+        Ok(Writing { batches, writer, path })
+    }
+
+    /// Where it will be.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Some(aside) = &self.aside {
+            // The error that led here matters more than one about the remains.
+            let _ = std::fs::remove_file(aside);
+        }
+    }
+}
+
+/// A file that a thread writes. Dropping it leaves nothing, once the thread is done with the batch it is at.
+pub struct Writing {
+    batches: mpsc::Sender<RecordBatch>,
+    writer: JoinHandle<Result<Sink>>,
+    path: PathBuf,
+}
+
+impl Writing {
+    /// Hands a batch to the thread, and waits while it is behind.
+    ///
+    /// # Errors
+    /// Those of [`Sink::write`], for this batch or one before; nothing can be written after that.
+    pub async fn write(&mut self, batch: RecordBatch) -> Result<()> {
+        match self.batches.send(batch).await {
+            Ok(()) => Ok(()),
+            // The thread ends before its batches do only when it has failed.
+            Err(_) => match written(&mut self.writer, &self.path).await {
+                Err(error) => Err(error),
+                Ok(_) => Err(Error::Internal(format!("the writer of {} ended early", self.path.display()))),
+            },
+        }
+    }
+
+    /// Completes the file and gives it its name.
+    ///
+    /// # Errors
+    /// Those of [`Sink::write`] for the last batches, and of [`Sink::finish`].
+    pub async fn finish(self) -> Result<()> {
+        let Self { batches, mut writer, path } = self;
+        // That there are no more batches is what ends the thread.
+        drop(batches);
+        let sink = written(&mut writer, &path).await?;
+        written(&mut tokio::task::spawn_blocking(move || sink.finish()), &path).await
+    }
+}
+
+async fn written<T>(writer: &mut JoinHandle<Result<T>>, path: &Path) -> Result<T> {
+    writer.await.map_err(|error| Error::Internal(format!("the writer of {}: {error}", path.display())))?
+}
+
+/// A file that is being written. It appears under its name when it is finished, and not before.
+pub struct Sink {
+    writer: Writer,
+    target: Target,
+}
+
+enum Writer {
+    Parquet(Box<ArrowWriter<BufWriter<File>>>),
+    Arrow(FileWriter<BufWriter<File>>),
+    ArrowStream(StreamWriter<BufWriter<File>>),
+    Csv(csv::Writer<BufWriter<File>>),
+}
+
+impl Sink {
+    /// Writes a batch.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the format cannot hold it, or the disk is full.
+    pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        let written = match &mut self.writer {
+            Writer::Parquet(writer) => writer.write(batch).map_err(|error| Error::Invalid(error.to_string())),
+            Writer::Arrow(writer) => writer.write(batch).map_err(Error::from),
+            Writer::ArrowStream(writer) => writer.write(batch).map_err(Error::from),
+            Writer::Csv(writer) => writer.write(batch).map_err(Error::from),
+        };
+        written
+            .map_err(|error| match error.message().contains("Dictionary replacement") {
+                true => Error::Invalid(
+                    "an Arrow IPC file holds one dictionary per column, and this table has several; write .arrows (a \
+                     stream) or .parquet"
+                        .into(),
+                ),
+                false => error,
+            })
+            .context(|| format!("writing {}", self.target.path.display()))
+    }
+
+    /// Completes the file and gives it its name.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the disk is full.
+    pub fn finish(mut self) -> Result<()> {
+        let finished = match &mut self.writer {
+            Writer::Parquet(writer) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
+            Writer::Arrow(writer) => writer.finish().map_err(Error::from),
+            Writer::ArrowStream(writer) => writer.finish().map_err(Error::from),
+            Writer::Csv(_) => Ok(()),
+        };
+        let flushed = finished.and_then(|()| {
+            let file = match &mut self.writer {
+                Writer::Parquet(writer) => writer.inner_mut(),
+                Writer::Arrow(writer) => writer.get_mut(),
+                Writer::ArrowStream(writer) => writer.get_mut(),
+                // It flushes after each batch.
+                Writer::Csv(_) => return Ok(()),
+            };
+            file.flush().map_err(Error::from)
+        });
+        let context = || format!("writing {}", self.target.path.display());
+        flushed.context(context)?;
+        if let Some(aside) = &self.target.aside {
+            std::fs::rename(aside, &self.target.path).context(context)?;
+            self.target.aside = None;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    fn new(format: Format, file: BufWriter<File>, schema: &Schema) -> Result<Self> {
+        Ok(match format {
+            Format::Parquet => {
+                let level = ZstdLevel::try_new(1).map_err(|error| Error::Internal(error.to_string()))?;
+                let properties = WriterProperties::builder().set_compression(Compression::ZSTD(level)).build();
+                let writer = ArrowWriter::try_new(file, Arc::new(schema.clone()), Some(properties));
+                Self::Parquet(Box::new(writer.map_err(|error| Error::Invalid(error.to_string()))?))
+            }
+            Format::Arrow => Self::Arrow(FileWriter::try_new(file, schema)?),
+            Format::ArrowStream => Self::ArrowStream(StreamWriter::try_new(file, schema)?),
+            Format::Csv => {
+                let mut writer = csv::Writer::new(file);
+                // Writes the heading, which a table without rows has too.
+                writer.write(&RecordBatch::new_empty(Arc::new(schema.clone())))?;
+                Self::Csv(writer)
+            }
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! Every format there and back, and what is wrong with files.
+
+use std::sync::Arc;
+
+use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
+use arrow::datatypes::Schema;
+use futures::StreamExt;
+
+use super::sink::Sink;
+use super::source::ROWS_PER_BATCH;
+use super::*;
+
+fn csv_args() -> CsvArgs {
+    CsvArgs { delimiter: ',', no_header: false, infer_rows: 1000 }
+}
+
+fn sample(rows: i64) -> RecordBatch {
+    let text: StringArray = (0..rows).map(|at| (at % 7 != 0).then(|| format!("name \"{at}\", né"))).collect();
+    RecordBatch::try_from_iter_with_nullable([
+        ("k", Arc::new(Int64Array::from_iter_values(0..rows)) as _, true),
+        ("x", Arc::new(Float64Array::from_iter_values((0..rows).map(|at| at as f64 + 0.5))) as _, true),
+        ("name", Arc::new(text) as _, true),
+    ])
+    .unwrap()
+}
+
+fn create(path: &Path, schema: &Schema) -> Sink {
+    Target::create(path, None).unwrap().begin(schema).unwrap()
+}
+
+#[tokio::test]
+async fn every_format_reads_back_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    for rows in [1, 100, ROWS_PER_BATCH as i64 + 1] {
+        let batch = sample(rows);
+        for name in ["t.parquet", "t.arrow", "t.arrows", "t.csv"] {
+            let path = folder.path().join(name);
+            let mut sink = create(&path, &batch.schema());
+            sink.write(&batch).unwrap();
+            sink.finish().unwrap();
+            let source = Source::open(&path, None, &csv_args()).unwrap();
+            let schema = source.schema.clone();
+            let read: Vec<RecordBatch> = source.into_stream().map(|piece| piece.unwrap().batch).collect().await;
+            assert_eq!(arrow::compute::concat_batches(&schema, &read).unwrap().columns(), batch.columns(), "{name}");
+        }
+    }
+}
+
+/// What a progress bar is told: the bytes of the pieces grow towards those of the file, and get there.
+#[tokio::test]
+async fn the_pieces_of_a_file_add_up_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let batch = sample(5 * ROWS_PER_BATCH as i64 + 17);
+    for name in ["t.parquet", "t.arrow", "t.arrows", "t.csv"] {
+        let path = folder.path().join(name);
+        let mut sink = create(&path, &batch.schema());
+        for at in 0..6 {
+            let begin = at * ROWS_PER_BATCH;
+            sink.write(&batch.slice(begin, ROWS_PER_BATCH.min(batch.num_rows() - begin))).unwrap();
+        }
+        sink.finish().unwrap();
+        let source = Source::open(&path, None, &csv_args()).unwrap();
+        let file_bytes = std::fs::metadata(&path).unwrap().len();
+        assert_eq!(source.file_bytes, file_bytes, "{name}");
+        let pieces: Vec<u64> = source.into_stream().map(|piece| piece.unwrap().file_bytes).collect().await;
+        assert_eq!(pieces.len(), 6, "{name}");
+        let sum: u64 = pieces.iter().sum();
+        // An IPC file ends with a footer of some hundred bytes, which is not read twice.
+        assert!((file_bytes - 4096..=file_bytes).contains(&sum), "{name}: {pieces:?} of {file_bytes}");
+        // A buffer is read ahead, and no more: halfway through the rows about half of the file is done.
+        let half = pieces[..3].iter().sum::<u64>() as f64 / file_bytes as f64;
+        assert!((0.4..0.8).contains(&half), "{name}: {pieces:?} of {file_bytes}");
+    }
+}
+
+#[test]
+fn what_is_no_file_is_written_to_and_not_replaced() {
+    use std::os::unix::fs::FileTypeExt;
+    let null = Path::new("/dev/null");
+    let mut sink = Target::create(null, Some(Format::Csv)).unwrap().begin(&sample(1).schema()).unwrap();
+    sink.write(&sample(10)).unwrap();
+    sink.finish().unwrap();
+    assert!(std::fs::metadata(null).unwrap().file_type().is_char_device());
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_refused_before_there_are_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    for wrong in ["no/such/folder.csv", "name.without-format", "folder.csv"] {
+        std::fs::create_dir_all(folder.path().join("folder.csv")).unwrap();
+        let path = folder.path().join(wrong);
+        let error = Target::create(&path, None).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(text) if text.contains(wrong)), "{error}");
+    }
+    let untouched: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(untouched, ["folder.csv"]);
+}
+
+#[test]
+fn a_table_without_rows_keeps_its_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let schema = sample(1).schema();
+    for name in ["t.parquet", "t.arrow", "t.arrows"] {
+        let path = folder.path().join(name);
+        create(&path, &schema).finish().unwrap();
+        assert_eq!(Source::open(&path, None, &csv_args()).unwrap().schema.fields(), schema.fields(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_not_finished_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.parquet");
+    let mut sink = create(&path, &sample(1).schema());
+    sink.write(&sample(10)).unwrap();
+    drop(sink);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_first_bytes_know_better_than_the_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.parquet");
+    create(&path, &sample(1).schema()).finish().unwrap();
+    let renamed = folder.path().join("t.data");
+    std::fs::rename(&path, &renamed).unwrap();
+    assert!(Source::open(&renamed, None, &csv_args()).is_ok());
+}
+
+#[test]
+fn unreadable_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Source::open(&folder.path().join("none.csv"), None, &csv_args()).unwrap_err();
+    assert!(matches!(&missing, Error::NotFound(text) if text.contains("none.csv")), "{missing}");
+    let path = folder.path().join("notes.doc");
+    std::fs::write(&path, "hello").unwrap();
+    let unknown = Source::open(&path, None, &csv_args()).unwrap_err();
+    assert!(unknown.message().contains(".parquet"), "{unknown}");
+    let torn = folder.path().join("torn.parquet");
+    std::fs::write(&torn, "PAR1 and nothing more").unwrap();
+    assert!(matches!(Source::open(&torn, None, &csv_args()), Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn a_value_that_does_not_fit_the_inferred_type_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.csv");
+    std::fs::write(&path, "k\n1\n2\nthree\n").unwrap();
+    let args = CsvArgs { infer_rows: 2, ..csv_args() };
+    let read: Vec<_> = Source::open(&path, None, &args).unwrap().into_stream().collect().await;
+    let error = read[0].as_ref().unwrap_err();
+    assert!(error.message().contains("three") && error.message().contains("--infer-rows"), "{error}");
+}

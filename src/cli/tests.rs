@@ -1,0 +1,116 @@
+//! The command line as a whole, and what its progress bars are told while tables go up and come down.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{Int64Array, RecordBatch};
+use serde_json::json;
+
+use super::client::{Client, ConnectArgs, PutOptions, command_descriptor, table_descriptor};
+use super::files::{CsvArgs, Source, Target};
+use super::progress::Progress;
+use super::{command, get, jobs, put, settings};
+use crate::service::Server;
+
+/// Generous: the machine may be busy.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+#[test]
+fn the_command_line_is_consistent() {
+    command().debug_assert();
+}
+
+/// A server in this process, and a client of it.
+async fn server() -> (Server, Client) {
+    let mut settings = settings::defaults().unwrap();
+    settings.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    settings.admin_listen = "off".into();
+    settings.host_memory = "256MiB".into();
+    settings.devices = "host:1".into();
+    let server = Server::start(&settings).await.unwrap();
+    let uri = format!("http://{}", server.flight_address());
+    let connect = ConnectArgs { server: uri, token: None, ca: None, cert: None, key: None };
+    (server, Client::connect(&connect).await.unwrap())
+}
+
+const ROWS: i64 = 300_000;
+
+fn numbers() -> RecordBatch {
+    let numbers = || Arc::new(Int64Array::from_iter_values(0..ROWS)) as _;
+    RecordBatch::try_from_iter([("k", numbers()), ("v", numbers())]).unwrap()
+}
+
+fn write(folder: &Path, name: &str) -> PathBuf {
+    let (path, batch) = (folder.join(name), numbers());
+    let mut sink = Target::create(&path, None).unwrap().begin(&batch.schema()).unwrap();
+    sink.write(&batch).unwrap();
+    sink.finish().unwrap();
+    path
+}
+
+/// Uploads a file as a table, and returns the bar that was told of it.
+async fn upload(client: &Client, table: &str, path: &Path, streams: usize) -> Progress {
+    let source = Source::open(path, None, &CsvArgs { delimiter: ',', no_header: false, infer_rows: 10 }).unwrap();
+    let progress = Progress::of("uploading", Some(source.file_bytes));
+    let options = PutOptions { streams, ..PutOptions::default() };
+    let uploaded = put::upload(client, table, &options, vec![source], &progress).await.unwrap();
+    assert_eq!(uploaded.rows, ROWS as u64);
+    assert_eq!(progress.moved_bytes(), uploaded.bytes);
+    progress
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_tells_how_much_of_the_file_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, client) = server().await;
+    for (name, streams) in [("a.parquet", 1), ("b.csv", 1), ("c.arrows", 3)] {
+        let path = write(folder.path(), name);
+        let progress = upload(&client, &name[..1], &path, streams).await;
+        assert!(progress.done().unwrap() > 0.999, "{name}: {progress:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_tells_how_much_of_the_table_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, client) = server().await;
+    upload(&client, "t", &write(folder.path(), "t.parquet"), 1).await;
+    let info = client.info(table_descriptor("t")).await.unwrap();
+    let progress = get::progress_of("t", &info);
+    assert_eq!(progress.done(), Some(0.0));
+    let target = Target::create(&folder.path().join("again.parquet"), None).unwrap();
+    let received = get::to_file(client.fetch(&info).unwrap(), target, Instant::now(), &progress).await.unwrap();
+    assert_eq!((received.rows, progress.moved_bytes()), (ROWS as u64, received.bytes));
+    assert!(progress.done().unwrap() > 0.999, "{progress:?}");
+}
+
+/// While a join runs its bar shows the share that is done; when its end is known, what of the result has come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_join_tells_its_share_and_then_how_much_of_the_result_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, client) = server().await;
+    upload(&client, "t", &write(folder.path(), "t.parquet"), 1).await;
+    let join = json!({ "join": { "left": "t", "right": "t", "on": [{ "left": "k", "right": "k" }] } });
+    let info = client.info(command_descriptor(&join)).await.unwrap();
+    let (job, progress) = (jobs::id_of(&info).unwrap(), get::progress_of("t", &info));
+    let running = json!({ "state": "running", "progress": 0.25 });
+    jobs::show(&progress, "t", &running);
+    assert_eq!(progress.done(), Some(0.25));
+
+    let target = Target::create(&folder.path().join("joined.parquet"), None).unwrap();
+    let fetched = async {
+        let received = get::to_file(client.fetch(&info).unwrap(), target, Instant::now(), &progress).await.unwrap();
+        // The rows may be here before the job was asked again.
+        while progress.done() < Some(1.0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        received
+    };
+    let received = tokio::select! {
+        received = tokio::time::timeout(WAIT_MAX, fetched) => received.expect("the bar gets to its end"),
+        never = get::follow(&client, "t", &info, &progress) => match never {},
+    };
+    let done = jobs::wait(&client, job, "t").await.unwrap();
+    assert_eq!((Some(received.rows), Some(received.bytes)), (done["rows"].as_u64(), done["bytes"].as_u64()));
+}
