@@ -159,6 +159,11 @@ impl ResultSpool {
         &self.inner.schema
     }
 
+    /// How long it is kept once it is complete or was last read.
+    pub fn retained_for(&self) -> Duration {
+        self.inner.retain
+    }
+
     /// Whether each batch goes to one reader and is gone then.
     pub fn is_consumed_by_reading(&self) -> bool {
         self.inner.retain.is_zero()

@@ -168,7 +168,7 @@ fn carry_nothing(_: &Model<'_>, _: Role, input: &mut Input) {
 }
 
 /// In how many chunks the probe side comes: each takes half of what the build side leaves free.
-fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
+pub(super) fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
     let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
     let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64;
     (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0))

@@ -3,8 +3,9 @@
 use std::cmp::Ordering;
 
 use super::carried::Carried;
-use super::cost::{Costed, MemoryNeed, PredictedPhase};
-use super::inputs::Inputs;
+use super::cost::{Costed, MemoryNeed, PredictedPhase, probe_chunks};
+use super::explain::human_seconds;
+use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
 use crate::columns::{Role, fixed_width};
 use crate::device::ROWS_MAX;
@@ -42,8 +43,8 @@ pub struct Plan {
     pub result_bytes: u64,
     /// Device memory that it takes.
     pub memory: MemoryNeed,
-    /// Host memory that it takes beside its inputs, in bytes: the result.
-    pub host_bytes: u64,
+    /// Host memory that it takes beside its inputs and its result, in bytes: keys that the host makes.
+    pub host_scratch_bytes: u64,
     /// Predicted phases, in the order they first run.
     pub phases: Vec<PredictedPhase>,
     /// Predicted seconds on the device planned for.
@@ -114,7 +115,8 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
     }
     let reason = why(&chosen.costed, forced, &alternatives);
     let row_bytes = result_row_bytes(&join);
-    let result_bytes = (estimates.rows * row_bytes) as u64;
+    let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
+    let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
     Ok(Plan {
         strategy: chosen.costed.strategy,
         build_side: chosen.build_side,
@@ -126,7 +128,7 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
         result_bytes,
-        host_bytes: result_bytes,
+        host_scratch_bytes: host_scratch_bytes(&chosen.inputs, &chosen.costed.memory, target),
         memory: chosen.costed.memory,
         phases: chosen.costed.phases,
         seconds: chosen.costed.seconds,
@@ -259,6 +261,17 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
         human_bytes(target.memory_bytes),
         target.memory_knob
     ))
+}
+
+/// Bytes of the keys that the host packs or hashes for the device, with their validity: those of the build side, and of one
+/// chunk of the probe side.
+fn host_scratch_bytes(inputs: &Inputs, memory: &MemoryNeed, target: &Target) -> u64 {
+    let made = |input: &Input| match input.host_keys {
+        true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
+        false => 0.0,
+    };
+    let chunks = probe_chunks(memory, inputs.probe.rows, target);
+    (made(&inputs.build) + made(&inputs.probe) / chunks) as u64
 }
 
 /// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::executor::Executor;
-use super::queue::Place;
+use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::memory::human_bytes;
 use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
@@ -16,17 +16,29 @@ pub(super) struct Admitted {
     pub(super) plans: BTreeMap<usize, Plan>,
     /// The device that is predicted to be the fastest.
     pub(super) fastest: usize,
+    /// Where it may run, each device with what its own plan takes.
+    pub(super) places: Vec<Place>,
+    /// Bytes of host memory that are reserved for it before it starts.
+    pub(super) host_bytes: u64,
 }
+
+/// How many jobs share what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// Jobs that a device runs at a time, at the most.
+    pub(super) jobs_per_device: usize,
+    /// What a result that is consumed as it is read may pile up, in bytes.
+    pub(super) window_bytes: u64,
+}
+
+/// A join that is predicted to take longer has its device alone: it fills the device by itself, and whoever comes after it
+/// waits no longer for the device than for it.
+const SHARED_SECONDS_MAX: f64 = 0.1;
 
 impl Admitted {
     /// The plan on the device that is predicted to be the fastest.
     pub(super) fn plan(&self) -> &Plan {
         &self.plans[&self.fastest]
-    }
-
-    /// The devices that may run it, each with what its own plan takes.
-    pub(super) fn places(&self) -> Vec<Place> {
-        self.plans.iter().map(|(&device, plan)| place(device, plan)).collect()
     }
 }
 
@@ -39,6 +51,7 @@ pub(super) fn admit(
     spec: JoinSpec,
     catalog: &Catalog,
     executors: &[Executor],
+    terms: Terms,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
     let candidates = candidates(&spec.devices, executors)?;
@@ -64,13 +77,19 @@ pub(super) fn admit(
     let Some(fastest) = fastest else {
         return Err(refusal.expect("every candidate was planned or refused"));
     };
-    let admitted = Admitted { plans, fastest };
-    check_host_memory(admitted.plan(), catalog)?;
-    Ok(admitted)
+    let host_bytes = host_bytes(&plans[&fastest], catalog, terms)?;
+    let places = plans.iter().map(|(&device, plan)| place(device, plan, &executors[device], terms)).collect();
+    Ok(Admitted { plans, fastest, places, host_bytes })
 }
 
-fn place(device: usize, plan: &Plan) -> Place {
-    Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes }
+/// A short join that fits into an equal part of the device's memory, its probe side in one chunk, runs beside others in such
+/// a part. It is given twice what it needs if there is as much, so that its waves need not be small.
+fn place(device: usize, plan: &Plan, executor: &Executor, terms: Terms) -> Place {
+    let seats = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
+    let (part, need) = (executor.memory.limit_bytes() / seats, plan.memory.whole_bytes);
+    let is_small = seats > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
+    let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
+    Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes }
 }
 
 /// The devices that a request allows, by index.
@@ -103,23 +122,34 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
     }
 }
 
-/// Refuses a result that is predicted to be larger than all of host memory. Predictions err, so there is a margin, and a
-/// prediction that rests on no statistics refuses nothing.
-fn check_host_memory(plan: &Plan, catalog: &Catalog) -> Result<()> {
-    const MARGIN: u64 = 2;
-    if plan.join.spec.retain_seconds == Some(0) || !has_statistics(&plan.join) {
-        return Ok(());
+/// The host memory that a join takes as it is predicted: its result, or what of it may pile up when it is consumed as it is
+/// read, and the keys that the host makes. A prediction that rests on no statistics refuses nothing, and so asks for no
+/// more than an eighth of all; the join takes more while there is some.
+///
+/// # Errors
+/// [`Error::Exhausted`] for more than there will be, however many jobs and leases end: what tables take stays taken.
+fn host_bytes(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<u64> {
+    const GUESSED_SHARE: u64 = 8;
+    let is_kept = plan.join.spec.retain_seconds != Some(0) || plan.join.spec.into.is_some();
+    let result_bytes = if is_kept { plan.result_bytes } else { plan.result_bytes.min(terms.window_bytes) };
+    let bytes = result_bytes.saturating_add(plan.host_scratch_bytes);
+    let budget = catalog.arena().budget();
+    if !has_statistics(&plan.join) {
+        return Ok(bytes.min(budget.limit_bytes() / GUESSED_SHARE));
     }
-    let limit_bytes = catalog.arena().budget().limit_bytes();
-    if plan.host_bytes / MARGIN <= limit_bytes {
-        return Ok(());
+    let table_bytes = catalog.tables().iter().map(|table| table.bytes).sum::<u64>().min(budget.used_bytes());
+    if bytes <= budget.limit_bytes().saturating_sub(table_bytes) {
+        return Ok(bytes);
     }
     Err(Error::Exhausted(format!(
-        "the result of this join is predicted to have {} rows of {} in all, and host memory is {}; ask for fewer columns, raise \
-         --host-memory, or fetch it as it is made with retain_seconds 0",
+        "the result of this join is predicted to have {} rows of {} in all, for which {} of host memory are reserved before it \
+         runs; host memory is {}, of which tables take {}; ask for fewer columns, drop tables, raise --host-memory, or fetch it \
+         as it is made with retain_seconds 0",
         plan.estimates.rows.round(),
-        human_bytes(plan.host_bytes),
-        human_bytes(limit_bytes)
+        human_bytes(plan.result_bytes),
+        human_bytes(bytes),
+        human_bytes(budget.limit_bytes()),
+        human_bytes(table_bytes),
     )))
 }
 

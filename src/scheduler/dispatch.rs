@@ -9,15 +9,17 @@ use std::time::{Duration, Instant, SystemTime};
 use arrow::array::RecordBatch;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::admission::{Admitted, admit};
+use super::admission::{Admitted, Terms, admit};
 use super::clock::{Clock, SystemClock};
-use super::executor::Executor;
-use super::job::{Job, JobId, JobState};
-use super::queue::{Load, Queue, Turn, Waiting};
+use super::executor::{Executor, Grant};
+use super::job::{Job, JobId, JobState, QueueTurn};
+use super::placing::{HostMemory, Load, Seated, Turn, Wait};
+use super::queue::{Queue, Waiting};
 use super::stats::{DeviceStats, SchedulerStats};
 use crate::catalog::{Catalog, NameReservation, ResultSpool, SpoolOptions};
 use crate::device::{CancelFlag, Device};
 use crate::join::{BatchSink, Monitor};
+use crate::memory::{Budget, ReservedPool, human_bytes};
 use crate::planner::{Explanation, JoinSpec, Plan, Rates, calibrate};
 use crate::{Context, Error, Result};
 
@@ -28,6 +30,10 @@ pub struct SchedulerOptions {
     pub queue_limit: usize,
     /// Jobs that one tenant may have waiting or running; 0 for no limit.
     pub tenant_jobs: usize,
+    /// Short jobs that a device runs at a time, at the most; long ones have it alone.
+    pub jobs_per_device: usize,
+    /// How long a job may wait for nothing but host memory before it fails.
+    pub memory_wait: Duration,
     /// How long a result is kept, unless the join says otherwise.
     pub retain: Duration,
     /// Bytes that a result which is consumed as it is read may pile up before the join waits for its reader.
@@ -43,6 +49,8 @@ impl Default for SchedulerOptions {
         Self {
             queue_limit: 1000,
             tenant_jobs: 0,
+            jobs_per_device: 4,
+            memory_wait: Duration::from_secs(300),
             retain: Duration::from_secs(300),
             window_bytes: 256 << 20,
             history: 1000,
@@ -101,13 +109,31 @@ struct State {
     totals: SchedulerStats,
 }
 
+/// How long a job waits for host memory that nobody is known to give back: a client may still be reading what was dropped.
+const HOPELESS_WAIT: Duration = Duration::from_secs(5);
+
 /// What a device does.
 #[derive(Debug, Default)]
 struct Slot {
-    running: Option<Running>,
+    running: Vec<Running>,
     lost: Option<Error>,
     jobs_total: u64,
     busy_seconds_total: f64,
+    /// Until when the time of its jobs is counted, by the scheduler's clock.
+    counted: Duration,
+}
+
+impl Slot {
+    /// Counts the time until now: jobs that run side by side share it equally.
+    fn count_time(&mut self, now: Duration) {
+        let seconds = now.saturating_sub(self.counted).as_secs_f64();
+        self.counted = now;
+        let jobs = self.running.len();
+        if jobs > 0 {
+            self.busy_seconds_total += seconds;
+            self.running.iter_mut().for_each(|running| running.device_seconds += seconds / jobs as f64);
+        }
+    }
 }
 
 /// What a job that is over held: tables that may have been dropped meanwhile, and a name that was kept for its result. Freeing
@@ -119,14 +145,27 @@ struct Leftovers {
     _into: Option<NameReservation>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Running {
     job: Arc<Job>,
     entry: Waiting,
     started: Duration,
     predicted_seconds: f64,
-    /// Whether the worker has taken it.
-    taken: bool,
+    /// What it has had of the device's time.
+    device_seconds: f64,
+    /// Whether it has the device alone.
+    alone: bool,
+    /// `None` once a worker has taken it.
+    grant: Option<Grant>,
+}
+
+/// A job on its way through a worker's hands.
+#[derive(Debug)]
+struct Taken {
+    device: usize,
+    job: Arc<Job>,
+    entry: Waiting,
+    predicted_seconds: f64,
 }
 
 impl Scheduler {
@@ -185,9 +224,11 @@ impl Scheduler {
             std::thread::Builder::new().name(name).spawn(body).expect("the system gives a thread")
         };
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
-        for device in 0..shared.executors.len() {
-            let worker = shared.clone();
-            threads.push(spawn(format!("{}", shared.executors[device].id), Box::new(move || worker.work(device))));
+        for (device, executor) in shared.executors.iter().enumerate() {
+            for _ in 0..shared.seats(executor) {
+                let worker = shared.clone();
+                threads.push(spawn(executor.id.to_string(), Box::new(move || worker.work(device))));
+            }
         }
         if has_timer {
             let timer = shared.clone();
@@ -290,7 +331,7 @@ impl Scheduler {
         let shared = self.shared();
         let mut state = shared.state.lock();
         loop {
-            if state.queue.len() == 0 && state.slots.iter().all(|slot| slot.running.is_none()) {
+            if state.queue.len() == 0 && state.slots.iter().all(|slot| slot.running.is_empty()) {
                 return true;
             }
             if shared.ended.wait_until(&mut state, end).timed_out() {
@@ -317,12 +358,14 @@ impl Scheduler {
     /// Everything in numbers.
     pub fn stats(&self) -> SchedulerStats {
         let shared = self.shared();
-        let state = shared.state.lock();
-        let running = state.slots.iter().filter(|slot| slot.running.is_some()).count();
+        let now = shared.clock.now();
+        let mut state = shared.state.lock();
+        state.slots.iter_mut().for_each(|slot| slot.count_time(now));
+        let running = state.slots.iter().map(|slot| slot.running.len()).sum();
         let devices = shared.executors.iter().zip(&state.slots).map(|(executor, slot)| DeviceStats {
             id: executor.id,
             lost: slot.lost.as_ref().map(|error| error.message().into()),
-            busy: slot.running.is_some(),
+            running: slot.running.len(),
             jobs_total: slot.jobs_total,
             busy_seconds_total: slot.busy_seconds_total,
         });
@@ -365,13 +408,24 @@ impl Drop for Handle {
 impl Shared {
     fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
         let lost: Vec<bool> = self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect();
-        admit(spec, &self.catalog, &self.executors, |device| !lost[device])
+        let terms = Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() };
+        admit(spec, &self.catalog, &self.executors, terms, |device| !lost[device])
+    }
+
+    /// Jobs that a device runs at a time, at the most.
+    fn seats(&self, executor: &Executor) -> usize {
+        executor.jobs_max.min(self.options.jobs_per_device).max(1)
+    }
+
+    /// The memory that tables and results live in.
+    fn host_budget(&self) -> &Budget {
+        self.catalog.arena().budget()
     }
 
     /// What a result that is consumed as it is read may pile up: the option, or an eighth of host memory if that is less, so
     /// that several such results and the tables they come from fit side by side.
     fn window_bytes(&self) -> u64 {
-        self.options.window_bytes.min(self.catalog.arena().budget().limit_bytes() / 8)
+        self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
 
     fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
@@ -379,13 +433,15 @@ impl Shared {
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes its time, and is done without the lock.
         let admitted = self.admit(spec)?;
-        let (plan, places) = (admitted.plan(), admitted.places());
+        let plan = admitted.plan();
+        let (places, host_bytes) = (admitted.places.clone(), admitted.host_bytes);
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
         let spec = &plan.join.spec;
         let name =
             spec.into.as_ref().map(|into| self.catalog.reserve(into, &owner, &format!("the result of job {id}")));
+        let host_memory = ReservedPool::new(self.host_budget().clone());
         let name = name.transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
@@ -399,7 +455,7 @@ impl Shared {
         let options = SpoolOptions {
             retain,
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
-            arena: Some(self.catalog.arena().clone()),
+            arena: Some(self.catalog.arena().drawing_on(host_memory.clone())),
             charge: Some(self.catalog.charge(&owner)),
             interrupt: Some(Arc::new(move || interrupt.check())),
             ..SpoolOptions::default()
@@ -407,12 +463,24 @@ impl Shared {
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
         let (now, priority) = (self.clock.now(), spec.priority);
         let deadline = timeout.map(|timeout| now.saturating_add(timeout));
-        let job = Arc::new(Job::new(id, owner.clone(), admitted, result, cancel, name, deadline));
+        let job = Arc::new(Job::new(id, owner.clone(), admitted, result, host_memory, cancel, name, deadline));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
-        state.queue.push(Waiting { id, tenant: owner, priority, submitted: now, places });
+        state.queue.push(Waiting {
+            id,
+            tenant: owner,
+            priority,
+            submitted: now,
+        drop(state);
+        drop(leftovers);
+            places,
+            host_bytes,
+            short_since: None,
+            hopeless_since: None,
+        });
         tracing::info!(job = id.0, strategy = %job.plan.strategy, predicted_seconds = job.plan.seconds, "queued");
-        self.dispatch(&mut state);
+        let mut leftovers = Vec::new();
+        self.dispatch(&mut state, &mut leftovers);
         if deadline.is_some() {
             self.timer.notify_all();
         }
@@ -439,45 +507,137 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts what can start, and tells everybody else when it is their turn.
-    fn dispatch(&self, state: &mut State) {
+    /// Starts what can start, and tells everybody else when it is their turn. Those that fail for want of memory leave
+    /// something for the caller to drop without the lock.
+    fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
+        // Whoever fails may have kept others waiting.
+        while self.take_turns(state, leftovers) {}
+    }
+
+    /// Answers whether a job that waited has failed.
+    fn take_turns(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) -> bool {
         let now = self.clock.now();
         let loads = self.loads(state, now);
-        let turns = state.queue.turns(now, &loads);
-        let mut position = 0;
+        let host = self.host_memory(state, now);
+        let turns = state.queue.turns(now, &loads, host);
+        let (mut position, mut failed) = (0, false);
         for turn in turns {
             let job = state.live[&turn.id].clone();
-            if turn.now && !state.shutdown {
-                self.start(state, job, turn, now);
-            } else {
-                let ahead = turn.start.saturating_sub(now);
-                job.life.lock().turn = Some((position, SystemTime::now() + ahead));
-                position += 1;
-            }
+            let device = self.executors[turn.place.device].id;
+            let waiting_for = match turn.wait {
+                None if state.shutdown => "the server is shutting down".into(),
+                None => match self.start(state, &job, &turn, now) {
+                    Ok(()) => continue,
+                    // Somebody took the memory a moment ago.
+                    Err(error) => error.message().to_string(),
+                },
+                Some(Wait::Device) => device.to_string(),
+                Some(Wait::DeviceMemory { needed_bytes, free_bytes }) => {
+                    let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
+                    format!("{needed} of the memory of {device}, of which {free} are free")
+                }
+                Some(Wait::HostMemory { needed_bytes, free_bytes, comes_back }) => {
+                    let Some(short) = state.queue.note_short(turn.id, now, comes_back) else { continue };
+                    let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
+                    if short.waited >= self.options.memory_wait || short.hopeless >= HOPELESS_WAIT {
+                        let error = self.out_of_host_memory(&job, &needed, &free, short.waited);
+                        state.queue.remove(job.id);
+                        leftovers.push(self.close(&job, Err(error.clone())).1);
+                        count_failure(&mut state.totals, &error);
+                        self.ended.notify_all();
+                        failed = true;
+                        continue;
+                    }
+                    format!("{needed} of host memory for its result, of which {free} are free")
+                }
+            };
+            let start = SystemTime::now() + turn.start.saturating_sub(now);
+            job.life.lock().turn = Some(QueueTurn { position, start, waiting_for });
+            position += 1;
         }
+        failed
     }
 
-    fn loads(&self, state: &State, now: Duration) -> Vec<Load> {
-        let load = |(slot, executor): (&Slot, &Executor)| match (&slot.lost, &slot.running) {
-            (Some(_), _) => Load::Lost,
-            (None, None) => Load::Idle { free_bytes: executor.memory.free_bytes() },
-            (None, Some(running)) => {
-                let predicted = running.started.as_secs_f64() + running.predicted_seconds;
-                // A job that is late is expected to stay a tenth of the time that it has been there.
-                let late = now.as_secs_f64() + 0.1 * (now - running.started.min(now)).as_secs_f64();
-                let until = if predicted > now.as_secs_f64() { predicted } else { late };
-                Load::Busy { until: Duration::try_from_secs_f64(until).unwrap_or(Duration::MAX) }
+    fn out_of_host_memory(&self, job: &Job, needed: &str, free: &str, waited: Duration) -> Error {
+        Error::Exhausted(format!(
+            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free; drop tables, let go \
+             of results that are no longer needed, ask for fewer columns, raise --host-memory, or fetch the result as it is \
+             made with retain_seconds 0",
+            job.id,
+            waited.as_secs_f64(),
+            human_bytes(self.host_budget().limit_bytes()),
+        ))
+    }
+
+    fn loads(&self, state: &mut State, now: Duration) -> Vec<Load> {
+        let seated = |running: &Running, beside: usize| {
+            let left = running.predicted_seconds - running.device_seconds;
+            // A job that is late is expected to stay a tenth of the time that it has been there.
+            let late = 0.1 * now.saturating_sub(running.started).as_secs_f64();
+            let ahead = if left > 0.0 { left * beside as f64 } else { late };
+            let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);
+            Seated { until: now.saturating_add(ahead), alone: running.alone }
+        };
+        let load = |(slot, executor): (&mut Slot, &Executor)| {
+            slot.count_time(now);
+            match &slot.lost {
+                Some(_) => Load::Lost,
+                None => Load::InService {
+                    seats: self.seats(executor),
+                    free_bytes: executor.memory.free_bytes(),
+                    running: slot.running.iter().map(|running| seated(running, slot.running.len())).collect(),
+                },
             }
         };
-        state.slots.iter().zip(&self.executors).map(load).collect()
+        state.slots.iter_mut().zip(&self.executors).map(load).collect()
     }
 
-    fn start(&self, state: &mut State, job: Arc<Job>, turn: Turn, now: Duration) {
+    /// What is free, and, when somebody may have to wait for more, what comes back by itself: results whose lease ends, and
+    /// what jobs that run have reserved. Tables do not.
+    fn host_memory(&self, state: &State, now: Duration) -> HostMemory {
+        let free_bytes = self.host_budget().free_bytes();
+        if state.queue.host_bytes() <= free_bytes {
+            return HostMemory { free_bytes, returns: Vec::new() };
+        }
+        let wall_now = SystemTime::now();
+        let returns = state.live.values().filter_map(|job| {
+            let is_queued = job.life.lock().state == JobState::Queued;
+            let becomes_table = job.plan.join.spec.into.is_some();
+            let held = if becomes_table { 0 } else { job.result.held_bytes() };
+            let bytes = held.saturating_add(job.host_memory.free_bytes());
+            // A job that runs is given a lease at its end, which is soon beside a lease.
+            let lease = match job.result.expires() {
+                Some(expires) => expires.duration_since(wall_now).unwrap_or_default(),
+                None => job.result.retained_for(),
+            };
+            (!is_queued && bytes > 0).then(|| (now.saturating_add(lease), bytes))
+        });
+        HostMemory { free_bytes, returns: returns.collect() }
+    }
+
+    /// Reserves what the job needs, all of it or nothing, and gives it to the device's workers.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when there is less; the job waits on then.
+    fn start(&self, state: &mut State, job: &Arc<Job>, turn: &Turn, now: Duration) -> Result<()> {
         let (device, seconds) = (turn.place.device, turn.place.seconds);
-        let Some(entry) = state.queue.start(turn.id, seconds) else { return };
-        state.totals.waited_seconds_total += (now - entry.submitted.min(now)).as_secs_f64();
+        let Some(host_bytes) = state.queue.waiting(turn.id).map(|entry| entry.host_bytes) else { return Ok(()) };
+        let purpose = format!("job {}", job.id);
+        let part = turn.place.shared_bytes.map(|bytes| self.executors[device].memory.reserve(bytes, &purpose));
+        let device_memory = part.transpose()?.map(Budget::within);
+        job.host_memory.open(self.host_budget().reserve(host_bytes, &purpose)?);
+        let grant = Grant { device_memory, host_memory: job.host_memory.clone() };
+
+        let Some(entry) = state.queue.start(turn.id, seconds) else { return Ok(()) };
+        state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
+        let slot = &mut state.slots[device];
+        slot.count_time(now);
+        let beside = slot.running.len();
         {
             let mut life = job.life.lock();
+            if beside > 0 {
+                life.device_reason += &format!("; it is short, and started beside {beside} more");
+            }
             let id = self.executors[device].id;
             life.state = JobState::Running(id);
             life.turn = None;
@@ -485,37 +645,50 @@ impl Shared {
             life.place_on(device);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {
+        Ok(())
                 1 => "the only device that may run it".into(),
                 count => format!("predicted to finish it first, of the {count} that may run it"),
             };
         }
-        let running = Running { job, entry, started: now, predicted_seconds: seconds, taken: false };
-        state.slots[device].running = Some(running);
+        while let Some((taken, grant)) = self.take(device) {
+            let outcome = self.run(&taken, &grant);
+            // Before anybody else is given a turn.
+            drop(grant);
+            taken.job.host_memory.close();
+            self.end(&taken, outcome);
+        }
+    }
+
+    /// The next job of a device; waits for it. `None` when the scheduler is dropped.
+    fn take(&self, device: usize) -> Option<(Taken, Grant)> {
+        let mut state = self.state.lock();
+        let (job, alone) = (job.clone(), turn.place.shared_bytes.is_none());
+        let grant = Some(grant);
+        let running =
+            Running { job, entry, started: now, predicted_seconds: seconds, device_seconds: 0.0, alone, grant };
+        slot.running.push(running);
         self.work[device].notify_one();
     }
 
-    /// The life of a device's thread.
+    /// The life of a device's thread; there are as many as the device runs jobs at a time.
     fn work(&self, device: usize) {
         loop {
-            let mut state = self.state.lock();
-            let running = loop {
-                if let Some(running) = state.slots[device].running.as_mut().filter(|running| !running.taken) {
-                    running.taken = true;
-                    break running.clone();
+            for running in &mut state.slots[device].running {
+                if let Some(grant) = running.grant.take() {
+                    let (job, entry) = (running.job.clone(), running.entry.clone());
+                    return Some((Taken { device, job, entry, predicted_seconds: running.predicted_seconds }, grant));
                 }
-                if state.shutdown {
-                    return;
-                }
-                self.work[device].wait(&mut state);
-            };
-            drop(state);
-            let outcome = self.run(device, &running.job);
-            self.end(device, &running, outcome);
+            }
+            if state.shutdown {
+                return None;
+            }
+            self.work[device].wait(&mut state);
         }
     }
 
     /// Runs a job on the device's thread. A panic is the job's failure, not the thread's.
-    fn run(&self, device: usize, job: &Arc<Job>) -> Result<()> {
+    fn run(&self, taken: &Taken, grant: &Grant) -> Result<()> {
+        let (device, job) = (taken.device, &taken.job);
         job.check_stop()?;
         let (work, monitor) = {
             let life = job.life.lock();
@@ -524,7 +697,7 @@ impl Shared {
         let device_id = self.executors[device].id;
         let work = work.ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
         let runner = &self.executors[device].runner;
-        let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, &job.result, &monitor)));
+        let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, grant, &job.result, &monitor)));
         caught.unwrap_or_else(|panic| {
             let message = panic.downcast_ref::<&str>().map(ToString::to_string);
             let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -534,15 +707,15 @@ impl Shared {
     }
 
     /// What follows a run: the next attempt elsewhere, or the job's end.
-    fn end(&self, device: usize, running: &Running, outcome: Result<()>) {
-        let job = &running.job;
+    fn end(&self, taken: &Taken, outcome: Result<()>) {
+        let (device, job) = (taken.device, &taken.job);
         let mut leftovers = Vec::new();
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
             tracing::error!(device = %self.executors[device].id, job = job.id.0, %error, "device out of service");
             state.slots[device].lost = Some(error.clone());
-            if self.try_elsewhere(&mut state, device, running, &mut leftovers) {
+            if self.try_elsewhere(&mut state, taken, &mut leftovers) {
                 drop(state);
                 return;
             }
@@ -557,9 +730,8 @@ impl Shared {
         }
 
         let mut state = self.state.lock();
-        self.free(&mut state, device, running.started);
-        let seconds = self.clock.now().saturating_sub(running.started).as_secs_f64();
-        state.queue.end(&running.entry.tenant, running.predicted_seconds, seconds);
+        let seconds = self.free(&mut state, taken);
+        state.queue.end(&taken.entry.tenant, taken.predicted_seconds, seconds);
         match &outcome {
             Ok(()) => {
                 state.totals.completed_total += 1;
@@ -572,22 +744,16 @@ impl Shared {
             self.retire(&mut state, job);
         }
         self.fail_homeless(&mut state, &mut leftovers);
-        self.dispatch(&mut state);
+        self.dispatch(&mut state, &mut leftovers);
         self.ended.notify_all();
         drop(state);
         drop(leftovers);
     }
 
     /// Puts the job of a lost device back in the queue, if another device may run it and nothing was delivered yet.
-    fn try_elsewhere(
-        &self,
-        state: &mut State,
-        device: usize,
-        running: &Running,
-        leftovers: &mut Vec<Leftovers>,
-    ) -> bool {
-        let job = &running.job;
-        let has_place = running.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
+    fn try_elsewhere(&self, state: &mut State, taken: &Taken, leftovers: &mut Vec<Leftovers>) -> bool {
+        let job = &taken.job;
+        let has_place = taken.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
         if !has_place || job.result.progress().0 > 0 || state.shutdown {
             return false;
         }
@@ -599,22 +765,24 @@ impl Shared {
             life.state = JobState::Queued;
             life.device = None;
             life.started = None;
-            life.device_reason = format!("{} was lost; waiting for another", self.executors[device].id);
+            life.device_reason = format!("{} was lost; waiting for another", self.executors[taken.device].id);
             life.monitor = Arc::new(Monitor::new(job.cancel.clone()));
         }
-        self.free(state, device, running.started);
-        state.queue.push_back(running.entry.clone(), running.predicted_seconds);
+        self.free(state, taken);
+        state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
         self.fail_homeless(state, leftovers);
-        self.dispatch(state);
+        self.dispatch(state, leftovers);
         self.ended.notify_all();
         true
     }
 
-    fn free(&self, state: &mut State, device: usize, started: Duration) {
-        let slot = &mut state.slots[device];
-        slot.running = None;
+    /// Takes a job off its device, and answers what it has had of the device's time.
+    fn free(&self, state: &mut State, taken: &Taken) -> f64 {
+        let slot = &mut state.slots[taken.device];
+        slot.count_time(self.clock.now());
         slot.jobs_total += 1;
-        slot.busy_seconds_total += self.clock.now().saturating_sub(started).as_secs_f64();
+        let at = slot.running.iter().position(|running| running.job.id == taken.job.id);
+        at.map_or(0.0, |at| slot.running.swap_remove(at).device_seconds)
     }
 
     /// Fails the jobs that wait for devices which are all lost. What they leave is for the caller to drop without the lock.
@@ -675,9 +843,9 @@ impl Shared {
             JobState::Queued => {
                 drop(life);
                 state.queue.remove(job.id);
-                let (_, leftovers) = self.close(job, Err(reason.clone()));
+                let mut leftovers = vec![self.close(job, Err(reason.clone())).1];
                 count_failure(&mut state.totals, &reason);
-                self.dispatch(&mut state);
+                self.dispatch(&mut state, &mut leftovers);
                 self.ended.notify_all();
                 drop(state);
                 drop(leftovers);
@@ -689,6 +857,7 @@ impl Shared {
                 drop(state);
                 // One that is done stays so, and its result is released at its end.
                 if !is_done {
+                self.dispatch_now();
                     job.cancel.raise();
                     // Readers need not wait until the device has noticed.
                     job.result.finish(Err(reason));
@@ -736,7 +905,14 @@ impl Shared {
                 self.stop(&job, Error::DeadlineExceeded(message));
             }
         }
-        self.dispatch(&mut self.state.lock());
+        self.dispatch_now();
+    }
+
+    /// As [`Shared::dispatch`], for whoever holds no lock.
+    fn dispatch_now(&self) {
+        let mut leftovers = Vec::new();
+        self.dispatch(&mut self.state.lock(), &mut leftovers);
+        drop(leftovers);
     }
 
     /// The life of the timer's thread.

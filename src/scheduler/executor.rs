@@ -6,17 +6,26 @@ use std::sync::Arc;
 use crate::Result;
 use crate::device::{Device, DeviceId};
 use crate::join::{self, BatchSink, Monitor};
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Plan, Rates, Target};
 
-/// Runs one job at a time.
+/// The memory that was reserved for a job before it runs.
+#[derive(Debug)]
+pub struct Grant {
+    /// Its part of the device's memory, when it runs beside others. `None`: it has the device, and all of its memory, alone.
+    pub device_memory: Option<Budget>,
+    /// Host memory for its result and what it makes on the way.
+    pub host_memory: ReservedPool,
+}
+
+/// Runs jobs: one at a time, or as many as its [`Executor::jobs_max`] says.
 pub trait Runner: Send + Sync + Debug {
-    /// Runs a plan to its end, pushing the result batch by batch.
+    /// Runs a plan to its end in the memory that was granted, pushing the result batch by batch.
     ///
     /// # Errors
     /// [`Unavailable`](crate::Error::Unavailable) when the device is lost, so that it is taken out of service; everything
     /// else is the job's own failure.
-    fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
+    fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
 }
 
 /// A device as the scheduler sees it.
@@ -24,8 +33,10 @@ pub trait Runner: Send + Sync + Debug {
 pub struct Executor {
     /// Which device.
     pub id: DeviceId,
-    /// Its memory. Jobs take what they need while they run; the scheduler only looks whether enough is free.
+    /// Its memory. A job that runs beside others has a part of it reserved; one that has the device alone takes what it needs.
     pub memory: Budget,
+    /// Jobs that it can run at a time.
+    pub jobs_max: usize,
     /// Its sizes and rates.
     pub target: Target,
     /// What runs the jobs.
@@ -38,6 +49,7 @@ impl Executor {
         Self {
             id: device.id(),
             memory: device.memory().clone(),
+            jobs_max: device.jobs_max().max(1),
             target: Target::of(&*device, rates),
             runner: Box::new(JoinRunner { device, arena }),
         }
@@ -52,7 +64,12 @@ struct JoinRunner {
 }
 
 impl Runner for JoinRunner {
-    fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        join::run(&plan.task()?, &*self.device, &self.arena, sink, monitor)
+    fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        let arena = self.arena.drawing_on(grant.host_memory.clone());
+        let task = plan.task()?;
+        match &grant.device_memory {
+            Some(memory) => join::run(&task, &*self.device.for_job(memory.clone())?, &arena, sink, monitor),
+            None => join::run(&task, &*self.device, &arena, sink, monitor),
+        }
     }
 }

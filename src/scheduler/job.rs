@@ -11,6 +11,7 @@ use super::admission::Admitted;
 use crate::catalog::{NameReservation, ResultSpool, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord};
+use crate::memory::ReservedPool;
 use crate::planner::{BoundJoin, Explanation, Measured, Plan};
 use crate::{Error, Result};
 
@@ -55,6 +56,8 @@ pub struct JobStatus {
     pub progress: f64,
     /// Jobs that will start before it, when queued.
     pub queue_position: Option<usize>,
+    /// What keeps it from starting, when queued.
+    pub waiting_for: Option<String>,
     /// When it is expected to start, when queued.
     pub predicted_start: Option<SystemTime>,
     /// The device that it runs or ran on.
@@ -87,8 +90,21 @@ pub struct Job {
     pub result: ResultSpool,
     /// When it was submitted.
     pub submitted: SystemTime,
+    /// Host memory for its result and what it makes on the way; open while it runs.
+    pub(super) host_memory: ReservedPool,
     pub(super) cancel: CancelFlag,
     pub(super) life: Mutex<Life>,
+}
+
+/// A job's place in the queue.
+#[derive(Clone, Debug)]
+pub(super) struct QueueTurn {
+    /// Jobs before it.
+    pub(super) position: usize,
+    /// When it is expected to start.
+    pub(super) start: SystemTime,
+    /// What keeps it from starting.
+    pub(super) waiting_for: String,
 }
 
 /// What changes about a job.
@@ -100,8 +116,8 @@ pub(super) struct Life {
     /// The plan that runs or ran, or the fastest, without rows.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
-    /// Jobs before it, and when it is expected to start.
-    pub(super) turn: Option<(usize, SystemTime)>,
+    /// `None` when it does not wait.
+    pub(super) turn: Option<QueueTurn>,
     pub(super) device: Option<DeviceId>,
     pub(super) device_reason: String,
     pub(super) started: Option<SystemTime>,
@@ -117,11 +133,13 @@ pub(super) struct Life {
 }
 
 impl Job {
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         id: JobId,
         owner: String,
-        Admitted { plans, fastest }: Admitted,
+        Admitted { plans, fastest, .. }: Admitted,
         result: ResultSpool,
+        host_memory: ReservedPool,
         cancel: CancelFlag,
         into: Option<NameReservation>,
         deadline: Option<Duration>,
@@ -144,7 +162,7 @@ impl Job {
             into,
             deadline,
         };
-        Self { id, owner, plan, result, submitted: SystemTime::now(), cancel, life: Mutex::new(life) }
+        Self { id, owner, plan, result, submitted: SystemTime::now(), host_memory, cancel, life: Mutex::new(life) }
     }
 
     /// What runs or ran, and why: the plan on its device. Before it is placed, the one that is predicted to be the fastest.
@@ -156,12 +174,13 @@ impl Job {
     /// What can be told now.
     pub fn status(&self) -> JobStatus {
         let life = self.life.lock();
-        let turn = life.turn.filter(|_| life.state == JobState::Queued);
+        let turn = life.turn.as_ref().filter(|_| life.state == JobState::Queued);
         JobStatus {
             state: life.state.clone(),
             progress: if life.state == JobState::Complete { 1.0 } else { life.monitor.progress() },
-            queue_position: turn.map(|(position, _)| position),
-            predicted_start: turn.map(|(_, start)| start),
+            queue_position: turn.map(|turn| turn.position),
+            waiting_for: turn.map(|turn| turn.waiting_for.clone()),
+            predicted_start: turn.map(|turn| turn.start),
             device: life.device,
             started: life.started,
             finished: life.finished,

@@ -38,10 +38,10 @@ pub struct DeviceStats {
     pub id: DeviceId,
     /// `None` when it serves; else why it does not.
     pub lost: Option<String>,
-    /// Whether a job is on it.
-    pub busy: bool,
+    /// Jobs on it.
+    pub running: usize,
     /// Jobs that it has ended.
     pub jobs_total: u64,
-    /// Seconds that jobs have held it.
+    /// Seconds that it has had a job, or several.
     pub busy_seconds_total: f64,
 }

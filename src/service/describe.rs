@@ -51,6 +51,7 @@ pub fn job(job: &Job) -> Value {
         "progress": status.progress,
         "queue_position": status.queue_position,
         "predicted_start": status.predicted_start.map(time),
+        "waiting_for": status.waiting_for,
         "predicted_seconds": plan.seconds,
         "submitted": time(job.submitted),
         "started": status.started.map(time),

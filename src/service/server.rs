@@ -366,6 +366,8 @@ fn open(settings: &Settings) -> Result<Shared> {
         tenant_jobs: settings.tenant_jobs,
         retain: limits.retain,
         ..SchedulerOptions::default()
+        jobs_per_device: settings.jobs_per_device,
+        memory_wait: Duration::from_secs(settings.memory_wait_seconds),
     };
     let scheduler = Scheduler::start(catalog.clone(), devices.clone(), options);
     for caller in authenticator.tenants() {

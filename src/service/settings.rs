@@ -88,6 +88,14 @@ pub struct Settings {
 
     /// Seconds that a ticket is good for; RenewFlightEndpoint gives another
     #[arg(long, env = "DOVETAIL_TICKET_SECONDS", default_value_t = 86400)]
+    /// Short joins that a device runs at a time, as far as it has threads and memory for each; long ones have it alone
+    #[arg(long, env = "DOVETAIL_JOBS_PER_DEVICE", default_value_t = 4)]
+    pub jobs_per_device: usize,
+
+    /// Seconds that a job waits for host memory, once its turn has come, before it fails
+    #[arg(long, env = "DOVETAIL_MEMORY_WAIT_SECONDS", default_value_t = 300)]
+    pub memory_wait_seconds: u64,
+
     pub ticket_seconds: u64,
 
     /// Seconds between empty batches on a stream that waits for its first rows

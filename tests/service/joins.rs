@@ -208,3 +208,36 @@ async fn many_small_batches_go_together() {
     assert!(messages <= 3 * info.endpoint.len(), "{messages} messages for 2000 batches");
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 20_000);
 }
+
+/// Joins whose results did not fit together once ran all the same, and failed in the middle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_join_waits_for_the_memory_of_its_result_and_says_so() {
+    let server = TestServer::start(&["--host-memory=40MiB", "--devices=host:2"]).await;
+    let mut client = server.client().await;
+    for name in ["left", "right"] {
+        put(&mut client, name, vec![few_keys(3000)]).await.unwrap();
+    }
+    let used = server.used_bytes().await;
+    // 3 million rows of 8 bytes: one fits, two do not.
+    let first = client.get_flight_info(join("")).await.unwrap().into_inner();
+    let first_job = said(&first)["job"].clone();
+    eventually("the first is complete", async || job(&mut client, &first_job).await["state"] == "complete").await;
+    let poll = client.poll_flight_info(join("")).await.unwrap().into_inner();
+    let told = said(poll.info.as_ref().unwrap());
+    assert_eq!(told["state"], "queued", "{told}");
+    let waiting_for = told["waiting_for"].as_str().unwrap();
+    assert!(waiting_for.contains("MiB of host memory for its result"), "{waiting_for}");
+    // What fits does not wait behind it.
+    put(&mut client, "few", keyed(10, 10)).await.unwrap();
+    let small = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
+    assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 10);
+    assert_eq!(job(&mut client, &told["job"]).await["state"], "queued");
+    act(&mut client, "cancel_job", &format!(r#"{{"job": {first_job}}}"#)).await.unwrap();
+    assert_eq!(rows(&read_all(&mut client, poll.info.as_ref().unwrap()).await.unwrap()), 3_000_000);
+    for live in act(&mut client, "list_jobs", "").await.unwrap() {
+        let id = serde_json::from_str::<Value>(&live).unwrap()["job"].clone();
+        act(&mut client, "cancel_job", &format!(r#"{{"job": {id}}}"#)).await.unwrap();
+    }
+    act(&mut client, "drop_table", r#"{"name": "few"}"#).await.unwrap();
+    server.expect_used_bytes(used).await;
+}

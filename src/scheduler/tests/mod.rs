@@ -1,5 +1,10 @@
 //! The scheduler with runners that do what a test tells them, and a clock that stands still.
 
+mod memory;
+mod real;
+mod sharing;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
@@ -26,25 +31,36 @@ struct Puppet {
     device: u16,
     begun: Mutex<Sender<(u16, String)>>,
     orders: Mutex<Receiver<Order>>,
+    own_orders: OwnOrders,
 }
 
+/// The orders of jobs that have a channel of their own, by label, where several are on a device.
+type OwnOrders = Arc<Mutex<HashMap<String, Receiver<Order>>>>;
+
 impl Runner for Puppet {
-    fn run(&self, plan: &Plan, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+    fn run(&self, plan: &Plan, _grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         assert!(!plan.join.left.batches.is_empty(), "a job that runs has its tables");
         let label = plan.join.output.last().unwrap().name.clone();
+        let own = self.own_orders.lock().remove(&label);
         self.begun.lock().send((self.device, label)).unwrap();
-        let order = self.orders.lock().recv().map_err(|_| Error::Internal("the test is over".into()))?;
+        let order = match own {
+            Some(own) => own.recv(),
+            None => self.orders.lock().recv(),
+        };
+        let order = order.map_err(|_| Error::Internal("the test is over".into()))?;
         order(sink, monitor)
     }
 }
 
 struct Stage {
+    /// Dropped first: without orders to wait for, jobs end, and with them the threads that the scheduler waits for.
+    orders: Vec<Sender<Order>>,
     scheduler: Scheduler,
     catalog: Catalog,
     clock: Arc<ManualClock>,
     memory: Vec<Budget>,
     begun: Receiver<(u16, String)>,
-    orders: Vec<Sender<Order>>,
+    own_orders: OwnOrders,
 }
 
 /// Longer than anything takes, so that a test that is wrong fails instead of hanging.
@@ -56,11 +72,17 @@ impl Stage {
     }
 
     fn with(devices: u16, options: SchedulerOptions) -> Self {
+        Self::with_jobs(devices, 1, options)
+    }
+
+    /// Devices that run up to `jobs_max` jobs at a time.
+    fn with_jobs(devices: u16, jobs_max: usize, options: SchedulerOptions) -> Self {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
         for name in ["r", "s"] {
             catalog.create(table(name)).unwrap();
         }
         let (begin, begun) = channel();
+        let own_orders = OwnOrders::default();
         let (mut executors, mut orders, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         for device in 0..devices {
             let (order, receive) = channel();
@@ -70,14 +92,27 @@ impl Stage {
             executors.push(Executor {
                 id: DeviceId { kind: DeviceKind::Host, index: device },
                 memory: budget,
+                jobs_max,
                 target: Target { name: format!("host:{device}"), memory_bytes: 1 << 20, ..Target::default() },
-                runner: Box::new(Puppet { device, begun: Mutex::new(begin.clone()), orders: Mutex::new(receive) }),
+                runner: Box::new(Puppet {
+                    device,
+                    begun: Mutex::new(begin.clone()),
+                    orders: Mutex::new(receive),
+                    own_orders: own_orders.clone(),
+                }),
             });
         }
         let clock = Arc::new(ManualClock::default());
         let options = SchedulerOptions { timer: false, ..options };
         let scheduler = Scheduler::over(catalog.clone(), executors, options, clock.clone());
-        Self { scheduler, catalog, clock, memory, begun, orders }
+        Self { scheduler, catalog, clock, memory, begun, orders, own_orders }
+    }
+
+    /// Gives the next job with that label a channel of its own for orders.
+    fn direct(&self, label: &str) -> Sender<Order> {
+        let (order, receive) = channel();
+        self.own_orders.lock().insert(label.into(), receive);
+        order
     }
 
     /// Submits a join whose last column is `label` (one of `r0` to `r9`).
@@ -137,11 +172,25 @@ impl Stage {
 
 /// Rows of columns `k` and `r0` to `r9` (or `s0` to `s9`).
 fn table(name: &str) -> Table {
+    rows_of(name, 100)
+}
+
+/// As many rows as one likes.
+fn rows_of(name: &str, rows: i32) -> Table {
+    table_with(name, 0..rows)
+}
+
+/// Rows with those keys.
+fn table_with(name: &str, keys: impl Iterator<Item = i32>) -> Table {
+    let keys: Vec<i32> = keys.collect();
     let mut fields = vec![Field::new("k", DataType::Int32, false)];
     fields.extend((0..10).map(|at| Field::new(format!("{name}{at}"), DataType::Int32, false)));
     let schema = Arc::new(Schema::new(fields));
-    let column = || Arc::new(Int32Array::from_iter_values(0..100)) as _;
-    let batch = RecordBatch::try_new(schema.clone(), (0..11).map(|_| column()).collect()).unwrap();
+    let column = |at: i32| match at {
+        0 => Arc::new(Int32Array::from(keys.clone())) as _,
+        _ => Arc::new(Int32Array::from_iter_values(0..keys.len() as i32)) as _,
+    };
+    let batch = RecordBatch::try_new(schema.clone(), (0..11).map(column).collect()).unwrap();
     Table::from_batches(name, schema, vec![batch]).unwrap()
 }
 
@@ -151,7 +200,12 @@ fn spec(label: &str) -> JoinSpec {
 
 /// A batch of the result of `spec("r0")`.
 fn batch(rows: i32) -> RecordBatch {
-    let fields = ["k", "r0"].map(|name| Field::new(name, DataType::Int32, false));
+    batch_of("r0", rows)
+}
+
+/// A batch of the result of a join whose last column is `label`.
+fn batch_of(label: &str, rows: i32) -> RecordBatch {
+    let fields = ["k", label].map(|name| Field::new(name, DataType::Int32, false));
     let column = || Arc::new(Int32Array::from_iter_values(0..rows)) as _;
     RecordBatch::try_new(Arc::new(Schema::new(fields.to_vec())), vec![column(), column()]).unwrap()
 }
@@ -292,6 +346,28 @@ fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
         }
         assert_eq!(job.result.held_bytes(), 0);
     }
+}
+
+/// The same without luck: whoever comes first, the work's end or the one who stops it, decides.
+#[test]
+fn what_is_done_cannot_be_stopped_and_what_is_stopped_cannot_be_done() {
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    stage.next();
+    // As a worker does whose work has come to a good end, and before it says so to anybody.
+    assert_eq!(job.settle(Ok(())), Ok(()));
+    stage.scheduler.cancel(job.id).unwrap();
+    assert_eq!(job.result.progress().1, SpoolState::Open, "readers were told that a job which is done was stopped");
+    let is_raised = stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), Ok(())));
+    assert!(!is_raised, "a job that is done was told to stop");
+    stage.idle();
+
+    let job = stage.submit("r0");
+    stage.next();
+    stage.scheduler.cancel(job.id).unwrap();
+    assert!(matches!(job.settle(Ok(())), Err(Error::Cancelled(_))));
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Cancelled);
 }
 
 #[test]
@@ -605,69 +681,4 @@ fn a_request_that_cannot_be_planned_is_refused_before_it_is_queued() {
     assert!(stage.scheduler.jobs().is_empty());
     assert!(matches!(stage.scheduler.set_weight("a", 0.0), Err(Error::Invalid(_))));
     assert!(stage.scheduler.set_weight("a", 2.0).is_ok());
-}
-
-mod real {
-    //! With real devices and real joins.
-
-    use super::*;
-    use crate::device::Device;
-    use crate::device::host::HostDevice;
-    use crate::planner::{Explanation, Strategy};
-
-    fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
-        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
-        for name in ["r", "s"] {
-            catalog.create(table(name)).unwrap();
-        }
-        let budgets: Vec<Budget> =
-            (0..devices).map(|at| Budget::new(format!("memory of host:{at}"), "--device-memory", 16 << 20)).collect();
-        let device = |(index, budget): (usize, &Budget)| -> Arc<dyn Device> {
-            Arc::new(HostDevice::new(index as u16, 1, budget.clone(), None).unwrap())
-        };
-        let devices = budgets.iter().enumerate().map(device).collect();
-        (Scheduler::new(catalog.clone(), devices), budgets, catalog)
-    }
-
-    #[test]
-    fn every_strategy_runs_and_its_phases_are_those_that_were_predicted() {
-        let (scheduler, budgets, _catalog) = start(1);
-        for strategy in Strategy::ALL {
-            let spec = JoinSpec { strategy: Some(strategy), columns: Vec::new(), ..spec("r0") };
-            let job = scheduler.submit(spec, "").unwrap();
-            assert!(scheduler.wait_idle(PATIENCE));
-            let status = job.status();
-            assert_eq!((status.state, status.rows), (JobState::Complete, 100), "{strategy}");
-            let explanation: Explanation = job.explanation();
-            for phase in &explanation.phases {
-                let predicted = phase.predicted_seconds.is_some();
-                assert!(predicted, "{strategy}: phase {:?} ran and was not predicted:\n{explanation}", phase.name);
-            }
-            assert_eq!(budgets[0].used_bytes(), 0, "{strategy} keeps device memory");
-            println!("{explanation}");
-        }
-    }
-
-    #[test]
-    fn many_jobs_on_many_devices_all_complete_and_give_everything_back() {
-        let (scheduler, budgets, catalog) = start(4);
-        let empty = catalog.arena().budget().used_bytes();
-        let submit = |at: usize| {
-            let strategy = Strategy::ALL[at % Strategy::ALL.len()];
-            let spec =
-                JoinSpec { strategy: Some(strategy), how: JoinKind::ALL[at % 8], columns: Vec::new(), ..spec("r0") };
-            scheduler.submit(spec, ["a", "b", "c"][at % 3]).unwrap()
-        };
-        let jobs: Vec<Arc<Job>> = (0..120).map(submit).collect();
-        assert!(scheduler.wait_idle(PATIENCE));
-        for job in &jobs {
-            let rows = if job.plan.join.spec.how.is_anti() { 0 } else { 100 };
-            assert_eq!((job.status().state, job.status().rows), (JobState::Complete, rows));
-            scheduler.cancel(job.id).unwrap();
-        }
-        drop(jobs);
-        assert_eq!(catalog.arena().budget().used_bytes(), empty, "results that were released take memory");
-        assert!(budgets.iter().all(|budget| budget.used_bytes() == 0));
-        assert_eq!(scheduler.stats().completed_total, 120);
-    }
 }

@@ -1,0 +1,347 @@
+//! The queue without threads: who is next, and where.
+
+use super::super::placing::{CLAIM_AFTER, RETRY, Seated, Wait};
+use super::*;
+
+const IDLE: Load = Load::InService { seats: 1, free_bytes: 1 << 30, running: Vec::new() };
+
+/// An idle device of one seat with so much memory free.
+fn idle(free_bytes: u64) -> Load {
+    Load::InService { seats: 1, free_bytes, running: Vec::new() }
+}
+
+/// A device of one seat that is taken.
+fn busy(until: f64) -> Load {
+    Load::InService { seats: 1, free_bytes: 1 << 30, running: vec![Seated { until: seconds(until), alone: true }] }
+}
+
+/// More than anybody asks for.
+fn ample() -> HostMemory {
+    HostMemory { free_bytes: u64::MAX, returns: Vec::new() }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+/// A job of that many seconds on every one of `devices` devices.
+fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waiting {
+    let places =
+        (0..devices).map(|device| Place { device, seconds: run, memory_bytes: 1, shared_bytes: None }).collect();
+    Waiting {
+        id: JobId(id),
+        tenant: tenant.into(),
+        priority,
+        submitted: Duration::ZERO,
+        places,
+        host_bytes: 0,
+        short_since: None,
+        hopeless_since: None,
+    }
+}
+
+fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
+    queue.turns(now, loads, ample()).iter().map(|turn| turn.id.0).collect()
+}
+
+/// Runs everything on one device, one job after the other, and answers the order.
+fn run_all(queue: &mut Queue, mut now: Duration) -> Vec<u64> {
+    let mut order = Vec::new();
+    while let Some(turn) = queue.turns(now, &[IDLE], ample()).first().copied() {
+        assert!(turn.wait.is_none(), "the first turn starts on an idle device");
+        let job = queue.start(turn.id, turn.place.seconds).unwrap();
+        now += seconds(turn.place.seconds);
+        queue.end(&job.tenant, turn.place.seconds, turn.place.seconds);
+        order.push(job.id.0);
+    }
+    order
+}
+
+#[test]
+fn a_tenants_jobs_go_by_priority_and_then_by_age() {
+    let mut queue = Queue::default();
+    for (id, priority) in [(1, 0), (2, 5), (3, -5), (4, 5)] {
+        queue.push(job(id, "a", priority, 1.0, 1));
+    }
+    assert_eq!(order(&queue, Duration::ZERO, &[IDLE]), [2, 4, 1, 3]);
+}
+
+#[test]
+fn waiting_outweighs_priority_in_the_end() {
+    let mut queue = Queue::default();
+    queue.push(job(1, "a", -100, 1.0, 1));
+    // Jobs of the highest priority keep coming; each is younger than the one that waits.
+    let mut now = Duration::ZERO;
+    let mut id = 1;
+    loop {
+        id += 1;
+        queue.push(Waiting { submitted: now, ..job(id, "a", 100, 1.0, 1) });
+        let first = queue.turns(now, &[IDLE], ample())[0];
+        queue.start(first.id, 1.0).unwrap();
+        queue.end("a", 1.0, 1.0);
+        if first.id == JobId(1) {
+            break;
+        }
+        now += seconds(1.0);
+        assert!(now < seconds(300.0), "the job of low priority starves");
+    }
+    assert!(now >= seconds(199.0), "200 points of priority were worth {now:?} only");
+}
+
+#[test]
+fn tenants_take_turns_whatever_they_have_submitted() {
+    let mut queue = Queue::default();
+    for id in 1..=6 {
+        queue.push(job(id, "flood", 100, 1.0, 1));
+    }
+    queue.push(job(7, "calm", -100, 1.0, 1));
+    queue.push(job(8, "calm", -100, 1.0, 1));
+    assert_eq!(run_all(&mut queue, Duration::ZERO), [1, 7, 2, 8, 3, 4, 5, 6]);
+}
+
+#[test]
+fn shares_of_device_time_follow_weights() {
+    let mut queue = Queue::default();
+    queue.set_weight("heavy", 3.0);
+    for id in 1..=40 {
+        queue.push(job(id, "heavy", 0, 1.0, 1));
+        queue.push(job(100 + id, "light", 0, 1.0, 1));
+    }
+    let first_16 = &run_all(&mut queue, Duration::ZERO)[..16];
+    assert_eq!(first_16.iter().filter(|id| **id < 100).count(), 12, "{first_16:?}");
+}
+
+#[test]
+fn shares_count_time_and_not_jobs() {
+    let mut queue = Queue::default();
+    for id in 1..=8 {
+        queue.push(job(id, "long", 0, 4.0, 1));
+    }
+    for id in 101..=132 {
+        queue.push(job(id, "short", 0, 1.0, 1));
+    }
+    let order = run_all(&mut queue, Duration::ZERO);
+    // By the time half of the long jobs are done, so is half of the short ones.
+    let fourth = order.iter().position(|id| *id == 4).unwrap();
+    let short = order[..=fourth].iter().filter(|id| **id > 100).count();
+    assert!((12..=20).contains(&short), "{short} of 32 short jobs beside 4 of 8 long ones: {order:?}");
+}
+
+#[test]
+fn nobody_saves_up_turns_by_being_away() {
+    let mut queue = Queue::default();
+    for id in 1..=20 {
+        queue.push(job(id, "always", 0, 1.0, 1));
+    }
+    for _ in 0..10 {
+        let turn = queue.turns(Duration::ZERO, &[IDLE], ample())[0];
+        queue.start(turn.id, 1.0).unwrap();
+        queue.end("always", 1.0, 1.0);
+    }
+    for id in 101..=110 {
+        queue.push(job(id, "late", 0, 1.0, 1));
+    }
+    let order = run_all(&mut queue, Duration::ZERO);
+    let late_among_first_six = order[..6].iter().filter(|id| **id > 100).count();
+    assert_eq!(late_among_first_six, 3, "{order:?}");
+}
+
+#[test]
+fn a_job_that_took_longer_than_predicted_is_paid_by_its_tenant() {
+    let mut queue = Queue::default();
+    for id in 1..=4 {
+        queue.push(job(id, "liar", 0, 1.0, 1));
+    }
+    for id in 101..=112 {
+        queue.push(job(id, "honest", 0, 1.0, 1));
+    }
+    queue.start(JobId(1), 1.0).unwrap();
+    queue.end("liar", 1.0, 8.0);
+    let order = run_all(&mut queue, Duration::ZERO);
+    assert!(order[..7].iter().all(|id| *id > 100), "{order:?}");
+}
+
+#[test]
+fn jobs_spread_over_idle_devices_and_their_starts_are_predicted() {
+    let mut queue = Queue::default();
+    for id in 1..=5 {
+        queue.push(job(id, "a", 0, 2.0, 2));
+    }
+    let turns = queue.turns(seconds(10.0), &[IDLE, IDLE], ample());
+    let starts: Vec<f64> = turns.iter().map(|turn| turn.start.as_secs_f64()).collect();
+    assert_eq!(starts, [10.0, 10.0, 12.0, 12.0, 14.0]);
+    let now: Vec<bool> = turns.iter().map(|turn| turn.wait.is_none()).collect();
+    assert_eq!(now, [true, true, false, false, false]);
+    assert_ne!(turns[0].place.device, turns[1].place.device);
+}
+
+#[test]
+fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
+    let slow_and_fast = |id: u64| {
+        let place = |device, seconds| Place { device, seconds, memory_bytes: 1, shared_bytes: None };
+        Waiting { places: vec![place(0, 10.0), place(1, 1.0)], ..job(id, "a", 0, 0.0, 0) }
+    };
+    let mut queue = Queue::default();
+    queue.push(slow_and_fast(1));
+    let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());
+    assert_eq!((turns[0].place.device, turns[0].start, turns[0].wait.is_none()), (1, seconds(3.0), false));
+    // A later job that only the slow device can run does not have to wait for it.
+    queue.push(job(2, "a", 0, 5.0, 1));
+    let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());
+    assert_eq!((turns[1].id, turns[1].place.device, turns[1].wait.is_none()), (JobId(2), 0, true));
+    // The longer the fast one is taken, the better looks the slow one.
+    let turns = queue.turns(Duration::ZERO, &[IDLE, busy(30.0)], ample());
+    assert_eq!((turns[0].place.device, turns[0].wait.is_none()), (0, true));
+}
+
+#[test]
+fn a_large_job_keeps_its_device_until_memory_is_free() {
+    let mut queue = Queue::default();
+    let mut large = job(1, "a", 0, 1.0, 1);
+    large.places[0].memory_bytes = 100;
+    queue.push(large);
+    queue.push(job(2, "a", 0, 1.0, 1));
+    let turns = queue.turns(Duration::ZERO, &[idle(50)], ample());
+    assert_eq!((turns[0].id, turns[0].wait.is_none()), (JobId(1), false));
+    assert!(turns[1].wait.is_some(), "a small job overtook a large one on its device");
+    let turns = queue.turns(Duration::ZERO, &[idle(100)], ample());
+    assert_eq!((turns[0].id, turns[0].wait.is_none()), (JobId(1), true));
+}
+
+#[test]
+fn jobs_go_elsewhere_when_a_device_is_lost_and_are_named_when_there_is_none() {
+    let mut queue = Queue::default();
+    queue.push(job(1, "a", 0, 1.0, 2));
+    queue.push(job(2, "b", 0, 1.0, 1));
+    let loads = [Load::Lost, IDLE];
+    let homeless: Vec<u64> = queue.remove_homeless(&loads).iter().map(|job| job.id.0).collect();
+    assert_eq!(homeless, [2]);
+    let turns = queue.turns(Duration::ZERO, &loads, ample());
+    assert_eq!((turns.len(), turns[0].place.device), (1, 1));
+    assert_eq!((queue.active("b"), queue.active("a")), (0, 1));
+}
+
+#[test]
+fn tenants_are_forgotten_once_they_owe_nothing() {
+    let mut queue = Queue::default();
+    // Whoever had more than one that still waits is remembered, or leaving and coming back would pay.
+    queue.push(job(2001, "waits", 0, 1.0, 1));
+    queue.push(job(2002, "leaves", 0, 1.0, 1));
+    queue.start(JobId(2002), 1.0).unwrap();
+    queue.end("leaves", 1.0, 1.0);
+    queue.push(job(2003, "leaves", 0, 1.0, 1));
+    assert_eq!(run_all(&mut queue, Duration::ZERO), [2001, 2003]);
+    for id in 0..1000 {
+        let tenant = format!("tenant {id}");
+        queue.push(job(id, &tenant, 0, 1.0, 1));
+        queue.start(JobId(id), 1.0).unwrap();
+        queue.end(&tenant, 1.0, 1.0);
+    }
+    assert!(queue.tenants.is_empty(), "{} tenants are remembered", queue.tenants.len());
+}
+
+/// A device of two seats, with those jobs on it.
+fn two_seats(running: &[(f64, bool)]) -> Load {
+    let running = running.iter().map(|&(until, alone)| Seated { until: seconds(until), alone }).collect();
+    Load::InService { seats: 2, free_bytes: 100, running }
+}
+
+/// A short job that takes 50 bytes of a device beside others.
+fn short(id: u64, run: f64) -> Waiting {
+    let place = Place { device: 0, seconds: run, memory_bytes: 1, shared_bytes: Some(50) };
+    Waiting { places: vec![place], ..job(id, "a", 0, run, 1) }
+}
+
+#[test]
+fn short_jobs_sit_side_by_side_and_slow_each_other_down() {
+    let mut queue = Queue::default();
+    for id in 1..=3 {
+        queue.push(short(id, 1.0));
+    }
+    let turns = queue.turns(seconds(10.0), &[two_seats(&[])], ample());
+    let waits: Vec<_> = turns.iter().map(|turn| turn.wait).collect();
+    assert_eq!(waits, [None, None, Some(Wait::Device)]);
+    // The first is placed where nobody sits yet; the second shares with it, and takes twice as long.
+    assert_eq!(turns[2].start, seconds(11.0));
+    let turns = queue.turns(seconds(10.0), &[two_seats(&[(14.0, false)])], ample());
+    assert_eq!(turns[0].wait, None);
+    assert_eq!(turns[1].start, seconds(12.0), "beside another the first takes 2 s, and its seat is free after that");
+    let turns = queue.turns(seconds(10.0), &[two_seats(&[(14.0, true)])], ample());
+    assert_eq!((turns[0].start, turns[1].start), (seconds(14.0), seconds(14.0)), "nobody sits beside a large job");
+}
+
+#[test]
+fn a_large_job_takes_all_seats_and_is_not_overtaken_on_them() {
+    let mut queue = Queue::default();
+    queue.push(Waiting { submitted: Duration::ZERO, ..job(1, "a", 0, 5.0, 1) });
+    queue.push(short(2, 1.0));
+    let turns = queue.turns(seconds(10.0), &[two_seats(&[(11.0, false), (13.0, false)])], ample());
+    assert_eq!((turns[0].id, turns[0].start, turns[0].wait), (JobId(1), seconds(13.0), Some(Wait::Device)));
+    assert_eq!((turns[1].id, turns[1].start), (JobId(2), seconds(18.0)));
+    // One seat is free already; it is kept.
+    let turns = queue.turns(seconds(12.0), &[two_seats(&[(13.0, false)])], ample());
+    assert!(turns.iter().all(|turn| turn.wait == Some(Wait::Device)), "{turns:?}");
+}
+
+#[test]
+fn a_short_job_prefers_a_device_of_its_own() {
+    let mut queue = Queue::default();
+    let place = |device| Place { device, seconds: 1.0, memory_bytes: 1, shared_bytes: Some(50) };
+    queue.push(Waiting { places: vec![place(0), place(1)], ..job(1, "a", 0, 1.0, 1) });
+    let turns = queue.turns(Duration::ZERO, &[two_seats(&[(9.0, false)]), two_seats(&[])], ample());
+    assert_eq!((turns[0].place.device, turns[0].wait), (1, None));
+    let turns = queue.turns(Duration::ZERO, &[two_seats(&[(9.0, false)]), two_seats(&[(9.0, true)])], ample());
+    assert_eq!((turns[0].place.device, turns[0].wait), (0, None));
+}
+
+#[test]
+fn parts_of_a_devices_memory_are_given_once() {
+    let mut queue = Queue::default();
+    for id in 1..=2 {
+        queue.push(short(id, 1.0));
+    }
+    let load = Load::InService { seats: 2, free_bytes: 99, running: Vec::new() };
+    let turns = queue.turns(seconds(1.0), &[load], ample());
+    assert_eq!(turns[0].wait, None);
+    assert_eq!(turns[1].wait, Some(Wait::DeviceMemory { needed_bytes: 50, free_bytes: 49 }));
+    assert_eq!(turns[1].start, seconds(1.0) + RETRY);
+}
+
+#[test]
+fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
+    let mut queue = Queue::default();
+    queue.push(Waiting { host_bytes: 80, ..job(1, "a", 0, 1.0, 1) });
+    queue.push(Waiting { host_bytes: 10, ..job(2, "a", 0, 1.0, 1) });
+    let host =
+        HostMemory { free_bytes: 50, returns: vec![(seconds(70.0), 20), (seconds(60.0), 20), (seconds(90.0), 9)] };
+    let turns = queue.turns(Duration::ZERO, &[IDLE], host.clone());
+    let wait = Wait::HostMemory { needed_bytes: 80, free_bytes: 50, comes_back: true };
+    assert_eq!((turns[0].id, turns[0].wait, turns[0].start), (JobId(1), Some(wait), seconds(70.0)));
+    assert_eq!((turns[1].id, turns[1].wait), (JobId(2), None), "it books no device");
+    // After a while, what is free is kept for it.
+    queue.note_short(JobId(1), Duration::ZERO, true);
+    assert_eq!(queue.note_short(JobId(1), CLAIM_AFTER, true).map(|short| short.waited), Some(CLAIM_AFTER));
+    let turns = queue.turns(CLAIM_AFTER, &[IDLE], host);
+    assert!(matches!(turns[1].wait, Some(Wait::HostMemory { free_bytes: 0, .. })), "{turns:?}");
+    // What would not be enough is told apart.
+    let host = HostMemory { free_bytes: 50, returns: vec![(seconds(60.0), 29)] };
+    let turns = queue.turns(Duration::ZERO, &[IDLE], host);
+    assert!(matches!(turns[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{turns:?}");
+}
+
+#[test]
+fn how_long_a_wait_is_hopeless_is_counted_apart_from_how_long_it_is() {
+    let mut queue = Queue::default();
+    queue.push(job(1, "a", 0, 1.0, 1));
+    let mut note = |at: f64, comes_back| {
+        let short = queue.note_short(JobId(1), seconds(at), comes_back).unwrap();
+        (short.waited.as_secs_f64(), short.hopeless.as_secs_f64())
+    };
+    assert_eq!(note(10.0, true), (0.0, 0.0));
+    // A lease has ended, and a client still reads what it was of.
+    assert_eq!(note(50.0, false), (40.0, 0.0));
+    assert_eq!(note(52.0, false), (42.0, 2.0));
+    assert_eq!(note(53.0, true), (43.0, 0.0));
+    assert_eq!(note(60.0, false), (50.0, 0.0));
+    assert_eq!(queue.note_short(JobId(2), Duration::ZERO, true), None);
+}

@@ -1,0 +1,206 @@
+//! Host memory: reserved before a job runs, waited for, and given back.
+
+use super::super::placing::CLAIM_AFTER;
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// So many devices, and a table whose join with itself has 4.4 million rows of 8 bytes: more than half of host memory.
+fn stage(devices: u16) -> Stage {
+    let stage = Stage::new(devices);
+    stage.catalog.create(table_with("d", (0..2100).map(|_| 0))).unwrap();
+    stage
+}
+
+fn over_half(label: &str) -> JoinSpec {
+    let columns = vec!["k".into(), format!("left.{label}")];
+    JoinSpec { columns, ..JoinSpec::inner("d", "d", vec![KeyPair::new("k", "k")]) }
+}
+
+fn budget(stage: &Stage) -> Budget {
+    stage.catalog.arena().budget().clone()
+}
+
+fn later(stage: &Stage, by: Duration) {
+    stage.clock.advance(by);
+    stage.scheduler.tick(SystemTime::now());
+}
+
+#[test]
+fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_written() {
+    let stage = stage(1);
+    let host = budget(&stage);
+    let job = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    stage.next();
+    let reserved = host.used_bytes();
+    assert!((30 * MIB..40 * MIB).contains(&reserved), "{reserved} B are reserved for a result of 35 MB");
+    // Whatever others take meanwhile, the job has what it was promised.
+    let _others = host.reserve(host.free_bytes(), "others").unwrap();
+    stage.ask(0, |sink, _| (sink.push(batch_of("d0", 1_000_000)), Ok(()))).unwrap();
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    stage.idle();
+    // What it did not use is free again; what it wrote is not.
+    let written = job.result.held_bytes();
+    assert!(written >= 8_000_000);
+    assert!((written..written + 4096).contains(&(reserved - host.free_bytes())), "{} B", host.free_bytes());
+    stage.scheduler.cancel(job.id).unwrap();
+    assert_eq!(host.free_bytes(), reserved);
+}
+
+#[test]
+fn more_than_was_predicted_comes_from_what_is_free_and_fails_when_nothing_is() {
+    let stage = stage(1);
+    let host = budget(&stage);
+    let job = stage.submit("r0");
+    stage.next();
+    let pushed = stage.ask(0, |sink, _| {
+        let first = sink.push(batch(1_000_000));
+        (first, sink.push(batch(20_000_000)))
+    });
+    assert_eq!(pushed, Ok(()));
+    let JobState::Failed(error) = stage.ended(&job) else { panic!("160 MB fit into 64 MiB") };
+    assert!(matches!(&error, Error::Exhausted(text) if text.contains("--host-memory")), "{error}");
+    stage.idle();
+    assert_eq!(host.used_bytes(), 0);
+    assert!(host.used_bytes_max() <= host.limit_bytes());
+}
+
+#[test]
+fn a_job_waits_for_host_memory_and_says_so_while_others_overtake_it() {
+    let stage = stage(3);
+    let host = budget(&stage);
+    let first = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    let (device, _) = stage.next();
+    let second = stage.scheduler.submit(over_half("d1"), "").unwrap();
+    assert_eq!(second.status().state, JobState::Queued);
+    let waiting_for = second.status().waiting_for.unwrap();
+    assert!(waiting_for.contains("of host memory for its result, of which"), "{waiting_for}");
+    assert_eq!(second.status().queue_position, Some(0));
+    // A small one does not have to wait for it.
+    let small = stage.submit("r0");
+    let (other, label) = stage.next();
+    assert_eq!(label, "r0");
+    stage.finish(other);
+    assert_eq!(stage.ended(&small), JobState::Complete);
+    stage.nothing_begins();
+    // The first one wrote nothing: all that was reserved for it comes back.
+    stage.finish(device);
+    let (device, label) = stage.next();
+    assert_eq!(label, "d1");
+    assert_eq!(stage.ended(&first), JobState::Complete);
+    assert_eq!(second.status().waiting_for, None);
+    stage.finish(device);
+    stage.idle();
+    assert_eq!(host.used_bytes(), 0);
+}
+
+#[test]
+fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
+    let stage = stage(2);
+    let host = budget(&stage);
+    let half_of_host = host.reserve(host.limit_bytes() / 2 + MIB, "a test").unwrap();
+    let large = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    later(&stage, CLAIM_AFTER - Duration::from_secs(26));
+    let early = stage.submit("r0");
+    let (device, _) = stage.next();
+    stage.finish(device);
+    assert_eq!(stage.ended(&early), JobState::Complete);
+    // Something has to come back by itself, or the large one would have failed by now.
+    let kept = stage.scheduler.submit(JoinSpec { retain_seconds: Some(3600), ..spec("r1") }, "").unwrap();
+    let (device, _) = stage.next();
+    drop(half_of_host);
+    stage.ask(device, |sink, _| (sink.push(batch_of("r1", 5_000_000)), Ok(()))).unwrap();
+    assert_eq!(stage.ended(&kept), JobState::Complete);
+    assert_eq!(large.status().state, JobState::Queued);
+    later(&stage, Duration::from_secs(26));
+    let late = stage.submit("r2");
+    stage.nothing_begins();
+    assert!(late.status().waiting_for.unwrap().contains("of which 0 B are free"));
+    stage.scheduler.cancel(kept.id).unwrap();
+    let mut begun = [stage.next().1, stage.next().1];
+    begun.sort_unstable();
+    assert_eq!(begun, ["d0", "r2"]);
+    stage.finish(0);
+    stage.finish(1);
+    stage.idle();
+}
+
+#[test]
+fn nobody_waits_for_memory_that_nothing_gives_back() {
+    let stage = stage(1);
+    let host = budget(&stage);
+    let held = host.reserve(host.limit_bytes() / 2 + MIB, "a table that came meanwhile").unwrap();
+    let job = stage.scheduler.submit(over_half("d0"), "").unwrap();
+    later(&stage, Duration::from_secs(4));
+    assert_eq!(job.status().state, JobState::Queued);
+    later(&stage, Duration::from_secs(2));
+    let JobState::Failed(Error::Exhausted(text)) = job.status().state else { panic!("{:?}", job.status().state) };
+    assert!(text.contains("of host memory") && text.contains("64.0 MiB") && text.contains("--host-memory"), "{text}");
+    assert_eq!(stage.scheduler.stats().failed_total, 1);
+    stage.nothing_begins();
+    drop(held);
+}
+
+#[test]
+fn a_result_that_nobody_reads_gives_way_when_its_lease_ends() {
+    let stage = stage(1);
+    let keep = JoinSpec { retain_seconds: Some(100), ..over_half("d0") };
+    let unread = stage.scheduler.submit(keep, "").unwrap();
+    stage.next();
+    stage.ask(0, |sink, _| (sink.push(batch_of("d0", 4_400_000)), Ok(()))).unwrap();
+    assert_eq!(stage.ended(&unread), JobState::Complete);
+    stage.idle();
+    let waiting = stage.scheduler.submit(over_half("d1"), "").unwrap();
+    later(&stage, Duration::from_secs(20));
+    assert_eq!(waiting.status().state, JobState::Queued, "the lease ends by itself, so there is something to wait for");
+    let predicted = waiting.status().predicted_start.unwrap();
+    let expires = unread.result.expires().unwrap();
+    let apart = predicted.duration_since(expires).unwrap_or_else(|early| early.duration());
+    assert!(apart < Duration::from_secs(5), "it is predicted to start {apart:?} from the end of the lease");
+    stage.scheduler.tick(SystemTime::now() + Duration::from_secs(101));
+    assert_eq!(stage.next().1, "d1");
+    stage.finish(0);
+    stage.idle();
+}
+
+#[test]
+fn waiting_for_memory_ends_at_a_limit() {
+    let options = SchedulerOptions { memory_wait: Duration::from_secs(60), ..SchedulerOptions::default() };
+    let stage = Stage::with(1, options);
+    stage.catalog.create(table_with("d", (0..2100).map(|_| 0))).unwrap();
+    let keep = JoinSpec { retain_seconds: Some(100_000), ..over_half("d0") };
+    let unread = stage.scheduler.submit(keep, "").unwrap();
+    stage.next();
+    stage.ask(0, |sink, _| (sink.push(batch_of("d0", 4_400_000)), Ok(()))).unwrap();
+    stage.ended(&unread);
+    stage.idle();
+    let waiting = stage.scheduler.submit(over_half("d1"), "").unwrap();
+    later(&stage, Duration::from_secs(59));
+    assert_eq!(waiting.status().state, JobState::Queued);
+    later(&stage, Duration::from_secs(1));
+    let JobState::Failed(Error::Exhausted(text)) = waiting.status().state else { panic!("it waits for ever") };
+    assert!(text.contains("waited 60 s"), "{text}");
+}
+
+#[test]
+fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
+    let stage = stage(1);
+    stage.catalog.create(table_with("e", (0..3000).map(|_| 0))).unwrap();
+    let spec = JoinSpec {
+        columns: vec!["k".into(), "left.e0".into()],
+        ..JoinSpec::inner("e", "e", vec![KeyPair::new("k", "k")])
+    };
+    let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
+    let Error::Exhausted(text) = &refusal else { panic!("{refusal:?}") };
+    for needed in ["9000000 rows", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
+        assert!(text.contains(needed), "{text}");
+    }
+    assert!(matches!(stage.scheduler.explain(spec.clone()), Err(Error::Exhausted(_))));
+    // As it is read, no more than the window is kept.
+    let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
+    stage.next();
+    let reserved = budget(&stage).used_bytes();
+    assert!((1..=8 * MIB).contains(&reserved), "{reserved} B are reserved for a window of an eighth of 64 MiB");
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+}

@@ -1,0 +1,61 @@
+//! With real devices and real joins.
+
+use super::*;
+use crate::device::Device;
+use crate::device::host::HostDevice;
+use crate::planner::{Explanation, Strategy};
+
+fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
+    for name in ["r", "s"] {
+        catalog.create(table(name)).unwrap();
+    }
+    let budgets: Vec<Budget> =
+        (0..devices).map(|at| Budget::new(format!("memory of host:{at}"), "--device-memory", 16 << 20)).collect();
+    let device = |(index, budget): (usize, &Budget)| -> Arc<dyn Device> {
+        Arc::new(HostDevice::new(index as u16, 1, budget.clone(), None).unwrap())
+    };
+    let devices = budgets.iter().enumerate().map(device).collect();
+    (Scheduler::new(catalog.clone(), devices), budgets, catalog)
+}
+
+#[test]
+fn every_strategy_runs_and_its_phases_are_those_that_were_predicted() {
+    let (scheduler, budgets, _catalog) = start(1);
+    for strategy in Strategy::ALL {
+        let spec = JoinSpec { strategy: Some(strategy), columns: Vec::new(), ..spec("r0") };
+        let job = scheduler.submit(spec, "").unwrap();
+        assert!(scheduler.wait_idle(PATIENCE));
+        let status = job.status();
+        assert_eq!((status.state, status.rows), (JobState::Complete, 100), "{strategy}");
+        let explanation: Explanation = job.explanation();
+        for phase in &explanation.phases {
+            let predicted = phase.predicted_seconds.is_some();
+            assert!(predicted, "{strategy}: phase {:?} ran and was not predicted:\n{explanation}", phase.name);
+        }
+        assert_eq!(budgets[0].used_bytes(), 0, "{strategy} keeps device memory");
+        println!("{explanation}");
+    }
+}
+
+#[test]
+fn many_jobs_on_many_devices_all_complete_and_give_everything_back() {
+    let (scheduler, budgets, catalog) = start(4);
+    let empty = catalog.arena().budget().used_bytes();
+    let submit = |at: usize| {
+        let strategy = Strategy::ALL[at % Strategy::ALL.len()];
+        let spec = JoinSpec { strategy: Some(strategy), how: JoinKind::ALL[at % 8], columns: Vec::new(), ..spec("r0") };
+        scheduler.submit(spec, ["a", "b", "c"][at % 3]).unwrap()
+    };
+    let jobs: Vec<Arc<Job>> = (0..120).map(submit).collect();
+    assert!(scheduler.wait_idle(PATIENCE));
+    for job in &jobs {
+        let rows = if job.plan.join.spec.how.is_anti() { 0 } else { 100 };
+        assert_eq!((job.status().state, job.status().rows), (JobState::Complete, rows));
+        scheduler.cancel(job.id).unwrap();
+    }
+    drop(jobs);
+    assert_eq!(catalog.arena().budget().used_bytes(), empty, "results that were released take memory");
+    assert!(budgets.iter().all(|budget| budget.used_bytes() == 0));
+    assert_eq!(scheduler.stats().completed_total, 120);
+}

@@ -1,0 +1,153 @@
+//! Several jobs on a device.
+
+use super::*;
+
+/// A device that runs `jobs` short jobs at a time.
+fn stage(jobs: usize) -> Stage {
+    let stage = Stage::with_jobs(1, jobs, SchedulerOptions::default());
+    // So many rows that their join does not fit into a part of the device's memory in one chunk.
+    stage.catalog.create(rows_of("large", 20_000)).unwrap();
+    stage
+}
+
+/// A join that takes its device alone.
+fn large(label: &str) -> JoinSpec {
+    JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "large", vec![KeyPair::new("k", "k")]) }
+}
+
+/// What a device's jobs have reserved.
+fn reserved(stage: &Stage) -> u64 {
+    stage.memory[0].used_bytes()
+}
+
+fn labels(stage: &Stage, count: usize) -> Vec<String> {
+    let mut labels: Vec<String> = (0..count).map(|_| stage.next().1).collect();
+    labels.sort_unstable();
+    labels
+}
+
+#[test]
+fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
+    let stage = stage(2);
+    let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
+    let jobs = ["r0", "r1", "r2"].map(|label| stage.submit(label));
+    assert_eq!(labels(&stage, 2), ["r0", "r1"]);
+    stage.nothing_begins();
+    let two_parts = reserved(&stage);
+    assert!(two_parts > 0 && two_parts <= stage.memory[0].limit_bytes());
+    assert_eq!(stage.scheduler.stats().devices[0].running, 2);
+    assert_eq!(jobs[2].status().state, JobState::Queued);
+    assert_eq!(jobs[2].status().waiting_for.as_deref(), Some("host:0"));
+    assert!(jobs[1].explanation().device.reason.contains("beside 1 more"), "{:?}", jobs[1].explanation().device);
+    // One of them ends: the third takes its place, while the other stays.
+    orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
+    assert_eq!(stage.next().1, "r2");
+    assert_eq!(stage.ended(&jobs[1]), JobState::Complete);
+    assert_eq!(reserved(&stage), two_parts);
+    assert!(matches!(jobs[0].status().state, JobState::Running(_)));
+    for order in [&orders[0], &orders[2]] {
+        order.send(Box::new(|_, _| Ok(()))).unwrap();
+    }
+    stage.idle();
+    assert_eq!(reserved(&stage), 0);
+    assert_eq!(stage.scheduler.stats().completed_total, 3);
+}
+
+#[test]
+fn a_large_job_waits_for_all_and_is_alone_then() {
+    let stage = stage(2);
+    let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
+    let short = ["r0", "r1"].map(|label| stage.submit(label));
+    assert_eq!(labels(&stage, 2), ["r0", "r1"]);
+    let large = stage.scheduler.submit(large("large0"), "").unwrap();
+    let later = stage.submit("r2");
+    assert_eq!((large.status().queue_position, later.status().queue_position), (Some(0), Some(1)));
+    assert!(large.status().predicted_start <= later.status().predicted_start);
+    orders[0].send(Box::new(|_, _| Ok(()))).unwrap();
+    assert_eq!(stage.ended(&short[0]), JobState::Complete);
+    // There is a place for a short job now, but the large one was first.
+    stage.scheduler.tick(SystemTime::now());
+    stage.nothing_begins();
+    orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
+    assert_eq!(stage.next().1, "large0");
+    stage.scheduler.tick(SystemTime::now());
+    stage.nothing_begins();
+    assert_eq!(later.status().state, JobState::Queued);
+    stage.finish(0);
+    assert_eq!(stage.ended(&large), JobState::Complete);
+    assert_eq!(stage.next().1, "r2");
+    orders[2].send(Box::new(|_, _| Ok(()))).unwrap();
+    stage.idle();
+}
+
+#[test]
+fn what_ends_one_job_is_nothing_to_the_other() {
+    let stage = stage(2);
+    let orders = ["r0", "r1", "r2"].map(|label| stage.direct(label));
+    let jobs = ["r0", "r1"].map(|label| stage.submit(label));
+    assert_eq!(labels(&stage, 2), ["r0", "r1"]);
+    stage.scheduler.cancel(jobs[0].id).unwrap();
+    orders[0].send(Box::new(|_, monitor| monitor.cancel().check())).unwrap();
+    assert_eq!(stage.ended(&jobs[0]), JobState::Cancelled);
+    let panicked = stage.submit("r2");
+    assert_eq!(stage.next().1, "r2");
+    orders[2].send(Box::new(|_, _| panic!("this is a test's own panic"))).unwrap();
+    assert!(matches!(stage.ended(&panicked), JobState::Failed(Error::Internal(_))));
+    orders[1]
+        .send(Box::new(|sink, monitor| {
+            monitor.cancel().check()?;
+            sink.push(batch_of("r1", 5))
+        }))
+        .unwrap();
+    assert_eq!(stage.ended(&jobs[1]), JobState::Complete);
+    assert_eq!(jobs[1].status().rows, 5);
+    stage.idle();
+    assert_eq!(reserved(&stage), 0);
+}
+
+#[test]
+fn jobs_beside_each_other_share_the_devices_time() {
+    let stage = stage(2);
+    let orders = ["r0", "r1"].map(|label| stage.direct(label));
+    let jobs = [("r0", "a"), ("r1", "b")].map(|(label, owner)| stage.scheduler.submit(spec(label), owner).unwrap());
+    assert_eq!(labels(&stage, 2), ["r0", "r1"]);
+    stage.clock.advance(Duration::from_secs(4));
+    orders[0].send(Box::new(|_, _| Ok(()))).unwrap();
+    stage.ended(&jobs[0]);
+    stage.clock.advance(Duration::from_secs(3));
+    orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
+    stage.idle();
+    let device = &stage.scheduler.stats().devices[0];
+    assert!((device.busy_seconds_total - 7.0).abs() < 1e-6, "{device:?}");
+    assert_eq!(device.jobs_total, 2);
+}
+
+#[test]
+fn a_job_that_waits_for_a_part_of_the_memory_takes_none_of_it() {
+    let stage = stage(2);
+    let held = stage.memory[0].reserve(stage.memory[0].free_bytes() - 1000, "a test").unwrap();
+    let job = stage.submit("r0");
+    let waiting_for = job.status().waiting_for.unwrap();
+    assert!(waiting_for.contains("of the memory of host:0, of which 1000 B are free"), "{waiting_for}");
+    assert_eq!(stage.memory[0].free_bytes(), 1000);
+    drop(held);
+    stage.scheduler.tick(SystemTime::now());
+    stage.next();
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+}
+
+#[test]
+fn a_device_that_takes_one_job_at_a_time_is_never_given_two() {
+    let options = SchedulerOptions { jobs_per_device: 8, ..SchedulerOptions::default() };
+    let stage = Stage::with_jobs(1, 1, options);
+    stage.submit("r0");
+    stage.submit("r1");
+    stage.next();
+    assert_eq!(reserved(&stage), 0, "whoever has the device alone takes what it needs");
+    stage.nothing_begins();
+    stage.finish(0);
+    stage.next();
+    stage.finish(0);
+    stage.idle();
+}
