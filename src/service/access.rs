@@ -237,7 +237,11 @@ impl Call {
         if self.shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&self.rpc) {
             return Err(shutting_down());
         }
-        self.shared.authenticator.authenticate(request.headers())
+        let certificates =
+            request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>().and_then(TlsConnectInfo::peer_certs);
+        // The client's own comes first; those who signed it follow.
+        let certificate = certificates.as_ref().and_then(|chain| chain.first()).map(AsRef::as_ref);
+        self.shared.authenticator.authenticate(request.headers(), certificate)
     }
 
     /// What ends it from outside. Streams of other services than Flight's have no end of their own: who watches the health

@@ -1,14 +1,20 @@
 //! Who is calling, and what they may do.
 //!
 //! Without a token file everybody is anonymous and may do everything; the listener is on the loopback interface then
-//! (or the operator said `--insecure`, or asks for client certificates). With one, every call carries
-//! `authorization: Bearer TOKEN`. The file is one token per line:
+//! (or the operator said `--insecure`). With one, every call carries `authorization: Bearer TOKEN`, or comes over a
+//! connection whose client certificate the file lists. The file is one caller per line:
 //!
 //! ```text
-//!   # TOKEN  TENANT  ROLE  [WEIGHT]
-//!   s3cret   ann     writer
-//!   0ther    bob     reader  2.0
+//!   # TOKEN | cert:NAME         TENANT  ROLE  [WEIGHT]
+//!   s3cret                      ann     writer
+//!   0ther                       bob     reader  2.0
+//!   cert:loader.example         ann     writer
+//!   cert:spiffe://example/ops   ops     admin
 //! ```
+//!
+//! A certificate is listed by its common name, or by a DNS name or URI among its alternative names. When clients need
+//! certificates (`--tls-client-ca`) and there is no file, each is a writer, and its name is its tenant's: whoever is to be an
+//! admin, or a reader only, has to be listed. A token counts before the certificate of its connection.
 //!
 //! * `reader` reads tables and runs joins whose result is not kept as a table;
 //! * `writer` also uploads, drops and keeps results as tables of its own;
@@ -16,12 +22,14 @@
 //!
 //! Only hashes of tokens are kept, and compared in constant time.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use http::HeaderMap;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::certificate;
 use crate::catalog::Editor;
 use crate::{Context, Error, Result};
 
@@ -78,7 +86,7 @@ impl Caller {
             return Ok(());
         }
         Err(Error::Denied(format!(
-            "{attempt} takes the role {}, and the token of tenant {:?} has the role {}",
+            "{attempt} takes the role {}, and tenant {:?} calls as {}",
             role.name(),
             self.tenant,
             self.role.name()
@@ -96,11 +104,21 @@ impl Caller {
     }
 }
 
-/// The tokens of a server.
+/// Who may call a server.
 #[derive(Debug)]
 pub struct Authenticator {
-    /// `None`: everybody is anonymous.
-    tokens: Option<Vec<Token>>,
+    /// Those who are listed; `None` without a list.
+    listed: Option<Listed>,
+    /// Whether connections are of clients with certificates only.
+    has_certificates: bool,
+}
+
+/// The callers of a token file.
+#[derive(Debug, Default)]
+struct Listed {
+    tokens: Vec<Token>,
+    /// By a name of the certificate.
+    certificates: HashMap<String, Caller>,
 }
 
 struct Token {
@@ -117,7 +135,20 @@ impl std::fmt::Debug for Token {
 impl Authenticator {
     /// Lets everybody in.
     pub fn open() -> Self {
-        Self { tokens: None }
+        Self { listed: None, has_certificates: false }
+    }
+
+    /// Counts on connections being of clients whose certificates TLS has checked, or on none.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when certificates are listed and there are none.
+    pub fn with_certificates(self, has_certificates: bool) -> Result<Self> {
+        if !has_certificates && self.listed.as_ref().is_some_and(|listed| !listed.certificates.is_empty()) {
+            return Err(Error::Invalid(
+                "the token file lists client certificates, which nobody asks for: give --tls-client-ca".into(),
+            ));
+        }
+        Ok(Self { has_certificates, ..self })
     }
 
     /// Reads a token file.
@@ -130,44 +161,60 @@ impl Authenticator {
     }
 
     fn parse(text: &str) -> Result<Self> {
-        let mut tokens = Vec::new();
+        let mut listed = Listed::default();
         for (number, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
             // The line itself is a secret: errors give its number only.
-            let token = parse_line(line).context(|| format!("line {}", number + 1))?;
-            if tokens.iter().any(|other: &Token| other.hash == token.hash) {
-                return Err(Error::Invalid(format!("line {}: the token is there already", number + 1)));
+            let (secret, caller) = parse_line(line).context(|| format!("line {}", number + 1))?;
+            let is_new = match secret.strip_prefix(CERTIFICATE) {
+                Some(name) => listed.certificates.insert(name.into(), caller).is_none(),
+                None => listed.add_token(Token { hash: hash(secret.as_bytes()), caller }),
+            };
+            if !is_new {
+                return Err(Error::Invalid(format!("line {}: the token or certificate is there already", number + 1)));
             }
-            tokens.push(token);
         }
-        if tokens.is_empty() {
-            return Err(Error::Invalid("it has no tokens; nobody could call".into()));
+        if listed.tokens.is_empty() && listed.certificates.is_empty() {
+            return Err(Error::Invalid("it has no tokens and no certificates; nobody could call".into()));
         }
-        Ok(Self { tokens: Some(tokens) })
+        Ok(Self { listed: Some(listed), has_certificates: false })
     }
 
-    /// Whether callers need a token.
+    /// Whether callers need a token, unless their certificate is listed.
     pub fn needs_token(&self) -> bool {
-        self.tokens.is_some()
+        self.listed.is_some()
     }
 
     /// The tenants and their weights, for the scheduler's shares.
     pub fn tenants(&self) -> impl Iterator<Item = &Caller> {
-        self.tokens.iter().flatten().map(|token| &token.caller)
+        let listed = self.listed.iter();
+        listed.flat_map(|listed| listed.tokens.iter().map(|token| &token.caller).chain(listed.certificates.values()))
     }
 
-    /// Who makes a call with these headers.
+    /// Who makes a call with these headers, over a connection of a client with this certificate (DER).
     ///
     /// # Errors
-    /// [`Error::Unauthenticated`] without a token that is known.
-    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller> {
-        let Some(tokens) = &self.tokens else { return Ok(Caller::anonymous()) };
-        let header = headers.get(http::header::AUTHORIZATION).ok_or_else(|| {
-            Error::Unauthenticated("this server needs a token: send the header \"authorization: Bearer TOKEN\"".into())
-        })?;
+    /// [`Error::Unauthenticated`] without a token that is known, or a certificate that will do.
+    pub fn authenticate(&self, headers: &HeaderMap, certificate: Option<&[u8]>) -> Result<Caller> {
+        let certificate = certificate.filter(|_| self.has_certificates);
+        let Some(listed) = &self.listed else {
+            return match certificate {
+                Some(certificate) => {
+                    let tenant = certificate::names(certificate)?.swap_remove(0);
+                    Ok(Caller { tenant, role: Role::Writer, weight: 1.0 })
+                }
+                None if self.has_certificates => Err(Error::Unauthenticated(
+                    "this server needs a client certificate, and the connection has none".into(),
+                )),
+                None => Ok(Caller::anonymous()),
+            };
+        };
+        let Some(header) = headers.get(http::header::AUTHORIZATION) else {
+            return listed.by_certificate(certificate);
+        };
         let presented = header.as_bytes();
         let scheme_len = "Bearer ".len();
         let is_bearer = presented.len() > scheme_len && presented[..scheme_len].eq_ignore_ascii_case(b"Bearer ");
@@ -179,7 +226,7 @@ impl Authenticator {
         let hash = hash(presented[scheme_len..].trim_ascii());
         // Every token is compared, so that the time says nothing about which one came close.
         let mut found = None;
-        for token in tokens {
+        for token in &listed.tokens {
             if bool::from(token.hash.ct_eq(&hash)) {
                 found = Some(&token.caller);
             }
@@ -188,13 +235,43 @@ impl Authenticator {
     }
 }
 
-fn parse_line(line: &str) -> Result<Token> {
+impl Listed {
+    /// Answers whether the token was not there yet.
+    fn add_token(&mut self, token: Token) -> bool {
+        let is_new = self.tokens.iter().all(|other| other.hash != token.hash);
+        self.tokens.push(token);
+        is_new
+    }
+
+    /// The caller of a connection that sent no token.
+    fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<Caller> {
+        const NEEDS_TOKEN: &str = "this server needs a token: send the header \"authorization: Bearer TOKEN\"";
+        let Some(certificate) = certificate else { return Err(Error::Unauthenticated(NEEDS_TOKEN.into())) };
+        let names = certificate::names(certificate)?;
+        let caller = names.iter().find_map(|name| self.certificates.get(name));
+        caller.cloned().ok_or_else(|| {
+            Error::Unauthenticated(format!(
+                "{NEEDS_TOKEN}; the certificate of {:?} is not listed in its place",
+                names[0]
+            ))
+        })
+    }
+}
+
+/// What a name of a certificate is marked with in the token file.
+const CERTIFICATE: &str = "cert:";
+
+/// The token, or the name of a certificate with its mark, and whose it is.
+fn parse_line(line: &str) -> Result<(&str, Caller)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (token, tenant, role, weight) = match words[..] {
         [token, tenant, role] => (token, tenant, role, "1"),
         [token, tenant, role, weight] => (token, tenant, role, weight),
-        _ => return Err(Error::Invalid("write TOKEN TENANT ROLE [WEIGHT]".into())),
+        _ => return Err(Error::Invalid("write TOKEN TENANT ROLE [WEIGHT], or cert:NAME TENANT ROLE [WEIGHT]".into())),
     };
+    if token == CERTIFICATE {
+        return Err(Error::Invalid("the name of the certificate is missing after \"cert:\"".into()));
+    }
     let roles = [Role::Reader, Role::Writer, Role::Admin];
     let role = roles
         .into_iter()
@@ -205,7 +282,7 @@ fn parse_line(line: &str) -> Result<Token> {
         .ok()
         .filter(|weight| (0.001..=1000.0).contains(weight))
         .ok_or_else(|| Error::Invalid(format!("the weight {weight:?} is not a number from 0.001 to 1000")))?;
-    Ok(Token { hash: hash(token.as_bytes()), caller: Caller { tenant: tenant.into(), role, weight } })
+    Ok((token, Caller { tenant: tenant.into(), role, weight }))
 }
 
 fn hash(token: &[u8]) -> [u8; 32] {
@@ -223,9 +300,9 @@ mod tests {
     #[test]
     fn a_known_token_gives_its_tenant_role_and_weight() {
         let tokens = Authenticator::parse("# comment\n\n s3cret ann writer\nother bob reader 2.5\n").unwrap();
-        let ann = tokens.authenticate(&headers("Bearer s3cret")).unwrap();
+        let ann = tokens.authenticate(&headers("Bearer s3cret"), None).unwrap();
         assert_eq!((ann.tenant.as_str(), ann.role, ann.weight), ("ann", Role::Writer, 1.0));
-        let bob = tokens.authenticate(&headers("bearer other")).unwrap();
+        let bob = tokens.authenticate(&headers("bearer other"), None).unwrap();
         assert_eq!((bob.tenant.as_str(), bob.role, bob.weight), ("bob", Role::Reader, 2.5));
     }
 
@@ -233,9 +310,50 @@ mod tests {
     fn anything_else_is_unauthenticated() {
         let tokens = Authenticator::parse("s3cret ann writer").unwrap();
         for wrong in ["Bearer s3cre", "Bearer s3cret2", "Bearer ", "Basic s3cret", "s3cret", ""] {
-            assert!(matches!(tokens.authenticate(&headers(wrong)), Err(Error::Unauthenticated(_))), "{wrong:?}");
+            assert!(matches!(tokens.authenticate(&headers(wrong), None), Err(Error::Unauthenticated(_))), "{wrong:?}");
         }
-        assert!(matches!(tokens.authenticate(&HeaderMap::new()), Err(Error::Unauthenticated(_))));
+        assert!(matches!(tokens.authenticate(&HeaderMap::new(), None), Err(Error::Unauthenticated(_))));
+    }
+
+    /// A certificate of that common name, as TLS hands it on.
+    fn certificate(name: &str) -> Vec<u8> {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn a_certificate_is_a_writer_of_its_own_tenant_where_nothing_else_is_said() {
+        let open = Authenticator::open().with_certificates(true).unwrap();
+        let ann = open.authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap();
+        assert_eq!((ann.tenant.as_str(), ann.role), ("ann", Role::Writer));
+        assert!(matches!(open.authenticate(&HeaderMap::new(), None), Err(Error::Unauthenticated(_))));
+        // Where nobody checks certificates, none is believed.
+        let anonymous = Authenticator::open().authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap();
+        assert_eq!(anonymous, Caller::anonymous());
+    }
+
+    #[test]
+    fn a_listed_certificate_has_the_role_of_its_line_and_a_token_counts_before_it() {
+        let file = "s3cret bob reader\ncert:ops.example ops admin 3\n";
+        let both = Authenticator::parse(file).unwrap().with_certificates(true).unwrap();
+        let ops = both.authenticate(&HeaderMap::new(), Some(&certificate("ops.example"))).unwrap();
+        assert_eq!((ops.tenant.as_str(), ops.role, ops.weight), ("ops", Role::Admin, 3.0));
+        let bob = both.authenticate(&headers("Bearer s3cret"), Some(&certificate("ops.example"))).unwrap();
+        assert_eq!((bob.tenant.as_str(), bob.role), ("bob", Role::Reader));
+        let stranger = both.authenticate(&HeaderMap::new(), Some(&certificate("ann"))).unwrap_err();
+        assert!(
+            matches!(&stranger, Error::Unauthenticated(text) if text.contains("\"ann\" is not listed")),
+            "{stranger}"
+        );
+        let wrong = both.authenticate(&headers("Bearer wrong"), Some(&certificate("ops.example")));
+        assert!(matches!(wrong, Err(Error::Unauthenticated(_))), "a wrong token is not made good by a certificate");
+        assert_eq!(both.tenants().count(), 2);
+        assert!(Authenticator::parse(file).unwrap().with_certificates(false).is_err(), "nobody asks for certificates");
+        for wrong in ["cert: ann admin", "cert:a ann admin\ncert:a bob admin"] {
+            assert!(Authenticator::parse(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

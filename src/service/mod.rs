@@ -20,6 +20,7 @@ mod actions;
 mod admin;
 mod auth;
 mod blocking;
+mod certificate;
 mod commands;
 mod compact;
 mod deliveries;

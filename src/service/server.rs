@@ -353,6 +353,7 @@ fn open(settings: &Settings) -> Result<Shared> {
         Some(path) => Authenticator::from_file(path)?,
         None => Authenticator::open(),
     };
+    let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
     let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
     let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);

@@ -33,7 +33,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// File of bearer tokens: one "TOKEN TENANT ROLE [WEIGHT]" per line, ROLE one of reader, writer, admin
+    /// File of callers: one "TOKEN TENANT ROLE [WEIGHT]" per line, ROLE one of reader, writer, admin; "cert:NAME" instead of
+    /// TOKEN for a client certificate of that common name, DNS name or URI
     #[arg(long, env = "DOVETAIL_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
 

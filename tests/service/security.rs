@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dovetail::service::Server;
 use futures::{StreamExt, TryStreamExt};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request};
@@ -78,7 +78,9 @@ impl Authority {
     /// A certificate of that name, and its key.
     fn issue(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(vec![name.into()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let mut params = CertificateParams::new(vec![name.into()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
         (certificate.pem(), key.serialize_pem())
     }
 }
@@ -122,6 +124,50 @@ async fn tls_serves_those_who_trust_it_and_mutual_tls_those_it_trusts() {
         assert!(outcome.is_err(), "a stranger was served");
     }
     assert_eq!(rows(&get(&mut client, path("t")).await.unwrap()), 10);
+}
+
+/// Every certificate that the authority had signed once was an admin's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificates_name_is_its_tenant_and_only_a_listed_one_is_an_admin() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let (cert, key) = authority.issue("localhost");
+    let cert = format!("--tls-cert={}", write(folder.path(), "cert.pem", &cert));
+    let key = format!("--tls-key={}", write(folder.path(), "key.pem", &key));
+    let client_ca = format!("--tls-client-ca={}", write(folder.path(), "ca.pem", &authority.pem()));
+    let as_client = async |server: &TestServer, name: &str| {
+        let (cert, key) = authority.issue(name);
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(authority.pem()))
+            .domain_name("localhost")
+            .identity(Identity::from_pem(cert, key));
+        let endpoint = Endpoint::from_shared(server.address.replace("http:", "https:")).unwrap();
+        connect(endpoint.tls_config(tls).unwrap()).await
+    };
+    let drop_t = || Request::new(arrow_flight::Action::new("drop_table", r#"{"name": "t"}"#));
+
+    let server = TestServer::start(&[&cert, &key, &client_ca]).await;
+    let (mut ann, mut bob) = (as_client(&server, "ann").await, as_client(&server, "bob").await);
+    put(&mut ann, "t", keyed(10, 10)).await.unwrap();
+    refused(bob.do_action(drop_t()).await, Code::PermissionDenied, "ann");
+    assert_eq!(rows(&get(&mut bob, path("t")).await.unwrap()), 10);
+    assert!(ann.do_action(drop_t()).await.is_ok());
+
+    let tokens = "t0ken carl writer\ncert:ann ann writer\ncert:bob looks reader\ncert:ops ops admin\n";
+    let tokens = format!("--token-file={}", write(folder.path(), "tokens", tokens));
+    let server = TestServer::start(&[&cert, &key, &client_ca, &tokens]).await;
+    let (mut ann, mut bob) = (as_client(&server, "ann").await, as_client(&server, "bob").await);
+    put(&mut ann, "t", keyed(10, 10)).await.unwrap();
+    refused(bob.do_action(drop_t()).await, Code::PermissionDenied, "writer");
+    let mut dora = as_client(&server, "dora").await;
+    refused(dora.get_flight_info(path("t")).await, Code::Unauthenticated, "\"dora\" is not listed");
+    assert!(dora.get_flight_info(with_token(path("t"), "t0ken")).await.is_ok());
+    assert!(as_client(&server, "ops").await.do_action(drop_t()).await.is_ok());
+    refused(
+        Server::start(&settings(&[&tokens])).await.map_err(tonic::Status::from),
+        Code::InvalidArgument,
+        "--tls-client-ca",
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
