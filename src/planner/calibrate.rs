@@ -30,18 +30,25 @@ const ROW_BYTES: u64 = 128;
 /// fewer, hash tables of tens of megabytes look twice as fast as they are.
 const SPREAD_ROWS: usize = 1 << 23;
 
-/// Measures a device's rates in a tenth of a second. A device with too little memory to measure with keeps the defaults;
-/// so does one that refuses, which is logged.
+/// A device's rates as they are measured, or the defaults when they cannot be.
 pub fn calibrate(device: &dyn Device) -> Rates {
+    measure_rates(device).unwrap_or_else(|| Rates::defaults(device))
+}
+
+/// Measures a device's rates in a tenth of a second. `None` for a device with too little memory to measure with, and for one
+/// that refuses, which is logged. Whoever changes what is measured, or how, counts it in `kept_rates`.
+pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
     let rows = ROWS_MAX.min(usize::try_from(fit).unwrap_or(ROWS_MAX));
     if rows < ROWS_MIN {
-        return Rates::defaults(device);
+        return None;
     }
-    measure(device, rows).unwrap_or_else(|error| {
-        tracing::warn!(device = %device.id(), %error, "rates could not be measured; planning with defaults");
-        Rates::defaults(device)
-    })
+    let measured = measure(device, rows);
+    measured
+        .inspect_err(|error| {
+            tracing::warn!(device = %device.id(), %error, "rates could not be measured; planning with defaults");
+        })
+        .ok()
 }
 
 fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {

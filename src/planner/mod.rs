@@ -8,7 +8,7 @@
 //!
 //! Binding finds every name and checks every type, so that a bad request is refused before anything is queued. Planning
 //! predicts rows from statistics ([`Estimates`]), prices every strategy on both build sides by roofline arithmetic on the
-//! device's measured [`Rates`], and takes the cheapest that fits in the device's memory. An [`Explanation`] says what was
+//! device's [`Rates`], measured once and kept in a [`RatesFile`], and takes the cheapest that fits in the device's memory. An [`Explanation`] says what was
 //! chosen, why the others lost, and how the prediction compares with what was measured.
 //!
 //! This room knows of the catalog's statistics, of how keys are packed, of how joins are composed, and of a device's sizes and rates; it runs
@@ -23,6 +23,7 @@ mod estimate;
 mod explain;
 mod filter;
 mod inputs;
+mod kept_rates;
 mod plan;
 mod rates;
 mod spec;
@@ -32,13 +33,14 @@ mod task;
 mod tests;
 
 pub use bind::{BoundJoin, bind};
-pub use calibrate::calibrate;
+pub use calibrate::{calibrate, measure_rates};
 pub use carried::Carried;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedPhase, ExplainedResult, ExplainedSide, Explanation, Measured,
 };
+pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
 pub use plan::{Alternative, Plan, plan, plan_on};
 pub use rates::Rates;
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};

@@ -115,6 +115,35 @@ impl Rates {
         }
     }
 
+    /// Whether all of them are rates: positive numbers.
+    pub(super) fn are_sound(&self) -> bool {
+        let Self {
+            copy_in,
+            copy_out,
+            reads_host_memory: _,
+            copies_overlap: _,
+            stream,
+            partition,
+            sort_rows: [sort_rows_4, sort_rows_8, sort_rows_16],
+            sort_carry,
+            build_rows,
+            probe_rows,
+            dense_rows,
+            match_rows,
+            merge_rows,
+            expand_pairs,
+            gather_values,
+            random_reads,
+            cache_bytes: _,
+            host_values,
+            host_keys,
+        } = *self;
+        let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
+        let matching = [build_rows, probe_rows, dense_rows, match_rows, merge_rows, expand_pairs];
+        let gathers = [gather_values, random_reads, host_values, host_keys];
+        copies.into_iter().chain(matching).chain(gathers).all(|rate| rate.is_finite() && rate > 0.0)
+    }
+
     /// Rows per second sorted by keys of that width.
     pub(super) fn sort_rows_of(&self, width: KeyWidth) -> f64 {
         match width {

@@ -171,28 +171,18 @@ struct Taken {
 impl Scheduler {
     /// A scheduler with default options over those devices, whose rates it measures first.
     pub fn new(catalog: Catalog, devices: Vec<Arc<dyn Device>>) -> Self {
-        Self::start(catalog, devices, SchedulerOptions::default())
+        let measured = |device: Arc<dyn Device>| {
+            let rates = calibrate(&*device);
+            (device, rates)
+        };
+        Self::start(catalog, devices.into_iter().map(measured).collect(), SchedulerOptions::default())
     }
 
-    /// A scheduler over those devices, whose rates it measures first: a tenth of a second for each kind of device.
-    pub fn start(catalog: Catalog, devices: Vec<Arc<dyn Device>>, options: SchedulerOptions) -> Self {
-        // Devices that are made alike are measured once.
-        let mut measured: Vec<(Arc<dyn Device>, Rates)> = Vec::new();
-        let alike = |a: &dyn Device, b: &dyn Device| {
-            let (left, right) = (a.info(), b.info());
-            a.id().kind == b.id().kind
-                && left.name == right.name
-                && left.parallelism == right.parallelism
-                && a.memory().limit_bytes() == b.memory().limit_bytes()
-        };
-        for device in &devices {
-            let known = measured.iter().find(|(other, _)| alike(&**other, &**device)).map(|(_, rates)| rates.clone());
-            let rates = known.unwrap_or_else(|| calibrate(&**device));
-            measured.push((device.clone(), rates));
-        }
+    /// A scheduler over devices of those rates.
+    pub fn start(catalog: Catalog, devices: Vec<(Arc<dyn Device>, Rates)>, options: SchedulerOptions) -> Self {
         let arena = catalog.arena().clone();
         let executors =
-            measured.into_iter().map(|(device, rates)| Executor::new(device, rates, arena.clone())).collect();
+            devices.into_iter().map(|(device, rates)| Executor::new(device, rates, arena.clone())).collect();
         Self::over(catalog, executors, options, Arc::new(SystemClock::default()))
     }
 
@@ -441,7 +431,6 @@ impl Shared {
         let spec = &plan.join.spec;
         let name =
             spec.into.as_ref().map(|into| self.catalog.reserve(into, &owner, &format!("the result of job {id}")));
-        let host_memory = ReservedPool::new(self.host_budget().clone());
         let name = name.transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
@@ -452,6 +441,7 @@ impl Shared {
             None => self.options.retain,
         };
         let interrupt = cancel.clone();
+        let host_memory = ReservedPool::new(self.host_budget().clone());
         let options = SpoolOptions {
             retain,
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
@@ -471,8 +461,6 @@ impl Shared {
             tenant: owner,
             priority,
             submitted: now,
-        drop(state);
-        drop(leftovers);
             places,
             host_bytes,
             short_since: None,
@@ -484,6 +472,8 @@ impl Shared {
         if deadline.is_some() {
             self.timer.notify_all();
         }
+        drop(state);
+        drop(leftovers);
         Ok(job)
     }
 
@@ -635,9 +625,6 @@ impl Shared {
         let beside = slot.running.len();
         {
             let mut life = job.life.lock();
-            if beside > 0 {
-                life.device_reason += &format!("; it is short, and started beside {beside} more");
-            }
             let id = self.executors[device].id;
             life.state = JobState::Running(id);
             life.turn = None;
@@ -645,11 +632,24 @@ impl Shared {
             life.place_on(device);
             life.started = Some(SystemTime::now());
             life.device_reason = match entry.places.len() {
-        Ok(())
                 1 => "the only device that may run it".into(),
                 count => format!("predicted to finish it first, of the {count} that may run it"),
             };
+            if beside > 0 {
+                life.device_reason += &format!("; it is short, and started beside {beside} more");
+            }
         }
+        let (job, alone) = (job.clone(), turn.place.shared_bytes.is_none());
+        let grant = Some(grant);
+        let running =
+            Running { job, entry, started: now, predicted_seconds: seconds, device_seconds: 0.0, alone, grant };
+        slot.running.push(running);
+        self.work[device].notify_one();
+        Ok(())
+    }
+
+    /// The life of a device's thread; there are as many as the device runs jobs at a time.
+    fn work(&self, device: usize) {
         while let Some((taken, grant)) = self.take(device) {
             let outcome = self.run(&taken, &grant);
             // Before anybody else is given a turn.
@@ -662,16 +662,6 @@ impl Shared {
     /// The next job of a device; waits for it. `None` when the scheduler is dropped.
     fn take(&self, device: usize) -> Option<(Taken, Grant)> {
         let mut state = self.state.lock();
-        let (job, alone) = (job.clone(), turn.place.shared_bytes.is_none());
-        let grant = Some(grant);
-        let running =
-            Running { job, entry, started: now, predicted_seconds: seconds, device_seconds: 0.0, alone, grant };
-        slot.running.push(running);
-        self.work[device].notify_one();
-    }
-
-    /// The life of a device's thread; there are as many as the device runs jobs at a time.
-    fn work(&self, device: usize) {
         loop {
             for running in &mut state.slots[device].running {
                 if let Some(grant) = running.grant.take() {
@@ -857,7 +847,6 @@ impl Shared {
                 drop(state);
                 // One that is done stays so, and its result is released at its end.
                 if !is_done {
-                self.dispatch_now();
                     job.cancel.raise();
                     // Readers need not wait until the device has noticed.
                     job.result.finish(Err(reason));
@@ -868,6 +857,7 @@ impl Shared {
                 self.retire(&mut state, job);
                 drop(state);
                 job.result.release();
+                self.dispatch_now();
             }
             JobState::Failed(_) | JobState::Cancelled => {
                 drop(life);

@@ -42,7 +42,7 @@ const ACTIONS: &[(&str, &str)] = &[
         "explain",
         r#"The plan of a join that is not run, body {"join": {...}}, or of a job with measured times, body {"job": 7}"#,
     ),
-    ("topology", "The devices, their memory and their links. No body"),
+    ("topology", "The devices, their memory, their measured rates and their links. No body"),
     ("server_info", "Version, devices, memory and the limits that a client meets. No body"),
     ("commit_upload", r#"Makes the table of an upload in several streams appear. Body {"upload": "ID"}"#),
     ("abort_upload", r#"Forgets an upload in several streams. Body {"upload": "ID"}"#),
@@ -214,8 +214,9 @@ fn explain(shared: &Shared, asker: &Asker, action: &Action) -> Result<Answer> {
 }
 
 fn topology(shared: &Shared) -> Answer {
-    let devices: Vec<Value> = shared.devices.iter().map(|device| describe::device(&**device)).collect();
-    Answer::json(&json!({"devices": devices, "topology": shared.topology, "text": shared.topology.to_string()}))
+    Answer::json(
+        &json!({"devices": describe::devices(shared), "topology": shared.topology, "text": shared.topology.to_string()}),
+    )
 }
 
 fn commit_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {

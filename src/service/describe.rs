@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::devices::DeviceRates;
 use super::metrics::{code_name, state_name};
 use super::shared::Shared;
 use crate::Result;
@@ -50,8 +51,8 @@ pub fn job(job: &Job) -> Value {
         "device": status.device.map(|device| device.to_string()),
         "progress": status.progress,
         "queue_position": status.queue_position,
-        "predicted_start": status.predicted_start.map(time),
         "waiting_for": status.waiting_for,
+        "predicted_start": status.predicted_start.map(time),
         "predicted_seconds": plan.seconds,
         "submitted": time(job.submitted),
         "started": status.started.map(time),
@@ -108,9 +109,18 @@ pub fn explanation(explanation: &Explanation) -> Result<Value> {
     Ok(json)
 }
 
-/// A device.
-pub fn device(device: &dyn Device) -> Value {
+/// The devices, each with the rates that it is planned with and where these come from.
+pub fn devices(shared: &Shared) -> Vec<Value> {
+    shared.devices.iter().zip(&shared.rates).map(|(each, rates)| device(&**each, rates)).collect()
+}
+
+fn device(device: &dyn Device, rates: &DeviceRates) -> Value {
     let (info, memory) = (device.info(), device.memory());
+    let origin = match (&rates.kept_in, rates.measured) {
+        (Some(_), _) => "kept",
+        (None, Some(_)) => "measured",
+        (None, None) => "assumed",
+    };
     json!({
         "device": device.id().to_string(),
         "kind": device.id().kind.to_string(),
@@ -119,6 +129,12 @@ pub fn device(device: &dyn Device) -> Value {
         "memory_bytes": memory.limit_bytes(),
         "memory_used_bytes": memory.used_bytes(),
         "memory_used_bytes_max": memory.used_bytes_max(),
+        "rates": {
+            "origin": origin,
+            "measured": rates.measured.map(time),
+            "file": rates.kept_in.as_ref().map(|file| file.display().to_string()),
+            "values": rates.rates,
+        },
     })
 }
 
@@ -131,7 +147,7 @@ pub fn server(shared: &Shared) -> Value {
         "revision": env!("DOVETAIL_COMMIT"),
         "arrow": "59.3",
         "started": time(shared.started),
-        "devices": shared.devices.iter().map(|each| device(&**each)).collect::<Vec<_>>(),
+        "devices": devices(shared),
         "strategies": crate::planner::Strategy::ALL.map(crate::planner::Strategy::name),
         "host_memory_bytes": arena.budget().limit_bytes(),
         "host_memory_used_bytes": arena.budget().used_bytes(),

@@ -1,11 +1,15 @@
 //! From the settings to the devices that joins run on, and the host memory that everything lives in.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, HAS_KERNELS, gpu_count, open_gpu};
 use crate::memory::{Arena, Budget, parse_bytes, parse_memory_setting, process_memory_limit};
+use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile, measure_rates};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
@@ -100,6 +104,87 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     topology.devices.iter().map(open).collect()
 }
 
+/// The rates that a device is planned with.
+#[derive(Clone, Debug)]
+pub struct DeviceRates {
+    /// The rates.
+    pub rates: Rates,
+    /// When they were measured; `None`: they could not be, and are assumed.
+    pub measured: Option<SystemTime>,
+    /// The file that they were kept in; `None`: they are of this start.
+    pub kept_in: Option<PathBuf>,
+}
+
+/// The rates of devices, in their order: those that are kept of their model, else measured now, once for all devices that are
+/// alike, and kept. A file that cannot be written is a warning.
+pub fn device_rates(settings: &Settings, topology: &Topology, devices: &[Arc<dyn Device>]) -> Vec<DeviceRates> {
+    let mut file = rates_file(&settings.rates_file).map(|path| RatesFile::open(&path));
+    let mut known: Vec<(DeviceModel, DeviceRates)> = Vec::new();
+    let mut is_new = false;
+    let mut rates_of = |device: &Arc<dyn Device>| {
+        let model = DeviceModel::of(&**device, link_rates(topology, &device.id().to_string()));
+        if let Some((_, rates)) = known.iter().find(|(other, _)| *other == model) {
+            return rates.clone();
+        }
+        let kept = file.as_ref().filter(|_| !settings.recalibrate).and_then(|file| Some((file, file.find(&model)?)));
+        let rates = match kept {
+            Some((file, kept)) => DeviceRates {
+                rates: kept.rates.clone(),
+                measured: Some(kept.measured),
+                kept_in: Some(file.path().into()),
+            },
+            None => match measure_rates(&**device) {
+                Some(rates) => {
+                    let measured = SystemTime::now();
+                    if let Some(file) = &mut file {
+                        file.add(KeptRates { model: model.clone(), measured, rates: rates.clone() });
+                        is_new = true;
+                    }
+                    DeviceRates { rates, measured: Some(measured), kept_in: None }
+                }
+                None => DeviceRates { rates: Rates::defaults(&**device), measured: None, kept_in: None },
+            },
+        };
+        known.push((model, rates.clone()));
+        rates
+    };
+    let rates = devices.iter().map(&mut rates_of).collect();
+    if let Some(file) = file.filter(|_| is_new)
+        && let Err(error) = file.save()
+    {
+        tracing::warn!(%error, "rates are measured again at the next start; name another --rates-file, or none");
+    }
+    rates
+}
+
+/// Where a setting says that rates are kept; `None`: nowhere.
+fn rates_file(setting: &str) -> Option<PathBuf> {
+    match setting {
+        "none" => None,
+        "auto" => cache_folder(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
+            .map(|folder| folder.join("dovetail").join("rates.json")),
+        path => Some(path.into()),
+    }
+}
+
+/// The user's cache folder, by the XDG base directory specification: relative paths do not count.
+fn cache_folder(cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    cache_home.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
+}
+
+/// The rates of the links between a device and host memory, there and back; empty where none are emulated.
+fn link_rates(topology: &Topology, device: &str) -> Vec<f64> {
+    let node = topology.devices.iter().find(|node| node.name == device);
+    let Some(route) = node.and_then(|node| topology.host_route(node)) else { return Vec::new() };
+    let rates_of = |hop: &Hop| {
+        let link = &topology.links[hop.link];
+        let one_way = if hop.forward { link.forward_rate } else { link.backward_rate };
+        [one_way].into_iter().chain(link.total_rate)
+    };
+    route.to_device.iter().chain(&route.from_device).flat_map(rates_of).collect()
+}
+
 /// What emulates one link of the topology, for all devices whose transfers pass it.
 struct LinkLanes {
     forward: Lane,
@@ -158,6 +243,10 @@ mod tests {
         settings: Settings,
     }
 
+    fn arena() -> Arena {
+        Arena::new(Budget::new("host memory", "--host-memory", 1 << 30))
+    }
+
     /// How long 100 kB take to each of two devices at once, as a lower bound of what the links allow.
     fn seconds_for_both(link: &str) -> Duration {
         let text = format!(
@@ -187,8 +276,7 @@ mod tests {
         );
         let topology = Topology::parse(&text).unwrap();
         let settings = CommandLine::parse_from(["dovetail"]).settings;
-        let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
-        let devices = open_devices(&settings, &topology, &arena).unwrap();
+        let devices = open_devices(&settings, &topology, &arena()).unwrap();
         let knob_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_knob;
         assert!(knob_of(&devices[0]).contains("topology file"), "its memory is in the file, and so is what raises it");
         assert_eq!(knob_of(&devices[1]), "--device-memory");
@@ -208,6 +296,57 @@ mod tests {
     fn devices_behind_one_link_share_its_rates() {
         assert!(seconds_for_both(r#"rate = "1MB/s""#) >= Duration::from_millis(200));
         assert!(seconds_for_both("rate = \"10GB/s\"\ntotal = \"1MB/s\"") >= Duration::from_millis(200));
+    }
+
+    #[test]
+    fn rates_are_measured_once_kept_and_measured_again_when_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("rates.json");
+        let flag = format!("--rates-file={}", file.display());
+        let start = |flags: &[&str]| {
+            let flags = ["dovetail", &flag].into_iter().chain(flags.iter().copied());
+            let settings = CommandLine::parse_from(flags).settings;
+            let topology = topology(&settings).unwrap();
+            let devices = open_devices(&settings, &topology, &arena()).unwrap();
+            device_rates(&settings, &topology, &devices)
+        };
+        let first = start(&["--devices=host:2"]);
+        assert!(first.iter().all(|rates| rates.kept_in.is_none() && rates.measured.is_some()));
+        assert_eq!(first[0].rates, first[1].rates, "devices that are alike are measured once");
+        let second = start(&["--devices=host:2"]);
+        assert!(second.iter().all(|rates| rates.kept_in.as_ref() == Some(&file)));
+        // But for the last digit, which JSON may round.
+        let apart = second[0].rates.copy_in / first[0].rates.copy_in - 1.0;
+        assert!(apart.abs() < 1e-12, "{:?} was kept as {:?}", first[0].rates, second[0].rates);
+        assert!(start(&["--devices=host:2", "--device-memory=64MiB"])[0].kept_in.is_none(), "another model");
+        assert!(start(&["--devices=host:2", "--recalibrate"])[0].kept_in.is_none());
+        std::fs::write(&file, "half of a fi").unwrap();
+        assert!(start(&["--devices=host:2"])[0].kept_in.is_none());
+        assert!(start(&["--devices=host:2"])[0].kept_in.is_some(), "the file was not written over");
+    }
+
+    #[test]
+    fn rates_that_cannot_be_measured_are_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("rates.json");
+        let flags = ["dovetail", "--device-memory=4KiB", &format!("--rates-file={}", file.display())];
+        let settings = CommandLine::parse_from(flags).settings;
+        let topology = topology(&settings).unwrap();
+        let devices = open_devices(&settings, &topology, &arena()).unwrap();
+        assert_eq!(device_rates(&settings, &topology, &devices)[0].measured, None);
+        assert!(!file.exists());
+    }
+
+    #[test]
+    fn the_cache_folder_is_the_users_own_or_none() {
+        let folder =
+            |cache: Option<&str>, home: Option<&str>| cache_folder(cache.map(Into::into), home.map(Into::into));
+        assert_eq!(folder(Some("/c"), Some("/home/a")), Some("/c".into()));
+        assert_eq!(folder(Some("relative"), Some("/home/a")), Some("/home/a/.cache".into()));
+        assert_eq!(folder(Some(""), None), None);
+        assert_eq!(folder(None, Some("")), None);
+        assert_eq!(rates_file("none"), None);
+        assert_eq!(rates_file("/r.json"), Some("/r.json".into()));
     }
 
     #[test]

@@ -362,15 +362,17 @@ fn open(settings: &Settings) -> Result<Shared> {
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
     let topology = devices::topology(settings)?;
     let devices = devices::open_devices(settings, &topology, catalog.arena())?;
+    let rates = devices::device_rates(settings, &topology, &devices);
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
         tenant_jobs: settings.tenant_jobs,
-        retain: limits.retain,
-        ..SchedulerOptions::default()
         jobs_per_device: settings.jobs_per_device,
         memory_wait: Duration::from_secs(settings.memory_wait_seconds),
+        retain: limits.retain,
+        ..SchedulerOptions::default()
     };
-    let scheduler = Scheduler::start(catalog.clone(), devices.clone(), options);
+    let rated = devices.iter().cloned().zip(rates.iter().map(|measured| measured.rates.clone()));
+    let scheduler = Scheduler::start(catalog.clone(), rated.collect(), options);
     for caller in authenticator.tenants() {
         scheduler.set_weight(&caller.tenant, caller.weight)?;
     }
@@ -379,6 +381,7 @@ fn open(settings: &Settings) -> Result<Shared> {
         scheduler,
         topology,
         devices,
+        rates,
         limits,
         authenticator,
         tickets: Tickets::default(),

@@ -29,7 +29,7 @@ pub struct Settings {
     pub tls_key: Option<PathBuf>,
 
     /// Certificates of the authorities whose clients are let in (mutual TLS), PEM. Without --token-file, each of those
-    /// clients may do everything
+    /// clients is a writer, and the common name of its certificate is its tenant
     #[arg(long, env = "DOVETAIL_TLS_CLIENT_CA")]
     pub tls_client_ca: Option<PathBuf>,
 
@@ -59,6 +59,15 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_TOPOLOGY")]
     pub topology: Option<PathBuf>,
 
+    /// File that keeps the rates which are measured of each model of device, so that later starts need not; "auto" for
+    /// dovetail/rates.json in the user's cache folder ($XDG_CACHE_HOME, or ~/.cache), "none" to measure at each start
+    #[arg(long, env = "DOVETAIL_RATES_FILE", default_value = "auto")]
+    pub rates_file: String,
+
+    /// Measure the devices' rates again, whatever is kept of them
+    #[arg(long, env = "DOVETAIL_RECALIBRATE")]
+    pub recalibrate: bool,
+
     /// Largest message taken from a client
     #[arg(long, env = "DOVETAIL_MESSAGE_LIMIT", default_value = "256MiB")]
     pub message_limit: String,
@@ -79,6 +88,14 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_QUEUE_LIMIT", default_value_t = 1000)]
     pub queue_limit: usize,
 
+    /// Short joins that a device runs at a time, as far as it has threads and memory for each; long ones have it alone
+    #[arg(long, env = "DOVETAIL_JOBS_PER_DEVICE", default_value_t = 4)]
+    pub jobs_per_device: usize,
+
+    /// Seconds that a job waits for host memory, once its turn has come, before it fails
+    #[arg(long, env = "DOVETAIL_MEMORY_WAIT_SECONDS", default_value_t = 300)]
+    pub memory_wait_seconds: u64,
+
     /// Seconds that a result is kept after it is complete, unless the join says otherwise or the lease is renewed
     #[arg(long, env = "DOVETAIL_RETAIN_SECONDS", default_value_t = 300)]
     pub retain_seconds: u32,
@@ -89,14 +106,6 @@ pub struct Settings {
 
     /// Seconds that a ticket is good for; RenewFlightEndpoint gives another
     #[arg(long, env = "DOVETAIL_TICKET_SECONDS", default_value_t = 86400)]
-    /// Short joins that a device runs at a time, as far as it has threads and memory for each; long ones have it alone
-    #[arg(long, env = "DOVETAIL_JOBS_PER_DEVICE", default_value_t = 4)]
-    pub jobs_per_device: usize,
-
-    /// Seconds that a job waits for host memory, once its turn has come, before it fails
-    #[arg(long, env = "DOVETAIL_MEMORY_WAIT_SECONDS", default_value_t = 300)]
-    pub memory_wait_seconds: u64,
-
     pub ticket_seconds: u64,
 
     /// Seconds between empty batches on a stream that waits for its first rows

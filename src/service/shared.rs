@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::auth::Authenticator;
 use super::deliveries::Deliveries;
+use super::devices::DeviceRates;
 use super::metrics::Metrics;
 use super::sessions::Sessions;
 use super::settings::Settings;
@@ -31,6 +32,8 @@ pub struct Shared {
     pub topology: Topology,
     /// The devices that jobs run on.
     pub devices: Vec<Arc<dyn Device>>,
+    /// What each of them is planned with.
+    pub rates: Vec<DeviceRates>,
     /// The settings that calls look at.
     pub limits: Limits,
     /// Who may call.

@@ -16,6 +16,8 @@ pub fn command() -> Command {
         }
     }
     command.env("COLUMNS", "100").env("NO_COLOR", "1");
+    // What the tests' servers keep is not for those of whoever runs the tests.
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

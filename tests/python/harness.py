@@ -64,7 +64,8 @@ class Server:
                 [str(binary()), "serve", *flags, "--ready-file", str(ready)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**clean, "RUST_BACKTRACE": "1", **(env or {})},
+                # Not the user's own file of rates: this may be another build.
+                env={**clean, "RUST_BACKTRACE": "1", "XDG_CACHE_HOME": str(folder / "cache"), **(env or {})},
             )
         addresses = self._wait_until_ready(ready)
         scheme = "grpc+tls" if "tls_cert" in settings else "grpc"

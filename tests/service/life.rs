@@ -220,3 +220,26 @@ async fn a_stream_that_watches_the_health_holds_no_drain_up() {
     server.drain();
     server.join().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rates_are_measured_at_the_first_start_and_kept_for_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rates.json");
+    let flag = format!("--rates-file={}", file.display());
+    for (flags, origin) in
+        [(vec![&*flag], "measured"), (vec![&flag], "kept"), (vec![&flag, "--recalibrate"], "measured")]
+    {
+        let server = TestServer::start(&flags).await;
+        let mut client = server.client().await;
+        for action in ["server_info", "topology"] {
+            let told: serde_json::Value =
+                serde_json::from_str(&act(&mut client, action, "").await.unwrap()[0]).unwrap();
+            for device in told["devices"].as_array().unwrap() {
+                assert_eq!(device["rates"]["origin"], origin, "{action} with {flags:?}");
+                assert!(device["rates"]["values"]["copy_in"].as_f64().unwrap() > 0.0, "{device}");
+                assert_eq!(device["rates"]["file"].is_string(), origin == "kept", "{device}");
+            }
+        }
+        assert!(file.exists());
+    }
+}

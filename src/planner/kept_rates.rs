@@ -1,0 +1,265 @@
+//! Rates that were measured once, in a file that later starts read.
+//!
+//! ```json
+//! {"calibration": 1, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "memory_bytes": 4294967296,
+//!   "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
+//! ```
+//!
+//! Rates are of a model of device with so many threads, so much memory and such a link: a device that differs in one of
+//! these is measured anew, and what is in the file for others stays there. A file that cannot be read, that another version of
+//! the calibration wrote, or that holds what are no rates, is measured over; the file is a saving, and nothing depends on it.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::Rates;
+use crate::device::Device;
+use crate::{Context, Error, Result};
+
+/// Counts the ways in which rates were measured: what is measured, or how, changed in between.
+const CALIBRATION: u32 = 1;
+
+/// Devices that are remembered; those that were measured last.
+const DEVICES_MAX: usize = 64;
+
+/// Larger files are not ours, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What rates depend on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceModel {
+    /// `host` or `cuda`.
+    pub kind: String,
+    /// What it is made of.
+    pub name: String,
+    /// Threads or multiprocessors.
+    pub parallelism: usize,
+    /// Bytes of its memory: a device of little memory is measured with little.
+    pub memory_bytes: u64,
+    /// Bytes per second of the links that are emulated between it and host memory, in both directions; empty for none.
+    pub link: Vec<f64>,
+}
+
+impl DeviceModel {
+    /// Of a device behind such a link.
+    pub fn of(device: &dyn Device, link: Vec<f64>) -> Self {
+        Self {
+            kind: device.id().kind.to_string(),
+            name: device.info().name.clone(),
+            parallelism: device.info().parallelism,
+            memory_bytes: device.memory().limit_bytes(),
+            link,
+        }
+    }
+}
+
+/// Rates, and when they were measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeptRates {
+    /// What was measured.
+    #[serde(flatten)]
+    pub model: DeviceModel,
+    /// When.
+    #[serde(with = "rfc3339")]
+    pub measured: SystemTime,
+    /// The rates.
+    pub rates: Rates,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Contents {
+    calibration: u32,
+    devices: Vec<KeptRates>,
+}
+
+/// A file of rates.
+#[derive(Clone, Debug)]
+pub struct RatesFile {
+    path: PathBuf,
+    /// Those that were measured last are at the end.
+    kept: Vec<KeptRates>,
+}
+
+impl RatesFile {
+    /// Reads a file; there need not be one. What is no such file is passed over, with a warning.
+    pub fn open(path: &Path) -> Self {
+        let kept = read(path).unwrap_or_else(|error| {
+            tracing::warn!(file = %path.display(), %error, "measuring rates again: the file of rates is not used");
+            Vec::new()
+        });
+        Self { path: path.into(), kept }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is known of that model of device.
+    pub fn find(&self, model: &DeviceModel) -> Option<&KeptRates> {
+        self.kept.iter().find(|kept| kept.model == *model)
+    }
+
+    /// Adds what was measured, in place of what was known of such devices. It is in the file after [`RatesFile::save`].
+    pub fn add(&mut self, measured: KeptRates) {
+        self.kept.retain(|kept| kept.model != measured.model);
+        self.kept.push(measured);
+        let surplus = self.kept.len().saturating_sub(DEVICES_MAX);
+        self.kept.drain(..surplus);
+    }
+
+    /// Writes the file: aside and renamed, so that nobody reads half of it.
+    ///
+    /// # Errors
+    /// What writing it answers.
+    pub fn save(&self) -> Result<()> {
+        let context = || format!("keeping measured rates in {}", self.path.display());
+        let contents = Contents { calibration: CALIBRATION, devices: self.kept.clone() };
+        let text = serde_json::to_string_pretty(&contents)
+            .map_err(|error| Error::Internal(error.to_string()))
+            .context(context)?;
+        if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).context(context)?;
+        }
+        // The name is this write's own: servers that start together must not write into each other's file.
+        let mut aside = self.path.clone().into_os_string();
+        aside.push(format!(".{}.{:08x}.part", std::process::id(), rand::random::<u32>()));
+        let written = std::fs::write(&aside, text + "\n").and_then(|()| std::fs::rename(&aside, &self.path));
+        if written.is_err() {
+            // It may not even be there.
+            let _ = std::fs::remove_file(&aside);
+        }
+        written.context(context)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<KeptRates>> {
+    let text = match std::fs::File::open(path) {
+        Ok(file) => {
+            let mut text = String::new();
+            let read = std::io::Read::read_to_string(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut text);
+            read.context(|| "reading it")?;
+            text
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        error => return error.map(|_| Vec::new()).context(|| "opening it"),
+    };
+    let wrong = |why: String| Error::Invalid(format!("it is no file of rates: {why}"));
+    let version: serde_json::Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    if version["calibration"] != CALIBRATION {
+        return Err(Error::Invalid(format!(
+            "it is of calibration {}, and this version measures by calibration {CALIBRATION}",
+            version["calibration"]
+        )));
+    }
+    let contents: Contents = serde_json::from_value(version).map_err(|error| wrong(error.to_string()))?;
+    match contents.devices.iter().find(|kept| !kept.rates.are_sound()) {
+        Some(kept) => Err(wrong(format!("a rate of {:?} is no positive number", kept.model.name))),
+        None => Ok(contents.devices),
+    }
+}
+
+/// Times as people write them.
+mod rfc3339 {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn kept(name: &str, copy_in: f64) -> KeptRates {
+        let model = DeviceModel {
+            kind: "host".into(),
+            name: name.into(),
+            parallelism: 2,
+            memory_bytes: 1 << 30,
+            link: vec![12e9, 24e9],
+        };
+        let measured = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        KeptRates { model, measured, rates: Rates { copy_in, ..Rates::host(2) } }
+    }
+
+    #[test]
+    fn what_was_measured_is_found_again_by_all_that_it_depends_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new").join("rates.json");
+        let mut file = RatesFile::open(&path);
+        assert!(file.find(&kept("a", 1.0).model).is_none());
+        file.add(kept("a", 1.0));
+        file.add(kept("b", 2.0));
+        file.add(kept("a", 3.5e9));
+        file.save().unwrap();
+        let file = RatesFile::open(&path);
+        assert_eq!(file.find(&kept("a", 0.0).model), Some(&kept("a", 3.5e9)));
+        assert_eq!(file.find(&kept("b", 0.0).model), Some(&kept("b", 2.0)));
+        let model = kept("a", 0.0).model;
+        for other in [
+            DeviceModel { parallelism: 3, ..model.clone() },
+            DeviceModel { memory_bytes: 1, ..model.clone() },
+            DeviceModel { link: vec![12e9], ..model.clone() },
+            DeviceModel { kind: "cuda".into(), ..model },
+        ] {
+            assert!(file.find(&other).is_none(), "{other:?}");
+        }
+        let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
+        assert_eq!(left.len(), 1, "something is left beside the file: {left:?}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_ours_is_not_used_and_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rates.json");
+        let mut file = RatesFile::open(&path);
+        file.add(kept("a", 1e9));
+        file.save().unwrap();
+        let sound = std::fs::read_to_string(&path).unwrap();
+        let half = &sound[..sound.len() / 2];
+        let later = sound.replace("\"calibration\": 1", "\"calibration\": 2");
+        let backwards = sound.replace("\"copy_in\": 1000000000.0", "\"copy_in\": -1000000000.0");
+        assert!(later != sound && backwards != sound);
+        for wrong in [half, "", "[]", "{}", "\u{0}", "{\"calibration\": 1}", &later, &backwards] {
+            std::fs::write(&path, wrong).unwrap();
+            let mut file = RatesFile::open(&path);
+            assert!(file.find(&kept("a", 0.0).model).is_none(), "{wrong:?} was believed");
+            file.add(kept("a", 2e9));
+            file.save().unwrap();
+            assert_eq!(RatesFile::open(&path).find(&kept("a", 0.0).model), Some(&kept("a", 2e9)));
+        }
+    }
+
+    #[test]
+    fn the_file_stays_small_and_forgets_the_oldest() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = RatesFile::open(&folder.path().join("rates.json"));
+        for device in 0..=DEVICES_MAX {
+            file.add(kept(&device.to_string(), 1.0));
+        }
+        assert!(file.find(&kept("0", 1.0).model).is_none());
+        assert!(file.find(&kept("1", 1.0).model).is_some());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let in_the_way = folder.path().join("a file");
+        std::fs::write(&in_the_way, "").unwrap();
+        let refused = RatesFile::open(&in_the_way.join("rates.json")).save().unwrap_err();
+        assert!(refused.message().contains("a file/rates.json"), "{refused}");
+    }
+}
