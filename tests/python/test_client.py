@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pyarrow.parquet
 import pytest
 
 import dovetail
+from dovetail._command import join_command
 from dovetail._connection import Connections
 from harness import Server
 
@@ -300,3 +302,62 @@ def test_a_token_is_not_sent_from_tls_to_a_location_without() -> None:
     with pytest.raises(dovetail.Unavailable, match="in the clear"), connections.stream([plain]):
         pass
     connections.close()
+
+
+def test_what_is_said_is_sent_even_where_it_is_the_default() -> None:
+    """A session's options once won over an option that was given and happened to be the default."""
+    unsaid = join_command("a", "b", "k")["join"]
+    assert not {"strategy", "nulls_equal", "priority", "retain_seconds"} & set(unsaid)
+    said = {"strategy": "auto", "nulls_equal": False, "priority": 0, "retain_seconds": 0}
+    assert join_command("a", "b", "k", **said)["join"].items() >= said.items()
+
+
+def test_what_a_join_says_holds_against_its_session(server: Server, client: dovetail.Client) -> None:
+    client.put("t", {"k": [1, None, 2]}, mode="replace")
+    # The client has no sessions of its own: this one is opened, and named in every call, as other clients do.
+    action = pyarrow.flight.Action("SetSessionOptions", SESSION_WITH_NULLS_EQUAL)
+    with pyarrow.flight.connect(server.uri, middleware=[factory := Cookies()]) as bare:
+        list(bare.do_action(action))
+        assert factory.cookie is not None
+
+        def rows(**options: object) -> int:
+            command = json.dumps(join_command("t", "t", "k", **options)).encode()
+            info = bare.get_flight_info(pyarrow.flight.FlightDescriptor.for_command(command))
+            return sum(bare.do_get(endpoint.ticket).read_all().num_rows for endpoint in info.endpoints)
+
+        assert rows() == 3, "the session says that nulls are equal"
+        assert rows(nulls_equal=False) == 2
+    client.drop("t")
+
+
+def field(tag: int, value: bytes) -> bytes:
+    """One length-delimited field of a protobuf message, of less than 128 bytes."""
+    return bytes([tag << 3 | 2, len(value)]) + value
+
+
+SESSION_WITH_NULLS_EQUAL = field(1, field(1, b"nulls_equal") + field(2, bytes([2 << 3, 1])))
+"""A SetSessionOptionsRequest: one entry of the map, with a truth value."""
+
+
+class Cookies(pyarrow.flight.ClientMiddlewareFactory):
+    """Keeps the cookie of a session."""
+
+    cookie: str | None = None
+
+    def start_call(self, info: object) -> pyarrow.flight.ClientMiddleware:
+        return Cookie(self)
+
+
+class Cookie(pyarrow.flight.ClientMiddleware):
+    """Of one call."""
+
+    def __init__(self, factory: Cookies) -> None:
+        super().__init__()
+        self.factory = factory
+
+    def sending_headers(self) -> dict[str, str]:
+        return {"cookie": self.factory.cookie} if self.factory.cookie else {}
+
+    def received_headers(self, headers: dict[str, list[str]]) -> None:
+        for cookie in headers.get("set-cookie", []):
+            self.factory.cookie = cookie.split(";")[0]

@@ -41,33 +41,37 @@ def join_command(
     on: On,
     how: str = "inner",
     columns: Sequence[str] | None = None,
-    strategy: str = "auto",
-    nulls_equal: bool = False,
+    strategy: str | None = None,
+    nulls_equal: bool | None = None,
     into: str | None = None,
     devices: int | Sequence[str] | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     retain_seconds: int | None = None,
     batch_rows: int | None = None,
 ) -> dict[str, Any]:
-    """The command of a join. What has its default is left out, so that logs stay short.
+    """The command of a join. What is not said is left out: the session's option holds then, or the server's default. What
+    is said overrides the session's, also where it is what the default would be.
 
     >>> join_command("a", "b", "k", how="left")
     {'join': {'left': 'a', 'right': 'b', 'on': [{'left': 'k', 'right': 'k'}], 'how': 'left'}}
+    >>> said = join_command("a", "b", "k", strategy="auto", nulls_equal=False, priority=0, retain_seconds=0)["join"]
+    >>> {name: said[name] for name in ("strategy", "nulls_equal", "priority", "retain_seconds")}
+    {'strategy': 'auto', 'nulls_equal': False, 'priority': 0, 'retain_seconds': 0}
     """
     join: dict[str, Any] = {"left": left, "right": right, "on": key_pairs(on), "how": how}
     if columns is not None:
         if isinstance(columns, str):
             raise TypeError(f'"columns" is {columns!r}; it takes a list of names')
         join["columns"] = list(columns)
-    if strategy != "auto":
+    if strategy is not None:
         join["strategy"] = strategy
-    if nulls_equal:
-        join["nulls_equal"] = True
+    if nulls_equal is not None:
+        join["nulls_equal"] = nulls_equal
     if into is not None:
         join["into"] = into
     if devices is not None:
         join["devices"] = devices if isinstance(devices, int) else list(devices)
-    if priority:
+    if priority is not None:
         join["priority"] = priority
     if retain_seconds is not None:
         join["retain_seconds"] = retain_seconds

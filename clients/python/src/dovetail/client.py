@@ -212,17 +212,20 @@ class Client:
         on: On,
         how: How = "inner",
         columns: Sequence[str] | None = None,
-        strategy: Strategy | str = "auto",
+        strategy: Strategy | str | None = None,
         *,
-        nulls_equal: bool = False,
+        nulls_equal: bool | None = None,
         into: str | None = None,
         devices: int | Sequence[str] | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         retain_seconds: int | None = None,
         batch_rows: int | None = None,
         progress: ProgressArgument = None,
     ) -> Result:
         """Joins two tables of the server. Returns as soon as the join is queued; fetching the result waits for it.
+
+        Strategy, priority, retain_seconds and nulls_equal may be options of the session too: what is given here holds,
+        also when it is what the default would be.
 
         Args:
             left: Name of the left table.
@@ -233,11 +236,11 @@ class Client:
                 ``"right_semi"`` or ``"right_anti"``.
             columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
                 the keys once, the rest of left, the rest of right, with the suffix ``_right`` where a name clashes.
-            strategy: How it is done; ``"auto"`` lets the planner choose. :meth:`explain` shows the choice.
-            nulls_equal: Whether a null key matches a null key.
+            strategy: How it is done; ``"auto"``, the default, lets the planner choose. :meth:`explain` shows the choice.
+            nulls_equal: Whether a null key matches a null key; by default it does not.
             into: Keeps the result as a table of this name.
             devices: How many devices may run it, or a list of their names.
-            priority: -100 to 100; jobs of higher priority start first.
+            priority: -100 to 100, by default 0; jobs of higher priority start first.
             retain_seconds: How long the result is kept once it is complete. 0: released as it is read, by one reader,
                 so that it may be larger than the server's memory.
             batch_rows: Rows per batch of the result, at most.
