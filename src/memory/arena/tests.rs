@@ -1,0 +1,233 @@
+//! The arena by what it hands out and takes back.
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+fn arena(limit: u64) -> Arena {
+    Arena::new(Budget::new("host memory", "--host-memory", limit))
+}
+
+#[test]
+fn pieces_are_aligned_and_do_not_overlap() {
+    let arena = arena(1 << 20);
+    let mut pieces: Vec<_> =
+        [1, 255, 256, 257, 4096, 0].iter().map(|&len| arena.allocate(len, "test").unwrap()).collect();
+    for (value, piece) in pieces.iter_mut().enumerate() {
+        assert_eq!(piece.as_ptr() as usize % ALIGNMENT, 0);
+        piece.fill(value as u8);
+    }
+    for (value, piece) in pieces.iter().enumerate() {
+        assert!(piece.iter().all(|&byte| byte == value as u8));
+    }
+}
+
+#[test]
+fn a_frozen_piece_lives_as_long_as_its_last_slice() {
+    let arena = arena(1 << 20);
+    let mut piece = arena.allocate(1000, "test").unwrap();
+    piece.fill(7);
+    let slice = piece.freeze().slice_with_length(500, 10);
+    assert_eq!(arena.budget().used_bytes(), 1024);
+    assert_eq!(slice.as_slice(), [7; 10]);
+    drop(slice);
+    assert_eq!(arena.budget().used_bytes(), 0);
+}
+
+#[test]
+fn freed_neighbours_merge_and_the_slab_is_reused() {
+    let arena = arena(1 << 30);
+    let thirds: Vec<_> = (0..3).map(|_| arena.allocate(SLAB_BYTES / 4, "test").unwrap()).collect();
+    let [first, second, third] = <[_; 3]>::try_from(thirds).unwrap();
+    drop(first);
+    drop(third);
+    drop(second);
+    let _whole = arena.allocate(SLAB_BYTES, "test").unwrap();
+    assert_eq!(arena.mapped_bytes(), SLAB_BYTES as u64);
+}
+
+#[test]
+fn a_piece_larger_than_a_slab_gets_one_of_its_own() {
+    let arena = arena(1 << 30);
+    let piece = arena.allocate(SLAB_BYTES + 1, "test").unwrap();
+    assert_eq!(piece.len(), SLAB_BYTES + 1);
+    assert_eq!(arena.mapped_bytes(), (SLAB_BYTES + HUGE_PAGE_BYTES) as u64);
+}
+
+#[test]
+fn a_truncated_piece_gives_its_end_back() {
+    let arena = arena(1 << 20);
+    let mut piece = arena.allocate(10_000, "test").unwrap();
+    piece.fill(3);
+    piece.truncate(300);
+    assert_eq!((piece.len(), arena.budget().used_bytes()), (300, 512));
+    let after = arena.allocate(9_000, "test").unwrap();
+    assert_eq!(after.as_ptr() as usize - piece.as_ptr() as usize, 512, "the end was not given back");
+    assert!(piece.iter().all(|&byte| byte == 3));
+    drop((piece, after));
+    assert_eq!(arena.budget().used_bytes(), 0);
+    assert_eq!(arena.longest_free_bytes(), arena.mapped_bytes());
+}
+
+#[test]
+fn a_piece_takes_no_more_of_a_reservation_than_it_needs() {
+    let arena = arena(1 << 20);
+    let reservation = arena.budget().reserve(100_000, "a join").unwrap();
+    let piece = arena.allocate_reserved(1000, reservation).unwrap();
+    assert_eq!(arena.budget().used_bytes(), 1024);
+    drop(piece);
+}
+
+#[test]
+fn an_arena_draws_on_what_was_promised_and_its_pieces_outlive_the_promise() {
+    let arena = arena(1 << 20);
+    let pool = ReservedPool::new(arena.budget().clone());
+    pool.open(arena.budget().reserve(4096, "a join").unwrap());
+    let of_job = arena.drawing_on(pool.clone());
+    let _others = arena.allocate((1 << 20) - 4096, "others").unwrap();
+    let mut piece = of_job.allocate(4096, "a result").unwrap();
+    assert!(matches!(of_job.allocate(1, "one more").unwrap_err(), Error::Exhausted(_)));
+    piece.truncate(1000);
+    assert_eq!((pool.free_bytes(), arena.budget().used_bytes()), (3072, 1 << 20));
+    let result = piece.freeze();
+    pool.close();
+    assert_eq!(arena.budget().free_bytes(), 3072);
+    drop(result);
+    assert_eq!(arena.budget().free_bytes(), 4096);
+}
+
+#[test]
+fn empty_slabs_make_room_for_larger_ones_within_the_budget() {
+    let limit = 4 * SLAB_BYTES as u64;
+    let arena = arena(limit);
+    // All of it in ordinary slabs, then all of it in one piece, and back: twice the budget, were none given back.
+    for _ in 0..2 {
+        drop((0..4).map(|_| arena.allocate(SLAB_BYTES, "test").unwrap()).collect::<Vec<_>>());
+        drop(arena.allocate(4 * SLAB_BYTES, "test").unwrap());
+        assert!(arena.mapped_bytes() <= limit + slack_bytes(limit), "{} bytes are mapped", arena.mapped_bytes());
+    }
+}
+
+#[test]
+fn memory_that_is_lost_between_pieces_is_not_mapped_again() {
+    let limit = 4 * SLAB_BYTES as u64;
+    let arena = arena(limit);
+    let mut pieces: Vec<_> = (0..16).map(|_| arena.allocate(SLAB_BYTES / 4, "test").unwrap()).collect();
+    // Every slab keeps a piece; half of the budget is free, in holes of half a slab at most.
+    let mut place = 0;
+    pieces.retain(|_| {
+        place += 1;
+        place % 2 == 0
+    });
+    let first = arena.allocate(SLAB_BYTES, "test").expect("the slack is for this");
+    let refused = arena.allocate(SLAB_BYTES, "test").unwrap_err();
+    let Error::Exhausted(text) = &refused else { panic!("{refused:?}") };
+    assert!(text.contains("in pieces") && text.contains("--host-memory"), "{text}");
+    assert!(arena.mapped_bytes() <= limit + slack_bytes(limit));
+    drop((first, pieces));
+    assert_eq!(arena.budget().used_bytes(), 0, "a refusal takes nothing");
+    arena.allocate(2 * SLAB_BYTES, "test").unwrap();
+}
+
+#[test]
+fn an_arena_knows_its_own_addresses() {
+    let arena = arena(1 << 20);
+    let piece = arena.allocate(1000, "test").unwrap();
+    let elsewhere = [0u8; 8];
+    assert!(arena.owns(piece.as_ptr()) && arena.owns(&piece[999]));
+    assert!(!arena.owns(elsewhere.as_ptr()) && !arena.owns(std::ptr::null()));
+}
+
+#[test]
+fn both_kinds_of_memory_can_be_written_and_come_aligned_to_huge_pages() {
+    for backing in [Backing::Memfd, Backing::Anonymous] {
+        let arena = Arena::with_backing(Budget::new("host memory", "--host-memory", 8 << 20), backing);
+        let mut piece = arena.allocate(5 << 20, "test").unwrap();
+        piece.fill(9);
+        assert_eq!(piece.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+        assert_eq!((arena.backing(), arena.mapped_bytes()), (backing, 8 << 20));
+    }
+}
+
+#[test]
+fn growth_ahead_keeps_bytes_free_within_the_budget_and_ends_when_dropped() {
+    let arena = arena(160 << 20);
+    let growing = arena.grow_ahead(100 << 20);
+    // Two slabs make up the bytes wanted; a third would exceed the budget.
+    crate::testing::wait_until("two slabs to be mapped ahead", || arena.mapped_bytes() >= 2 * SLAB_BYTES as u64);
+    let _piece = arena.allocate(SLAB_BYTES, "test").unwrap();
+    drop(growing);
+    assert_eq!(arena.mapped_bytes(), 2 * SLAB_BYTES as u64);
+}
+
+/// Threads allocate, write, check and free; whoever finds another's bytes has shared a piece with it.
+#[test]
+fn pieces_of_many_threads_never_overlap_and_all_come_back() {
+    let seed = crate::testing::seed();
+    let arena = arena(256 << 20);
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let arena = &arena;
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(seed.wrapping_add(u64::from(thread)));
+                let mut pieces: Vec<ArenaBuffer> = Vec::new();
+                for _ in 0..500 {
+                    if random.random_bool(0.6) {
+                        let exponent = random.random_range(0..20);
+                        let mut piece = arena.allocate(random.random_range(0..1 << exponent), "test").unwrap();
+                        piece.fill(thread);
+                        if random.random_bool(0.2) {
+                            piece.truncate(random.random_range(0..=piece.len()));
+                        }
+                        pieces.push(piece);
+                    } else if !pieces.is_empty() {
+                        let piece = pieces.swap_remove(random.random_range(0..pieces.len()));
+                        assert!(piece.iter().all(|&byte| byte == thread), "another thread wrote here");
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(arena.budget().used_bytes(), 0);
+    let slabs = arena.inner.slabs.lock();
+    assert_eq!(slabs.free.empty_slab_bytes(), slabs.mapped_bytes, "all slabs are whole again");
+}
+
+#[test]
+fn a_refused_piece_leaves_the_budget_as_it_was() {
+    let arena = arena(1024);
+    assert!(matches!(arena.allocate(4096, "a table").unwrap_err(), Error::Exhausted(_)));
+    assert_eq!(arena.budget().used_bytes(), 0);
+    assert_eq!(arena.mapped_bytes(), 0);
+}
+
+/// Remembers which slabs are pinned.
+#[derive(Debug, Default)]
+struct PinnedSlabs(Mutex<Vec<usize>>);
+
+impl Pin for PinnedSlabs {
+    fn pin(&self, start: *mut u8, _len: usize) -> bool {
+        self.0.lock().push(start as usize);
+        true
+    }
+
+    fn unpin(&self, start: *mut u8) {
+        let mut pinned = self.0.lock();
+        let at = pinned.iter().position(|&slab| slab == start as usize).expect("it was pinned");
+        pinned.remove(at);
+    }
+}
+
+#[test]
+fn slabs_are_pinned_while_they_are_mapped() {
+    let arena = arena(256 << 20);
+    let before = arena.allocate(10 << 20, "test").unwrap();
+    let pinned = Arc::new(PinnedSlabs::default());
+    arena.pin_by(pinned.clone());
+    assert_eq!(pinned.0.lock().len(), 1);
+    let after = arena.allocate(100 << 20, "test").unwrap();
+    assert_eq!(pinned.0.lock().len(), 2);
+    drop((before, after, arena));
+    assert!(pinned.0.lock().is_empty());
+}
