@@ -35,23 +35,27 @@
 //! * A lease that is renewed again and again, or tables that came meanwhile, may keep a job waiting longer than anybody
 //!   likes. It fails after [`SchedulerOptions::memory_wait`], and after a few seconds when jobs and leases together do not
 //!   hold what it needs; its caller's deadline holds, too. Until then others may overtake it with less memory, but not for
-//!   ever: see [`placing`].
+//!   ever: see `placing.rs`.
 //!
 //! This room knows of the planner, the topology, devices and joins, and nothing of the wire.
 
 mod admission;
 mod clock;
 mod dispatch;
+mod ending;
 mod executor;
+mod handle;
 mod job;
 mod placing;
 mod queue;
+mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod work;
 
 pub use clock::{Clock, SystemClock};
-pub use dispatch::{Scheduler, SchedulerOptions, Submission};
 pub use executor::{Executor, Grant, Runner};
+pub use handle::{Scheduler, SchedulerOptions, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use stats::{DeviceStats, SchedulerStats};

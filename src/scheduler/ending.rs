@@ -1,0 +1,151 @@
+//! How jobs end: complete, failed or stopped, by themselves, by somebody, or by the clock.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::MutexGuard;
+
+use super::job::{Job, JobState};
+use super::state::{Leftovers, Shared, State};
+use super::stats::SchedulerStats;
+use crate::{Error, Result};
+
+impl Shared {
+    /// Gives a job its last state, and its readers the end. The state comes first: who sees the end may ask for the state.
+    /// Answers the outcome, which is the reason to stop if there came one in time, and what is left to be dropped.
+    pub(super) fn close(&self, job: &Job, outcome: Result<()>) -> (Result<()>, Leftovers) {
+        let mut life = job.life.lock();
+        let outcome = match &life.stop {
+            Some(reason) if !life.is_done => Err(reason.clone()),
+            _ => outcome,
+        };
+        let state = match &outcome {
+            Ok(()) => JobState::Complete,
+            Err(Error::Cancelled(_)) => JobState::Cancelled,
+            Err(error) => JobState::Failed(error.clone()),
+        };
+        let rows = job.result.pushed_rows();
+        match &state {
+            JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),
+            state => tracing::info!(job = job.id.0, rows, ?state, "ended"),
+        }
+        life.state = state;
+        life.finished = Some(SystemTime::now());
+        life.turn = None;
+        let leftovers = Leftovers { _plans: std::mem::take(&mut life.plans), _into: life.into.take() };
+        drop(life);
+        job.result.finish(outcome.clone());
+        (outcome, leftovers)
+    }
+
+    /// Stops a job, in whatever state it is.
+    pub(super) fn stop(&self, job: &Arc<Job>, reason: Error) {
+        let mut state = self.state.lock();
+        // Jobs leave the queue under the scheduler's lock, and come to their end under their own.
+        let mut life = job.life.lock();
+        match &life.state {
+            JobState::Queued => {
+                drop(life);
+                state.queue.remove(job.id);
+                let mut leftovers = vec![self.close(job, Err(reason.clone())).1];
+                count_failure(&mut state.totals, &reason);
+                self.dispatch(&mut state, &mut leftovers);
+                self.ended.notify_all();
+                drop(state);
+                drop(leftovers);
+            }
+            JobState::Running(_) => {
+                let reason = life.stop.get_or_insert(reason).clone();
+                let is_done = life.is_done;
+                drop(life);
+                drop(state);
+                // One that is done stays so, and its result is released at its end.
+                if !is_done {
+                    job.cancel.raise();
+                    // Readers need not wait until the device has noticed.
+                    job.result.finish(Err(reason));
+                }
+            }
+            JobState::Complete => {
+                drop(life);
+                self.retire(&mut state, job);
+                drop(state);
+                job.result.release();
+                self.dispatch_now();
+            }
+            JobState::Failed(_) | JobState::Cancelled => {
+                drop(life);
+                self.retire(&mut state, job);
+            }
+        }
+    }
+
+    /// Moves a job that is over to the history.
+    pub(super) fn retire(&self, state: &mut State, job: &Arc<Job>) {
+        if state.live.remove(&job.id).is_none() || self.options.history == 0 {
+            return;
+        }
+        while state.history.len() >= self.options.history {
+            state.history.pop_front();
+        }
+        state.history.push_back(job.clone());
+    }
+
+    pub(super) fn tick(&self, now: SystemTime) {
+        let clock_now = self.clock.now();
+        let jobs: Vec<Arc<Job>> = self.state.lock().live.values().cloned().collect();
+        for job in jobs {
+            let (is_final, deadline) = {
+                let life = job.life.lock();
+                (life.state.is_final(), life.deadline.filter(|_| life.stop.is_none()))
+            };
+            if is_final {
+                if job.result.is_expired(now) {
+                    job.result.release();
+                    self.retire(&mut self.state.lock(), &job);
+                }
+            } else if deadline.is_some_and(|deadline| deadline <= clock_now) {
+                let message = format!("job {} was not done by the caller's deadline", job.id);
+                self.stop(&job, Error::DeadlineExceeded(message));
+            }
+        }
+        self.dispatch_now();
+    }
+
+    /// As [`Shared::dispatch`], for whoever holds no lock.
+    fn dispatch_now(&self) {
+        let mut leftovers = Vec::new();
+        self.dispatch(&mut self.state.lock(), &mut leftovers);
+        drop(leftovers);
+    }
+
+    /// The life of the timer's thread.
+    pub(super) fn keep_time(&self) {
+        /// Leases are in seconds, and predictions for those who wait are refreshed as often.
+        const INTERVAL: Duration = Duration::from_secs(1);
+        loop {
+            self.tick(SystemTime::now());
+            let mut state = self.state.lock();
+            if state.shutdown {
+                return;
+            }
+            let wait = self.time_to_deadline(&state).unwrap_or(INTERVAL).min(INTERVAL);
+            self.timer.wait_for(&mut state, wait.max(Duration::from_millis(1)));
+        }
+    }
+
+    fn time_to_deadline(&self, state: &MutexGuard<'_, State>) -> Option<Duration> {
+        let deadlines = state.live.values().filter_map(|job| {
+            let life = job.life.lock();
+            life.deadline.filter(|_| !life.state.is_final() && life.stop.is_none())
+        });
+        deadlines.min().map(|deadline| deadline.saturating_sub(self.clock.now()))
+    }
+}
+
+pub(super) fn count_failure(totals: &mut SchedulerStats, error: &Error) {
+    match error {
+        Error::Cancelled(_) => totals.cancelled_total += 1,
+        _ => totals.failed_total += 1,
+    }
+}

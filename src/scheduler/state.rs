@@ -1,0 +1,102 @@
+//! What the threads of a scheduler share.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::clock::Clock;
+use super::executor::{Executor, Grant};
+use super::handle::SchedulerOptions;
+use super::job::{Job, JobId};
+use super::queue::{Queue, Waiting};
+use super::stats::SchedulerStats;
+use crate::Error;
+use crate::catalog::{Catalog, NameReservation};
+use crate::planner::Plan;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) catalog: Catalog,
+    pub(super) executors: Vec<Executor>,
+    pub(super) options: SchedulerOptions,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) state: Mutex<State>,
+    /// Wakes the worker of each device.
+    pub(super) work: Vec<Condvar>,
+    /// Told whenever a job ends.
+    pub(super) ended: Condvar,
+    /// Wakes the timer.
+    pub(super) timer: Condvar,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) queue: Queue,
+    pub(super) slots: Vec<Slot>,
+    /// Jobs that wait, run, or have a result that is not released.
+    pub(super) live: BTreeMap<JobId, Arc<Job>>,
+    /// Jobs that are over, oldest first.
+    pub(super) history: VecDeque<Arc<Job>>,
+    pub(super) last_id: u64,
+    pub(super) draining: bool,
+    pub(super) shutdown: bool,
+    pub(super) totals: SchedulerStats,
+}
+
+/// What a device does.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) running: Vec<Running>,
+    pub(super) lost: Option<Error>,
+    pub(super) jobs_total: u64,
+    pub(super) busy_seconds_total: f64,
+    /// Until when the time of its jobs is counted, by the scheduler's clock.
+    pub(super) counted: Duration,
+}
+
+impl Slot {
+    /// Counts the time until now: jobs that run side by side share it equally.
+    pub(super) fn count_time(&mut self, now: Duration) {
+        let seconds = now.saturating_sub(self.counted).as_secs_f64();
+        self.counted = now;
+        let jobs = self.running.len();
+        if jobs > 0 {
+            self.busy_seconds_total += seconds;
+            self.running.iter_mut().for_each(|running| running.device_seconds += seconds / jobs as f64);
+        }
+    }
+}
+
+/// What a job that is over held: tables that may have been dropped meanwhile, and a name that was kept for its result. Freeing
+/// them may take long, so it is done without the scheduler's lock.
+#[derive(Debug)]
+#[must_use = "it is dropped without the scheduler's lock"]
+pub(super) struct Leftovers {
+    pub(super) _plans: BTreeMap<usize, Arc<Plan>>,
+    pub(super) _into: Option<NameReservation>,
+}
+
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) job: Arc<Job>,
+    pub(super) entry: Waiting,
+    pub(super) started: Duration,
+    pub(super) predicted_seconds: f64,
+    /// What it has had of the device's time.
+    pub(super) device_seconds: f64,
+    /// Whether it has the device alone.
+    pub(super) alone: bool,
+    /// `None` once a worker has taken it.
+    pub(super) grant: Option<Grant>,
+}
+
+/// A job on its way through a worker's hands.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) device: usize,
+    pub(super) job: Arc<Job>,
+    pub(super) entry: Waiting,
+    pub(super) predicted_seconds: f64,
+}
