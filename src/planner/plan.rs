@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 
 use super::carried::Carried;
 use super::cost::{Costed, MemoryNeed, PredictedPhase, probe_chunks};
-use super::explain::human_seconds;
 use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
 use crate::columns::{Role, fixed_width};
