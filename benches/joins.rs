@@ -114,8 +114,8 @@ fn open(name: &str, threads: usize, arena: &Arena) -> Arc<dyn Device> {
         Some(("cuda", index)) => {
             let index = index.parse().unwrap_or_else(|error| panic!("--device {name}: {error}"));
             let gpu = open_gpu(index, threads, |free| memory(free / 20 * 19)).unwrap();
-            arena.pin_by(gpu.pin);
-            gpu.device
+            gpu.pin().into_iter().for_each(|pin| arena.pin_by(pin));
+            gpu
         }
         _ => panic!("--device {name}: host, or cuda:N"),
     }

@@ -42,14 +42,14 @@ use std::sync::Arc;
 use arrow::buffer::Buffer;
 
 pub use cancel::CancelFlag;
-pub use open::{HAS_KERNELS, OpenGpu, gpu_count, open_gpu};
+pub use open::{HAS_KERNELS, gpu_count, open_gpu};
 pub use types::{
     BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
     HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
     Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width,
 };
 
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, Pin};
 use crate::{Error, Result};
 
 /// Memory with a budget and the primitives of joins over it.
@@ -72,6 +72,12 @@ pub trait Device: Send + Sync + Debug {
     /// Runs `work` where its parallel parts, such as gathering strings, use the CPU threads that belong to this device: its
     /// own threads, for a host device. Returns when it is done.
     fn beside(&self, work: &mut (dyn FnMut() + Send));
+
+    /// What keeps host memory in place, so that this and all other devices of its kind copy it by themselves. `None` where copies
+    /// need nothing of the sort.
+    fn pin(&self) -> Option<Arc<dyn Pin>> {
+        None
+    }
 
     // ---- Several jobs at a time ----------------------------------------------------------------------------------
 

@@ -6,16 +6,7 @@ use super::Device;
 #[cfg(not(dovetail_cuda))]
 use crate::Error;
 use crate::Result;
-use crate::memory::{Budget, Pin};
-
-/// A GPU that was opened.
-#[derive(Debug)]
-pub struct OpenGpu {
-    /// The device.
-    pub device: Arc<dyn Device>,
-    /// What pins host memory, so that this and all other GPUs copy it at the rate of their links.
-    pub pin: Arc<dyn Pin>,
-}
+use crate::memory::Budget;
 
 /// Whether this build has kernels: an nvcc was found when it was made.
 pub const HAS_KERNELS: bool = cfg!(dovetail_cuda);
@@ -44,9 +35,8 @@ pub fn gpu_count() -> Result<u16> {
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build cannot use it.
 #[cfg(dovetail_cuda)]
-pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<OpenGpu> {
-    let device = super::cuda::CudaDevice::open(index, threads, budget)?;
-    Ok(OpenGpu { pin: device.pin(), device: Arc::new(device) })
+pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
+    Ok(Arc::new(super::cuda::CudaDevice::open(index, threads, budget)?))
 }
 
 /// Opens GPU number `index`.
@@ -54,7 +44,7 @@ pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) 
 /// # Errors
 /// [`Error::Unsupported`], because this build has no kernels.
 #[cfg(not(dovetail_cuda))]
-pub fn open_gpu(index: u16, _threads: usize, _budget: impl FnOnce(u64) -> Budget) -> Result<OpenGpu> {
+pub fn open_gpu(index: u16, _threads: usize, _budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
     Err(Error::Unsupported(format!(
         "cuda:{index} is a GPU, which this build cannot use: no nvcc was found when it was made; use host devices"
     )))

@@ -11,14 +11,17 @@ use super::Rates;
 use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
-    CancelFlag, Carry, Column, Device, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits, Stream,
-    Unmatched, Width,
+    CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits,
+    Stream, Unmatched, Width,
 };
 use crate::memory::{Arena, Budget};
 
 /// Rows that are measured: enough that fixed costs vanish and all threads have their share, few enough that all of it takes
 /// a tenth of a second.
 const ROWS_MAX: usize = 1 << 18;
+
+/// The same on a GPU, which is through with fewer before they are launched.
+const GPU_ROWS_MAX: usize = 1 << 22;
 
 /// Fewer rows than these measure the cost of a call, not a rate.
 const ROWS_MIN: usize = 1 << 10;
@@ -39,7 +42,11 @@ pub fn calibrate(device: &dyn Device) -> Rates {
 /// that refuses, which is logged. Whoever changes what is measured, or how, counts it in `kept_rates`.
 pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
-    let rows = ROWS_MAX.min(usize::try_from(fit).unwrap_or(ROWS_MAX));
+    let rows_max = match device.id().kind {
+        DeviceKind::Host => ROWS_MAX,
+        DeviceKind::Cuda => GPU_ROWS_MAX,
+    };
+    let rows = rows_max.min(usize::try_from(fit).unwrap_or(rows_max));
     if rows < ROWS_MIN {
         return None;
     }
@@ -54,7 +61,14 @@ pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
 fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let mut rates = Rates::defaults(device);
     let stream = device.stream(CancelFlag::new())?;
-    let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 64 << 20));
+    let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 256 << 20));
+    device.pin().into_iter().for_each(|pin| arena.pin_by(pin));
+    // Tables lie in an arena, and copies of its memory may be quicker than those of any other.
+    let in_arena = |values: Buffer| -> Result<Buffer> {
+        let mut piece = arena.allocate(values.len(), "calibration")?;
+        piece.copy_from_slice(&values);
+        Ok(piece.freeze())
+    };
     let bench = Bench { device, stream: &stream };
 
     let column = |rows: usize| -> Result<Column> {
@@ -64,13 +78,16 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
 
     // Over a slow link, what has to cross it is kept small.
     const LINK_SECONDS: f64 = 10e-3;
-    let parts = |rows: usize| -> Vec<Buffer> {
-        let host = shuffled_keys(rows);
+    let parts = |rows: usize| -> Result<Vec<Buffer>> {
+        let host = in_arena(shuffled_keys(rows))?;
         let middle = host.len() / 2;
-        vec![host.slice_with_length(0, middle), host.slice(middle)]
+        Ok(vec![host.slice_with_length(0, middle), host.slice(middle)])
     };
-    let (_, seconds) = bench.time(|| device.copy_in(&parts(ROWS_MIN), &stream))?;
-    let in_time = ROWS_MIN as f64 * LINK_SECONDS / seconds;
+    // So many that a GPU's fixed cost of a copy, some microseconds, does not look like a slow link.
+    let probed = rows_max.min(ROWS_MIN.max(rows_max >> 8));
+    let few = parts(probed)?;
+    let (_, seconds) = bench.time(|| device.copy_in(&few, &stream))?;
+    let in_time = probed as f64 * LINK_SECONDS / seconds;
     let row_count = rows_max.min(in_time as usize).max(ROWS_MIN);
     let is_slow = row_count < rows_max;
 
@@ -80,7 +97,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.reads_host_memory = device.memory().used_bytes() == used;
     drop(in_one_piece);
     // Two pieces are put together, so they are copied on any device.
-    let halves = parts(row_count);
+    let halves = parts(row_count)?;
     let (copied, seconds) = bench.time(|| device.copy_in(&halves, &stream))?;
     rates.copy_in = host.len() as f64 / seconds;
     let (_, seconds) = bench.time(|| device.copy_out(&copied, host.len(), &arena, &stream))?;

@@ -141,8 +141,10 @@ impl Rates {
         } = *self;
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let matching = [build_rows, probe_rows, dense_rows, match_rows, merge_rows, expand_pairs];
-        let gathers = [gather_values, random_reads, host_values, host_keys, filter_rows];
-        copies.into_iter().chain(matching).chain(gathers).all(|rate| rate.is_finite() && rate > 0.0)
+        let gathers = [gather_values, random_reads, host_values, host_keys];
+        // Without filters, theirs is zero.
+        let filters = filter_rows.is_finite() && filter_rows >= 0.0;
+        filters && copies.into_iter().chain(matching).chain(gathers).all(|rate| rate.is_finite() && rate > 0.0)
     }
 
     /// Rows per second sorted by keys of that width.

@@ -89,8 +89,8 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
             let gpu = open_gpu(node.index, threads, |free| budget(memory_bytes.unwrap_or(free / 20 * 19)))
                 .context(|| format!("opening device {}", node.name))?;
             // What the first device has pinned is pinned for all.
-            arena.pin_by(gpu.pin);
-            return Ok(gpu.device);
+            gpu.pin().into_iter().for_each(|pin| arena.pin_by(pin));
+            return Ok(gpu);
         }
         let memory = budget(memory_bytes.unwrap_or(memory_share));
         let route = topology.host_route(node).map(|route| EmulatedRoute {

@@ -33,7 +33,7 @@ struct Bench {
 fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
     let budget = |name: &str| Budget::new(format!("memory of device {name}"), "--device-memory", memory);
     match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
-        Ok("cuda") => open_gpu(0, threads, |_| budget("cuda:0")).unwrap().device,
+        Ok("cuda") => open_gpu(0, threads, |_| budget("cuda:0")).unwrap(),
         Err(_) | Ok("host") => Arc::new(HostDevice::new(0, threads, budget("host:0"), None).unwrap()),
         Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}: host or cuda"),
     }

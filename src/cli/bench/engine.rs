@@ -113,8 +113,8 @@ impl Engine {
             BenchDevice::Host => Arc::new(HostDevice::new(0, threads, memory(device_memory), None)?),
             BenchDevice::Cuda(index) => {
                 let gpu = open_gpu(index, threads, |free| memory(device_memory.min(free / 20 * 19)))?;
-                arena.pin_by(gpu.pin);
-                gpu.device
+                gpu.pin().into_iter().for_each(|pin| arena.pin_by(pin));
+                gpu
             }
         };
         let target = Target::of(&*device, planner::calibrate(&*device));

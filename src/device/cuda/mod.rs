@@ -108,11 +108,6 @@ impl CudaDevice {
         Ok(Self { id, info, memory: budget(free_bytes), gpu: Arc::new(gpu), threads: thread_pool(id, threads)? })
     }
 
-    /// What pins host memory, so that this and all other GPUs copy it at the rate of their links.
-    pub fn pin(&self) -> Arc<dyn Pin> {
-        Arc::new(driver::PinForGpus { gpu: self.gpu.clone() })
-    }
-
     /// Starts a primitive, unless its job was stopped.
     fn work<'a>(&'a self, stream: &'a Stream) -> Result<Work<'a>> {
         stream.cancel.check()?;
@@ -149,6 +144,10 @@ impl Device for CudaDevice {
 
     fn beside(&self, work: &mut (dyn FnMut() + Send)) {
         self.threads.install(work);
+    }
+
+    fn pin(&self) -> Option<Arc<dyn Pin>> {
+        Some(Arc::new(driver::PinForGpus { gpu: self.gpu.clone() }))
     }
 
     fn jobs_max(&self) -> usize {
