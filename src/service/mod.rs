@@ -10,7 +10,7 @@
 //!   prober ───► health (gRPC), admin (HTTP) ◄── metrics
 //! ```
 //!
-//! `server` puts it together and takes it apart; `shared` is what all calls share; `status` is the one place where our
+//! `server` puts it together and takes it apart; `incoming` takes the connections; `shared` is what all calls share; `status` is the one place where our
 //! errors become gRPC's.
 //!
 //! This room knows of the scheduler, the planner and the catalog, and nothing of how a join is run.
@@ -32,6 +32,7 @@ mod flight;
 mod get_data;
 mod get_info;
 mod health;
+mod incoming;
 pub mod ingest;
 mod metrics;
 mod server;

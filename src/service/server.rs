@@ -17,7 +17,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding;
-use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic_health::server::HealthReporter;
 use tower::Layer;
@@ -34,7 +33,7 @@ use super::settings::Settings;
 use super::shared::{Limits, Shared, tenant_limits};
 use super::table_upload::TableUploads;
 use super::tickets::Tickets;
-use super::{admin, devices, health};
+use super::{admin, devices, health, incoming};
 use crate::catalog::{Catalog, Uploads, UploadsLimits};
 use crate::memory::{Arena, Budget, GrowingAhead};
 use crate::scheduler::{Scheduler, SchedulerOptions};
@@ -90,11 +89,7 @@ impl Server {
         let shared = Arc::new(open(settings)?);
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
-        let incoming = TcpIncoming::bind(settings.listen)
-            .map_err(|error| cannot_listen(settings.listen, "--listen", &error))?
-            .with_nodelay(Some(true))
-            .with_keepalive(Some(Duration::from_secs(60)));
-        let flight_address = incoming.local_addr().context(|| "asking for the address that is listened on")?;
+        let (flight_address, incoming) = incoming::listen(settings.listen)?;
         let admin = bind_admin(settings).await?;
         let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose()?;
 
@@ -404,23 +399,7 @@ fn unusable_tls(error: &tonic::transport::Error) -> Error {
 async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
     let Some(address) = parse_admin(settings)? else { return Ok(None) };
     let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|error| cannot_listen(address, "--admin-listen", &error))
-}
-
-fn cannot_listen(address: SocketAddr, flag: &str, error: &std::io::Error) -> Error {
-    let advice = match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            format!(
-                "; another process, perhaps another dovetail, listens there: give {flag} another port, or 0 for a free one"
-            )
-        }
-        std::io::ErrorKind::AddrNotAvailable => {
-            format!("; no network of this machine has that address: give {flag} another")
-        }
-        std::io::ErrorKind::PermissionDenied => format!("; give {flag} a port of 1024 or above"),
-        _ => String::new(),
-    };
-    Error::Unavailable(format!("listening on {address} ({flag}): {error}{advice}"))
+    listener.map(Some).map_err(|error| incoming::cannot_listen(address, "--admin-listen", &error))
 }
 
 /// Where the admin port is to be; `None`: nowhere.
