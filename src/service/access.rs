@@ -18,6 +18,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tokio::time::{Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
@@ -257,14 +258,22 @@ impl Call {
             self.outcome = Some(outcome);
         }
         let limits = self.limits();
-        response.map(|body| Body::new(CallBody { body, limits, call: self }))
+        response.map(|body| {
+            let has_ended = http_body::Body::is_end_stream(&body);
+            let body = Arc::new(Mutex::new(Some(body)));
+            let expiry = self.deadline.filter(|_| !has_ended).map(|deadline| Expiry::start(deadline, &body));
+            Body::new(CallBody { body, limits, _expiry: expiry, call: self })
+        })
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let (code, message) =
-            self.outcome.take().unwrap_or_else(|| (Code::Cancelled, "the client gave the call up".into()));
+        let has_expired = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let (code, message) = self.outcome.take().unwrap_or_else(|| match has_expired {
+            true => (Code::DeadlineExceeded, deadline_passed().message().to_owned()),
+            false => (Code::Cancelled, "the client gave the call up".into()),
+        });
         let message = printable(&message);
         let duration = self.started.elapsed();
         let received = self.received.load(Ordering::Relaxed);
@@ -311,6 +320,10 @@ fn outcome(headers: &HeaderMap) -> Option<(Code, String)> {
     Some((status.code(), status.message().to_owned()))
 }
 
+fn deadline_passed() -> Error {
+    Error::DeadlineExceeded("the call's deadline passed before it was done".into())
+}
+
 /// What ends a call from outside: its deadline, and the end of the server.
 struct CallLimits {
     deadline: Option<Pin<Box<Sleep>>>,
@@ -328,8 +341,7 @@ impl CallLimits {
         if let Some(deadline) = &mut self.deadline
             && deadline.as_mut().poll(cx).is_ready()
         {
-            let error = Error::DeadlineExceeded("the call's deadline passed before it was done".into());
-            return Poll::Ready(error.into());
+            return Poll::Ready(deadline_passed().into());
         }
         self.ended.as_mut().poll(cx).map(|()| {
             Error::Unavailable("the server ended before the call was done; try again on another one".into()).into()
@@ -339,9 +351,45 @@ impl CallLimits {
 
 /// A response body that counts, ends in time, and knows how it ended.
 struct CallBody {
-    body: Body,
+    /// `None` once the call has ended.
+    body: Arc<Mutex<Option<Body>>>,
     limits: CallLimits,
+    _expiry: Option<Expiry>,
     call: Call,
+}
+
+/// Lets go of a response at its deadline, whether or not the client reads: a body whose client has stalled is not polled.
+/// What HTTP/2 has taken of it already, a piece of a message or two, stays until the client reads on or goes away.
+struct Expiry(AbortHandle);
+
+impl Expiry {
+    fn start(deadline: Instant, body: &Arc<Mutex<Option<Body>>>) -> Self {
+        // The task must not keep alive what the client has given up before.
+        let body = Arc::downgrade(body);
+        let task = tokio::spawn(async move {
+            sleep_until(deadline.into()).await;
+            let expired = body.upgrade().and_then(|body| body.lock().take());
+            drop(expired);
+        });
+        Self(task.abort_handle())
+    }
+}
+
+impl Drop for Expiry {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl CallBody {
+    /// Ends the call with a status, and lets go of what it held: now, and not when the client has read the status.
+    fn end(&mut self, status: &Status) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.call.outcome = Some((status.code(), status.message().to_owned()));
+        let ended = self.body.lock().take();
+        drop(ended);
+        let mut trailers = HeaderMap::new();
+        Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+    }
 }
 
 impl http_body::Body for CallBody {
@@ -354,13 +402,12 @@ impl http_body::Body for CallBody {
             return Poll::Ready(None);
         }
         if let Poll::Ready(status) = this.limits.poll(cx) {
-            this.call.outcome = Some((status.code(), status.message().to_owned()));
-            // What the call held goes now, and not when the client has read the status.
-            this.body = Body::empty();
-            let mut trailers = HeaderMap::new();
-            return Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))));
+            return this.end(&status);
         }
-        let frame = std::task::ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let polled = this.body.lock().as_mut().map(|body| Pin::new(body).poll_frame(cx));
+        // Without a body, the deadline has passed at this moment.
+        let Some(polled) = polled else { return this.end(&deadline_passed().into()) };
+        let frame = std::task::ready!(polled);
         match &frame {
             Some(Ok(frame)) => {
                 if let Some(data) = frame.data_ref() {
@@ -377,11 +424,11 @@ impl http_body::Body for CallBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.call.outcome.is_some() || self.body.is_end_stream()
+        self.call.outcome.is_some() || self.body.lock().as_ref().is_some_and(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.lock().as_ref().map_or_else(SizeHint::default, Body::size_hint)
     }
 }
 

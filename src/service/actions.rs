@@ -192,7 +192,9 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
 }
 
 fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
-    Ok(Answer::json(&describe::job(&*find_job(shared, asker, JobId(body.job))?)))
+    let job = find_job(shared, asker, JobId(body.job))?;
+    shared.readers.polled(job.id);
+    Ok(Answer::json(&describe::job(&job)))
 }
 
 fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {

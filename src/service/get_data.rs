@@ -3,8 +3,10 @@
 //! A table's batches are there; a result's may be on their way, and the stream waits for them. While it waits, empty
 //! batches keep it alive: proxies cut streams that are silent for long, whatever HTTP/2 pings say.
 //!
-//! A reader that goes away in mid-stream cancels its job only where nobody could read the result after it, which is with
-//! `retain_seconds: 0`. Otherwise the result stays for its lease, so that a client whose connection broke can try again.
+//! A reader that goes away in mid-stream takes its job along when nobody else waits for it: a job that still runs, unless
+//! its result becomes a table, and one whose result is consumed by reading, which nobody could read in whole any more. A
+//! result that is complete stays for its lease, so that a client whose connection broke can try again. A job that nobody
+//! has read yet runs on: its reader may come later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +21,7 @@ use super::access::CallRecord;
 use super::auth::Caller;
 use super::describe::JobTimes;
 use super::encode::{Encoder, Message, batch_bytes};
+use super::readers::Left;
 use super::shared::Shared;
 use super::tickets::{Target, table_version};
 use crate::catalog::{ResultReader, Table};
@@ -59,7 +62,7 @@ pub fn read(
 
 enum Source {
     Table { table: Arc<Table>, next: usize, end: usize },
-    Result { job: Arc<Job>, rows: ResultReader, leaving: Option<LastReader>, delivery: Delivery },
+    Result { job: Arc<Job>, rows: ResultReader, leaving: Reader, delivery: Delivery },
 }
 
 impl Source {
@@ -81,9 +84,7 @@ impl Source {
                 let batch = rows.next().await;
                 if matches!(batch, Ok(None) | Err(_)) {
                     delivery.has_ended = true;
-                }
-                if let (Ok(None) | Err(_), Some(reader)) = (&batch, leaving) {
-                    reader.has_finished = true;
+                    leaving.has_finished = true;
                 }
                 batch
             }
@@ -103,7 +104,7 @@ fn open_table(shared: &Shared, name: &str, version: u64, first: usize, end: usiz
 
 fn open_result(shared: &Arc<Shared>, id: JobId, part: usize, parts: usize) -> Result<Source> {
     let job = shared.scheduler.job(id)?;
-    let leaving = job.result.is_consumed_by_reading().then(|| LastReader::new(shared, id));
+    let leaving = Reader::new(shared, job.clone());
     let delivery = Delivery { shared: shared.clone(), job: id, part, parts, has_ended: false };
     Ok(Source::Result { rows: job.result.reader(part, parts), job, leaving, delivery })
 }
@@ -125,30 +126,42 @@ impl Drop for Delivery {
     }
 }
 
-/// A reader of a result that is consumed as it is read. The last one to leave takes the job with it, unless it has seen
-/// the end: what it took is gone, so nobody can read the whole result any more.
-struct LastReader {
+/// A reader of a result. The last one to leave before it has seen the end takes the job with it, if nobody wants it then.
+struct Reader {
     shared: Arc<Shared>,
-    job: JobId,
+    job: Arc<Job>,
     has_finished: bool,
 }
 
-impl LastReader {
-    fn new(shared: &Arc<Shared>, job: JobId) -> Self {
-        *shared.readers.entry(job).or_default() += 1;
+impl Reader {
+    fn new(shared: &Arc<Shared>, job: Arc<Job>) -> Self {
+        shared.readers.enter(job.id);
         Self { shared: shared.clone(), job, has_finished: false }
+    }
+
+    /// Whether the job is of no use without this reader.
+    fn takes_job_along(&self, left: Left) -> bool {
+        let is_consumed = self.job.result.is_consumed_by_reading();
+        let is_wanted = || self.job.plan.join.spec.into.is_some() || self.job.status().state.is_final();
+        match left {
+            Left::Streams => false,
+            // What this reader took is gone: whoever polls cannot read the whole result any more.
+            Left::Poller => is_consumed,
+            Left::Nobody => is_consumed || !is_wanted(),
+        }
     }
 }
 
-impl Drop for LastReader {
+impl Drop for Reader {
     fn drop(&mut self) {
-        let is_last = self.shared.readers.remove_if_mut(&self.job, |_, readers| {
-            *readers -= 1;
-            *readers == 0
-        });
-        // That the job is gone already is as good as cancelling it.
-        if is_last.is_some() && !self.has_finished && self.shared.scheduler.cancel(self.job).is_ok() {
-            tracing::info!(job = self.job.0, "its last reader left before the end: the job is cancelled");
+        let left = self.shared.readers.leave(self.job.id);
+        if self.has_finished || !self.takes_job_along(left) {
+            return;
+        }
+        // That the job is gone already is as good as cancelling it. One that completes at this moment is released: its
+        // only reader left while it ran.
+        if self.shared.scheduler.cancel(self.job.id).is_ok() {
+            tracing::info!(job = self.job.id.0, "its last reader left before the end: the job is cancelled");
         }
     }
 }

@@ -77,8 +77,13 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
         Asked::Table(table) => {
             return Ok(PollInfo::new().with_info(table_info(shared, asker, &table)).try_with_progress(1.0)?);
         }
-        Asked::Join(spec) => submit(shared, asker, spec)?,
+        Asked::Join(spec) => {
+            let job = submit(shared, asker, spec)?;
+            shared.readers.polled(job.id);
+            job
+        }
         Asked::Job(job) => {
+            shared.readers.polled(job.id);
             // An index past every batch is answered when the result is finished. Its error is looked at below.
             let _ = tokio::time::timeout(POLL_WAIT, job.result.batch(usize::MAX)).await;
             job

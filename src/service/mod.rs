@@ -35,6 +35,7 @@ mod health;
 mod incoming;
 pub mod ingest;
 mod metrics;
+mod readers;
 mod server;
 pub mod sessions;
 pub mod settings;

@@ -28,6 +28,7 @@ use super::do_get::DoGetLayer;
 use super::flight::Flight;
 use super::ingest::{self, DoPutLayer, UploadHandler};
 use super::metrics::Metrics;
+use super::readers::Readers;
 use super::sessions::Sessions;
 use super::settings::Settings;
 use super::shared::{Limits, Shared, tenant_limits};
@@ -311,6 +312,7 @@ async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
         ticks.tick().await;
         shared.sessions.sweep();
         shared.deliveries.sweep(&shared.scheduler);
+        shared.readers.sweep(&shared.scheduler);
         for (owner, id) in shared.uploads.forget_idle(Instant::now()) {
             tracing::info!(tenant = owner, upload = id, "nothing arrived for the upload: it is forgotten");
         }
@@ -388,7 +390,7 @@ fn open(settings: &Settings) -> Result<Shared> {
         deliveries: Deliveries::default(),
         ended: CancellationToken::new(),
         uploads,
-        readers: dashmap::DashMap::new(),
+        readers: Readers::default(),
     })
 }
 

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use dashmap::DashMap;
 use tokio_util::sync::CancellationToken;
 
 use super::auth::Authenticator;
 use super::deliveries::Deliveries;
 use super::devices::DeviceRates;
 use super::metrics::Metrics;
+use super::readers::Readers;
 use super::sessions::Sessions;
 use super::settings::Settings;
 use super::tickets::Tickets;
 use crate::catalog::{Catalog, TenantLimits, Uploads};
 use crate::device::Device;
 use crate::memory::parse_bytes;
-use crate::scheduler::{JobId, Scheduler};
+use crate::scheduler::Scheduler;
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
@@ -56,8 +56,8 @@ pub struct Shared {
     pub uploads: Uploads,
     /// What clients have had of their jobs.
     pub deliveries: Deliveries,
-    /// How many streams are reading each result that is consumed as it is read.
-    pub readers: DashMap<JobId, usize>,
+    /// Who waits for each job.
+    pub readers: Readers,
 }
 
 /// The settings that calls look at, parsed.

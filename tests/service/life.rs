@@ -1,10 +1,11 @@
 //! Clients that go away, and servers that do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_flight::FlightData;
 use arrow_flight::encode::FlightDataEncoderBuilder;
-use dovetail::scheduler::{JobId, JobState};
+use arrow_flight::{FlightData, FlightInfo};
+use dovetail::scheduler::{Job, JobId, JobState};
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -113,6 +114,100 @@ async fn a_fetch_ends_at_its_deadline_and_takes_the_join_along() {
     let job = server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap();
     eventually("the job ends with its only reader", async || job.status().state == JobState::Cancelled).await;
     server.expect_used_bytes(used).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fetch_whose_client_has_stalled_ends_at_its_deadline_too() {
+    let server = TestServer::start(&["--devices=host:1", "--endpoints=1"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
+    let used = server.used_bytes().await;
+    let (job, info) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
+    let mut request = Request::new(info.endpoint[0].ticket.clone().unwrap());
+    request.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
+    // On a busy machine the deadline may pass before the answer came.
+    let stalled = client.do_get(request).await;
+    eventually("the job ends with its only reader, which reads nothing", async || {
+        job.status().state == JobState::Cancelled
+    })
+    .await;
+    // What was on its way to the client is a message or two.
+    eventually("the result is let go of", async || server.used_bytes().await < used + (32 << 20)).await;
+    drop(stalled);
+    server.expect_used_bytes(used).await;
+}
+
+/// Submits a join of table `t` with itself, with these other options.
+async fn submit(server: &TestServer, client: &mut Client, options: &str) -> (Arc<Job>, FlightInfo) {
+    let comma = if options.is_empty() { "" } else { ", " };
+    let join =
+        format!(r#"{{"join": {{"left": "t", "right": "t", "on": [{{"left": "k", "right": "k"}}]{comma}{options}}}}}"#);
+    let info = client.get_flight_info(command(&join)).await.unwrap().into_inner();
+    let said: serde_json::Value = serde_json::from_slice(&info.app_metadata).unwrap();
+    (server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap(), info)
+}
+
+/// A server whose only device is held by a job that waits for its reader, who does not come: what is submitted after it
+/// waits until that job is cancelled.
+async fn with_a_held_device() -> (TestServer, Client, Arc<Job>) {
+    let server = TestServer::start(&["--devices=host:1", "--endpoints=2"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
+    let (holder, _) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
+    eventually("the device is held", async || matches!(holder.status().state, JobState::Running(_))).await;
+    (server, client, holder)
+}
+
+/// Begins to read an endpoint; the stream waits for the job.
+async fn begin_to_read(client: &mut Client, info: &FlightInfo, endpoint: usize) -> tonic::Streaming<FlightData> {
+    let ticket = info.endpoint[endpoint].ticket.clone().unwrap();
+    let mut stream = client.do_get(ticket).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some(), "the schema comes at once");
+    stream
+}
+
+const SEMI: &str = r#""how": "left_semi""#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_goes_with_the_last_stream_that_waits_for_it() {
+    let (server, mut client, _holder) = with_a_held_device().await;
+    let (job, info) = submit(&server, &mut client, SEMI).await;
+    let one = begin_to_read(&mut client, &info, 0).await;
+    let other = begin_to_read(&mut client, &info, 1).await;
+    let (alone, alone_info) = submit(&server, &mut client, SEMI).await;
+    drop(one);
+    drop(begin_to_read(&mut client, &alone_info, 0).await);
+    eventually("the job without other readers is cancelled", async || alone.status().state == JobState::Cancelled)
+        .await;
+    assert_eq!(job.status().state, JobState::Queued, "it has another reader");
+    drop(other);
+    eventually("the other job goes with its last reader", async || job.status().state == JobState::Cancelled).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
+    let (server, mut client, holder) = with_a_held_device().await;
+    let (_, unread) = submit(&server, &mut client, SEMI).await;
+    let (polled_job, polled) = submit(&server, &mut client, SEMI).await;
+    let into = format!(r#"{SEMI}, "into": "kept""#);
+    let (into_job, into) = submit(&server, &mut client, &into).await;
+    act(&mut client, "job", &format!(r#"{{"job": {}}}"#, polled_job.id)).await.unwrap();
+    drop(begin_to_read(&mut client, &polled, 0).await);
+    drop(begin_to_read(&mut client, &into, 0).await);
+    // Once this one is cancelled, the streams that were reset before it have gone too.
+    let (last, last_info) = submit(&server, &mut client, SEMI).await;
+    drop(begin_to_read(&mut client, &last_info, 0).await);
+    eventually("a job that nobody wants is cancelled", async || last.status().state == JobState::Cancelled).await;
+    server.shared.scheduler.cancel(holder.id).unwrap();
+    for info in [&unread, &polled] {
+        assert_eq!(rows(&read_all(&mut client, info).await.unwrap()), 100_000);
+    }
+    eventually("the table appears", async || into_job.status().state == JobState::Complete).await;
+    assert_eq!(server.shared.catalog.table("kept").unwrap().rows, 100_000);
+    assert_eq!(polled_job.status().state, JobState::Complete);
+    // Of a result that is complete, a reader may break off and come again.
+    drop(begin_to_read(&mut client, &unread, 0).await);
+    assert_eq!(rows(&read_all(&mut client, &unread).await.unwrap()), 100_000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
