@@ -193,6 +193,11 @@ impl Uploads {
         keys
     }
 
+    /// Whether that upload has begun, and was neither committed nor given up.
+    pub fn is_under_way(&self, owner: &str, id: &str) -> bool {
+        self.inner.state.lock().shared.contains_key(&(owner.into(), id.into()))
+    }
+
     /// Uploads under way.
     pub fn under_way(&self) -> usize {
         let state = self.inner.state.lock();
@@ -457,7 +462,10 @@ impl Ended {
             Self::Committed(_) => "was committed".into(),
             Self::Aborted => "was aborted".into(),
             Self::Refused(why) => format!("was refused: {why}"),
-            Self::Forgotten(idle) => format!("was forgotten, since nothing came for {} s", idle.as_secs()),
+            Self::Forgotten(idle) => format!(
+                "was forgotten with its rows, since nothing arrived for it within {} s (--upload-idle-seconds)",
+                idle.as_secs()
+            ),
         }
     }
 }

@@ -56,9 +56,9 @@ const RPCS: [&str; 14] = [
 /// The name of all other paths.
 const UNKNOWN_RPC: &str = "unknown";
 
-/// What was admitted is served to its end while the server drains: jobs are polled, results are fetched, and of the actions
-/// those that do not begin anything are done.
-const SERVED_WHILE_DRAINING: [&str; 3] = ["PollFlightInfo", "DoGet", "DoAction"];
+/// What was admitted is served to its end while the server drains: jobs are polled, results are fetched, uploads under way
+/// get their other streams, and of the actions those that do not begin anything are done.
+const SERVED_WHILE_DRAINING: [&str; 4] = ["PollFlightInfo", "DoGet", "DoPut", "DoAction"];
 
 /// The answer to new work while the server drains.
 pub(super) fn shutting_down() -> Error {

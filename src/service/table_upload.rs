@@ -52,6 +52,11 @@ impl UploadHandler for TableUploads {
         record.set_command(name);
         caller.require(Role::Writer, &format!("uploading table {name:?}"))?;
         let options = options(&app_metadata, extensions.get())?;
+        // A drain waits for uploads under way, so it lets them have the streams that they still need.
+        let is_under_way = |id: &String| self.shared.uploads.is_under_way(&caller.tenant, id);
+        if self.shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
+            return Err(super::access::shutting_down());
+        }
         let stream = self.shared.uploads.open(caller.editor(), name, schema, options);
         let stream = stream.context(|| format!("uploading table {name:?}"))?;
         Ok(Box::new(TableSink { name: name.into(), stream, ack: Ack::default(), record, shared: self.shared.clone() }))

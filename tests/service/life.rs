@@ -19,8 +19,17 @@ async fn open_upload(
     client: &mut Client,
     name: &str,
 ) -> (Vec<FlightData>, mpsc::Sender<FlightData>, tonic::Streaming<arrow_flight::PutResult>) {
+    open_upload_with(client, name, "").await
+}
+
+async fn open_upload_with(
+    client: &mut Client,
+    name: &str,
+    options: &str,
+) -> (Vec<FlightData>, mpsc::Sender<FlightData>, tonic::Streaming<arrow_flight::PutResult>) {
     let messages = FlightDataEncoderBuilder::new()
         .with_flight_descriptor(Some(path(name)))
+        .with_metadata(options.to_owned().into())
         .build(futures::stream::iter(keyed(10_000, 1000)).map(Ok));
     let mut messages: Vec<_> = messages.try_collect().await.unwrap();
     let (sender, receiver) = mpsc::channel(1);
@@ -61,6 +70,30 @@ async fn an_upload_whose_client_dies_leaves_nothing() {
     server.expect_used_bytes(0).await;
     let mut client = server.client().await;
     refused(client.get_flight_info(path("t")).await, Code::NotFound, "\"t\"");
+    put(&mut client, "t", keyed(10, 10)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_in_streams_whose_client_dies_is_forgotten_in_whole_after_a_while() {
+    let server = TestServer::start(&["--upload-idle-seconds=3"]).await;
+    let (address, shared) = (server.address.clone(), server.shared.clone());
+    in_a_client_that_dies(move || async move {
+        let mut client = connect(Endpoint::from_shared(address).unwrap()).await;
+        put_with(&mut client, "t", keyed(1000, 100), r#"{"upload": "id", "part": 0}"#).await.unwrap();
+        let (messages, sender, mut acks) = open_upload_with(&mut client, "t", r#"{"upload": "id", "part": 1}"#).await;
+        for message in messages.into_iter().take(5) {
+            sender.send(message).await.unwrap();
+        }
+        assert!(acks.message().await.unwrap().is_some());
+        assert!(shared.catalog.arena().budget().used_bytes() > 0);
+    });
+    // The rows of the stream that ended well too.
+    server.expect_used_bytes(0).await;
+    let mut client = server.client().await;
+    let committed = act(&mut client, "commit_upload", r#"{"upload": "id"}"#).await;
+    refused(committed, Code::NotFound, "\"id\" was forgotten with its rows, since nothing arrived for it within 3 s");
+    let again = put_with(&mut client, "t", keyed(10, 10), r#"{"upload": "id", "part": 1}"#).await;
+    refused(again, Code::AlreadyExists, "start another under a new ID");
     put(&mut client, "t", keyed(10, 10)).await.unwrap();
 }
 
@@ -284,8 +317,12 @@ async fn a_drain_waits_for_results_to_be_fetched_and_for_uploads_to_be_committed
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 1000);
     let shared = server.shared.clone();
     assert!(shared.work_left().is_some_and(|left| left.contains("1 uploads")), "{:?}", shared.work_left());
+    // The upload under way gets the stream that it still lacks; another one is not begun.
+    let begun = put_with(&mut client, "w", keyed(10, 10), r#"{"upload": "other"}"#).await;
+    refused(begun, Code::Unavailable, "shutting down");
+    put_with(&mut client, "u", keyed(30, 10), r#"{"upload": "id"}"#).await.unwrap();
     act(&mut client, "commit_upload", r#"{"upload": "id"}"#).await.unwrap();
-    assert_eq!(shared.catalog.table("u").unwrap().rows, 70);
+    assert_eq!(shared.catalog.table("u").unwrap().rows, 100);
     server.join().await.unwrap();
 }
 
