@@ -10,13 +10,17 @@
 //! client that numbers its streams cannot forget to: the commit is refused until every number that was begun has ended
 //! well.
 
+mod stream;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use parking_lot::Mutex;
+
+use stream::Kind;
+pub use stream::UploadStream;
 
 use super::upload::{DoneRows, Rows, Target};
 use super::{Catalog, Editor, Table, UploadOptions};
@@ -258,89 +262,6 @@ impl Uploads {
         Err(Error::Exhausted(format!(
             "{limit} uploads are under way, which is as many as there may be; wait for one to end, or raise --upload-limit"
         )))
-    }
-}
-
-/// One stream of rows. Dropping it without [`UploadStream::finish`] leaves its rows out.
-#[derive(Debug)]
-pub struct UploadStream {
-    uploads: Uploads,
-    /// `None` once it is finished.
-    rows: Option<Rows>,
-    kind: Kind,
-}
-
-#[derive(Debug)]
-enum Kind {
-    Single(Box<Target>),
-    Shared(Key, Place),
-}
-
-impl UploadStream {
-    /// Adds rows. Buffers that are not in the arena yet are copied into it.
-    ///
-    /// # Errors
-    /// As [`Upload::append`](super::Upload::append); [`Error::NotFound`] when the upload was aborted or forgotten meanwhile.
-    pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
-        if let Kind::Shared(key, _) = &self.kind {
-            let mut state = self.uploads.inner.state.lock();
-            match state.shared.get_mut(key) {
-                Some(shared) => shared.last_activity = Instant::now(),
-                None => return Err(state.no_upload(key)),
-            }
-        }
-        self.rows.as_mut().expect("`finish` consumes the stream").append(batch)
-    }
-
-    /// Rows so far.
-    pub fn rows(&self) -> u64 {
-        self.rows.as_ref().map_or(0, |rows| rows.rows)
-    }
-
-    /// Bytes that those rows refer to, what several batches share once.
-    pub fn bytes(&self) -> u64 {
-        self.rows.as_ref().map_or(0, |rows| rows.bytes)
-    }
-
-    /// Says that the stream ended well: the table appears, or the part waits for the commit.
-    ///
-    /// # Errors
-    /// As [`Upload::commit`](super::Upload::commit); [`Error::NotFound`] when the upload was aborted or forgotten meanwhile.
-    pub fn finish(mut self) -> Result<Finished> {
-        let done = self.rows.take().expect("`finish` consumes the stream").done();
-        match &mut self.kind {
-            Kind::Single(target) => {
-                let table = target.commit(&done);
-                self.uploads.inner.state.lock().single -= 1;
-                Ok(Finished::Table(table?))
-            }
-            Kind::Shared(key, place) => {
-                let mut state = self.uploads.inner.state.lock();
-                let rows = done.rows;
-                match state.shared.get_mut(key) {
-                    Some(shared) => shared.take_part(*place, done),
-                    None => return Err(state.no_upload(key)),
-                }
-                Ok(Finished::Part { rows })
-            }
-        }
-    }
-}
-
-impl Drop for UploadStream {
-    fn drop(&mut self) {
-        if self.rows.take().is_none() {
-            return;
-        }
-        let mut state = self.uploads.inner.state.lock();
-        match &self.kind {
-            Kind::Single(_) => state.single -= 1,
-            Kind::Shared(key, place) => {
-                if let Some(shared) = state.shared.get_mut(key) {
-                    shared.lose_part(*place);
-                }
-            }
-        }
     }
 }
 

@@ -6,38 +6,32 @@
 //!                                                      └───────── at most drain_seconds; second signal: at once ─┘
 //! ```
 
+mod opening;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding;
-use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic_health::server::HealthReporter;
 use tower::Layer;
 
+use opening::{bind_admin, open, parse_admin, refuse_unsafe, tls, unusable_tls};
+
 use super::access::CallLayer;
-use super::auth::Authenticator;
-use super::deliveries::Deliveries;
 use super::do_get::DoGetLayer;
 use super::flight::Flight;
 use super::ingest::{self, DoPutLayer, UploadHandler};
-use super::metrics::Metrics;
-use super::readers::Readers;
-use super::sessions::Sessions;
 use super::settings::Settings;
-use super::shared::{Limits, Shared, tenant_limits};
+use super::shared::Shared;
 use super::table_upload::TableUploads;
-use super::tickets::Tickets;
-use super::{admin, devices, health, incoming};
-use crate::catalog::{Catalog, Uploads, UploadsLimits};
-use crate::memory::{Arena, Budget, GrowingAhead};
-use crate::scheduler::{Scheduler, SchedulerOptions};
+use super::{admin, health, incoming};
+use crate::memory::GrowingAhead;
 use crate::{Context, Error, Result};
 
 /// HTTP/2 frames, in bytes. The default of 16 KiB costs a system call and a wake-up for each; a quarter to a third more
@@ -325,109 +319,4 @@ async fn sweep(shared: Arc<Shared>, reporter: HealthReporter) {
             }
         }
     }
-}
-
-/// Refuses what would let strangers in.
-fn refuse_unsafe(settings: &Settings) -> Result<()> {
-    if settings.listen.ip().is_loopback() || settings.insecure {
-        return Ok(());
-    }
-    let has_tls = settings.tls_cert.is_some() && settings.tls_key.is_some();
-    let knows_callers = settings.token_file.is_some() || settings.tls_client_ca.is_some();
-    if has_tls && knows_callers {
-        return Ok(());
-    }
-    Err(Error::Invalid(format!(
-        "listening on {} would let everybody on the network in: give --tls-cert and --tls-key, and --token-file or \
-         --tls-client-ca; or listen on 127.0.0.1; or say --insecure if the network is yours alone",
-        settings.listen
-    )))
-}
-
-fn open(settings: &Settings) -> Result<Shared> {
-    let limits = Limits::new(settings)?;
-    let authenticator = match &settings.token_file {
-        Some(path) => Authenticator::from_file(path)?,
-        None => Authenticator::open(),
-    };
-    let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
-    let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
-    let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
-    let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
-    let uploads_limits =
-        UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
-    let uploads = Uploads::new(catalog.clone(), uploads_limits);
-    let topology = devices::topology(settings)?;
-    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
-    let rates = devices::device_rates(settings, &topology, &devices);
-    let options = SchedulerOptions {
-        queue_limit: settings.queue_limit,
-        tenant_jobs: settings.tenant_jobs,
-        jobs_per_device: settings.jobs_per_device,
-        memory_wait: Duration::from_secs(settings.memory_wait_seconds),
-        retain: limits.retain,
-        ..SchedulerOptions::default()
-    };
-    let rated = devices.iter().cloned().zip(rates.iter().map(|measured| measured.rates.clone()));
-    let scheduler = Scheduler::start(catalog.clone(), rated.collect(), options);
-    for caller in authenticator.tenants() {
-        scheduler.set_weight(&caller.tenant, caller.weight)?;
-    }
-    Ok(Shared {
-        catalog,
-        scheduler,
-        topology,
-        devices,
-        rates,
-        limits,
-        authenticator,
-        tickets: Tickets::default(),
-        sessions: Sessions::new(Duration::from_secs(settings.session_idle_seconds)),
-        metrics: Metrics::new(),
-        started: SystemTime::now(),
-        draining: false.into(),
-        closing: CancellationToken::new(),
-        deliveries: Deliveries::default(),
-        ended: CancellationToken::new(),
-        uploads,
-        readers: Readers::default(),
-    })
-}
-
-fn unusable_tls(error: &tonic::transport::Error) -> Error {
-    Error::Invalid(format!("the TLS certificate or key cannot be used: {error:?}"))
-}
-
-async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
-    let Some(address) = parse_admin(settings)? else { return Ok(None) };
-    let listener = TcpListener::bind(address).await;
-    listener.map(Some).map_err(|error| incoming::cannot_listen(address, "--admin-listen", &error))
-}
-
-/// Where the admin port is to be; `None`: nowhere.
-fn parse_admin(settings: &Settings) -> Result<Option<SocketAddr>> {
-    if settings.admin_listen == "off" {
-        return Ok(None);
-    }
-    settings.admin_listen.parse().map(Some).map_err(|_| {
-        Error::Invalid(format!(
-            "--admin-listen is {:?}; write an address and port such as 127.0.0.1:8816, or \"off\"",
-            settings.admin_listen
-        ))
-    })
-}
-
-fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
-    let (cert, key) = match (&settings.tls_cert, &settings.tls_key) {
-        (Some(cert), Some(key)) => (cert, key),
-        (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
-        _ => return Err(Error::Invalid("TLS takes both --tls-cert and --tls-key".into())),
-    };
-    let read = |path: &std::path::Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
-    let mut tls =
-        ServerTlsConfig::new().identity(Identity::from_pem(read(cert)?, read(key)?)).timeout(Duration::from_secs(10));
-    if let Some(authority) = &settings.tls_client_ca {
-        tls = tls.client_ca_root(Certificate::from_pem(read(authority)?));
-    }
-    Ok(Some(tls))
 }

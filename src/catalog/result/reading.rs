@@ -1,0 +1,140 @@
+//! Reading a result: in shares while it is kept, from one queue when it is consumed.
+
+use std::time::{Instant, SystemTime};
+
+use arrow::array::RecordBatch;
+
+use super::{Held, ResultSpool, SpoolState, released};
+use crate::{Error, Result};
+
+/// Reads a share of a result. See [`ResultSpool::reader`].
+#[derive(Debug)]
+pub struct ResultReader {
+    spool: ResultSpool,
+    next: usize,
+    step: usize,
+}
+
+impl ResultReader {
+    /// The next batch of the share; waits for it. `None` after the last.
+    ///
+    /// Dropping the future before it is ready loses nothing.
+    ///
+    /// # Errors
+    /// As [`ResultSpool::batch`].
+    pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        if self.spool.is_consumed_by_reading() {
+            return self.spool.next_of_all().await;
+        }
+        let batch = self.spool.batch(self.next).await?;
+        if batch.is_some() {
+            self.next += self.step;
+        }
+        Ok(batch)
+    }
+}
+
+impl ResultSpool {
+    /// The batch of that index; waits for it. `None` after the last. In a result that is consumed, the batch is the
+    /// caller's alone.
+    ///
+    /// Dropping the future before it is ready loses nothing.
+    ///
+    /// # Errors
+    /// The join's own error; [`Error::NotFound`] when the result was released;
+    /// [`Error::Precondition`] when the batch was consumed.
+    pub async fn batch(&self, index: usize) -> Result<Option<RecordBatch>> {
+        let mut progress = self.inner.progress.subscribe();
+        let reached = progress.wait_for(|(count, state)| *count > index || *state != SpoolState::Open).await;
+        let (count, state) = reached.map_err(|_| Error::Internal("a result lost its writer".into()))?.clone();
+        match state {
+            SpoolState::Open | SpoolState::Complete if count > index => self.take(index).map(Some),
+            state => end_of(state),
+        }
+    }
+
+    /// A reader of share `endpoint` of `endpoints` equal ones: of all batches, when there is one endpoint.
+    ///
+    /// # Panics
+    /// When `endpoint` is not less than `endpoints`.
+    pub fn reader(&self, endpoint: usize, endpoints: usize) -> ResultReader {
+        assert!(endpoint < endpoints, "endpoint {endpoint} of {endpoints}");
+        ResultReader { spool: self.clone(), next: endpoint, step: endpoints }
+    }
+
+    /// The first batch that nobody has taken; waits for it.
+    async fn next_of_all(&self) -> Result<Option<RecordBatch>> {
+        let mut progress = self.inner.progress.subscribe();
+        loop {
+            // The state is read first: what a finished writer has pushed is there.
+            let state = progress.borrow_and_update().1.clone();
+            if let Some(batch) = self.take_next() {
+                return Ok(Some(batch));
+            }
+            if state != SpoolState::Open {
+                return end_of(state);
+            }
+            progress.changed().await.map_err(|_| Error::Internal("a result lost its writer".into()))?;
+        }
+    }
+
+    /// Hands out a batch that was pushed.
+    fn take(&self, index: usize) -> Result<RecordBatch> {
+        let mut held = self.inner.held.lock();
+        self.check_readable()?;
+        if !self.is_consumed_by_reading() {
+            if let Some(expires) = held.expires {
+                held.expires = Some(expires.max(SystemTime::now() + self.inner.retain));
+            }
+            let place = held.batches.get(index).and_then(Option::as_ref);
+            return place.map(|(batch, _)| batch.clone()).ok_or_else(|| {
+                Error::Internal(format!("batch {index} of a result is missing, of {} pushed", held.batches.len()))
+            });
+        }
+        let slot = index.checked_sub(held.taken).and_then(|place| held.batches.get_mut(place)).and_then(Option::take);
+        let (batch, bytes) = slot.ok_or_else(consumed)?;
+        self.taken(&mut held, bytes);
+        Ok(batch)
+    }
+
+    /// Hands out the first batch that nobody has taken.
+    fn take_next(&self) -> Option<RecordBatch> {
+        let mut held = self.inner.held.lock();
+        let (batch, bytes) = held.batches.iter_mut().find_map(Option::take)?;
+        self.taken(&mut held, bytes);
+        Some(batch)
+    }
+
+    fn taken(&self, held: &mut Held, bytes: u64) {
+        while held.batches.front().is_some_and(Option::is_none) {
+            held.batches.pop_front();
+            held.taken += 1;
+        }
+        held.bytes -= bytes;
+        held.last_taken = Some(Instant::now());
+        if let Some(charge) = &mut held.charge {
+            charge.shrink(bytes);
+        }
+        if let Some(expires) = held.expires {
+            held.expires = Some(expires.max(SystemTime::now()));
+        }
+        self.inner.room.notify_all();
+    }
+}
+
+/// What a reader is told after the last batch.
+fn end_of(state: SpoolState) -> Result<Option<RecordBatch>> {
+    match state {
+        SpoolState::Failed(error) => Err(error),
+        SpoolState::Released => Err(released()),
+        SpoolState::Open | SpoolState::Complete => Ok(None),
+    }
+}
+
+fn consumed() -> Error {
+    Error::Precondition(
+        "this part of the result was read already, and retain_seconds 0 keeps nothing; run the join again, with retain_seconds \
+         if it is to be read twice"
+            .into(),
+    )
+}

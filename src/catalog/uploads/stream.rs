@@ -1,0 +1,94 @@
+//! One stream of an upload: rows on their way into a table, or into a part of one.
+
+use std::time::Instant;
+
+use arrow::array::RecordBatch;
+
+use super::{Finished, Key, Place, Uploads};
+use crate::Result;
+use crate::catalog::upload::{Rows, Target};
+
+/// One stream of rows. Dropping it without [`UploadStream::finish`] leaves its rows out.
+#[derive(Debug)]
+pub struct UploadStream {
+    pub(super) uploads: Uploads,
+    /// `None` once it is finished.
+    pub(super) rows: Option<Rows>,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Single(Box<Target>),
+    Shared(Key, Place),
+}
+
+impl UploadStream {
+    /// Adds rows. Buffers that are not in the arena yet are copied into it.
+    ///
+    /// # Errors
+    /// As [`Upload::append`](crate::catalog::Upload::append); [`NotFound`](crate::Error::NotFound) when the upload was
+    /// aborted or forgotten meanwhile.
+    pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
+        if let Kind::Shared(key, _) = &self.kind {
+            let mut state = self.uploads.inner.state.lock();
+            match state.shared.get_mut(key) {
+                Some(shared) => shared.last_activity = Instant::now(),
+                None => return Err(state.no_upload(key)),
+            }
+        }
+        self.rows.as_mut().expect("`finish` consumes the stream").append(batch)
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.rows)
+    }
+
+    /// Bytes that those rows refer to, what several batches share once.
+    pub fn bytes(&self) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| rows.bytes)
+    }
+
+    /// Says that the stream ended well: the table appears, or the part waits for the commit.
+    ///
+    /// # Errors
+    /// As [`Upload::commit`](crate::catalog::Upload::commit); [`NotFound`](crate::Error::NotFound) when the upload was
+    /// aborted or forgotten meanwhile.
+    pub fn finish(mut self) -> Result<Finished> {
+        let done = self.rows.take().expect("`finish` consumes the stream").done();
+        match &mut self.kind {
+            Kind::Single(target) => {
+                let table = target.commit(&done);
+                self.uploads.inner.state.lock().single -= 1;
+                Ok(Finished::Table(table?))
+            }
+            Kind::Shared(key, place) => {
+                let mut state = self.uploads.inner.state.lock();
+                let rows = done.rows;
+                match state.shared.get_mut(key) {
+                    Some(shared) => shared.take_part(*place, done),
+                    None => return Err(state.no_upload(key)),
+                }
+                Ok(Finished::Part { rows })
+            }
+        }
+    }
+}
+
+impl Drop for UploadStream {
+    fn drop(&mut self) {
+        if self.rows.take().is_none() {
+            return;
+        }
+        let mut state = self.uploads.inner.state.lock();
+        match &self.kind {
+            Kind::Single(_) => state.single -= 1,
+            Kind::Shared(key, place) => {
+                if let Some(shared) = state.shared.get_mut(key) {
+                    shared.lose_part(*place);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Bodies that know of their call: what it may take, how long it may last, how it ended.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+use tokio::time::{Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::body::Body;
+use tonic::{Code, Status};
+
+use super::{Call, outcome};
+use crate::Error;
+use crate::memory::human_bytes;
+
+pub(super) fn deadline_passed() -> Error {
+    Error::DeadlineExceeded("the call's deadline passed before it was done".into())
+}
+
+/// What ends a call from outside: its deadline, and the end of the server.
+pub(super) struct CallLimits {
+    deadline: Option<Pin<Box<Sleep>>>,
+    ended: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl CallLimits {
+    pub(super) fn new(end: &CancellationToken, deadline: Option<Instant>) -> Self {
+        let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.into())));
+        Self { deadline, ended: Box::pin(end.clone().cancelled_owned()) }
+    }
+
+    /// Ready when the call must end, with its status.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(deadline_passed().into());
+        }
+        self.ended.as_mut().poll(cx).map(|()| {
+            Error::Unavailable("the server ended before the call was done; try again on another one".into()).into()
+        })
+    }
+}
+
+/// A response body that counts, ends in time, and knows how it ended.
+pub(super) struct CallBody {
+    /// `None` once the call has ended.
+    body: Arc<Mutex<Option<Body>>>,
+    limits: CallLimits,
+    _expiry: Option<Expiry>,
+    call: Call,
+}
+
+/// Lets go of a response at its deadline, whether or not the client reads: a body whose client has stalled is not polled.
+/// What HTTP/2 has taken of it already, a piece of a message or two, stays until the client reads on or goes away.
+struct Expiry(AbortHandle);
+
+impl Expiry {
+    fn start(deadline: Instant, body: &Arc<Mutex<Option<Body>>>) -> Self {
+        // The task must not keep alive what the client has given up before.
+        let body = Arc::downgrade(body);
+        let task = tokio::spawn(async move {
+            sleep_until(deadline.into()).await;
+            let expired = body.upgrade().and_then(|body| body.lock().take());
+            drop(expired);
+        });
+        Self(task.abort_handle())
+    }
+}
+
+impl Drop for Expiry {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl CallBody {
+    /// The response to `call`.
+    pub(super) fn new(body: Body, limits: CallLimits, call: Call) -> Self {
+        let has_ended = http_body::Body::is_end_stream(&body);
+        let body = Arc::new(Mutex::new(Some(body)));
+        let expiry = call.deadline.filter(|_| !has_ended).map(|deadline| Expiry::start(deadline, &body));
+        Self { body, limits, _expiry: expiry, call }
+    }
+
+    /// Ends the call with a status, and lets go of what it held: now, and not when the client has read the status.
+    fn end(&mut self, status: &Status) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.call.outcome = Some((status.code(), status.message().to_owned()));
+        let ended = self.body.lock().take();
+        drop(ended);
+        let mut trailers = HeaderMap::new();
+        Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+    }
+}
+
+impl http_body::Body for CallBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if this.call.outcome.is_some() {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(status) = this.limits.poll(cx) {
+            return this.end(&status);
+        }
+        let polled = this.body.lock().as_mut().map(|body| Pin::new(body).poll_frame(cx));
+        // Without a body, the deadline has passed at this moment.
+        let Some(polled) = polled else { return this.end(&deadline_passed().into()) };
+        let frame = std::task::ready!(polled);
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    this.call.sent += data.len() as u64;
+                }
+                if let Some(trailers) = frame.trailers_ref() {
+                    this.call.outcome = outcome(trailers);
+                }
+            }
+            Some(Err(status)) => this.call.outcome = Some((status.code(), status.message().to_owned())),
+            None => this.call.outcome = Some((Code::Ok, String::new())),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.call.outcome.is_some() || self.body.lock().as_ref().is_some_and(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.lock().as_ref().map_or_else(SizeHint::default, Body::size_hint)
+    }
+}
+
+/// A request body that counts, and breaks off when there is too much of it.
+pub(super) struct CountedBody {
+    body: Body,
+    bytes: Arc<AtomicU64>,
+    limit: u64,
+}
+
+impl CountedBody {
+    pub(super) fn new(body: Body, bytes: Arc<AtomicU64>, limit: u64) -> Self {
+        Self { body, bytes, limit }
+    }
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()).and_then(Frame::data_ref) {
+            let bytes = self.bytes.fetch_add(data.len() as u64, Ordering::Relaxed) + data.len() as u64;
+            if bytes > self.limit {
+                let error = Error::Exhausted(format!(
+                    "the request is larger than {}; only DoPut takes more",
+                    human_bytes(self.limit)
+                ));
+                return Poll::Ready(Some(Err(error.into())));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

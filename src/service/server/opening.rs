@@ -1,0 +1,127 @@
+//! From settings to what a server is made of.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+
+use crate::catalog::{Catalog, Uploads, UploadsLimits};
+use crate::memory::{Arena, Budget};
+use crate::scheduler::{Scheduler, SchedulerOptions};
+use crate::service::auth::Authenticator;
+use crate::service::deliveries::Deliveries;
+use crate::service::metrics::Metrics;
+use crate::service::readers::Readers;
+use crate::service::sessions::Sessions;
+use crate::service::settings::Settings;
+use crate::service::shared::{Limits, Shared, tenant_limits};
+use crate::service::tickets::Tickets;
+use crate::service::{devices, incoming};
+use crate::{Context, Error, Result};
+
+/// Refuses what would let strangers in.
+pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
+    if settings.listen.ip().is_loopback() || settings.insecure {
+        return Ok(());
+    }
+    let has_tls = settings.tls_cert.is_some() && settings.tls_key.is_some();
+    let knows_callers = settings.token_file.is_some() || settings.tls_client_ca.is_some();
+    if has_tls && knows_callers {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "listening on {} would let everybody on the network in: give --tls-cert and --tls-key, and --token-file or \
+         --tls-client-ca; or listen on 127.0.0.1; or say --insecure if the network is yours alone",
+        settings.listen
+    )))
+}
+
+pub(super) fn open(settings: &Settings) -> Result<Shared> {
+    let limits = Limits::new(settings)?;
+    let authenticator = match &settings.token_file {
+        Some(path) => Authenticator::from_file(path)?,
+        None => Authenticator::open(),
+    };
+    let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
+    let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
+    let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
+    let uploads_limits =
+        UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
+    let uploads = Uploads::new(catalog.clone(), uploads_limits);
+    let topology = devices::topology(settings)?;
+    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
+    let rates = devices::device_rates(settings, &topology, &devices);
+    let options = SchedulerOptions {
+        queue_limit: settings.queue_limit,
+        tenant_jobs: settings.tenant_jobs,
+        jobs_per_device: settings.jobs_per_device,
+        memory_wait: Duration::from_secs(settings.memory_wait_seconds),
+        retain: limits.retain,
+        ..SchedulerOptions::default()
+    };
+    let rated = devices.iter().cloned().zip(rates.iter().map(|measured| measured.rates.clone()));
+    let scheduler = Scheduler::start(catalog.clone(), rated.collect(), options);
+    for caller in authenticator.tenants() {
+        scheduler.set_weight(&caller.tenant, caller.weight)?;
+    }
+    Ok(Shared {
+        catalog,
+        scheduler,
+        topology,
+        devices,
+        rates,
+        limits,
+        authenticator,
+        tickets: Tickets::default(),
+        sessions: Sessions::new(Duration::from_secs(settings.session_idle_seconds)),
+        metrics: Metrics::new(),
+        started: SystemTime::now(),
+        draining: false.into(),
+        closing: CancellationToken::new(),
+        deliveries: Deliveries::default(),
+        ended: CancellationToken::new(),
+        uploads,
+        readers: Readers::default(),
+    })
+}
+
+pub(super) fn unusable_tls(error: &tonic::transport::Error) -> Error {
+    Error::Invalid(format!("the TLS certificate or key cannot be used: {error:?}"))
+}
+
+pub(super) async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
+    let Some(address) = parse_admin(settings)? else { return Ok(None) };
+    let listener = TcpListener::bind(address).await;
+    listener.map(Some).map_err(|error| incoming::cannot_listen(address, "--admin-listen", &error))
+}
+
+/// Where the admin port is to be; `None`: nowhere.
+pub(super) fn parse_admin(settings: &Settings) -> Result<Option<SocketAddr>> {
+    if settings.admin_listen == "off" {
+        return Ok(None);
+    }
+    settings.admin_listen.parse().map(Some).map_err(|_| {
+        Error::Invalid(format!(
+            "--admin-listen is {:?}; write an address and port such as 127.0.0.1:8816, or \"off\"",
+            settings.admin_listen
+        ))
+    })
+}
+
+pub(super) fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
+    let (cert, key) = match (&settings.tls_cert, &settings.tls_key) {
+        (Some(cert), Some(key)) => (cert, key),
+        (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
+        _ => return Err(Error::Invalid("TLS takes both --tls-cert and --tls-key".into())),
+    };
+    let read = |path: &std::path::Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
+    let mut tls =
+        ServerTlsConfig::new().identity(Identity::from_pem(read(cert)?, read(key)?)).timeout(Duration::from_secs(10));
+    if let Some(authority) = &settings.tls_client_ca {
+        tls = tls.client_ca_root(Certificate::from_pem(read(authority)?));
+    }
+    Ok(Some(tls))
+}
