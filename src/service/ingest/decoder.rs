@@ -199,7 +199,8 @@ impl StreamDecoder {
             };
         }
         let message = ipc::root_as_message(header).map_err(|error| {
-            Error::Invalid(format!("the header of a message is not an Arrow IPC flatbuffer: {error}"))
+            let why = in_one_line(&error.to_string());
+            Error::Invalid(format!("the header of a message is not an Arrow IPC flatbuffer: {why}"))
         })?;
         let version = message.version();
         if version != ipc::MetadataVersion::V4 && version != ipc::MetadataVersion::V5 {
@@ -314,8 +315,15 @@ fn without_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|payload| {
         let said = payload.downcast_ref::<&str>().copied().map(String::from);
         let said = said.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let said = in_one_line(&said);
         Err(Error::Invalid(format!("a message is malformed, or of a kind that Arrow's reader does not know: {said}")))
     })
+}
+
+/// What a library says in several lines, as a part of a sentence.
+fn in_one_line(said: &str) -> String {
+    let lines = said.lines().map(|line| line.trim().trim_end_matches('.')).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(", ")
 }
 
 fn describe(schema: &SchemaRef) -> String {

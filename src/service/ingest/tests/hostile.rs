@@ -334,6 +334,12 @@ fn headers_that_are_no_arrow_message_are_refused() {
     let mut messages = sent(&batch);
     messages[1].data_header = vec![0xff; 100].into();
     assert_refused(&messages, "not an Arrow IPC flatbuffer");
+    // A table whose only field points out of it: the library tells that with a trace of several lines.
+    let mut cut = messages[0].data_header.to_vec();
+    cut.truncate(cut.len() / 2);
+    messages[1].data_header = cut.into();
+    let error = assert_refused(&messages, "while verifying table field");
+    assert!(!error.message().contains(['\n', '\t']), "{error:?} is more than a sentence");
     messages[1].data_header = Vec::new().into();
     assert_refused(&messages, "and no header");
     messages[1].data_header = batch_header(0, &[], &[], &[], i64::MAX).into();
