@@ -77,7 +77,9 @@ impl Pool {
 
     /// The smallest kept block that is large enough and not wastefully so.
     fn take_kept(&self, bytes: usize) -> Option<Block> {
-        let fits = |block: &Block| block.len() >= bytes && block.len() <= bytes + (bytes / 4).max(KEPT_BLOCK_BYTES_MIN);
+        // What a new block would have is not waste: in a few megabytes, whole huge pages are more than a quarter.
+        let most = Block::rounded(bytes)?.saturating_add((bytes / 4).max(KEPT_BLOCK_BYTES_MIN));
+        let fits = |block: &Block| block.len() >= bytes && block.len() <= most;
         let mut kept = self.kept.lock();
         let best = kept.iter().enumerate().filter(|(_, block)| fits(block)).min_by_key(|(_, block)| block.len())?.0;
         Some(kept.remove(best))
@@ -248,3 +250,19 @@ pub(super) fn split_at_bounds<'a, T>(mut slice: &'a mut [T], bounds: &[usize], w
 
 /// A mutable view that several threads may write: see [`raw::as_atomic_u32`].
 pub(super) use raw::as_atomic_u32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_taken_again_for_the_size_it_was_made_for() {
+        for bytes in [KEPT_BLOCK_BYTES_MIN, 100_000, (2 << 20) - 64, 2 << 20, (2 << 20) + 1, 4_880_000, 20_000_000] {
+            let pool = Pool::new(Budget::new("device memory", "--device-memory", 1 << 30));
+            drop(pool.values::<u8>(bytes, "a test").unwrap());
+            assert_eq!(pool.kept.lock().len(), 1, "{bytes} B are kept");
+            let _again = pool.values::<u8>(bytes, "a test").unwrap();
+            assert!(pool.kept.lock().is_empty(), "{bytes} B are taken again");
+        }
+    }
+}

@@ -27,14 +27,20 @@ pub(super) struct Block {
 impl Block {
     /// A block of at least `len` bytes, or `None` when the system has no memory.
     pub(super) fn new(len: usize) -> Option<Self> {
+        let len = Self::rounded(len)?;
         if len >= HUGE_PAGE_BYTES {
-            return Self::map(len.checked_next_multiple_of(HUGE_PAGE_BYTES)?);
+            return Self::map(len);
         }
-        let len = len.max(1).next_multiple_of(LINE_BYTES);
         let layout = Layout::from_size_align(len, LINE_BYTES).ok()?;
         // SAFETY: the layout has a size above zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self { start, len })
+    }
+
+    /// The size of a new block for `len` bytes: whole huge pages, or whole lines. `None` when nothing is that large.
+    pub(super) fn rounded(len: usize) -> Option<usize> {
+        let unit = if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { LINE_BYTES };
+        len.max(1).checked_next_multiple_of(unit)
     }
 
     /// Whether the block has pages of its own.
