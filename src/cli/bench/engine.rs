@@ -143,12 +143,12 @@ impl Engine {
     pub fn measure(
         &self,
         workload: &Workload,
-        strategy: Option<Strategy>,
+        asked_for: Option<Strategy>,
         expected: Summary,
         runs: u32,
         ran: &dyn Fn(),
     ) -> Result<Measured> {
-        let (_, batches, phases, strategy) = self.join(strategy)?;
+        let (_, batches, phases, strategy) = self.join(asked_for)?;
         ran();
         let got = Summary::of(&batches, workload.payloads)?;
         if got != expected {
@@ -161,7 +161,7 @@ impl Engine {
         drop(batches);
         let mut seconds = Vec::with_capacity(runs as usize);
         for _ in 0..runs {
-            seconds.push(self.join(Some(strategy))?.0);
+            seconds.push(self.join(asked_for)?.0);
             ran();
         }
         seconds.sort_by(f64::total_cmp);
