@@ -12,6 +12,7 @@
 //! This room knows of devices and memory, and nothing of tables, strategies or the wire.
 
 mod host_gather;
+mod host_keys;
 mod key;
 mod layout;
 mod reader;
