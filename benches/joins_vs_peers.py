@@ -1,4 +1,4 @@
-"""Joins on the CPU engine against DuckDB, Polars and DataFusion on the same cores, the result materialized.
+"""Joins against DuckDB, Polars and DataFusion on the same cores, the result materialized.
 
 Every engine runs in a process of its own that is kept to the same processors, with its tables loaded; they take
 turns in a changing order, several times over. A join is timed from the request to the last column in memory, and
@@ -9,6 +9,8 @@ Dovetail is timed twice: its engine, by the job's own record, and through the cl
 loopback. So is DuckDB: as an Arrow table (`to_arrow_table`), and as a table of its own (`CREATE TABLE AS`).
 
     python benches/joins_vs_peers.py --workloads int4 int8 string tpch --repeat 5
+
+Dovetail runs on the CPU; ``--devices cuda:1`` gives it a GPU, and the others the cores that they have.
 
 `tpch` needs Parquet files of orders and lineitem in ``--tpch DIR``, as ``tpchgen-cli -s 1 --format=parquet
 --output-dir DIR`` writes them.
@@ -26,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -220,11 +223,13 @@ def datafusion_engine(work: Workload, cores: int) -> Iterator[Engine]:
 
 
 @contextmanager
-def dovetail_engine(work: Workload, cores: int) -> Iterator[Engine]:
+def dovetail_engine(work: Workload, cores: int, devices: str = "host:1") -> Iterator[Engine]:
     import dovetail
 
     memory = 4 * (work.left.nbytes + 2 * work.right.nbytes) + (1 << 30)
-    settings = {"devices": "host:1", "host_memory": memory, "device_memory": memory, "log": "warn"}
+    settings = {"devices": devices, "host_memory": memory, "log": "warn"}
+    if devices.startswith("host"):
+        settings["device_memory"] = memory
     # The server is kept to this process's processors, and makes as many threads.
     with Dovetail(**settings) as server, dovetail.connect(server.uri) as client:
         client.put("l", work.left)
@@ -249,11 +254,11 @@ def dovetail_engine(work: Workload, cores: int) -> Iterator[Engine]:
         yield Engine(str(client.server_info()["version"]), server.pid, run, describe)
 
 
-def serve(name: str, workload: str, rows: int, folder: str | None, cores: int) -> None:
+def serve(name: str, workload: str, rows: int, folder: str | None, cores: int, devices: str) -> None:
     """A worker: loads, then runs once for every line on standard input."""
     keep_to_cores(cores)
     engines = {
-        "dovetail": dovetail_engine,
+        "dovetail": partial(dovetail_engine, devices=devices),
         "duckdb": duckdb_engine,
         "polars": polars_engine,
         "datafusion": datafusion_engine,
@@ -280,10 +285,10 @@ def serve(name: str, workload: str, rows: int, folder: str | None, cores: int) -
 class Worker:
     """An engine in a process of its own."""
 
-    def __init__(self, engine: str, workload: str, rows: int, folder: str | None, cores: int) -> None:
+    def __init__(self, engine: str, workload: str, rows: int, folder: str | None, cores: int, devices: str) -> None:
         environment = {**os.environ, "POLARS_MAX_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
         command = [sys.executable, __file__, "--serve", engine, "--workloads", workload, "--rows", str(rows)]
-        command += ["--cores", str(cores), *(["--tpch", folder] if folder else [])]
+        command += ["--cores", str(cores), "--devices", devices, *(["--tpch", folder] if folder else [])]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -323,11 +328,14 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--devices", default="host:1", help="what Dovetail runs on: host:1, cuda:1")
     parser.add_argument("--tpch", help="folder with Parquet files of orders and lineitem")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.serve, arguments.workloads[0], arguments.rows, arguments.tpch, arguments.cores)
+        serve(
+            arguments.serve, arguments.workloads[0], arguments.rows, arguments.tpch, arguments.cores, arguments.devices
+        )
         return
     recorder = Recorder("joins_vs_peers")
     for workload in arguments.workloads:
@@ -340,7 +348,9 @@ def compare(workload: str, arguments: argparse.Namespace, recorder: Recorder) ->
     answers: dict[str, list[dict[str, object]]] = {engine: [] for engine in arguments.engines}
     try:
         for engine in arguments.engines:
-            workers[engine] = Worker(engine, workload, arguments.rows, arguments.tpch, arguments.cores)
+            workers[engine] = Worker(
+                engine, workload, arguments.rows, arguments.tpch, arguments.cores, arguments.devices
+            )
         for repeat in range(-1, arguments.repeat):
             # Each goes first, second, ... in turn; the first round warms up.
             first = repeat % len(arguments.engines)
@@ -369,7 +379,8 @@ def compare(workload: str, arguments: argparse.Namespace, recorder: Recorder) ->
         )
         recorder.write(
             benchmark="joins_vs_peers", workload=workload, engine=engine, version=about["version"],
-            cores=arguments.cores, input_bytes=about["bytes"], result_rows=about["rows"], median_seconds=timings,
+            cores=arguments.cores, devices=arguments.devices if engine == "dovetail" else None,
+            input_bytes=about["bytes"], result_rows=about["rows"], median_seconds=timings,
             faster=faster, resident_bytes_before=about["resident_bytes"], memory_max_bytes=peak,
             memory_increase_bytes=grown, runs=runs,
         )  # fmt: skip
