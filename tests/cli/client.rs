@@ -257,6 +257,26 @@ fn an_interrupted_fetch_leaves_no_file() {
 }
 
 #[test]
+fn a_connection_that_breaks_is_said_to_have_broken() {
+    let rude = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("http://{}", rude.local_addr().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = begin(folder.path(), &["tables", "--server", &uri]);
+    let connection = rude.accept().unwrap();
+    // A connection that breaks is opened once more, which must not succeed.
+    drop(rude);
+    drop(connection);
+    wait_until("the command to give up", || child.try_wait().unwrap().is_some());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    // Where the first of it breaks is a matter of time: in opening it, or in the call.
+    let expected = ["the connection to the server broke: ", "cannot reach a server"];
+    assert!(expected.iter().any(|words| said.contains(words)), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
 fn an_interrupted_upload_leaves_nothing_on_the_server() {
     let server = Server::start(&[]);
     write_tables(server.path(), 1000);

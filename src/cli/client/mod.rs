@@ -252,6 +252,10 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// The server's sentence, under the variant that its status stands for.
 pub fn from_status(status: Status) -> Error {
+    // A status that the server sent has no cause on this side; "transport error" and the like have.
+    if let (Code::Unavailable | Code::Unknown, Some(cause)) = (status.code(), std::error::Error::source(&status)) {
+        return Error::Unavailable(format!("the connection to the server broke: {}", chain(cause)));
+    }
     let message = match status.message() {
         "" => std::error::Error::source(&status).map_or_else(|| status.code().to_string(), chain),
         // tonic's words for an answer over HTTP that is none of gRPC.
