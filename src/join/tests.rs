@@ -301,10 +301,10 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
     let mut large = Bench::new(0, left, right(8 * ROWS));
     for strategy in [Strategy::RadixHash, Strategy::RadixHashGfur] {
         let join = |bench: &mut Bench, memory: u64| {
-            // With a link, so that what it reads is copied and takes memory; with one thread, so that it takes as much each time.
+            // With a link, so that what it reads is copied and takes memory.
             let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
-            bench.device = HostDevice::new(0, 1, budget, Some(link)).unwrap();
+            bench.device = HostDevice::new(0, 2, budget, Some(link)).unwrap();
             let plan = bench.plan(spec(JoinKind::Inner, strategy), Side::Left);
             assert!(!plan.estimates.repeats(Side::Left), "the case needs keys that look distinct");
             let rows = Mutex::new(0);
@@ -314,13 +314,12 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
             });
             bench.run(&plan, &sink, &Monitor::default()).map(|()| rows.into_inner())
         };
-        let mut memory = 512 << 10;
+        let mut memory = 256 << 10;
         while let Err(error) = join(&mut small, memory) {
             assert!(matches!(error, Error::Exhausted(_)) && memory < 64 << 20, "{error}");
-            memory += memory / 200;
+            memory += memory / 50;
         }
-        // Less than a chunk of half of what is free takes, which is what it was given when nothing was held back.
-        let rows = join(&mut large, memory + memory / 100).unwrap_or_else(|error| panic!("{strategy}: {error}"));
+        let rows = join(&mut large, memory + memory / 25).unwrap_or_else(|error| panic!("{strategy}: {error}"));
         // Every build row matches the 8 probe rows of its key.
         assert_eq!(rows, 8 * ROWS as usize);
     }
