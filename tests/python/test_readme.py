@@ -93,6 +93,7 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     for page in [
         ROOT / "README.md",
         ROOT / "ARCHITECTURE.md",
+        ROOT / "kernels/README.md",
         *ROOT.glob("clients/**/README.md"),
         *ROOT.glob("benches/*.md"),
     ]:

@@ -49,8 +49,10 @@ def join_command(
     retain_seconds: int | None = None,
     batch_rows: int | None = None,
 ) -> dict[str, Any]:
-    """The command of a join. What is not said is left out: the session's option holds then, or the server's default. What
-    is said overrides the session's, also where it is what the default would be.
+    """The command of a join.
+
+    What is not said is left out: the session's option holds then, or the server's default. What is said overrides the
+    session's, also where it is what the default would be.
 
     >>> join_command("a", "b", "k", how="left")
     {'join': {'left': 'a', 'right': 'b', 'on': [{'left': 'k', 'right': 'k'}], 'how': 'left'}}

@@ -236,7 +236,8 @@ class Client:
                 ``"right_semi"`` or ``"right_anti"``.
             columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
                 the keys once, the rest of left, the rest of right, with the suffix ``_right`` where a name clashes.
-            strategy: How it is done; ``"auto"``, the default, lets the planner choose. :meth:`explain` shows the choice.
+            strategy: How it is done; ``"auto"``, the default, lets the planner choose. :meth:`explain` shows what
+                it chose.
             nulls_equal: Whether a null key matches a null key; by default it does not.
             into: Keeps the result as a table of this name.
             devices: How many devices may run it, or a list of their names.
