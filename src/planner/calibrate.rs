@@ -33,6 +33,15 @@ const ROW_BYTES: u64 = 128;
 /// fewer, hash tables of tens of megabytes look twice as fast as they are.
 const SPREAD_ROWS: usize = 1 << 23;
 
+/// The same for a GPU, whose second-level cache is larger.
+const GPU_SPREAD_ROWS: usize = 1 << 25;
+
+/// Rows of a hash table that stays in the second cache of a CPU's thread.
+const TABLE_ROWS: usize = 1 << 13;
+
+/// The same for a GPU, in the cache that all of it shares.
+const GPU_TABLE_ROWS: usize = 1 << 20;
+
 /// A device's rates as they are measured, or the defaults when they cannot be.
 pub fn calibrate(device: &dyn Device) -> Rates {
     measure_rates(device).unwrap_or_else(|| Rates::defaults(device))
@@ -42,10 +51,7 @@ pub fn calibrate(device: &dyn Device) -> Rates {
 /// that refuses, which is logged. Whoever changes what is measured, or how, counts it in `kept_rates`.
 pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
-    let rows_max = match device.id().kind {
-        DeviceKind::Host => ROWS_MAX,
-        DeviceKind::Cuda => GPU_ROWS_MAX,
-    };
+    let (rows_max, _, _) = sizes(device);
     let rows = rows_max.min(usize::try_from(fit).unwrap_or(rows_max));
     if rows < ROWS_MIN {
         return None;
@@ -58,7 +64,16 @@ pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
         .ok()
 }
 
+/// Rows that are measured, rows of a table that stays in cache, and rows that do not.
+fn sizes(device: &dyn Device) -> (usize, usize, usize) {
+    match device.id().kind {
+        DeviceKind::Host => (ROWS_MAX, TABLE_ROWS, SPREAD_ROWS),
+        DeviceKind::Cuda => (GPU_ROWS_MAX, GPU_TABLE_ROWS, GPU_SPREAD_ROWS),
+    }
+}
+
 fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
+    let (_, table_rows, spread_rows) = sizes(device);
     let mut rates = Rates::defaults(device);
     let stream = device.stream(CancelFlag::new())?;
     let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 256 << 20));
@@ -139,7 +154,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.merge_rows = 2.0 * rows / seconds;
 
     // A table and columns that fit in cache, then ones that do not.
-    let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(1 << 13) };
+    let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
     let (table, seconds) = bench.time(|| device.build_table(&small, &stream))?;
     rates.build_rows = small.rows as f64 / seconds;
     let (_, seconds) = bench.time(|| device.probe_table(&table, &small, 0..small.rows, &stream))?;
@@ -173,11 +188,11 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let in_cache = list((0..row_count).map(|at| (mixed(at) % row_count.min(4096)) as u32).collect())?;
     let (_, seconds) = bench.time(|| device.gather(&near, &in_cache, &stream))?;
     rates.gather_values = rows / seconds;
-    if rates.reads_host_memory || (!is_slow && device.memory().free_bytes() > 4 * 8 * SPREAD_ROWS as u64) {
-        let far = column(SPREAD_ROWS)?;
-        let anywhere = list((0..row_count).map(|at| (mixed(at) % SPREAD_ROWS) as u32).collect())?;
+    if rates.reads_host_memory || (!is_slow && device.memory().free_bytes() > 4 * 8 * spread_rows as u64) {
+        let far = column(spread_rows)?;
+        let anywhere = list((0..row_count).map(|at| (mixed(at) % spread_rows) as u32).collect())?;
         let (_, seconds) = bench.time(|| device.gather(&far, &anywhere, &stream))?;
-        let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * SPREAD_ROWS as f64);
+        let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * spread_rows as f64);
         let beyond = seconds - rows / rates.gather_values;
         if beyond > 0.0 && missing > 0.0 {
             rates.random_reads = rows * missing / beyond;
@@ -185,9 +200,10 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     }
 
     // What the host does for the device: keys that are hashed, and strings gathered, of 16 bytes each.
-    let text = StringArray::from_iter_values((0..row_count).map(|at| format!("{:016x}", mixed(at))));
+    let host_rows = row_count.min(ROWS_MAX);
+    let text = StringArray::from_iter_values((0..host_rows).map(|at| format!("{:016x}", mixed(at))));
     let batch = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)])?;
-    let strings = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..row_count as u64);
+    let strings = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..host_rows as u64);
     let facts = KeyFacts {
         class: KeyClass::String,
         build_type: DataType::Utf8,
@@ -200,10 +216,10 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let layout = KeyLayout::new(vec![facts], 1);
     let (_, seconds) =
         bench.time_beside(|| layout.pack(Role::Probe, &strings, &[0], device, &arena, &stream).map(drop))?;
-    rates.host_keys = rows / seconds;
-    let anywhere: Vec<u32> = (0..row_count).map(|at| (mixed(at) % row_count) as u32).collect();
+    rates.host_keys = host_rows as f64 / seconds;
+    let anywhere: Vec<u32> = (0..host_rows).map(|at| (mixed(at) % host_rows) as u32).collect();
     let (_, seconds) = bench.time_beside(|| gather_on_host(&strings, 0, &anywhere, &arena).map(drop))?;
-    rates.host_values = rows / seconds;
+    rates.host_values = host_rows as f64 / seconds;
     Ok(rates)
 }
 

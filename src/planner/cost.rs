@@ -290,7 +290,7 @@ impl Model<'_> {
         let (mut bytes, mut seconds) = (0.0, 0.0);
         for role in [Role::Build, Role::Probe] {
             let input = self.inputs.of(role);
-            let column_bytes = input.rows * input.copied_row_bytes(moved);
+            let column_bytes = input.rows * input.copied_row_bytes();
             bytes += column_bytes;
             seconds += self.copy_seconds(input, column_bytes);
             // Rows that take no part are left out of columns before these are carried.
@@ -610,7 +610,7 @@ impl Model<'_> {
 
     /// Bytes per row of the columns of the result as they are copied in, with their validity, which always is.
     fn copied_row_bytes(&self, input: &Input) -> f64 {
-        let columns = input.copied_row_bytes(self.strategy != Strategy::Hash);
+        let columns = input.copied_row_bytes();
         let nullable = input.columns.iter().filter(|column| column.nullable).count();
         self.charged(input, columns) + nullable as f64 / 8.0
     }

@@ -154,9 +154,9 @@ impl Input {
         }
     }
 
-    /// Bytes per row of the columns that are copied in when the rows are moved (`moved`) or stay as they lie.
-    pub(super) fn copied_row_bytes(&self, moved: bool) -> f64 {
-        self.columns.iter().filter(|column| !(moved && column.raw_key)).map(|column| column.bytes).sum()
+    /// Bytes per row of the columns that are copied in. One that is the key, bit for bit, came in to be packed.
+    pub(super) fn copied_row_bytes(&self) -> f64 {
+        self.columns.iter().filter(|column| !column.raw_key).map(|column| column.bytes).sum()
     }
 
     /// Bytes per row of the columns that are carried along.
