@@ -86,6 +86,8 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
         let said = server.fails(&["put", "broken.csv", "--streams", streams]);
         assert!(said.contains("broken.csv") && said.contains("not a number"), "{said}");
         assert!(server.json(&["tables"]).is_empty());
+        // The server hears of it a moment after the command has ended.
+        wait_until("the upload to be forgotten", || metric(&server, "dovetail_uploads_under_way") == 0.0);
     }
     assert!(server.fails(&["put", "broken.csv", "none.csv"]).contains("no such file"));
 }

@@ -252,8 +252,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// The server's sentence, under the variant that its status stands for.
 pub fn from_status(status: Status) -> Error {
-    // A status that the server sent has no cause on this side; "transport error" and the like have.
-    if let (Code::Unavailable | Code::Unknown, Some(cause)) = (status.code(), std::error::Error::source(&status)) {
+    // A status that the server sent has no cause on this side; "transport error", "operation was canceled" and the like
+    // have.
+    if let (Code::Unavailable | Code::Unknown | Code::Cancelled, Some(cause)) =
+        (status.code(), std::error::Error::source(&status))
+    {
         return Error::Unavailable(format!("the connection to the server broke: {}", chain(cause)));
     }
     let message = match status.message() {
