@@ -249,6 +249,7 @@ async fn a_drain_lets_calls_finish_and_takes_no_new_ones() {
     let mut client = server.client().await;
     let (messages, sender, mut acks) = open_upload(&mut client, "t").await;
     let shared = server.shared.clone();
+    eventually("the upload begins", async || shared.uploads.under_way() == 1).await;
     server.drain();
     eventually("the drain begins", async || shared.is_draining()).await;
     assert_eq!(server.http_get("/readyz").await.0, 503);
@@ -270,6 +271,8 @@ async fn a_second_signal_ends_what_a_drain_waits_for() {
     let mut server = TestServer::start(&["--drain-seconds=3600"]).await;
     let mut client = server.client().await;
     let (_messages, _sender, acks) = open_upload(&mut client, "t").await;
+    let shared = server.shared.clone();
+    eventually("the upload begins", async || shared.uploads.under_way() == 1).await;
     server.drain();
     server.end();
     server.join().await.unwrap();
@@ -281,6 +284,8 @@ async fn the_drain_limit_ends_what_does_not_end() {
     let mut server = TestServer::start(&["--drain-seconds=0"]).await;
     let mut client = server.client().await;
     let (_messages, _sender, acks) = open_upload(&mut client, "t").await;
+    let shared = server.shared.clone();
+    eventually("the upload begins", async || shared.uploads.under_way() == 1).await;
     server.drain();
     server.join().await.unwrap();
     drop(acks);
