@@ -178,8 +178,6 @@ struct DovetailSort {
   uint64_t rows;
   /// 4 or 8.
   uint32_t width;
-  /// Keys differ in bits below this one only.
-  uint32_t end_bit;
   /// State.
   void *scratch;
   /// Its size.
@@ -522,7 +520,7 @@ extern uint64_t dovetail_select_scratch_bytes(uint64_t rows);
 
 extern int dovetail_partition(const struct DovetailPartition *args, DovetailStream stream);
 
-extern uint64_t dovetail_partition_scratch_bytes(uint64_t rows, uint32_t parents, uint32_t bits);
+extern uint64_t dovetail_partition_scratch_bytes(uint32_t parents, uint32_t bits);
 
 extern int dovetail_sort(const struct DovetailSort *args, DovetailStream stream);
 

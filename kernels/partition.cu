@@ -212,7 +212,7 @@ constexpr u32 SCATTER_SHARED_BYTES = STAGED_BYTES + (TILE + 2 * BINS_MAX) * 4;
 
 using namespace dovetail;
 
-uint64_t dovetail_partition_scratch_bytes(uint64_t, uint32_t parents, uint32_t bits) {
+uint64_t dovetail_partition_scratch_bytes(uint32_t parents, uint32_t bits) {
     return Scratch(nullptr, parents, bits).bytes;
 }
 

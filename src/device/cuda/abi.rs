@@ -185,8 +185,6 @@ pub struct DovetailSort {
     pub rows: u64,
     /// 4 or 8.
     pub width: u32,
-    /// Keys differ in bits below this one only.
-    pub end_bit: u32,
     /// State.
     pub scratch: *mut c_void,
     /// Its size.
@@ -560,7 +558,7 @@ unsafe extern "C" {
     pub fn dovetail_select(args: *const DovetailSelect, stream: DovetailStream) -> c_int;
     pub fn dovetail_select_scratch_bytes(rows: u64) -> u64;
     pub fn dovetail_partition(args: *const DovetailPartition, stream: DovetailStream) -> c_int;
-    pub fn dovetail_partition_scratch_bytes(rows: u64, parents: u32, bits: u32) -> u64;
+    pub fn dovetail_partition_scratch_bytes(parents: u32, bits: u32) -> u64;
     pub fn dovetail_sort(args: *const DovetailSort, stream: DovetailStream) -> c_int;
     pub fn dovetail_sort_scratch_bytes(width: u32, rows: u64) -> u64;
     pub fn dovetail_sort_image(args: *const DovetailSortImage, stream: DovetailStream) -> c_int;

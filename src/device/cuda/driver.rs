@@ -92,11 +92,11 @@ impl Gpu {
         Ok(usize::try_from(count).unwrap_or(1))
     }
 
-    /// Bytes of memory that are free now, and all there are.
-    pub(super) fn memory_bytes(&self) -> Result<(u64, u64)> {
+    /// Bytes of memory that are free now.
+    pub(super) fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
-        let (free, total) = self.answer(result::mem_get_info(), "reading the GPU's memory")?;
-        Ok((free as u64, total as u64))
+        let (free, _) = self.answer(result::mem_get_info(), "reading the GPU's memory")?;
+        Ok(free as u64)
     }
 
     /// Makes this GPU the one that the calling thread's calls go to.

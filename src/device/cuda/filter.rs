@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::abi;
-use super::buffer::{CudaBuffer, pointer_of};
+use super::buffer::CudaBuffer;
 use super::gather::{compose, gather};
 use super::keys::key_pointer;
 use super::positions::select;
@@ -50,9 +50,8 @@ pub(super) fn build(work: &Work<'_>, keys: &Keys) -> Result<Filter> {
 pub(super) fn filter_keys(work: &Work<'_>, filter: &Filter, keys: &PackedKeys) -> Result<PackedKeys> {
     let filter: &CudaFilter = filter.state.as_any().downcast_ref().expect("a filter of another device");
     let rows = keys.keys.rows;
-    let mut args = select::everything(rows);
-    args.condition = abi::DOVETAIL_PASSES_FILTER;
-    args.keys = pointer_of::<u8>(&keys.keys.data, rows * keys.keys.width.bytes()).cast();
+    let mut args = select::rows_that(abi::DOVETAIL_PASSES_FILTER, rows);
+    args.keys = key_pointer(&keys.keys);
     args.key_bytes = keys.keys.width.bytes() as u32;
     args.filter_words = filter.words.as_ptr();
     args.filter_mask = filter.word_mask;

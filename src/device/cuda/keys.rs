@@ -4,8 +4,8 @@ use std::ptr::null;
 use std::sync::Arc;
 
 use super::abi::{self, DOVETAIL_FIELDS_MAX};
-use super::buffer::{CudaBuffer, cuda, pointer_of};
-use super::gather::gather_cells;
+use super::buffer::{CudaBuffer, pointer_of};
+use super::gather::{gather, gather_cells};
 use super::positions::select;
 use super::work::Work;
 use crate::Result;
@@ -98,29 +98,28 @@ fn key_field(field: &KeyField, rows: usize, width: KeyWidth) -> abi::DovetailKey
 
 /// The rows that are valid in all bitmaps, and how many they are.
 fn rows_valid_in_all(work: &Work<'_>, required: &[&DeviceBuffer], rows: usize) -> Result<(CudaBuffer, usize)> {
-    let mut conditions = required.chunks(DOVETAIL_FIELDS_MAX).map(|bitmaps| {
-        let mut args = select::everything(rows);
+    let bitmaps_that = |condition, bitmaps: &[&DeviceBuffer]| {
+        let mut args = select::rows_that(condition, rows);
         args.bitmap_count = bitmaps.len() as u32;
         for (to, bitmap) in args.bitmaps.iter_mut().zip(bitmaps) {
             *to = pointer_of(bitmap, rows.div_ceil(8));
         }
         args
-    });
+    };
     if required.len() <= DOVETAIL_FIELDS_MAX {
-        let args = conditions.next().expect("at least one bitmap is required");
-        return select::run(work, abi::DovetailSelect { condition: abi::DOVETAIL_VALID, ..args }, None);
+        return select::run(work, bitmaps_that(abi::DOVETAIL_VALID, required), None);
     }
     // More than one call looks at: those that are null anywhere are flagged, the others are left.
     let flags = work.filled(rows, 0, "flags of rows with nulls")?;
-    for args in conditions {
-        let (nulls, count) = select::run(work, abi::DovetailSelect { condition: abi::DOVETAIL_INVALID, ..args }, None)?;
+    for bitmaps in required.chunks(DOVETAIL_FIELDS_MAX) {
+        let (nulls, count) = select::run(work, bitmaps_that(abi::DOVETAIL_INVALID, bitmaps), None)?;
         let (positions, flags) = (nulls.as_ptr(), flags.as_mut_ptr());
         let args = abi::DovetailMark { positions, start: 0, rows: count as u64, flags };
         work.launch("marking rows with nulls", abi::dovetail_mark, &args)?;
     }
-    let mut args = select::everything(rows);
+    let mut args = select::rows_that(abi::DOVETAIL_FLAG_CLEAR, rows);
     args.flags = flags.as_ptr();
-    select::run(work, abi::DovetailSelect { condition: abi::DOVETAIL_FLAG_CLEAR, ..args }, None)
+    select::run(work, args, None)
 }
 
 pub(super) fn is_sorted(work: &Work<'_>, keys: &Keys) -> Result<bool> {
@@ -144,7 +143,7 @@ pub(super) fn sort(work: &Work<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sort
         Some(data) => Keys { data: Arc::new(data), ..keys.clone() },
         None => rearranged(work, keys, &order)?,
     };
-    Ok(Sorted { carried: carried(work, carry, order)?, keys })
+    Ok(Sorted { carried: carried(work, carry, &order)?, keys })
 }
 
 /// What keys are sorted by.
@@ -160,10 +159,10 @@ pub(super) enum Image {
 }
 
 /// The row numbers in the order of the keys' images, and the sorted images where they come with it and are the keys.
-pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result<(CudaBuffer, Option<CudaBuffer>)> {
+pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result<(Positions, Option<CudaBuffer>)> {
     const PURPOSE: &str = "sorting keys";
     let rows = keys.rows;
-    let numbers = numbers(work, 0, rows)?;
+    let numbers = numbers(work, rows)?;
     let width = keys.width.bytes().min(8);
     let images = |order: Option<&CudaBuffer>, upper: bool| -> Result<CudaBuffer> {
         let images = work.buffer(rows * width, PURPOSE)?;
@@ -184,14 +183,14 @@ pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result
         work.launch("making sort keys", abi::dovetail_sort_image, &args)?;
         Ok(images)
     };
-    match (keys.width, image) {
+    let (order, sorted) = match (keys.width, image) {
         (KeyWidth::W4 | KeyWidth::W8, Image::Key) => {
             let (sorted, order) = sort_pass(work, key_pointer(keys), numbers, rows, width)?;
-            Ok((order, Some(sorted)))
+            (order, Some(sorted))
         }
         (KeyWidth::W4 | KeyWidth::W8, Image::Mixed { .. }) => {
             let images = images(None, false)?;
-            Ok((sort_pass(work, images.as_ptr(), numbers, rows, width)?.1, None))
+            (sort_pass(work, images.as_ptr(), numbers, rows, width)?.1, None)
         }
         (KeyWidth::W16, _) => {
             // The sort is stable: by the lower half first, then by the upper.
@@ -199,9 +198,10 @@ pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result
             let (_, order) = sort_pass(work, lower.as_ptr(), numbers, rows, width)?;
             drop(lower);
             let upper = images(Some(&order), true)?;
-            Ok((sort_pass(work, upper.as_ptr(), order, rows, width)?.1, None))
+            (sort_pass(work, upper.as_ptr(), order, rows, width)?.1, None)
         }
-    }
+    };
+    Ok((Positions::List { data: Arc::new(order), rows, may_miss: false }, sorted))
 }
 
 fn sort_pass(
@@ -222,7 +222,6 @@ fn sort_pass(
         values_in: values_in.as_ptr(),
         rows: rows as u64,
         width: width as u32,
-        end_bit: 8 * width as u32,
         scratch: scratch.as_mut_ptr(),
         scratch_bytes,
         keys_out: keys_out.as_mut_ptr(),
@@ -232,49 +231,26 @@ fn sort_pass(
     Ok((keys_out, values_out))
 }
 
-/// `start`, `start + 1`, and so on.
-pub(super) fn numbers(work: &Work<'_>, start: u32, rows: usize) -> Result<CudaBuffer> {
-    let positions = Positions::Range(start as usize..start as usize + rows);
+/// 0, 1, and so on.
+pub(super) fn numbers(work: &Work<'_>, rows: usize) -> Result<CudaBuffer> {
     let numbers = work.values::<u32>(rows, "numbering rows")?;
-    gather_cells(work, None, 0, Width::W4, &positions, 0, &numbers)?;
+    gather_cells(work, None, 0, Width::W4, &Positions::Range(0..rows), 0, &numbers)?;
     Ok(numbers)
 }
 
 /// The keys at those rows.
-pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &CudaBuffer) -> Result<Keys> {
-    let data = gathered(work, &keys.as_column(), order, keys.rows)?;
-    Ok(Keys { data: Arc::new(data), ..keys.clone() })
+pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Result<Keys> {
+    Ok(Keys { data: gather(work, &keys.as_column(), order)?.data, ..keys.clone() })
 }
 
-/// The values of a column at `rows` row numbers.
-fn gathered(work: &Work<'_>, column: &Column, order: &CudaBuffer, rows: usize) -> Result<CudaBuffer> {
-    let out = work.buffer(rows * column.width.bytes(), "moving what is carried")?;
-    let args = abi::DovetailGather {
-        data: pointer_of::<u8>(&column.data, column.rows * column.width.bytes()).cast(),
-        data_start: 0,
-        width: column.width.bytes() as u32,
-        positions: order.as_ptr(),
-        start: 0,
-        rows: rows as u64,
-        missing: 0,
-        out: out.as_mut_ptr(),
-    };
-    work.launch("moving what is carried", abi::dovetail_gather, &args)?;
-    Ok(out)
-}
-
-/// What is carried, in the order of row numbers.
-pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: CudaBuffer) -> Result<Vec<Column>> {
-    let rows = order.size() / size_of::<u32>();
-    let order: DeviceBuffer = Arc::new(order);
+/// What is carried, in the order of row numbers. Validity is not moved.
+pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: &Positions) -> Result<Vec<Column>> {
+    let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
     carry
         .iter()
         .map(|carry| match carry {
-            Carry::RowNumber => Ok(Column { data: order.clone(), width: Width::W4, rows, validity: None }),
-            Carry::Column(column) => {
-                let data = Arc::new(gathered(work, column, cuda(&order), rows)?);
-                Ok(Column { data, width: column.width, rows, validity: None })
-            }
+            Carry::RowNumber => Ok(Column { data: numbers.clone(), width: Width::W4, rows: *rows, validity: None }),
+            Carry::Column(column) => gather(work, &Column { validity: None, ..column.clone() }, order),
         })
         .collect()
 }

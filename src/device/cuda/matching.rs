@@ -35,13 +35,12 @@ pub(super) fn matches(
 /// Where each run of equal keys starts, and at the end the number of rows; and how many runs there are. Waits.
 pub(super) fn find_runs(work: &Work<'_>, keys: &Keys) -> Result<(CudaBuffer, usize)> {
     const PURPOSE: &str = "finding runs of equal keys";
-    let mut args = select::everything(keys.rows);
-    args.condition = abi::DOVETAIL_RUN_HEADS;
+    let mut args = select::rows_that(abi::DOVETAIL_RUN_HEADS, keys.rows);
     args.keys = key_pointer(keys);
     args.key_bytes = keys.width.bytes() as u32;
     let (heads, runs) = select::run(work, args, None)?;
     let bounds = work.values::<u32>(runs + 1, PURPOSE)?;
-    work.copy_within_device(&heads, &bounds, runs * size_of::<u32>(), PURPOSE)?;
+    work.copy_to(&heads, &bounds, 0, runs * size_of::<u32>(), PURPOSE)?;
     let end = work.upload(&[keys.rows as u32], PURPOSE)?;
     work.copy_to(&end, &bounds, runs * size_of::<u32>(), size_of::<u32>(), PURPOSE)?;
     Ok((bounds, runs))

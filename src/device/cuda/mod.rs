@@ -89,7 +89,6 @@ impl CudaDevice {
     /// threads.
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         let gpu = Gpu::open(index)?;
-        let (free_bytes, _) = gpu.memory_bytes()?;
         let info = DeviceInfo {
             name: gpu.name()?,
             parallelism: gpu.multiprocessors()?,
@@ -105,7 +104,7 @@ impl CudaDevice {
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
-        Ok(Self { id, info, memory: budget(free_bytes), gpu: Arc::new(gpu), threads: thread_pool(id, threads)? })
+        Ok(Self { id, info, memory: budget(gpu.free_bytes()?), gpu: Arc::new(gpu), threads: thread_pool(id, threads)? })
     }
 
     /// Starts a primitive, unless its job was stopped.

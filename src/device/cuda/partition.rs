@@ -7,7 +7,7 @@ use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::{Image, carried, key_pointer, rearranged, sorted_order};
 use super::work::Work;
 use crate::Result;
-use crate::device::{Carry, Column, Keys, Partitions, RadixBits, Width};
+use crate::device::{Carry, Column, Keys, Partitions, Positions, RadixBits, Width};
 
 /// Moves that one pass makes beside the keys and, if it is not carried anyway, the row number that the rest is gathered by.
 const CARRIED_MAX: usize = DOVETAIL_MOVES_MAX - 2;
@@ -17,14 +17,8 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
         // More columns than a pass moves: row numbers go along, and columns are gathered by them.
         let mut partitions = partition(work, keys, &[Carry::RowNumber], bits)?;
         let numbers = partitions.carried.pop().expect("row numbers were carried");
-        let order = work.values::<u32>(numbers.rows, "moving what is carried")?;
-        work.copy_within_device(
-            super::buffer::cuda(&numbers.data),
-            &order,
-            4 * numbers.rows,
-            "moving what is carried",
-        )?;
-        return Ok(Partitions { carried: carried(work, carry, order)?, ..partitions });
+        let order = Positions::List { data: numbers.data, rows: numbers.rows, may_miss: false };
+        return Ok(Partitions { carried: carried(work, carry, &order)?, ..partitions });
     }
     let rows = keys.rows;
     let mut moving = Moving {
@@ -54,7 +48,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
         Some(column) => Ok(Column { validity: None, ..column }),
         // Nothing was moved: the row numbers are what they were.
         None => {
-            let data = Arc::new(super::keys::numbers(work, 0, rows)?);
+            let data = Arc::new(super::keys::numbers(work, rows)?);
             Ok(Column { data, width: Width::W4, rows, validity: None })
         }
     });
@@ -114,7 +108,7 @@ impl Moving {
         });
         let columns = columns.collect::<Result<_>>()?;
         // SAFETY: it computes a size from numbers.
-        args.scratch_bytes = unsafe { abi::dovetail_partition_scratch_bytes(args.rows, args.parents, args.bits) };
+        args.scratch_bytes = unsafe { abi::dovetail_partition_scratch_bytes(args.parents, args.bits) };
         let scratch = work.scratch(args.scratch_bytes, PURPOSE)?;
         let bounds = work.values::<u32>((parents << bits.bits) + 1, "bounds of partitions")?;
         args.scratch = scratch.as_mut_ptr();
@@ -136,5 +130,5 @@ pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitio
     let (order, _) = sorted_order(work, keys, Image::Mixed { skip: bits.skip })?;
     let keys = rearranged(work, keys, &order)?;
     let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
-    Ok(Partitions { keys, carried: carried(work, &carry, order)?, bounds: bounds.clone(), bits: *bits, grouped: true })
+    Ok(Partitions { keys, carried: carried(work, &carry, &order)?, bounds: bounds.clone(), bits: *bits, grouped: true })
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::abi;
 use super::buffer::{CudaBuffer, cuda, pointer_of};
-use super::gather::list;
+use super::gather::{compose, list};
 use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceBuffer, DeviceMemory, Matches, Pairs, Positions, Unmatched, Which};
@@ -14,10 +14,10 @@ use crate::device::{DeviceBuffer, DeviceMemory, Matches, Pairs, Positions, Unmat
 pub(super) mod select {
     use super::*;
 
-    /// A selection from the first `rows` rows whose condition is still open.
-    pub(in super::super) fn everything(rows: usize) -> abi::DovetailSelect {
+    /// A selection of those of the first `rows` rows that meet a condition. What the condition reads is still to be given.
+    pub(in super::super) fn rows_that(condition: u32, rows: usize) -> abi::DovetailSelect {
         abi::DovetailSelect {
-            condition: abi::DOVETAIL_FLAG_SET,
+            condition,
             base: 0,
             rows: rows as u64,
             flags: null(),
@@ -61,7 +61,7 @@ pub(super) mod select {
         }
         // Most of the room was not needed, and the list may live long.
         let exact = work.values::<u32>(count, PURPOSE)?;
-        work.copy_within_device(&positions, &exact, count * size_of::<u32>(), PURPOSE)?;
+        work.copy_to(&positions, &exact, 0, count * size_of::<u32>(), PURPOSE)?;
         Ok((exact, count))
     }
 }
@@ -75,8 +75,7 @@ pub(super) fn select_matches(work: &Work<'_>, matches: &Matches, which: Which) -
     if expected == rows {
         return Ok(Positions::Range(matches.rows.clone()));
     }
-    let mut args = select::everything(rows);
-    args.condition = condition;
+    let mut args = select::rows_that(condition, rows);
     args.base = matches.rows.start as u32;
     args.first = pointer_of(&matches.first, rows);
     let (data, rows) = select::run(work, args, Some(expected))?;
@@ -84,11 +83,11 @@ pub(super) fn select_matches(work: &Work<'_>, matches: &Matches, which: Which) -
 }
 
 pub(super) fn select_flags(work: &Work<'_>, flags: &DeviceBuffer, rows: usize, which: Which) -> Result<Positions> {
-    let mut args = select::everything(rows);
-    args.condition = match which {
+    let condition = match which {
         Which::Matched => abi::DOVETAIL_FLAG_SET,
         Which::Unmatched => abi::DOVETAIL_FLAG_CLEAR,
     };
+    let mut args = select::rows_that(condition, rows);
     args.flags = pointer_of(flags, rows);
     let (data, rows) = select::run(work, args, None)?;
     Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
@@ -148,27 +147,10 @@ pub(super) fn expand(
     if matches.count.is_none() && (unmatched == Unmatched::Emit || missing == 0) {
         // One pair per row: the matches are the build positions.
         let range = pairs.start as usize..pairs.end as usize;
-        let data = if len == rows {
-            matches.first.clone()
-        } else {
-            let part = work.values::<u32>(len, PURPOSE)?;
-            let from = pointer_of::<u32>(&matches.first, rows);
-            let args = abi::DovetailGather {
-                data: from.cast(),
-                data_start: 0,
-                width: 4,
-                positions: null(),
-                start: range.start as u32,
-                rows: len as u64,
-                missing: 0,
-                out: part.as_mut_ptr(),
-            };
-            work.launch(PURPOSE, abi::dovetail_gather, &args)?;
-            Arc::new(part) as DeviceBuffer
-        };
+        let matched = Positions::List { data: matches.first.clone(), rows, may_miss };
         let start = matches.rows.start;
         return Ok(Pairs {
-            build: Positions::List { data, rows: len, may_miss },
+            build: compose(work, &matched, &Positions::Range(range.clone()))?,
             probe: Positions::Range(start + range.start..start + range.end),
         });
     }

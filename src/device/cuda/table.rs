@@ -14,7 +14,7 @@ use super::keys::{Image, key_pointer, rearranged, sorted_order};
 use super::matching::{find_runs, matches};
 use super::work::Work;
 use crate::Result;
-use crate::device::{DeviceMemory, Keys, Matches, Positions, Table};
+use crate::device::{DeviceMemory, Keys, Matches, Table};
 
 /// The device's own form of a table.
 #[derive(Debug)]
@@ -53,7 +53,6 @@ pub(super) fn build(work: &Work<'_>, keys: &Keys) -> Result<Table> {
     let runs = find_runs(work, &sorted)?;
     let table = hashed(work, sorted, Some(runs))?;
     let table = table.ok_or_else(|| crate::Error::Internal("equal keys were apart after sorting".into()))?;
-    let order = Positions::List { data: Arc::new(order), rows: keys.rows, may_miss: false };
     Ok(Table { state: Arc::new(table), order: Some(order), rows: keys.rows })
 }
 

@@ -76,17 +76,6 @@ impl Work<'_> {
         Ok(buffer)
     }
 
-    /// Copies the first bytes of one buffer to another.
-    pub(super) fn copy_within_device(
-        &self,
-        from: &CudaBuffer,
-        to: &CudaBuffer,
-        bytes: usize,
-        purpose: &str,
-    ) -> Result<()> {
-        self.copy_to(from, to, 0, bytes, purpose)
-    }
-
     /// Copies the first bytes of one buffer to another, from `offset` on.
     pub(super) fn copy_to(
         &self,
