@@ -23,11 +23,11 @@ use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::{BuildSide, waves};
 use super::progress::{Progress, Stretch};
-use super::run::{CHUNK_ROWS_MIN, Outcome};
+use super::run::{CHUNK_ROWS_MIN, Outcome, beside};
 use super::verify::exact_matches;
 use super::{BatchSink, Task};
 use crate::columns::KeyLayout;
-use crate::device::{Device, DeviceBuffer, Filter, Matches, ROWS_MAX};
+use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 use crate::{Error, Result};
 
 /// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
@@ -74,9 +74,7 @@ impl Probing<'_> {
         let chunks = self.probe.table.rows.div_ceil(OVERLAPPED_CHUNK_ROWS_MIN);
         let streams = (device.info().streams as u64).min(chunks) as usize;
         if streams <= 1 {
-            let mut outcome = Ok(());
-            device.beside(&mut || outcome = self.take_chunks(shop, 1, &AtomicBool::new(false)));
-            return outcome;
+            return beside(device, || self.take_chunks(shop, 1, &AtomicBool::new(false)));
         }
         // What other streams are about to read has to be there.
         device.synchronize(shop.stream)?;
@@ -85,8 +83,7 @@ impl Probing<'_> {
         std::thread::scope(|scope| {
             for _ in 0..streams {
                 scope.spawn(|| {
-                    let mut outcome = Ok(());
-                    device.beside(&mut || outcome = self.probe_on_new_stream(shop, streams, &failed));
+                    let outcome = beside(device, || self.probe_on_new_stream(shop, streams, &failed));
                     if let Err(error) = outcome {
                         failed.store(true, Ordering::Relaxed);
                         failure.lock().get_or_insert(error);
@@ -166,7 +163,7 @@ impl Probing<'_> {
             }
             let rows = matches.rows.len() as f64;
             let mut of_wave = 0.0;
-            self.emit_wave(&emitter, &built, &arranged, &matches, &mut |share| {
+            self.outcome.emit_wave(&emitter, &built, &arranged, &matches, self.flags.as_ref(), &mut |share| {
                 self.emitted(share * rows - of_wave);
                 of_wave = share * rows;
             })?;
@@ -177,17 +174,6 @@ impl Probing<'_> {
         self.emitted(chunk_rows - emitted);
         // What this chunk used of the build side is used no more, whoever drops it.
         shop.device.synchronize(shop.stream)
-    }
-
-    fn emit_wave(
-        &self,
-        emitter: &Emitter<'_>,
-        built: &BuildSide,
-        arranged: &super::arrange::Arranged,
-        matches: &Matches,
-        done: &mut dyn FnMut(f64),
-    ) -> Result<()> {
-        self.outcome.emit_wave(emitter, built, arranged, matches, self.flags.as_ref(), done)
     }
 
     /// The build side with equal keys adjacent: made here, unless another stream has done so since `seen` was taken.

@@ -131,7 +131,7 @@ fn run_with_layout(
 }
 
 /// Runs `work` on the CPU threads that belong to the device.
-fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(super) fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (mut work, mut outcome) = (Some(work), None);
     device.beside(&mut || outcome = work.take().map(|work| work()));
     outcome.expect("a device does what it is given")
