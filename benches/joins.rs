@@ -15,8 +15,7 @@ use arrow::array::{ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use clap::Parser;
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
-use dovetail::device::host::HostDevice;
-use dovetail::device::{CancelFlag, Device, open_gpu};
+use dovetail::device::{CancelFlag, DeviceId, open_device, parse_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
 use dovetail::planner::{self, JoinSpec, KeyPair, Strategy, Target};
@@ -53,8 +52,8 @@ struct Options {
     #[arg(long, default_value_t = 0.0)]
     heavy: f64,
     /// Where it runs: `host`, or `cuda:N`
-    #[arg(long, default_value = "host")]
-    device: String,
+    #[arg(long, default_value = "host", value_parser = parse_device)]
+    device: DeviceId,
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Memory for the tables and one result
@@ -103,21 +102,6 @@ fn sum(array: &ArrayRef) -> i64 {
     match array.data_type() {
         DataType::Int32 => array.as_primitive::<Int32Type>().values().iter().map(|&value| i64::from(value)).sum(),
         _ => array.as_primitive::<Int64Type>().values().iter().fold(0, |sum, &value| sum.wrapping_add(value)),
-    }
-}
-
-/// The device of that name. A GPU has the arena pinned, as in a server.
-fn open(name: &str, threads: usize, arena: &Arena) -> Arc<dyn Device> {
-    let memory = |bytes| Budget::new("device memory", "--device-memory", bytes);
-    match name.split_once(':') {
-        None if name == "host" => Arc::new(HostDevice::new(0, threads, memory(8 << 30), None).unwrap()),
-        Some(("cuda", index)) => {
-            let index = index.parse().unwrap_or_else(|error| panic!("--device {name}: {error}"));
-            let gpu = open_gpu(index, threads, |free| memory(free / 20 * 19)).unwrap();
-            gpu.pin().into_iter().for_each(|pin| arena.pin_by(pin));
-            gpu
-        }
-        _ => panic!("--device {name}: host, or cuda:N"),
     }
 }
 
@@ -172,7 +156,10 @@ fn main() {
     put("probe", "p", &probe_keys, &probe_payload);
     drop((build_keys, build_payload, probe_keys, probe_payload, of_key));
 
-    let device = open(&options.device, options.threads, &arena);
+    let memory = |free: Option<u64>| Budget::new("device memory", "--device-memory", free.unwrap_or(8 << 30));
+    let device = open_device(options.device, options.threads, memory).unwrap();
+    // As in a server.
+    arena.pin_by(device.pin());
     let device = &*device;
     let strategy = |name: &String| match name.as_str() {
         "auto" => None,

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use arrow::buffer::Buffer;
 
 pub use cancel::CancelFlag;
-pub use open::{HAS_KERNELS, gpu_count, open_gpu};
+pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
 pub use types::{
     BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
     HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,

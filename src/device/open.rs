@@ -1,12 +1,45 @@
-//! Opening the GPUs of this machine, as far as this build can use them: the one place that knows whether it can.
+//! Opening devices: the GPUs of this machine, as far as this build can use them, which only this place knows; and one device
+//! by name.
 
 use std::sync::Arc;
 
-use super::Device;
+use super::host::HostDevice;
+use super::{Device, DeviceId, DeviceKind};
 #[cfg(not(dovetail_cuda))]
 use crate::Error;
 use crate::Result;
 use crate::memory::Budget;
+
+/// The device that `host` or `cuda:N` names: what programs take that run on one.
+///
+/// # Errors
+/// What is accepted, for any other text.
+pub fn parse_device(text: &str) -> Result<DeviceId, String> {
+    match text.split_once(':') {
+        None if text == "host" => Ok(DeviceId { kind: DeviceKind::Host, index: 0 }),
+        Some(("cuda", index)) => match index.parse() {
+            Ok(index) => Ok(DeviceId { kind: DeviceKind::Cuda, index }),
+            Err(error) => Err(format!("{text}: {error}")),
+        },
+        _ => Err(format!("{text} is no device; write host, or cuda:N for GPU number N")),
+    }
+}
+
+/// Opens one device, the CPU as a whole or a GPU, with `threads` CPU threads. `budget` is told how many bytes a GPU's memory
+/// can give.
+///
+/// # Errors
+/// As [`open_gpu`] and [`HostDevice::new`].
+pub fn open_device(
+    id: DeviceId,
+    threads: usize,
+    budget: impl FnOnce(Option<u64>) -> Budget,
+) -> Result<Arc<dyn Device>> {
+    match id.kind {
+        DeviceKind::Host => Ok(Arc::new(HostDevice::new(id.index, threads, budget(None), None)?)),
+        DeviceKind::Cuda => open_gpu(id.index, threads, |bytes| budget(Some(bytes))),
+    }
+}
 
 /// Whether this build has kernels: an nvcc was found when it was made.
 pub const HAS_KERNELS: bool = cfg!(dovetail_cuda);
@@ -29,14 +62,14 @@ pub fn gpu_count() -> Result<u16> {
     Ok(0)
 }
 
-/// Opens GPU number `index`, with `threads` CPU threads for the work beside it. `budget` is told how many bytes of its memory
-/// are free.
+/// Opens GPU number `index`, with `threads` CPU threads for the work beside it. `budget` is told how many bytes its memory can
+/// give: what is free, but for a twentieth.
 ///
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build cannot use it.
 #[cfg(dovetail_cuda)]
 pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(super::cuda::CudaDevice::open(index, threads, budget)?))
+    Ok(Arc::new(super::cuda::CudaDevice::open(index, threads, |free| budget(free / 20 * 19))?))
 }
 
 /// Opens GPU number `index`.

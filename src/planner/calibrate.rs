@@ -77,7 +77,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let mut rates = Rates::defaults(device);
     let stream = device.stream(CancelFlag::new())?;
     let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 256 << 20));
-    device.pin().into_iter().for_each(|pin| arena.pin_by(pin));
+    arena.pin_by(device.pin());
     // Tables lie in an arena, and copies of its memory may be quicker than those of any other.
     let in_arena = |values: Buffer| -> Result<Buffer> {
         let mut piece = arena.allocate(values.len(), "calibration")?;

@@ -86,10 +86,10 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         };
         let budget = |bytes| Budget::new(format!("memory of device {}", node.name), knob, bytes);
         if node.kind == NodeKind::Cuda {
-            let gpu = open_gpu(node.index, threads, |free| budget(memory_bytes.unwrap_or(free / 20 * 19)))
+            let gpu = open_gpu(node.index, threads, |free| budget(memory_bytes.unwrap_or(free)))
                 .context(|| format!("opening device {}", node.name))?;
             // What the first device has pinned is pinned for all.
-            gpu.pin().into_iter().for_each(|pin| arena.pin_by(pin));
+            arena.pin_by(gpu.pin());
             return Ok(gpu);
         }
         let memory = budget(memory_bytes.unwrap_or(memory_share));

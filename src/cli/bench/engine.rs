@@ -1,7 +1,5 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +8,7 @@ use parking_lot::Mutex;
 
 use super::generate::{Summary, Workload};
 use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
-use crate::device::host::HostDevice;
-use crate::device::{CancelFlag, Device, open_gpu};
+use crate::device::{CancelFlag, Device, DeviceId, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
 use crate::planner::{self, JoinSpec, KeyPair, Strategy, Target};
@@ -25,36 +22,6 @@ pub struct Engine {
     /// The device as the planner sees it, with rates measured on this machine.
     target: Target,
     threads: usize,
-}
-
-/// Where joins are measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BenchDevice {
-    /// The CPU.
-    Host,
-    /// A GPU of that number.
-    Cuda(u16),
-}
-
-impl fmt::Display for BenchDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host:0"),
-            Self::Cuda(index) => write!(f, "cuda:{index}"),
-        }
-    }
-}
-
-impl FromStr for BenchDevice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            None if text == "host" => Ok(Self::Host),
-            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|error| format!("{text}: {error}")),
-            _ => Err(format!("{text} is no device; write host, or cuda:N for GPU number N")),
-        }
-    }
 }
 
 /// What was measured of one strategy on one workload.
@@ -105,18 +72,14 @@ impl Engine {
     ///
     /// # Errors
     /// What opening the device answers.
-    pub fn new(device: BenchDevice, threads: Option<usize>, device_memory: u64, host_memory: u64) -> Result<Self> {
+    pub fn new(device: DeviceId, threads: Option<usize>, device_memory: u64, host_memory: u64) -> Result<Self> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let memory = |bytes| Budget::new(format!("memory of device {device}"), "--device-memory", bytes);
         let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory));
-        let device: Arc<dyn Device> = match device {
-            BenchDevice::Host => Arc::new(HostDevice::new(0, threads, memory(device_memory), None)?),
-            BenchDevice::Cuda(index) => {
-                let gpu = open_gpu(index, threads, |free| memory(device_memory.min(free / 20 * 19)))?;
-                gpu.pin().into_iter().for_each(|pin| arena.pin_by(pin));
-                gpu
-            }
-        };
+        let device = open_device(device, threads, |free| {
+            let bytes = free.map_or(device_memory, |free| device_memory.min(free));
+            Budget::new(format!("memory of device {device}"), "--device-memory", bytes)
+        })?;
+        arena.pin_by(device.pin());
         let target = Target::of(&*device, planner::calibrate(&*device));
         Ok(Self { catalog: Catalog::new(arena), device, target, threads })
     }

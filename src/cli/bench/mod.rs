@@ -17,11 +17,12 @@ mod zipf;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use self::engine::{BenchDevice, Engine};
+use self::engine::Engine;
 use self::generate::{Keys, Workload};
 use self::report::Report;
 use super::output::{self, Align};
 use super::progress::Progress;
+use crate::device::{DeviceId, parse_device};
 use crate::memory::parse_bytes;
 use crate::planner::Strategy;
 use crate::{Context, Error, Result};
@@ -69,8 +70,8 @@ pub struct BenchArgs {
     runs: u32,
 
     /// Device to measure: host, or cuda:N for GPU number N
-    #[arg(long, default_value = "host")]
-    device: BenchDevice,
+    #[arg(long, default_value = "host", value_parser = parse_device)]
+    device: DeviceId,
 
     /// CPU threads of the device; all of the machine's by default
     #[arg(long)]

@@ -180,8 +180,10 @@ impl Arena {
         self.inner.slabs.lock().free.longest() as u64
     }
 
-    /// Pins all slabs, those that are mapped and those to come, for as long as each is mapped. Only the first call counts.
-    pub fn pin_by(&self, pin: Arc<dyn Pin>) {
+    /// Pins all slabs, those that are mapped and those to come, for as long as each is mapped. Only the first call with
+    /// something to pin by counts.
+    pub fn pin_by(&self, pin: Option<Arc<dyn Pin>>) {
+        let Some(pin) = pin else { return };
         let _growing = self.inner.growing.lock();
         if self.inner.pin.set(pin.clone()).is_ok() {
             self.inner.slabs.lock().mappings.values().for_each(|memory| memory.pin_by(&pin));

@@ -224,7 +224,8 @@ fn slabs_are_pinned_while_they_are_mapped() {
     let arena = arena(256 << 20);
     let before = arena.allocate(10 << 20, "test").unwrap();
     let pinned = Arc::new(PinnedSlabs::default());
-    arena.pin_by(pinned.clone());
+    arena.pin_by(None);
+    arena.pin_by(Some(pinned.clone()));
     assert_eq!(pinned.0.lock().len(), 1);
     let after = arena.allocate(100 << 20, "test").unwrap();
     assert_eq!(pinned.0.lock().len(), 2);
