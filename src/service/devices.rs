@@ -34,9 +34,10 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             .map_err(|error| Error::Invalid(format!("reading the topology file {}: {error}", path.display())))?;
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
-    let gpus = gpu_count()?;
     let (kind, count) = settings.devices.split_once(':').unwrap_or((&settings.devices, ""));
     let number = count.parse::<u16>().ok().filter(|&number| number > 0);
+    // Looking for GPUs starts the driver, which whoever wants the CPU need not wait for.
+    let gpus = if matches!(kind, "auto" | "cuda") { gpu_count()? } else { 0 };
     match (kind, number) {
         ("auto", None) if count.is_empty() => Ok(match gpus {
             // Without a GPU the whole CPU is one device: a join gets all cores, and the queue decides who is next.
