@@ -23,6 +23,7 @@ use cudarc::driver::{CudaContext, sys};
 use parking_lot::Mutex;
 
 use super::abi::DovetailStream;
+use super::observe::Observer;
 use crate::device::DeviceHandle;
 use crate::memory::Pin;
 use crate::{Error, Result};
@@ -55,6 +56,8 @@ pub(super) struct Gpu {
     pub(super) ordinal: u16,
     context: Arc<CudaContext>,
     lost: AtomicBool,
+    /// Told of all work that is queued.
+    pub(super) observer: Observer,
 }
 
 impl Gpu {
@@ -62,7 +65,9 @@ impl Gpu {
     pub(super) fn open(ordinal: u16) -> Result<Self> {
         let context = CudaContext::new(usize::from(ordinal))
             .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
-        let gpu = Self { ordinal, context, lost: AtomicBool::new(false) };
+        // Opening it has made its context the calling thread's.
+        let gpu =
+            Self { ordinal, context, lost: AtomicBool::new(false), observer: Observer::from_environment(ordinal)? };
         gpu.keep_freed_memory()?;
         Ok(gpu)
     }
@@ -264,6 +269,9 @@ impl Queue {
         let waited = unsafe { result::stream::synchronize(self.raw) };
         let waited = self.gpu.check(waited, attempt);
         drop(held);
+        if waited.is_ok() {
+            self.gpu.observer.settle(self);
+        }
         waited
     }
 
@@ -274,8 +282,10 @@ impl Queue {
         self.gpu.bind()?;
         // SAFETY: the page has that many bytes, nobody else uses it under the lock, and the copy is waited for.
         let page = unsafe { std::slice::from_raw_parts_mut(page.cast::<u8>(), bytes) };
+        let watched = self.gpu.observer.watch(self, "reading a number back", bytes as u64);
         // SAFETY: callers pass memory of this device with at least that many bytes.
         let copied = unsafe { result::memcpy_dtoh_async(page, from, self.raw) };
+        drop(watched);
         self.gpu.check(copied, attempt)?;
         self.synchronize(attempt)?;
         Ok(page.to_vec())

@@ -9,6 +9,7 @@
 //!   matching.rs    within partitions, and of sorted keys
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
 //!   filter.rs      which keys cannot match                               fault.rs    deliberate failures, for tests
+//!   observe.rs     who is told of launches and copies: nobody, the log, or a timeline
 //! ```
 //!
 //! Calls queue work on the job's stream and return; those whose result is a number wait for it. Memory is stream-ordered:
@@ -25,6 +26,7 @@ mod filter;
 mod gather;
 mod keys;
 mod matching;
+mod observe;
 mod partition;
 mod positions;
 mod table;

@@ -20,6 +20,7 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
     fault::before_copy(work.queue, PURPOSE)?;
     let bytes = parts.iter().map(Buffer::len).sum();
     let buffer = work.buffer(bytes, PURPOSE)?;
+    let _watched = work.watch(PURPOSE, bytes);
     let mut end = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
         work.cancel.check()?;
@@ -63,12 +64,18 @@ pub(super) fn copy_out(work: &Work<'_>, buffer: &DeviceBuffer, len: usize, arena
 }
 
 /// Queues a copy of the first bytes of a buffer to a piece of the arena. They are there after the next synchronization.
-pub(super) fn copy_to_host(work: &Work<'_>, from: &CudaBuffer, mut to: ArenaBuffer, purpose: &str) -> Result<Buffer> {
+pub(super) fn copy_to_host(
+    work: &Work<'_>,
+    from: &CudaBuffer,
+    mut to: ArenaBuffer,
+    purpose: &'static str,
+) -> Result<Buffer> {
     let len = to.len();
     assert!(len <= from.size(), "{len} bytes of a buffer of {}", from.size());
     if len == 0 {
         return Ok(to.freeze());
     }
+    let _watched = work.watch(purpose, len);
     // SAFETY: the piece is as long as the copy. The queue keeps it until the copy is done, which covers the error path too.
     let copied = unsafe { result::memcpy_dtoh_async(&mut to[..], from.pointer(), work.queue.raw()) };
     let host = to.freeze();

@@ -10,6 +10,7 @@ use super::abi::{DovetailMatchTotals, DovetailStream};
 use super::buffer::CudaBuffer;
 use super::driver::Queue;
 use super::fault;
+use super::observe::Watched;
 use crate::Result;
 use crate::device::CancelFlag;
 use crate::memory::Budget;
@@ -59,16 +60,23 @@ impl Work<'_> {
     ) -> Result<()> {
         self.cancel.check()?;
         fault::before_launch(self.queue, kernel)?;
-        tracing::trace!(kernel, "launch");
+        let watched = self.watch(kernel, 0);
         // SAFETY: as above; the arguments are read during the call.
         let code = unsafe { entry(args, self.queue.handle()) };
+        drop(watched);
         self.queue.gpu.check_launch(code, kernel)
     }
 
+    /// Tells the GPU's observer of work that is queued until what this answers is dropped.
+    pub(super) fn watch(&self, what: &'static str, bytes: usize) -> Watched<'_> {
+        self.queue.gpu.observer.watch(self.queue, what, bytes as u64)
+    }
+
     /// Copies from host memory, which may be reused at once.
-    pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &str) -> Result<CudaBuffer> {
+    pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &'static str) -> Result<CudaBuffer> {
         let buffer = self.values::<T>(values.len(), purpose)?;
         if !values.is_empty() {
+            let _watched = self.watch(purpose, buffer.size());
             // SAFETY: the buffer has room for them. The driver has read pageable memory when the call returns.
             let copied = unsafe { result::memcpy_htod_async(buffer.pointer(), values, self.queue.raw()) };
             self.queue.gpu.check(copied, purpose)?;
@@ -83,7 +91,7 @@ impl Work<'_> {
         to: &CudaBuffer,
         offset: usize,
         bytes: usize,
-        purpose: &str,
+        purpose: &'static str,
     ) -> Result<()> {
         assert!(
             bytes <= from.size() && offset + bytes <= to.size(),
@@ -94,6 +102,7 @@ impl Work<'_> {
         if bytes == 0 {
             return Ok(());
         }
+        let _watched = self.watch(purpose, bytes);
         let target = to.pointer() + offset as u64;
         // SAFETY: both have that many bytes, as was just asserted.
         let copied = unsafe { result::memcpy_dtod_async(target, from.pointer(), bytes, self.queue.raw()) };
@@ -105,12 +114,14 @@ impl Work<'_> {
         &self,
         buffer: &CudaBuffer,
         count: usize,
-        purpose: &str,
+        purpose: &'static str,
     ) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); count];
         if count > 0 {
+            let watched = self.watch(purpose, buffer.size());
             // SAFETY: both have room, and the copy is waited for before the values are looked at.
             let copied = unsafe { result::memcpy_dtoh_async(&mut values, buffer.pointer(), self.queue.raw()) };
+            drop(watched);
             let waited = self.queue.synchronize(purpose);
             self.queue.gpu.check(copied, purpose)?;
             waited?;

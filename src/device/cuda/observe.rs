@@ -1,0 +1,185 @@
+//! Observers: who is told of each piece of work that is queued on a GPU.
+//!
+//! `DOVETAIL_GPU_OBSERVER` chooses one when a GPU is opened:
+//!
+//! * `silent`, the default;
+//! * `trace`: launches and copies are events of the log, at level TRACE;
+//! * `timeline:FILE`: each launch and copy is timed by events of its stream, and written to the file in the trace format of
+//!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
+//!   was opened. The events cost some microseconds per call, so that a join that is watched is a little slower.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
+
+use super::driver::Queue;
+use crate::{Error, Result};
+
+const VARIABLE: &str = "DOVETAIL_GPU_OBSERVER";
+
+/// Told of all work of a GPU.
+#[derive(Debug)]
+pub(super) enum Observer {
+    Silent,
+    Trace,
+    Timeline(Timeline),
+}
+
+impl Observer {
+    /// The one that the environment asks for. The GPU's context is the calling thread's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that is none, [`Error::Unsupported`] when the file cannot be written or the driver makes no
+    /// events.
+    pub(super) fn from_environment(ordinal: u16) -> Result<Self> {
+        let chosen = std::env::var(VARIABLE).unwrap_or_default();
+        match chosen.as_str() {
+            "" | "silent" => Ok(Self::Silent),
+            "trace" => Ok(Self::Trace),
+            other => match other.strip_prefix("timeline:") {
+                Some(path) => Ok(Self::Timeline(Timeline::new(path, ordinal)?)),
+                None => Err(Error::Invalid(format!(
+                    "{VARIABLE}={other:?} is no observer; there are silent, trace and timeline:FILE"
+                ))),
+            },
+        }
+    }
+
+    /// Work of that name is queued between this call and the end of what it answers.
+    pub(super) fn watch<'a>(&'a self, queue: &'a Queue, what: &'static str, bytes: u64) -> Watched<'a> {
+        let started = match self {
+            Self::Silent => None,
+            Self::Trace => {
+                tracing::trace!(what, bytes, "queued");
+                None
+            }
+            Self::Timeline(_) => record(queue).ok(),
+        };
+        Watched { observer: self, queue, what, bytes, started }
+    }
+
+    /// All work that was queued on `queue` before is done.
+    pub(super) fn settle(&self, queue: &Queue) {
+        if let Self::Timeline(timeline) = self {
+            timeline.settle(queue);
+        }
+    }
+}
+
+/// Work that is being queued.
+pub(super) struct Watched<'a> {
+    observer: &'a Observer,
+    queue: &'a Queue,
+    what: &'static str,
+    bytes: u64,
+    started: Option<sys::CUevent>,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        let (Observer::Timeline(timeline), Some(started)) = (self.observer, self.started) else { return };
+        match record(self.queue) {
+            Ok(ended) => {
+                let stream = self.queue.raw() as usize;
+                timeline.inner.lock().pending.push(Pending {
+                    stream,
+                    what: self.what,
+                    bytes: self.bytes,
+                    started,
+                    ended,
+                });
+            }
+            Err(_) => destroy(started),
+        }
+    }
+}
+
+/// Times work by events, and writes what it found to a file.
+pub(super) struct Timeline {
+    ordinal: u16,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    file: File,
+    /// When the GPU was opened.
+    origin: sys::CUevent,
+    pending: Vec<Pending>,
+}
+
+/// Queued, and perhaps not done.
+struct Pending {
+    stream: usize,
+    what: &'static str,
+    bytes: u64,
+    started: sys::CUevent,
+    ended: sys::CUevent,
+}
+
+// SAFETY: the driver's events may be used by any thread.
+unsafe impl Send for Inner {}
+
+impl fmt::Debug for Timeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timeline(cuda:{})", self.ordinal)
+    }
+}
+
+impl Timeline {
+    fn new(path: &str, ordinal: u16) -> Result<Self> {
+        let file = File::create(path).and_then(|mut file| file.write_all(b"[\n").map(|()| file)).map_err(|error| {
+            Error::Unsupported(format!("writing the timeline {path:?} that {VARIABLE} names: {error}"))
+        })?;
+        let driver = |error: DriverError| Error::Unsupported(format!("timing the work of GPU {ordinal}: {error}"));
+        let origin = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver)?;
+        // SAFETY: the event was just made; the null stream is the context's own.
+        unsafe { result::event::record(origin, std::ptr::null_mut()).map_err(driver)? };
+        Ok(Self { ordinal, inner: Mutex::new(Inner { file, origin, pending: Vec::new() }) })
+    }
+
+    fn settle(&self, queue: &Queue) {
+        let stream = queue.raw() as usize;
+        let mut inner = self.inner.lock();
+        let (done, pending) = std::mem::take(&mut inner.pending).into_iter().partition(|work| work.stream == stream);
+        inner.pending = pending;
+        let done: Vec<Pending> = done;
+        for work in done {
+            let origin = inner.origin;
+            // SAFETY: all three events were recorded, and their work is done.
+            let times = unsafe {
+                result::event::elapsed(origin, work.started)
+                    .and_then(|start| Ok((start, result::event::elapsed(work.started, work.ended)?)))
+            };
+            destroy(work.started);
+            destroy(work.ended);
+            let Ok((start, taken)): Result<(f32, f32), DriverError> = times else { continue };
+            let line = serde_json::json!({
+                "name": work.what, "ph": "X", "pid": self.ordinal, "tid": stream % 1_000_000_007,
+                "ts": f64::from(start) * 1e3, "dur": f64::from(taken) * 1e3, "args": { "bytes": work.bytes },
+            });
+            // Whoever watches misses a line; the join is not to fail for that.
+            let _ = writeln!(inner.file, "{line},");
+        }
+    }
+}
+
+fn record(queue: &Queue) -> Result<sys::CUevent, DriverError> {
+    let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+    // SAFETY: the event was just made, and the stream lives.
+    match unsafe { result::event::record(event, queue.raw()) } {
+        Ok(()) => Ok(event),
+        Err(error) => {
+            destroy(event);
+            Err(error)
+        }
+    }
+}
+
+fn destroy(event: sys::CUevent) {
+    // SAFETY: nobody else knows of the event, and the driver keeps it until work that is under way has passed it.
+    let _ = unsafe { result::event::destroy(event) };
+}
