@@ -74,7 +74,6 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchPartitions args) {
             tally.add(count);
         }
     }
-    __syncwarp();
     tally.store(args.totals);
 }
 

@@ -64,7 +64,6 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchSorted args) {
             tally.add(count);
         }
     }
-    __syncwarp();
     tally.store(args.totals);
 }
 

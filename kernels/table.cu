@@ -9,7 +9,8 @@
 namespace dovetail {
 namespace {
 
-constexpr u32 THREADS = 256;
+// Rows of a thread that probes: random reads are slow one by one, and a block adds to the totals once for all of its rows.
+constexpr u32 THREADS = 256, PROBES = 8;
 constexpr u64 EMPTY = ~0ull;
 
 template <typename Key>
@@ -49,27 +50,39 @@ __global__ void insert(DovetailTableInsert args) {
     }
 }
 
-// Whole warps stay together to the end, where their totals are added.
+// The row of a thread's probes that comes at `at`: neighbours have neighbouring rows.
+__device__ inline u64 probed_row(u32 at) { return (u64(blockIdx.x) * PROBES + at) * THREADS + threadIdx.x; }
+
 template <typename Key>
-__global__ void probe(DovetailTableProbe args) {
-    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+__global__ void __launch_bounds__(THREADS) probe(DovetailTableProbe args) {
+    const Key* keys = static_cast<const Key*>(args.build_keys);
+    const Key* probes = static_cast<const Key*>(args.probe_keys);
+    const u64* slots = reinterpret_cast<const u64*>(args.slots);
     Tally tally;
-    if (row < args.rows) {
-        const Key* keys = static_cast<const Key*>(args.build_keys);
-        const Key key = static_cast<const Key*>(args.probe_keys)[row];
+    // The first slot of each probe is asked for before any of them is looked at: they are on their way together.
+    u64 slot[PROBES];
+#pragma unroll
+    for (u32 at = 0; at < PROBES; ++at) {
+        const u64 row = probed_row(at);
+        slot[at] = row < args.rows ? __ldg(&slots[start_of(mix(probes[row]), args.slot_mask)]) : EMPTY;
+    }
+#pragma unroll
+    for (u32 at = 0; at < PROBES; ++at) {
+        const u64 row = probed_row(at);
+        if (row >= args.rows) continue;
+        const Key key = probes[row];
         const Key mixed = mix(key);
         const u32 tag = tag_bits(mixed);
-        const u64* slots = reinterpret_cast<const u64*>(args.slots);
         u32 first = NO_ROW, count = 0;
-        for (u64 at = start_of(mixed, args.slot_mask);; at = (at + 1) & args.slot_mask) {
-            const u64 found = __ldg(&slots[at]);
-            if (found == EMPTY) break;
+        u64 found = slot[at];
+        for (u64 place = start_of(mixed, args.slot_mask); found != EMPTY; found = __ldg(&slots[place])) {
             if (same(found, tag, key, keys, args.heads)) {
                 const u32 run = u32(found);
                 first = args.heads ? args.heads[run] : run;
                 count = args.heads ? args.heads[run + 1] - first : 1;
                 break;
             }
+            place = (place + 1) & args.slot_mask;
         }
         args.first[row] = first;
         if (args.count) args.count[row] = count;
@@ -94,14 +107,22 @@ __global__ void dense_insert(DovetailDenseInsert args) {
 }
 
 template <typename Key>
-__global__ void dense_probe(DovetailDenseProbe args) {
-    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+__global__ void __launch_bounds__(THREADS) dense_probe(DovetailDenseProbe args) {
+    const Key* probes = static_cast<const Key*>(args.probe_keys);
     Tally tally;
-    if (row < args.rows) {
-        const u64 at = offset_of(static_cast<const Key*>(args.probe_keys)[row], args.min_low, args.min_high);
-        const u32 first = at < args.span ? __ldg(&args.positions[at]) : NO_ROW;
-        args.first[row] = first;
-        tally.add(first != NO_ROW);
+    u32 first[PROBES];
+#pragma unroll
+    for (u32 at = 0; at < PROBES; ++at) {
+        const u64 row = probed_row(at);
+        const u64 offset = row < args.rows ? offset_of(probes[row], args.min_low, args.min_high) : ~0ull;
+        first[at] = offset < args.span ? __ldg(&args.positions[offset]) : NO_ROW;
+    }
+#pragma unroll
+    for (u32 at = 0; at < PROBES; ++at) {
+        const u64 row = probed_row(at);
+        if (row >= args.rows) continue;
+        args.first[row] = first[at];
+        tally.add(first[at] != NO_ROW);
     }
     tally.store(args.totals);
 }
@@ -120,7 +141,7 @@ int dovetail_table_insert(const DovetailTableInsert* args, DovetailStream stream
 
 int dovetail_table_probe(const DovetailTableProbe* args, DovetailStream stream) {
     return with_key(args->key_bytes, [&](auto key) {
-        probe<decltype(key)><<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        probe<decltype(key)><<<blocks_for(args->rows, THREADS * PROBES), THREADS, 0, cudaStream_t(stream)>>>(*args);
         return launched();
     });
 }
@@ -134,7 +155,7 @@ int dovetail_dense_insert(const DovetailDenseInsert* args, DovetailStream stream
 
 int dovetail_dense_probe(const DovetailDenseProbe* args, DovetailStream stream) {
     return with_key(args->key_bytes, [&](auto key) {
-        dense_probe<decltype(key)><<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        dense_probe<decltype(key)><<<blocks_for(args->rows, THREADS * PROBES), THREADS, 0, cudaStream_t(stream)>>>(*args);
         return launched();
     });
 }

@@ -19,6 +19,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::client::ConnectArgs;
 use crate::memory::parse_bytes;
+use crate::service::cache_bytes;
 use crate::service::settings::Settings;
 use crate::{Context, Error, Result};
 
@@ -343,6 +344,7 @@ fn check_relations(settings: &Settings) -> Result<()> {
         return refuse("host-memory as a share is a number above 0% and up to 100%, such as 60%");
     }
     size("device-memory", &settings.device_memory, Some("auto"))?;
+    cache_bytes(&settings.device_cache, u64::MAX)?;
     size("message-limit", &settings.message_limit, None)?;
     size("tenant-memory", &settings.tenant_memory, Some("none"))?;
     if settings.admin_listen != "off" && settings.admin_listen.parse::<std::net::SocketAddr>().is_err() {

@@ -1,13 +1,14 @@
 //! Consecutive rows of one side of a join, as they lie in host memory, and their way to a device.
 
+use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
 use arrow::datatypes::{DataType, SchemaRef};
 
 use crate::Result;
-use crate::device::{BitSlice, Column, Device, Stream, Width};
+use crate::device::{BitSlice, Column, ColumnRows, Device, Stream, Width};
 
 /// Consecutive rows of a table: slices of its batches. Row numbers count from the first of these rows.
 #[derive(Clone, Debug)]
@@ -15,6 +16,8 @@ pub struct Rows {
     schema: SchemaRef,
     batches: Vec<RecordBatch>,
     rows: usize,
+    /// The table that they are of, and the first of them.
+    origin: Option<(Weak<dyn Any + Send + Sync>, u64)>,
 }
 
 impl Rows {
@@ -36,7 +39,14 @@ impl Rows {
         }
         let rows = slices.iter().map(RecordBatch::num_rows).sum();
         assert_eq!(rows, wanted, "rows {range:?} of {batch_start}");
-        Self { schema: schema.clone(), batches: slices, rows }
+        Self { schema: schema.clone(), batches: slices, rows, origin: None }
+    }
+
+    /// The same, known as rows of that table from row `start` on, so that a device recognizes them.
+    #[must_use]
+    pub fn of_table(mut self, table: Weak<dyn Any + Send + Sync>, start: u64) -> Self {
+        self.origin = Some((table, start));
+        self
     }
 
     /// The type of a column.
@@ -82,7 +92,13 @@ impl Rows {
             data.buffers()[0].slice_with_length(data.offset() * width.bytes(), data.len() * width.bytes())
         };
         let parts: Vec<_> = self.column(index).map(part).collect();
-        let data = device.copy_in(&parts, stream)?;
+        let data = match &self.origin {
+            Some((table, start)) => {
+                let rows = *start..start + self.rows as u64;
+                device.copy_in_column(&ColumnRows { table: table.clone(), column: index, rows }, &parts, stream)?
+            }
+            None => device.copy_in(&parts, stream)?,
+        };
         let validity = match self.has_nulls(index) {
             true => Some(device.copy_in_bits(&self.validity(index), stream)?),
             false => None,

@@ -21,12 +21,13 @@
 //! # Execution model
 //! Work is queued on a [`Stream`] and done in order; two streams may overlap. A call may return before its work is done;
 //! what it returns can be given to later calls on the same stream at once, to another stream after an [`Event`], and
-//! to the CPU after [`Device::synchronize`]. Calls whose result is a number or has a data-dependent size wait by
+//! to the CPU after [`Device::wait`] or [`Device::synchronize`]. Calls whose result is a number or has a data-dependent size wait by
 //! themselves. (On host devices every call is finished when it returns.) A stream carries its job's [`CancelFlag`]:
 //! once raised, a primitive returns [`Error::Cancelled`](crate::Error::Cancelled) at the next morsel.
 //!
 //! This room knows nothing of Arrow types beyond buffers, nor of tables, jobs or the wire.
 
+mod cache;
 mod cancel;
 #[cfg(dovetail_cuda)]
 #[allow(unsafe_code)]
@@ -41,6 +42,7 @@ use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
+pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
 pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
 pub use types::{
@@ -103,6 +105,10 @@ pub trait Device: Send + Sync + Debug {
     /// Makes later work on `stream` wait for `event`, which may be of another stream.
     fn wait_event(&self, event: &Event, stream: &Stream) -> Result<()>;
 
+    /// Waits on the CPU until the work of `stream` that `event` marks is done, and reports its first failure. Later work of the
+    /// stream goes on.
+    fn wait(&self, event: &Event, stream: &Stream) -> Result<()>;
+
     /// Waits on the CPU until all work queued on `stream` is done, and reports its first failure.
     fn synchronize(&self, stream: &Stream) -> Result<()>;
 
@@ -111,6 +117,23 @@ pub trait Device: Send + Sync + Debug {
     /// Brings byte ranges of host memory to the device, one after the other in one buffer. Without an emulated link a
     /// host device takes a single part as it is, without copying.
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
+
+    /// As [`Device::copy_in`], for the values of those rows: a device that keeps columns may have them already. What it answers is
+    /// read only.
+    fn copy_in_column(&self, _rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        self.copy_in(parts, stream)
+    }
+
+    /// From now on, columns that were copied in stay in up to so many bytes of memory that no job needs. A device that reads
+    /// host memory as it lies, or keeps columns already, changes nothing.
+    fn keep_columns(&self, _limit_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// What of them it keeps; `None` from a device that keeps none.
+    fn cache_stats(&self) -> Option<CacheStats> {
+        None
+    }
 
     /// Brings bit ranges (validity, booleans) to the device, one after the other in one bitmap that starts at bit 0.
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer>;
@@ -206,7 +229,8 @@ pub trait Device: Send + Sync + Debug {
     fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column>;
 
     /// The rows of `column` at `positions`, written straight to host memory. [`NO_ROW`] gives a null. The buffers are
-    /// complete after the next [`Device::synchronize`]; do not read them earlier.
+    /// complete after a [`Device::wait`] for an event that is recorded later, or the next [`Device::synchronize`]; do not read them
+    /// earlier.
     fn gather_to_host(
         &self,
         column: &Column,

@@ -77,6 +77,10 @@ pub struct DeviceInfo {
 pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
     /// Bytes that may be used.
     fn size_bytes(&self) -> usize;
+    /// Bytes that the device's budget is charged for it: more than may be used, where memory comes in larger pieces.
+    fn charged_bytes(&self) -> u64 {
+        self.size_bytes() as u64
+    }
     /// For the owning device, which knows the concrete type.
     fn as_any(&self) -> &dyn Any;
 }

@@ -24,6 +24,8 @@ use crate::memory::Arena;
 pub(super) struct Workshop<'a> {
     pub(super) device: &'a dyn Device,
     pub(super) stream: &'a Stream,
+    /// Where columns that are not needed yet are copied in, beside what the stream does: the same, or another stream.
+    pub(super) copies: &'a Stream,
     pub(super) arena: &'a Arena,
     pub(super) monitor: &'a Monitor,
 }
@@ -58,7 +60,8 @@ pub(super) enum Order {
     Sorted(Sorted),
 }
 
-/// Copies in, packs and arranges some rows of one side. `keeps_unkeyed`: rows without a key are part of the result. With a
+/// Copies in, packs and arranges some rows of one side. Rows that stay as they lie are complete once both streams of the workshop
+/// are synchronized; others, once its stream is. `keeps_unkeyed`: rows without a key are part of the result. With a
 /// filter, rows whose keys do not pass it are left out as if they had none; then no row without a key is kept.
 ///
 /// # Errors
@@ -96,13 +99,17 @@ pub(super) fn arrange(
             let original = match is_key {
                 // It was copied in to be the key, and packing left no row out.
                 true => packed.keys.as_column(),
-                false => rows.copy_in(column, device, stream)?,
+                false => rows.copy_in(column, device, shop.copies)?,
             };
             originals.insert(column, original);
         }
         Ok(())
     })?;
     drop(packed);
+    if arrangement != Arrangement::Original {
+        // They are about to move with the keys.
+        device.wait_event(&device.record_event(shop.copies)?, stream)?;
+    }
     let keys = Arc::new(keys);
     let unkeyed = match &keys.packed.rows_kept {
         Some(kept) if keeps_unkeyed && kept.len() < row_count => {

@@ -1,5 +1,6 @@
 //! From matched rows to batches of the result.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
@@ -9,9 +10,9 @@ use arrow::datatypes::{DataType, FieldRef};
 
 use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
-use super::{BatchSink, OutputSource, Side, Task};
+use super::{BatchSink, OutputColumn, OutputSource, Side, Task};
 use crate::columns::{KeyLayout, fixed_array, gather_on_host};
-use crate::device::{HostColumn, Positions};
+use crate::device::{Event, HostColumn, Positions};
 use crate::{Error, Result};
 
 /// The rows of one side that a batch is made of.
@@ -57,12 +58,20 @@ pub(super) struct BatchSizes {
     pub(super) gather_rows: usize,
 }
 
-/// A column on its way: device columns are complete only after the stream is synchronized.
+/// A column on its way: device columns are complete only after what was queued for them is done.
 enum Pending {
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     Ready(ArrayRef),
     /// The first, and where that is null, the second.
     Either(Box<Pending>, Box<Pending>),
+}
+
+/// Rows on their way.
+struct InFlight {
+    range: Range<usize>,
+    columns: Vec<Pending>,
+    /// When they are complete.
+    complete: Event,
 }
 
 impl Emitter<'_> {
@@ -80,30 +89,46 @@ impl Emitter<'_> {
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
         let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
-        for start in (0..rows).step_by(at_once) {
-            self.emit_range(build, probe, start..rows.min(start + at_once), emitted)?;
+        // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
+        let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
+        let mut in_flight = VecDeque::new();
+        let mut ranges: VecDeque<_> =
+            (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once)).collect();
+        while let Some(range) = ranges.pop_front() {
+            match self.queue(build, probe, &range) {
+                Ok(queued) => in_flight.push_back(queued),
+                // How long strings are is known on average only: these are too long for the offsets of one batch.
+                Err(Error::Invalid(_)) if range.len() > 1 => {
+                    let middle = range.start + range.len() / 2;
+                    ranges.push_front(middle..range.end);
+                    ranges.push_front(range.start..middle);
+                }
+                Err(error) => return Err(error),
+            }
+            if in_flight.len() > in_flight_max
+                && let Some(first) = in_flight.pop_front()
+            {
+                self.push(first, emitted)?;
+            }
         }
-        Ok(())
+        in_flight.into_iter().try_for_each(|queued| self.push(queued, emitted))
     }
 
-    fn emit_range(
-        &self,
-        build: &SideRows<'_>,
-        probe: &SideRows<'_>,
-        range: Range<usize>,
-        emitted: &mut dyn FnMut(usize),
-    ) -> Result<()> {
+    /// Pushes rows that are on their way, when they are there.
+    fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
+        let InFlight { range, columns, complete } = in_flight;
         let rows = range.len();
-        let batch = match self.gather(build, probe, &range) {
-            Ok(batch) => batch,
-            // How long strings are is known on average only: these are too long for the offsets of one batch.
-            Err(Error::Invalid(_)) if rows > 1 => {
-                let middle = range.start + rows / 2;
-                self.emit_range(build, probe, range.start..middle, emitted)?;
-                return self.emit_range(build, probe, middle..range.end, emitted);
-            }
-            Err(error) => return Err(error),
-        };
+        let columns = self.shop.monitor.phase("gather", 0, || {
+            self.shop.device.wait(&complete, self.shop.stream)?;
+            columns
+                .into_iter()
+                .zip(self.task.schema.fields())
+                .map(|(column, field)| finish(column, field))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        let batch = RecordBatch::try_new_with_options(self.task.schema.clone(), columns, &options)
+            .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))?;
         for start in (0..rows).step_by(self.sizes.batch_rows) {
             self.shop.monitor.cancel().check()?;
             let length = self.sizes.batch_rows.min(rows - start);
@@ -118,32 +143,22 @@ impl Emitter<'_> {
         ((self.shop.device.memory().free_bytes() / 4 / 16) as usize).max(256)
     }
 
-    /// One batch of those rows.
-    fn gather(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<RecordBatch> {
+    /// Queues everything that those rows are made by.
+    fn queue(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<InFlight> {
         let rows = range.len();
-        let schema = &self.task.schema;
         let row_bytes = (self.build.device_row_bytes() + self.probe.device_row_bytes()) as u64;
-        let columns = self.shop.monitor.phase("gather", 2 * row_bytes * rows as u64, || {
+        self.shop.monitor.phase("gather", 2 * row_bytes * rows as u64, || {
             let mut build = Gatherer::new(self, self.build, build.part(range, self.shop)?, rows);
             let mut probe = Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows);
-            let mut pending = Vec::with_capacity(schema.fields().len());
-            for output in &self.task.output {
-                pending.push(match output.source {
-                    OutputSource::Column { side, index } if side == self.build.side => build.gather(index)?,
-                    OutputSource::Column { index, .. } => probe.gather(index)?,
-                    OutputSource::Key { index } => self.gather_key(index, &mut build, &mut probe)?,
-                });
-            }
-            self.shop.device.synchronize(self.shop.stream)?;
-            pending
-                .into_iter()
-                .zip(schema.fields())
-                .map(|(column, field)| finish(column, field))
-                .collect::<Result<Vec<_>>>()
-        })?;
-        let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-            .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))
+            let gather = |output: &OutputColumn| match output.source {
+                OutputSource::Column { side, index } if side == self.build.side => build.gather(index),
+                OutputSource::Column { index, .. } => probe.gather(index),
+                OutputSource::Key { index } => self.gather_key(index, &mut build, &mut probe),
+            };
+            let columns = self.task.output.iter().map(gather).collect::<Result<Vec<_>>>()?;
+            let complete = self.shop.device.record_event(self.shop.stream)?;
+            Ok(InFlight { range: range.clone(), columns, complete })
+        })
     }
 
     /// The left value where there is a left row, else the right value. Where both look alike, the probe side gives it: its

@@ -1,5 +1,6 @@
 //! What a join reads: for each side its table, its key columns, and the columns that the result needs of it.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,7 +48,9 @@ impl SideInput {
 
     /// Some rows of this side.
     pub(super) fn rows(&self, range: Range<u64>) -> Rows {
-        Rows::of(&self.table.schema, &self.table.batches, range)
+        let table: Arc<dyn Any + Send + Sync> = self.table.clone();
+        let start = range.start;
+        Rows::of(&self.table.schema, &self.table.batches, range).of_table(Arc::downgrade(&table), start)
     }
 
     /// How devices move a column of the result, or `None`.

@@ -2,13 +2,15 @@
 
 use std::cmp::Reverse;
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow::buffer::Buffer;
+use parking_lot::Mutex;
 
 use super::arrange::{Arranged, Order, Workshop};
-use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
+use crate::{Error, Result};
 
 /// A build side, arranged and indexed.
 #[derive(Debug)]
@@ -128,6 +130,40 @@ impl BuildSide {
             _ => unreachable!("both sides are arranged alike"),
         };
         Ok(Some(matches))
+    }
+}
+
+/// A build side that several streams probe. It does not change, but for one thing: keys that are found to repeat only when they
+/// are probed are grouped by the first stream that finds out, while the others go on with what they have.
+#[derive(Debug)]
+pub(super) struct SharedBuild(Mutex<Arc<BuildSide>>);
+
+impl SharedBuild {
+    pub(super) fn new(built: BuildSide) -> Self {
+        Self(Mutex::new(Arc::new(built)))
+    }
+
+    /// As it is now.
+    pub(super) fn current(&self) -> Arc<BuildSide> {
+        self.0.lock().clone()
+    }
+
+    /// With equal keys adjacent: made so here, unless another stream has done it since `seen` was taken.
+    pub(super) fn grouped(&self, seen: &Arc<BuildSide>, shop: &Workshop<'_>) -> Result<Arc<BuildSide>> {
+        // Earlier waves of this stream may still read what is about to be dropped.
+        shop.device.synchronize(shop.stream)?;
+        let mut current = self.0.lock();
+        if !Arc::ptr_eq(&current, seen) {
+            return Ok(current.clone());
+        }
+        if seen.is_grouped() {
+            return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
+        }
+        let grouped = Arc::new(seen.grouped(shop)?);
+        // The other streams know nothing of this one's work.
+        shop.device.synchronize(shop.stream)?;
+        *current = grouped.clone();
+        Ok(grouped)
     }
 }
 

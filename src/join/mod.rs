@@ -24,6 +24,7 @@ mod inputs;
 mod kind;
 mod matching;
 mod monitor;
+mod outcome;
 mod probe;
 mod progress;
 mod run;

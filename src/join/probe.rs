@@ -8,12 +8,9 @@
 //!
 //! A device that lists one stream (the CPU, whose primitives use all of its threads) works off the chunks in the caller's
 //! thread. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
-//! then cross the link while another is matched, and the link is busy both ways. All share the build side, which does not
-//! change, but for one thing: keys that are found to repeat only when they are probed are grouped by the first who finds
-//! out, while the others go on with what they have.
+//! then cross the link while another is matched, and the link is busy both ways. All share the build side.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -21,21 +18,18 @@ use parking_lot::Mutex;
 use super::arrange::{Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::SideInput;
-use super::matching::{BuildSide, waves};
+use super::matching::SharedBuild;
+use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
-use super::run::{CHUNK_ROWS_MIN, Outcome, beside};
-use super::verify::exact_matches;
+use super::run::{CHUNK_ROWS_MIN, beside};
 use super::{BatchSink, Task};
+use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
-use crate::{Error, Result};
 
 /// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
 /// overlap with nothing.
 const CHUNKS_PER_STREAM: u64 = 5;
-
-/// Rows that a chunk has at the least, however many streams there are: fewer would leave a GPU waiting for launches.
-const OVERLAPPED_CHUNK_ROWS_MIN: u64 = 1 << 20;
 
 /// Everything that probing needs, shared by all streams.
 pub(super) struct Probing<'a> {
@@ -50,8 +44,7 @@ pub(super) struct Probing<'a> {
     pub(super) flags: Option<DeviceBuffer>,
     /// What most probe rows without a match do not pass, when there are expected to be many.
     pub(super) filter: Option<Filter>,
-    /// The build side, with its keys grouped as soon as one stream has found out that they have to be.
-    pub(super) built: Mutex<Arc<BuildSide>>,
+    pub(super) built: SharedBuild,
     /// The first row of the next chunk.
     pub(super) next_row: Mutex<u64>,
     pub(super) progress: Mutex<ProbeProgress<'a>>,
@@ -71,7 +64,7 @@ impl Probing<'_> {
     /// The device's, the sink's, and those of gathering; the first of any stream.
     pub(super) fn run(&self, shop: &Workshop<'_>) -> Result<()> {
         let device = shop.device;
-        let chunks = self.probe.table.rows.div_ceil(OVERLAPPED_CHUNK_ROWS_MIN);
+        let chunks = self.probe.table.rows.div_ceil(self.task.chunk_rows_min());
         let streams = (device.info().streams as u64).min(chunks) as usize;
         if streams <= 1 {
             return beside(device, || self.take_chunks(shop, 1, &AtomicBool::new(false)));
@@ -96,7 +89,7 @@ impl Probing<'_> {
 
     fn probe_on_new_stream(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
         let stream = shop.device.stream(shop.monitor.cancel().clone())?;
-        self.take_chunks(&Workshop { stream: &stream, ..*shop }, streams, failed)
+        self.take_chunks(&Workshop { stream: &stream, copies: &stream, ..*shop }, streams, failed)
     }
 
     /// Takes chunks until there are no more, or another stream has failed.
@@ -116,11 +109,11 @@ impl Probing<'_> {
         if start == total {
             return None;
         }
-        let held_back = self.built.lock().grouping_bytes(device);
+        let held_back = self.built.current().grouping_bytes(device);
         let mut rows = chunk_rows(self.probe, self.layout, device, held_back, streams);
         if streams > 1 {
             let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
-            rows = rows.min(even.max(OVERLAPPED_CHUNK_ROWS_MIN));
+            rows = rows.min(even.max(self.task.chunk_rows_min()));
         }
         *next = total.min(start + rows);
         Some(start..*next)
@@ -146,52 +139,16 @@ impl Probing<'_> {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());
             emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
-        let mut built = self.built.lock().clone();
-        let wave_rows = wave_rows(shop.device, built.grouping_bytes(shop.device), streams);
+        let wave_rows = wave_rows(shop.device, self.built.current().grouping_bytes(shop.device), streams);
         let mut emitted = 0.0;
-        for wave in waves(&arranged, wave_rows) {
-            let mut matches = loop {
-                match built.match_wave(&arranged, wave.clone(), shop)? {
-                    Some(matches) => break matches,
-                    None => built = self.grouped(&built, shop)?,
-                }
-            };
-            if self.layout.is_hashed() {
-                matches = shop
-                    .monitor
-                    .phase("compare keys", 0, || exact_matches(matches, &built, &arranged, self.layout, shop))?;
-            }
-            let rows = matches.rows.len() as f64;
-            let mut of_wave = 0.0;
-            self.outcome.emit_wave(&emitter, &built, &arranged, &matches, self.flags.as_ref(), &mut |share| {
-                self.emitted(share * rows - of_wave);
-                of_wave = share * rows;
-            })?;
-            self.emitted(rows - of_wave);
+        self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), &arranged, wave_rows, &mut |rows| {
+            self.emitted(rows);
             emitted += rows;
-        }
+        })?;
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);
         // What this chunk used of the build side is used no more, whoever drops it.
         shop.device.synchronize(shop.stream)
-    }
-
-    /// The build side with equal keys adjacent: made here, unless another stream has done so since `seen` was taken.
-    fn grouped(&self, seen: &Arc<BuildSide>, shop: &Workshop<'_>) -> Result<Arc<BuildSide>> {
-        // Earlier waves of this stream may still read what is about to be dropped.
-        shop.device.synchronize(shop.stream)?;
-        let mut current = self.built.lock();
-        if !Arc::ptr_eq(&current, seen) {
-            return Ok(current.clone());
-        }
-        if seen.is_grouped() {
-            return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
-        }
-        let grouped = Arc::new(seen.grouped(shop)?);
-        // The other streams know nothing of this one's work.
-        shop.device.synchronize(shop.stream)?;
-        *current = grouped.clone();
-        Ok(grouped)
     }
 
     fn arranged(&self, rows: f64) {

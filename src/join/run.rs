@@ -13,21 +13,20 @@
 //! with one stream most often all of the probe side. A wave is what keeps
 //! the intermediate results of matching small: in cache on a host device.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
 
-use super::arrange::{Arranged, Workshop, arrange};
+use super::arrange::{Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::{SideInput, check_build_rows};
-use super::matching::BuildSide;
+use super::matching::{BuildSide, SharedBuild};
 use super::monitor::Monitor;
+use super::outcome::Outcome;
 use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
 use crate::columns::{KeyLayout, Role};
-use crate::device::{Device, DeviceBuffer, Filter, Matches, Unmatched, Which};
+use crate::device::{Device, Filter};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -61,10 +60,13 @@ fn run_with_layout(
 ) -> Result<()> {
     check_build_rows(build)?;
     let stream = device.stream(monitor.cancel().clone())?;
-    let shop = Workshop { device, stream: &stream, arena, monitor };
+    // The build side's keys are indexed while its other columns still cross the link.
+    let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
+    let shop = Workshop { device, stream: &stream, copies: &copies, arena, monitor };
     let outcome = Outcome::new(task, build, probe);
     let mut progress = Progress::new(&task.expected.stretches, monitor);
 
+    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
     let built = beside(device, || {
         loop {
             let rows = build.rows(0..build.table.rows);
@@ -81,13 +83,13 @@ fn run_with_layout(
             layout = layout.clone().with_another_seed(rand::random());
         }
     })?;
+    device.synchronize(&copies)?;
     progress.reach(Stretch::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {
         true => build_filter(&built, &shop)?,
         false => None,
     };
 
-    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
     let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes };
     let flags = match outcome.build_rows_kept {
         Some(_) => Some(device.new_flags(built.arranged.len(), &stream)?),
@@ -107,23 +109,18 @@ fn run_with_layout(
         sizes,
         flags,
         filter,
-        built: Mutex::new(Arc::new(built)),
+        built: SharedBuild::new(built),
         next_row: Mutex::new(0),
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&shop)?;
     let Probing { built, flags, progress, .. } = probing;
-    let (built, mut progress) = (built.into_inner(), progress.into_inner().inner);
-    if let (Some(which), Some(flags)) = (outcome.build_rows_kept, flags) {
-        let positions =
-            monitor.phase("match", 0, || device.select_flags(&flags, built.arranged.len(), which, &stream))?;
-        let rows = positions.len();
-        let emit = || {
-            emitter.emit(&SideRows::Arranged(&built.arranged, positions), &SideRows::Missing, rows, &mut |emitted| {
-                progress.reach(Stretch::KeptBuild, emitted as f64 / rows as f64);
-            })
-        };
-        beside(device, emit)?;
+    let (built, mut progress) = (built.current(), progress.into_inner().inner);
+    if let Some(flags) = &flags {
+        beside(device, || {
+            let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
+            outcome.emit_kept_build(&emitter, &built.arranged, flags, &mut reach)
+        })?;
     }
     device.synchronize(&stream)?;
     progress.finish();
@@ -145,95 +142,6 @@ fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>
     match shop.monitor.phase("filter", bytes, || shop.device.build_filter(keys, shop.stream)) {
         Err(Error::Exhausted(_)) => Ok(None),
         outcome => outcome,
-    }
-}
-
-/// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row
-/// numbers of both, and as much again while they are made.
-fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
-    /// Each call finds its first pair by counting the wave's: small batches share one.
-    const PAIRS_MIN: usize = 64 << 10;
-    let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
-    (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
-}
-
-/// Which rows the kind of join emits, in terms of build and probe side.
-pub(super) struct Outcome {
-    /// `Some`: a semi or anti join, whose rows are of that side only.
-    only: Option<Role>,
-    /// Whether rows of the side in `only` survive for having a match, or for having none.
-    only_which: Which,
-    keeps_unmatched_build: bool,
-    keeps_unmatched_probe: bool,
-    /// Which build rows are emitted at the end.
-    build_rows_kept: Option<Which>,
-}
-
-impl Outcome {
-    fn new(task: &Task, build: &SideInput, probe: &SideInput) -> Self {
-        let how = task.how;
-        let role = |side| if side == build.side { Role::Build } else { Role::Probe };
-        Self {
-            only: how.only_side().map(role),
-            only_which: if how.is_anti() { Which::Unmatched } else { Which::Matched },
-            keeps_unmatched_build: how.keeps_unmatched(build.side),
-            keeps_unmatched_probe: how.keeps_unmatched(probe.side),
-            build_rows_kept: how.build_rows_kept(build.side),
-        }
-    }
-
-    fn keeps_build_without_key(&self) -> bool {
-        self.keeps_unmatched_build || (self.only == Some(Role::Build) && self.only_which == Which::Unmatched)
-    }
-
-    pub(super) fn keeps_probe_without_key(&self) -> bool {
-        self.keeps_unmatched_probe || (self.only == Some(Role::Probe) && self.only_which == Which::Unmatched)
-    }
-
-    /// Emits what one wave of matches gives, and tells `done` which share of it has left.
-    pub(super) fn emit_wave(
-        &self,
-        emitter: &Emitter<'_>,
-        build: &BuildSide,
-        probe: &Arranged,
-        matches: &Matches,
-        flags: Option<&DeviceBuffer>,
-        done: &mut dyn FnMut(f64),
-    ) -> Result<()> {
-        let Workshop { device, stream, monitor, .. } = *emitter.shop;
-        let match_bytes = 8 * matches.rows.len() as u64;
-        if let Some(flags) = flags {
-            monitor.phase("match", match_bytes, || device.mark_build(matches, flags, stream))?;
-        }
-        match self.only {
-            Some(Role::Build) => Ok(()),
-            Some(Role::Probe) => {
-                let select = || device.select_matches(matches, self.only_which, stream);
-                let positions = monitor.phase("match", match_bytes, select)?;
-                let rows = positions.len();
-                emitter.emit(&SideRows::Missing, &SideRows::Arranged(probe, positions), rows, &mut |emitted| {
-                    done(emitted as f64 / rows as f64);
-                })
-            }
-            None => {
-                let unmatched = if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip };
-                let pairs_total = matches.pair_count(unmatched);
-                let at_once = expanded_pairs(device, emitter.sizes.gather_rows);
-                for start in (0..pairs_total).step_by(at_once) {
-                    let range = start..pairs_total.min(start + at_once as u64);
-                    let rows = (range.end - range.start) as usize;
-                    let pairs = monitor
-                        .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
-                    debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
-                    let build = SideRows::Arranged(&build.arranged, pairs.build);
-                    let probe = SideRows::Arranged(probe, pairs.probe);
-                    emitter.emit(&build, &probe, rows, &mut |emitted| {
-                        done((start + emitted as u64) as f64 / pairs_total as f64);
-                    })?;
-                }
-                Ok(())
-            }
-        }
     }
 }
 

@@ -40,8 +40,20 @@ pub struct Task {
     pub filter: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
+    /// Rows that a chunk has at the least where several streams of a device work on chunks. `None`: so many that launching work costs
+    /// little beside it.
+    pub chunk_rows_min: Option<u64>,
     /// What statistics say will happen.
     pub expected: Expected,
+}
+
+impl Task {
+    /// Rows that a chunk has at the least where several streams work on chunks.
+    pub(super) fn chunk_rows_min(&self) -> u64 {
+        /// Fewer would leave a GPU waiting for launches.
+        const DEFAULT: u64 = 1 << 20;
+        self.chunk_rows_min.unwrap_or(DEFAULT).max(1)
+    }
 }
 
 /// One side of a task.

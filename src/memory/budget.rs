@@ -1,10 +1,20 @@
 //! A number of bytes that may be used, and the shares of it that are promised.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::{ReservedPool, human_bytes};
 use crate::{Error, Result};
+
+/// Whoever holds memory of a budget that nobody needs, and gives it back when somebody does.
+pub trait Reclaim: fmt::Debug + Send + Sync {
+    /// Bytes that it could give back now.
+    fn reclaimable_bytes(&self) -> u64;
+
+    /// Gives back so many bytes, or what it can.
+    fn reclaim(&self, bytes: u64);
+}
 
 /// A bounded amount of memory of one kind. Clones share the same bound.
 #[derive(Clone, Debug)]
@@ -21,6 +31,8 @@ struct Inner {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     used_bytes_max: AtomicU64,
+    /// Who gives back what nobody needs.
+    reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// What this one is a part of; given back with its last clone.
     _part_of: Option<Reservation>,
 }
@@ -41,7 +53,10 @@ impl Budget {
 
     fn with_limit(name: String, knob: String, limit_bytes: u64, part_of: Option<Reservation>) -> Self {
         let (used_bytes, used_bytes_max) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { inner: Arc::new(Inner { name, knob, limit_bytes, used_bytes, used_bytes_max, _part_of: part_of }) }
+        let reclaim = OnceLock::new();
+        Self {
+            inner: Arc::new(Inner { name, knob, limit_bytes, used_bytes, used_bytes_max, reclaim, _part_of: part_of }),
+        }
     }
 
     /// Takes `bytes` out of the budget until the reservation is dropped.
@@ -73,16 +88,40 @@ impl Budget {
         self.inner.used_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// What could be reserved now, in bytes.
+    /// What could be reserved now, in bytes, with what would be given back for it.
     pub fn free_bytes(&self) -> u64 {
+        let reclaimable = self.reclaimer().map_or(0, |reclaim| reclaim.reclaimable_bytes());
+        self.limit_bytes().saturating_sub(self.used_bytes().saturating_sub(reclaimable))
+    }
+
+    /// What is not reserved now, in bytes.
+    pub fn unused_bytes(&self) -> u64 {
         self.limit_bytes().saturating_sub(self.used_bytes())
+    }
+
+    /// From now on, `reclaim` is asked to give memory back when there is too little; the first one that was named stays.
+    pub fn reclaim_from(&self, reclaim: Weak<dyn Reclaim>) {
+        let _ = self.inner.reclaim.set(reclaim);
+    }
+
+    fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
+        self.inner.reclaim.get()?.upgrade()
     }
 
     /// Takes bytes for whoever calls this to account for.
     pub(super) fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
         let inner = &*self.inner;
-        let taken = inner.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(bytes).filter(|&total| total <= inner.limit_bytes)
+        let take = || {
+            inner.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+                used.checked_add(bytes).filter(|&total| total <= inner.limit_bytes)
+            })
+        };
+        let taken = take().or_else(|used| match self.reclaimer() {
+            Some(reclaim) if bytes <= inner.limit_bytes => {
+                reclaim.reclaim(bytes.saturating_sub(inner.limit_bytes - used));
+                take()
+            }
+            _ => Err(used),
         });
         match taken {
             Ok(before) => {

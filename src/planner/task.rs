@@ -32,6 +32,7 @@ impl Plan {
             dense_range: self.dense_range(),
             filter: self.filtered_rows.is_some(),
             batch_rows: join.spec.batch_rows,
+            chunk_rows_min: None,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
                 row_bytes: self.row_bytes,

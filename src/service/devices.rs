@@ -91,6 +91,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
                 .context(|| format!("opening device {}", node.name))?;
             // What the first device has pinned is pinned for all.
             arena.pin_by(gpu.pin());
+            keep_columns(settings, &*gpu)?;
             return Ok(gpu);
         }
         let memory = budget(memory_bytes.unwrap_or(memory_share));
@@ -100,9 +101,35 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         });
         let device = HostDevice::with_route(node.index, threads, memory, route)
             .context(|| format!("opening device {}", node.name))?;
+        keep_columns(settings, &device)?;
         Ok(Arc::new(device))
     };
     topology.devices.iter().map(open).collect()
+}
+
+fn keep_columns(settings: &Settings, device: &dyn Device) -> Result<()> {
+    match cache_bytes(&settings.device_cache, device.memory().limit_bytes())? {
+        0 => Ok(()),
+        limit => device.keep_columns(limit),
+    }
+}
+
+/// How much of a device's memory kept columns may take: a share of it, a size, or 0.
+///
+/// # Errors
+/// [`Error::Invalid`] names the accepted forms.
+pub fn cache_bytes(setting: &str, device_bytes: u64) -> Result<u64> {
+    let bytes = match setting.trim().strip_suffix('%') {
+        Some(share) => share
+            .trim()
+            .parse::<f64>()
+            .ok()
+            .filter(|share| (0.0..=100.0).contains(share))
+            .map(|share| (device_bytes as f64 * share / 100.0) as u64)
+            .ok_or_else(|| Error::Invalid(format!("{setting:?} is not a share of memory, from 0% to 100%"))),
+        None => parse_bytes(setting),
+    };
+    Ok(bytes.context(|| "--device-cache")?.min(device_bytes))
 }
 
 /// The rates that a device is planned with.

@@ -43,6 +43,8 @@ pub struct Metrics {
     queue_length: IntGauge,
     device_up: IntGaugeVec,
     device_jobs: IntCounterVec,
+    device_cache: IntCounterVec,
+    device_cache_hit_bytes: IntCounterVec,
     device_busy_seconds: CounterVec,
     /// Held while the counters that others keep are taken over, so that two scrapes do not add the same.
     reading: Mutex<()>,
@@ -121,7 +123,7 @@ impl Metrics {
             ),
             device_memory_bytes: gauges(
                 "dovetail_device_memory_bytes",
-                "Memory of devices: used, the most ever used, and the limit",
+                "Memory of devices: used by jobs, kept for columns that jobs may ask for again, the most ever taken, and the limit",
                 &["device", "kind"],
             ),
             jobs: gauges("dovetail_jobs", "Jobs that the server knows, by state", &["state"]),
@@ -133,6 +135,16 @@ impl Metrics {
             device_up: gauges("dovetail_device_up", "1 while the device is in service", &["device"]),
             device_jobs: counters("dovetail_device_jobs_total", "Jobs that a device ran", &["device"]),
             device_busy_seconds,
+            device_cache: counters(
+                "dovetail_device_cache_columns_total",
+                "Columns, or ranges of their rows, that a GPU had kept, had to copy, or gave up for others",
+                &["device", "outcome"],
+            ),
+            device_cache_hit_bytes: counters(
+                "dovetail_device_cache_hit_bytes_total",
+                "Bytes that were not copied to a GPU, because it had kept them",
+                &["device"],
+            ),
             reading: Mutex::default(),
             tables: gauge("dovetail_tables", "Tables"),
             table_bytes: gauge("dovetail_table_bytes", "Bytes of all tables"),
@@ -175,12 +187,18 @@ impl Metrics {
         }
         for device in &shared.devices {
             let (id, memory) = (device.id().to_string(), device.memory());
-            let kinds =
-                [("used", memory.used_bytes()), ("used_max", memory.used_bytes_max()), ("limit", memory.limit_bytes())];
+            let cache = device.cache_stats().unwrap_or_default();
+            let kinds = [
+                ("used", memory.used_bytes().saturating_sub(cache.bytes)),
+                ("kept", cache.bytes),
+                ("used_max", memory.used_bytes_max()),
+                ("limit", memory.limit_bytes()),
+            ];
             for (kind, bytes) in kinds {
                 set(self.device_memory_bytes.with_label_values(&[&id, kind]), bytes);
             }
         }
+        self.read_caches(shared);
         let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];
         for job in shared.scheduler.jobs() {
             let state = state_name(&job.status().state);
@@ -206,6 +224,19 @@ impl Metrics {
 
 impl Metrics {
     /// Takes over what the scheduler counts.
+    fn read_caches(&self, shared: &Shared) {
+        let _reading = self.reading.lock();
+        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
+        for device in &shared.devices {
+            let Some(cache) = device.cache_stats() else { continue };
+            let id = device.id().to_string();
+            for (outcome, total) in [("hit", cache.hits), ("miss", cache.misses), ("evicted", cache.evictions)] {
+                raise(&self.device_cache.with_label_values(&[&id, outcome]), total);
+            }
+            raise(&self.device_cache_hit_bytes.with_label_values(&[&id]), cache.hit_bytes);
+        }
+    }
+
     fn read_scheduler(&self, stats: &SchedulerStats) {
         let _reading = self.reading.lock();
         let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));

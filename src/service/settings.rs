@@ -55,6 +55,11 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_DEVICE_MEMORY", default_value = "auto")]
     pub device_memory: String,
 
+    /// Memory of each device behind a link in which columns stay from join to join, as long as no job needs it: a size, or a share
+    /// of the memory of the device; 0 keeps none
+    #[arg(long, env = "DOVETAIL_DEVICE_CACHE", default_value = "50%")]
+    pub device_cache: String,
+
     /// Topology file (TOML): devices and links to emulate instead of what the machine has
     #[arg(long, env = "DOVETAIL_TOPOLOGY")]
     pub topology: Option<PathBuf>,

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
-use dovetail::device::host::HostDevice;
+use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, Device, open_gpu};
-use dovetail::join::{self, BatchSink, Monitor};
+use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use parking_lot::Mutex;
@@ -34,7 +34,10 @@ fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
     let budget = |name: &str| Budget::new(format!("memory of device {name}"), "--device-memory", memory);
     match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
         Ok("cuda") => open_gpu(0, threads, |_| budget("cuda:0")).unwrap(),
-        Err(_) | Ok("host") => Arc::new(HostDevice::new(0, threads, budget("host:0"), None).unwrap()),
+        Err(_) | Ok("host") => {
+            // Several streams have work where a task says that small chunks are enough for them.
+            Arc::new(HostDevice::new(0, threads, budget("host:0"), None).unwrap().with_streams(3))
+        }
         Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}: host or cuda"),
     }
 }
@@ -65,17 +68,25 @@ impl Bench {
     }
 
     fn join(&self, spec: JoinSpec) -> dovetail::Result<Vec<RecordBatch>> {
-        self.join_as(spec, |_| ())
+        self.join_as(spec, None, |_| ())
     }
 
-    /// Joins as the plan says once `change` has changed it.
-    fn join_as(&self, spec: JoinSpec, change: impl FnOnce(&mut Plan)) -> dovetail::Result<Vec<RecordBatch>> {
+    /// Joins as the plan says once `change` has changed it, in chunks that may be as small as that where several streams work
+    /// on them.
+    fn join_as(
+        &self,
+        spec: JoinSpec,
+        chunk_rows_min: Option<u64>,
+        change: impl FnOnce(&mut Plan),
+    ) -> dovetail::Result<Vec<RecordBatch>> {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         change(&mut plan);
         let sink = Collect::default();
-        join::run(&plan.task()?, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
-        assert_eq!(self.device.memory().used_bytes(), 0, "a join left device memory behind");
+        let task = Task { chunk_rows_min, ..plan.task()? };
+        join::run(&task, &*self.device, self.catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))?;
+        let kept = self.device.cache_stats().unwrap_or_default().bytes;
+        assert_eq!(self.device.memory().used_bytes(), kept, "a join left device memory behind");
         Ok(sink.batches.into_inner())
     }
 }
@@ -90,6 +101,8 @@ struct Composed {
     carried: Option<u64>,
     /// Instead of one pass: bits for two.
     radix_bits: Option<u32>,
+    /// Rows of a chunk that are enough for one of several streams: many chunks, or both sides in turns.
+    chunk_rows_min: Option<u64>,
 }
 
 impl Composed {
@@ -99,6 +112,7 @@ impl Composed {
             filter: rng.random(),
             carried: rng.random::<bool>().then(|| rng.random()),
             radix_bits: rng.random_bool(0.1).then_some(13),
+            chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
         }
     }
 
@@ -151,8 +165,9 @@ fn check_all_on(bench: &Bench, case: &Case, nulls_equal: bool, rng: &mut StdRng,
             spec.batch_rows = [None, Some(1), Some(100)][rng.random_range(0..3)].filter(|_| expected.len() < 5000);
             let composed = Composed::random(rng);
             let label = format!("{how} by {strategy}, {composed:?}, on {bench}, {case}{story}");
-            let actual =
-                bench.join_as(spec, |plan| composed.change(plan)).unwrap_or_else(|error| panic!("{label}: {error}"));
+            let actual = bench
+                .join_as(spec, composed.chunk_rows_min, |plan| composed.change(plan))
+                .unwrap_or_else(|error| panic!("{label}: {error}"));
             naive::assert_same_rows(&actual, &expected, &label);
         }
     }
@@ -177,6 +192,38 @@ fn random_joins_agree_with_the_naive_join() {
         let nulls_equal = rng.random_bool(0.3);
         check_all(&case, threads, memory, nulls_equal, &mut rng);
     }
+}
+
+#[test]
+fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
+    let mut rng = StdRng::seed_from_u64(seed() ^ 7);
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
+    let memory = 4 << 20;
+    let device = match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
+        Ok("cuda") => device(2, memory),
+        // Only what crosses a link is worth keeping.
+        _ => {
+            let link = EmulatedLink { to_device_bytes_per_second: 1e10, from_device_bytes_per_second: 1e10 };
+            let budget = Budget::new("memory of device host:0", "--device-memory", memory);
+            Arc::new(HostDevice::new(0, 2, budget, Some(link)).unwrap().with_streams(3))
+        }
+    };
+    // Room for the columns of some tables, so that others give way.
+    device.keep_columns(64 << 10).unwrap();
+    let bench = Bench { catalog: Catalog::new(arena), device, threads: 2 };
+    let mut hits = 0;
+    for round in 0..6 {
+        let case = Case::with(&mut rng, &[KeyKind::Int32], 400 + round, 500, 200);
+        // Under the same names, with about as many rows.
+        bench.put("l", &case.left.batches);
+        bench.put("r", &case.right.batches);
+        check_all_on(&bench, &case, false, &mut rng, ", with columns that stay");
+        let stats = bench.device.cache_stats().unwrap();
+        assert!(stats.hits > hits, "the second join of two tables found nothing on the device: {stats:?}");
+        assert!(stats.bytes <= stats.limit_bytes, "{stats:?}");
+        hits = stats.hits;
+    }
+    assert!(bench.device.cache_stats().unwrap().evictions > 0, "{:?}", bench.device.cache_stats());
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //! After an error of the second class the context is of no use any more: the GPU is marked as lost, and answers every call
 //! with that sentence until the process starts anew.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::Arc;
@@ -110,6 +111,14 @@ impl Gpu {
         self.check(self.context.bind_to_thread(), "binding a thread to the GPU")
     }
 
+    /// Waits until everything is done that was queued on any stream.
+    pub(super) fn settle(&self) {
+        // What has failed on a stream is told to those who wait for that stream; a lost device does nothing any more.
+        if self.bind().is_ok() {
+            let _ = result::ctx::synchronize();
+        }
+    }
+
     fn check_not_lost(&self) -> Result<()> {
         match self.lost.load(Ordering::Relaxed) {
             true => Err(self.lost_error("earlier work on it")),
@@ -205,9 +214,29 @@ pub(super) struct Queue {
     pub(super) gpu: Arc<Gpu>,
     raw: sys::CUstream,
     /// Host memory that copies under way read or write.
-    in_flight: Mutex<Vec<Buffer>>,
+    in_flight: Mutex<InFlight>,
     /// Pinned memory through which small results come back.
     read_back: Mutex<*mut c_void>,
+}
+
+/// Buffers in the order in which copies of them were queued, and how many of them were let go of before.
+#[derive(Default)]
+struct InFlight {
+    buffers: VecDeque<Buffer>,
+    let_go: u64,
+}
+
+impl InFlight {
+    fn held(&self) -> u64 {
+        self.let_go + self.buffers.len() as u64
+    }
+
+    /// Takes out those that were queued before the buffer of that number.
+    fn let_go_before(&mut self, number: u64) -> Vec<Buffer> {
+        let done = number.saturating_sub(self.let_go).min(self.buffers.len() as u64);
+        self.let_go += done;
+        self.buffers.drain(..done as usize).collect()
+    }
 }
 
 // SAFETY: the driver's streams may be used by any thread, and the pinned memory only under its lock.
@@ -255,23 +284,21 @@ impl Queue {
         self.raw
     }
 
-    /// Keeps host memory alive until the next synchronization.
+    /// Keeps host memory alive until a copy that is queued after this call is known to be done.
     pub(super) fn hold(&self, buffer: Buffer) {
-        self.in_flight.lock().push(buffer);
+        self.in_flight.lock().buffers.push_back(buffer);
     }
 
     /// Waits for all work, then lets go of what it used.
     pub(super) fn synchronize(&self, attempt: &str) -> Result<()> {
         self.gpu.bind()?;
         // What is held now is what was queued by now; another thread's copies may follow.
-        let held = std::mem::take(&mut *self.in_flight.lock());
+        let held = self.in_flight.lock().held();
         // SAFETY: the stream lives as long as the queue.
         let waited = unsafe { result::stream::synchronize(self.raw) };
         let waited = self.gpu.check(waited, attempt);
+        let held = self.in_flight.lock().let_go_before(held);
         drop(held);
-        if waited.is_ok() {
-            self.gpu.observer.settle(self);
-        }
         waited
     }
 
@@ -300,8 +327,10 @@ impl Drop for Queue {
         unsafe {
             let _ = result::stream::synchronize(self.raw);
             let _ = result::free_host(*self.read_back.get_mut());
-            let _ = result::stream::destroy(self.raw);
         }
+        self.gpu.observer.settle(self);
+        // SAFETY: as above.
+        let _ = unsafe { result::stream::destroy(self.raw) };
     }
 }
 
@@ -309,6 +338,8 @@ impl Drop for Queue {
 pub(super) struct Mark {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
+    /// How many buffers its stream had held by then.
+    held: u64,
 }
 
 // SAFETY: the driver's events may be used by any thread.
@@ -333,11 +364,23 @@ impl Mark {
     pub(super) fn record(queue: &Queue) -> Result<Self> {
         queue.gpu.bind()?;
         let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let mark = Self { raw: queue.gpu.answer(raw, "making an event")?, gpu: queue.gpu.clone() };
+        let held = queue.in_flight.lock().held();
+        let mark = Self { raw: queue.gpu.answer(raw, "making an event")?, gpu: queue.gpu.clone(), held };
         // SAFETY: event and stream are of this context and live.
         let recorded = unsafe { result::event::record(mark.raw, queue.raw) };
         mark.gpu.check(recorded, "recording an event")?;
         Ok(mark)
+    }
+
+    /// Waits until what was marked in `queue` is done, then lets go of what it used.
+    pub(super) fn wait(&self, queue: &Queue, attempt: &str) -> Result<()> {
+        queue.gpu.bind()?;
+        // SAFETY: the event lives.
+        let waited = unsafe { result::event::synchronize(self.raw) };
+        queue.gpu.check(waited, attempt)?;
+        let done = queue.in_flight.lock().let_go_before(self.held);
+        drop(done);
+        Ok(())
     }
 
     /// Makes later work of `queue` wait for what was marked.

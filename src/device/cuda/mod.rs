@@ -36,18 +36,19 @@ mod transfer;
 mod work;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::buffer::Buffer;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::driver::{Gpu, Mark, Queue};
-use self::positions::PairStarts;
+use self::positions::KnownPairs;
 use self::work::Work;
+use super::cache::ColumnCache;
 use super::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, Event, Filter,
-    HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
-    RadixBits, Sorted, Stream, Table, Unmatched, Which,
+    BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceId, DeviceInfo,
+    DeviceKind, Event, Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches,
+    Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Which,
 };
 use crate::memory::{Arena, Budget, Pin};
 use crate::{Error, Result};
@@ -71,6 +72,16 @@ pub struct CudaDevice {
     memory: Budget,
     gpu: Arc<Gpu>,
     threads: ThreadPool,
+    /// Shared by the views of all jobs.
+    kept: Arc<OnceLock<Kept>>,
+}
+
+/// Columns that stay from join to join.
+#[derive(Debug)]
+struct Kept {
+    cache: Arc<ColumnCache>,
+    /// Where their memory is freed, because the streams of the joins that brought them in are gone by then.
+    queue: Arc<Queue>,
 }
 
 fn thread_pool(id: DeviceId, threads: usize) -> Result<ThreadPool> {
@@ -94,10 +105,10 @@ impl CudaDevice {
         let info = DeviceInfo {
             name: gpu.name()?,
             parallelism: gpu.multiprocessors()?,
-            // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: 115 ms with 3 streams, 111 with 5, 110 with 8;
-            // and 126 instead of 115 with a quarter of these bytes at once.
+            // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: of 1, 3, 5 and 8 streams, one more than 5 gained
+            // nothing; 92 ms with these bytes at once, 93 with a quarter of them (kernels/README.md).
             streams: 5,
-            gather_bytes: 16 << 20,
+            gather_bytes: 64 << 20,
             // Sorting takes images of keys and row numbers, twice each, and the bounds of partitions are there several times.
             row_scratch_bytes: Some(40),
             wave_rows: 1 << 24,
@@ -106,7 +117,14 @@ impl CudaDevice {
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
-        Ok(Self { id, info, memory: budget(gpu.free_bytes()?), gpu: Arc::new(gpu), threads: thread_pool(id, threads)? })
+        Ok(Self {
+            id,
+            info,
+            memory: budget(gpu.free_bytes()?),
+            gpu: Arc::new(gpu),
+            threads: thread_pool(id, threads)?,
+            kept: Default::default(),
+        })
     }
 
     /// Starts a primitive, unless its job was stopped.
@@ -122,8 +140,8 @@ impl CudaDevice {
 #[derive(Debug)]
 struct CudaStream {
     queue: Arc<Queue>,
-    /// Where the pairs of the last matches start, because they are expanded in several calls.
-    pair_starts: parking_lot::Mutex<Option<PairStarts>>,
+    /// The pairs of the last matches, because they are expanded in several calls.
+    known_pairs: parking_lot::Mutex<Option<KnownPairs>>,
 }
 
 fn cuda_stream(stream: &Stream) -> &CudaStream {
@@ -158,12 +176,13 @@ impl Device for CudaDevice {
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         // Threads of its own: one that waits for the GPU could not take up another job's work.
         let threads = thread_pool(self.id, self.threads.current_num_threads())?;
-        Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu: self.gpu.clone(), threads }))
+        let (gpu, kept) = (self.gpu.clone(), self.kept.clone());
+        Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu, threads, kept }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
         let queue = Arc::new(Queue::new(self.gpu.clone())?);
-        Ok(Stream { handle: Arc::new(CudaStream { queue, pair_starts: Default::default() }), cancel })
+        Ok(Stream { handle: Arc::new(CudaStream { queue, known_pairs: Default::default() }), cancel })
     }
 
     fn record_event(&self, stream: &Stream) -> Result<Event> {
@@ -175,6 +194,12 @@ impl Device for CudaDevice {
         mark.hold_back(&cuda_stream(stream).queue)
     }
 
+    fn wait(&self, event: &Event, stream: &Stream) -> Result<()> {
+        stream.cancel.check()?;
+        let mark: &Mark = event.handle.as_any().downcast_ref().expect("an event of another device was given to a GPU");
+        mark.wait(&cuda_stream(stream).queue, "waiting for part of the work")
+    }
+
     fn synchronize(&self, stream: &Stream) -> Result<()> {
         stream.cancel.check()?;
         cuda_stream(stream).queue.synchronize("waiting for work")
@@ -182,6 +207,46 @@ impl Device for CudaDevice {
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         transfer::copy_in(&self.work(stream)?, parts)
+    }
+
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let work = self.work(stream)?;
+        let Some(kept) = self.kept.get() else { return transfer::copy_in(&work, parts) };
+        let cache = &kept.cache;
+        if let Some((buffer, ready)) = cache.find(rows) {
+            self.wait_event(&ready, stream)?;
+            return Ok(buffer);
+        }
+        let bytes = transfer::bytes_of(parts) as u64;
+        let Some(room) = cache.room(bytes).filter(|_| bytes > 0) else { return transfer::copy_in(&work, parts) };
+        // Charged to the device and not to the job, because it stays.
+        match transfer::copy_in_to_stay(&work, cache.memory(), &kept.queue, parts) {
+            Ok(buffer) => match cache.keep(room, rows, &buffer, self.record_event(stream)?) {
+                None => Ok(buffer),
+                Some((first, ready)) => {
+                    // Another stream has brought the same rows in meanwhile. Nothing but the copy has used these.
+                    self.synchronize(stream)?;
+                    drop(buffer);
+                    self.wait_event(&ready, stream)?;
+                    Ok(first)
+                }
+            },
+            // Somebody was quicker to take the room.
+            Err(Error::Exhausted(_)) => transfer::copy_in(&work, parts),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
+        let queue = Arc::new(Queue::new(self.gpu.clone())?);
+        let gpu = self.gpu.clone();
+        let settle = Box::new(move || gpu.settle());
+        self.kept.get_or_init(|| Kept { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
+        Ok(())
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.kept.get().map(|kept| kept.cache.stats())
     }
 
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {

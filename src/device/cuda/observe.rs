@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::{result, sys};
@@ -62,7 +62,7 @@ impl Observer {
         Watched { observer: self, queue, what, bytes, started }
     }
 
-    /// All work that was queued on `queue` before is done.
+    /// All work that was queued on `queue` is done, and no more will be.
     pub(super) fn settle(&self, queue: &Queue) {
         if let Self::Timeline(timeline) = self {
             timeline.settle(queue);
@@ -105,7 +105,7 @@ pub(super) struct Timeline {
 }
 
 struct Inner {
-    file: File,
+    file: BufWriter<File>,
     /// When the GPU was opened.
     origin: sys::CUevent,
     pending: Vec<Pending>,
@@ -138,7 +138,7 @@ impl Timeline {
         let origin = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver)?;
         // SAFETY: the event was just made; the null stream is the context's own.
         unsafe { result::event::record(origin, std::ptr::null_mut()).map_err(driver)? };
-        Ok(Self { ordinal, inner: Mutex::new(Inner { file, origin, pending: Vec::new() }) })
+        Ok(Self { ordinal, inner: Mutex::new(Inner { file: BufWriter::new(file), origin, pending: Vec::new() }) })
     }
 
     fn settle(&self, queue: &Queue) {
@@ -164,6 +164,7 @@ impl Timeline {
             // Whoever watches misses a line; the join is not to fail for that.
             let _ = writeln!(inner.file, "{line},");
         }
+        let _ = inner.file.flush();
     }
 }
 

@@ -122,13 +122,21 @@ pub(super) fn mark(work: &Work<'_>, positions: &Positions, flags: &DeviceBuffer)
     work.launch("marking rows", abi::dovetail_mark, &args)
 }
 
-/// Where the pairs of some matches start.
+/// What is known of the pairs of some matches, because they are expanded in several calls.
 #[derive(Debug)]
-pub(super) struct PairStarts {
+pub(super) struct KnownPairs {
     /// Whose they are.
     first: Weak<dyn DeviceMemory>,
     unmatched: Unmatched,
-    starts: Arc<CudaBuffer>,
+    pairs: PairList,
+}
+
+#[derive(Clone, Debug)]
+enum PairList {
+    /// Where the pairs of each probe row start.
+    Starts(Arc<CudaBuffer>),
+    /// All of them: at most one for each probe row.
+    Pairs(Pairs),
 }
 
 pub(super) fn expand(
@@ -154,7 +162,13 @@ pub(super) fn expand(
             probe: Positions::Range(start + range.start..start + range.end),
         });
     }
-    let starts = pair_starts(work, matches, unmatched)?;
+    let starts = match known_pairs(work, matches, unmatched)? {
+        PairList::Starts(starts) => starts,
+        PairList::Pairs(all) => {
+            let range = Positions::Range(pairs.start as usize..pairs.end as usize);
+            return Ok(Pairs { build: compose(work, &all.build, &range)?, probe: compose(work, &all.probe, &range)? });
+        }
+    };
     let build = work.values::<u32>(len, PURPOSE)?;
     let probe = work.values::<u32>(len, PURPOSE)?;
     let args = abi::DovetailExpand {
@@ -174,20 +188,44 @@ pub(super) fn expand(
     })
 }
 
-/// Counted once for all calls that expand the same matches.
-fn pair_starts(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Result<Arc<CudaBuffer>> {
-    const PURPOSE: &str = "counting pairs of matched rows";
-    let mut remembered = work.stream.pair_starts.lock();
+/// Found once for all calls that expand the same matches.
+fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Result<PairList> {
+    let mut remembered = work.stream.known_pairs.lock();
     let own = Arc::downgrade(&matches.first);
     if let Some(known) = &*remembered
         && Weak::ptr_eq(&known.first, &own)
         && known.unmatched == unmatched
     {
-        return Ok(known.starts.clone());
+        return Ok(known.pairs.clone());
     }
     *remembered = None;
+    let pairs = match matches.count {
+        // A row is in one pair or in none; the case in which all are in one was dealt with.
+        None => PairList::Pairs(matched_rows(work, matches)?),
+        Some(_) => PairList::Starts(Arc::new(pair_starts(work, matches, unmatched)?)),
+    };
+    *remembered = Some(KnownPairs { first: own, unmatched, pairs: pairs.clone() });
+    Ok(pairs)
+}
+
+/// The rows that have a match, with it.
+fn matched_rows(work: &Work<'_>, matches: &Matches) -> Result<Pairs> {
     let rows = matches.rows.len();
-    let starts = Arc::new(work.values::<u64>(rows, PURPOSE)?);
+    let mut args = select::rows_that(abi::DOVETAIL_MATCHED, rows);
+    args.first = pointer_of(&matches.first, rows);
+    let (selected, len) = select::run(work, args, Some(matches.matched_rows))?;
+    let selected = Positions::List { data: Arc::new(selected), rows: len, may_miss: false };
+    let first = Positions::List { data: matches.first.clone(), rows, may_miss: false };
+    Ok(Pairs {
+        build: compose(work, &first, &selected)?,
+        probe: compose(work, &Positions::Range(matches.rows.clone()), &selected)?,
+    })
+}
+
+fn pair_starts(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Result<CudaBuffer> {
+    const PURPOSE: &str = "counting pairs of matched rows";
+    let rows = matches.rows.len();
+    let starts = work.values::<u64>(rows, PURPOSE)?;
     // SAFETY: it computes a size from a number.
     let scratch_bytes = unsafe { abi::dovetail_pair_starts_scratch_bytes(rows as u64) };
     let scratch = work.scratch(scratch_bytes, PURPOSE)?;
@@ -201,6 +239,5 @@ fn pair_starts(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Resu
         starts: starts.as_mut_ptr(),
     };
     work.launch(PURPOSE, abi::dovetail_pair_starts, &args)?;
-    *remembered = Some(PairStarts { first: own, unmatched, starts: starts.clone() });
     Ok(starts)
 }

@@ -9,18 +9,36 @@ use arrow::util::bit_mask;
 use cudarc::driver::result;
 
 use super::buffer::{CudaBuffer, cuda};
+use super::driver::Queue;
 use super::fault;
 use super::work::Work;
 use crate::Result;
 use crate::device::{BitSlice, DeviceBuffer};
-use crate::memory::{Arena, ArenaBuffer};
+use crate::memory::{Arena, ArenaBuffer, Budget};
+
+const COPY_IN: &str = "copying a column to the device";
 
 pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
-    const PURPOSE: &str = "copying a column to the device";
-    fault::before_copy(work.queue, PURPOSE)?;
-    let bytes = parts.iter().map(Buffer::len).sum();
-    let buffer = work.buffer(bytes, PURPOSE)?;
-    let _watched = work.watch(PURPOSE, bytes);
+    copy_parts(work, work.buffer(bytes_of(parts), COPY_IN)?, parts)
+}
+
+/// As [`copy_in`], to memory of `budget` that is freed on another stream.
+pub(super) fn copy_in_to_stay(
+    work: &Work<'_>,
+    budget: &Budget,
+    freed_on: &Arc<Queue>,
+    parts: &[Buffer],
+) -> Result<DeviceBuffer> {
+    copy_parts(work, CudaBuffer::freed_on(freed_on, work.queue, budget, bytes_of(parts), COPY_IN)?, parts)
+}
+
+pub(super) fn bytes_of(parts: &[Buffer]) -> usize {
+    parts.iter().map(Buffer::len).sum()
+}
+
+fn copy_parts(work: &Work<'_>, buffer: CudaBuffer, parts: &[Buffer]) -> Result<DeviceBuffer> {
+    fault::before_copy(work.queue, COPY_IN)?;
+    let _watched = work.watch(COPY_IN, buffer.size());
     let mut end = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
         work.cancel.check()?;
@@ -28,7 +46,7 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
         // SAFETY: the parts together are as long as the buffer, and the queue keeps each until the copy is done.
         let copied =
             unsafe { result::memcpy_htod_async(buffer.pointer() + end as u64, part.as_slice(), work.queue.raw()) };
-        work.queue.gpu.check(copied, PURPOSE)?;
+        work.queue.gpu.check(copied, COPY_IN)?;
         end += part.len();
     }
     Ok(Arc::new(buffer))

@@ -72,7 +72,7 @@ impl Pool {
                 Error::Exhausted(format!("{purpose}: the system refused {size} of memory; {knob}"))
             })?,
         };
-        Ok(Piece { block: Some(block), pool: self.clone(), _reservation: reservation })
+        Ok(Piece { block: Some(block), pool: self.clone(), reservation })
     }
 
     /// The smallest kept block that is large enough and not wastefully so.
@@ -97,7 +97,7 @@ impl Pool {
     /// the operator promised.
     fn trim(&self) {
         let mut kept = self.kept.lock();
-        let bound = self.whole.free_bytes().min(KEPT_BYTES_MAX);
+        let bound = self.whole.unused_bytes().min(KEPT_BYTES_MAX);
         while kept.len() > KEPT_BLOCKS_MAX || kept.iter().map(|block| block.len() as u64).sum::<u64>() > bound {
             // The oldest first: a size that no caller asks for any more must not stay for ever.
             drop(kept.remove(0));
@@ -111,7 +111,7 @@ struct Piece {
     /// `Some` until dropped.
     block: Option<Block>,
     pool: Pool,
-    _reservation: Reservation,
+    reservation: Reservation,
 }
 
 impl Piece {
@@ -171,7 +171,7 @@ enum Storage {
     /// Somebody else's (a chunk of a table in the arena), taken as it is.
     Shared(Buffer),
     /// Bytes that several calls may write.
-    Flags { values: Box<[AtomicU8]>, _reservation: Reservation },
+    Flags { values: Box<[AtomicU8]>, reservation: Reservation },
 }
 
 impl HostBuffer {
@@ -190,13 +190,21 @@ impl HostBuffer {
             let knob = "the device's memory budget promises more than the system has; lower it";
             Error::Exhausted(format!("flags of matched rows: the system refused {size} of memory; {knob}"))
         })?;
-        Ok(Arc::new(Self { storage: Storage::Flags { values, _reservation: reservation }, bytes: rows }))
+        Ok(Arc::new(Self { storage: Storage::Flags { values, reservation }, bytes: rows }))
     }
 }
 
 impl DeviceMemory for HostBuffer {
     fn size_bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn charged_bytes(&self) -> u64 {
+        match &self.storage {
+            Storage::Owned(piece) => piece.reservation.bytes(),
+            Storage::Shared(_) => 0,
+            Storage::Flags { reservation, .. } => reservation.bytes(),
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -45,7 +45,7 @@ mod transfer;
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::buffer::Buffer;
 use bytemuck::Pod;
@@ -59,10 +59,11 @@ use self::buffer::{HostBuffer, Pool, Values};
 use self::crew::{Crew, Crews};
 use self::hash::with_key;
 use self::link::Transfer;
+use super::cache::ColumnCache;
 use super::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, Event,
-    Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
-    RadixBits, Sorted, Stream, Table, Unmatched, Which,
+    BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
+    DeviceInfo, DeviceKind, Event, Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
+    PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -79,6 +80,8 @@ pub struct HostDevice {
     pool: Pool,
     threads: Crew,
     route: Option<EmulatedRoute>,
+    /// Columns that stay from join to join, shared by the views of all jobs. Only with a link.
+    kept: Arc<OnceLock<Arc<ColumnCache>>>,
 }
 
 impl HostDevice {
@@ -106,12 +109,37 @@ impl HostDevice {
             pool: Pool::new(memory),
             threads: Crews::new(index, threads).crew()?,
             route,
+            kept: Default::default(),
         })
+    }
+
+    /// The same with several streams for a job, as a device has whose copies overlap with its primitives. All use the same
+    /// threads, so that nothing is gained but a test of the joins that such devices run.
+    #[must_use]
+    pub fn with_streams(mut self, streams: usize) -> Self {
+        self.info.streams = streams.max(1);
+        self
+    }
+
+    fn copy_in_to(&self, pool: &Pool, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let bytes = parts.iter().map(Buffer::len).sum();
+        let copy = |run: &Run<'_>| transfer::copy_in(run, parts, self.route.is_some());
+        self.pass_in(stream, bytes, || self.run_in(pool, stream, copy))
     }
 
     /// Runs one primitive on the device's threads.
     fn run<R: Send>(&self, stream: &Stream, primitive: impl FnOnce(&Run<'_>) -> Result<R> + Send) -> Result<R> {
-        let run = Run { pool: &self.pool, cancel: &stream.cancel, threads: self.info.parallelism, info: &self.info };
+        self.run_in(&self.pool, stream, primitive)
+    }
+
+    /// The same with memory of that pool.
+    fn run_in<R: Send>(
+        &self,
+        pool: &Pool,
+        stream: &Stream,
+        primitive: impl FnOnce(&Run<'_>) -> Result<R> + Send,
+    ) -> Result<R> {
+        let run = Run { pool, cancel: &stream.cancel, threads: self.info.parallelism, info: &self.info };
         run.cancel.check()?;
         self.threads.install(|| primitive(&run))
     }
@@ -199,7 +227,12 @@ impl Device for HostDevice {
     }
 
     fn beside(&self, work: &mut (dyn FnMut() + Send)) {
-        self.threads.install(work);
+        match self.info.streams {
+            1 => self.threads.install(work),
+            // A thread of the device that waits for its parts takes up other work meanwhile, and that of another stream may wait
+            // for what this one holds.
+            _ => work(),
+        }
     }
 
     /// Jobs take turns on the CPU; more of them than threads would only wait for each other.
@@ -214,6 +247,7 @@ impl Device for HostDevice {
             pool: self.pool.charged_to(memory),
             threads: self.threads.another()?,
             route: self.route.clone(),
+            kept: self.kept.clone(),
         }))
     }
 
@@ -229,13 +263,47 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn wait(&self, _event: &Event, stream: &Stream) -> Result<()> {
+        stream.cancel.check()
+    }
+
     fn synchronize(&self, stream: &Stream) -> Result<()> {
         stream.cancel.check()
     }
 
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let bytes = parts.iter().map(Buffer::len).sum();
-        self.pass_in(stream, bytes, || self.run(stream, |run| transfer::copy_in(run, parts, self.route.is_some())))
+        self.copy_in_to(&self.pool, parts, stream)
+    }
+
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+        let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
+        if let Some((buffer, _)) = cache.find(rows) {
+            return Ok(buffer);
+        }
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        let Some(room) = cache.room(bytes).filter(|_| bytes > 0) else { return self.copy_in(parts, stream) };
+        // Charged to the device and not to the job, because it stays.
+        match self.copy_in_to(&self.pool.charged_to(cache.memory().clone()), parts, stream) {
+            Ok(buffer) => {
+                let first = cache.keep(room, rows, &buffer, self.record_event(stream)?);
+                Ok(first.map_or(buffer, |(first, _)| first))
+            }
+            // Somebody was quicker to take the room.
+            Err(Error::Exhausted(_)) => self.copy_in(parts, stream),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
+        if self.route.is_some() {
+            // What was called is done, so that nothing has to be waited for.
+            self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
+        }
+        Ok(())
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.kept.get().map(|cache| cache.stats())
     }
 
     fn copy_in_bits(&self, parts: &[BitSlice], stream: &Stream) -> Result<DeviceBuffer> {

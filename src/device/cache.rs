@@ -1,0 +1,383 @@
+//! Columns that stay on a device after a join, in memory that no job needs, so that the next join on their table does not bring them in
+//! again.
+//!
+//! What is kept is what was copied: some consecutive rows of a column of a table, known by the table itself and not by its name, so
+//! that a table which is replaced is another one. Joins cut a table of one size in one way, so that they ask for the same rows.
+//! Kept columns are charged to the device's memory, and give way when a job asks for it: the least recently used first,
+//! those of tables that are gone before all.
+
+use std::any::Any;
+use std::collections::{HashMap, hash_map};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::{DeviceBuffer, Event};
+use crate::memory::{Budget, Reclaim};
+
+/// Consecutive rows of a column of a table, by which a device recognizes what it has copied before.
+#[derive(Clone, Debug)]
+pub struct ColumnRows {
+    /// The table. Its address is not used again as long as this lives.
+    pub table: Weak<dyn Any + Send + Sync>,
+    /// Which of its columns.
+    pub column: usize,
+    /// Which of its rows.
+    pub rows: Range<u64>,
+}
+
+/// What a cache has done and holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Bytes that it may hold.
+    pub limit_bytes: u64,
+    /// Bytes that it holds.
+    pub bytes: u64,
+    /// Columns, or ranges of them, that were there when they were asked for.
+    pub hits: u64,
+    /// Bytes of these, which did not have to be copied.
+    pub hit_bytes: u64,
+    /// Those that were not.
+    pub misses: u64,
+    /// Those that gave way.
+    pub evictions: u64,
+}
+
+/// The columns that one device keeps.
+pub(super) struct ColumnCache {
+    /// All of the device's memory.
+    memory: Budget,
+    limit_bytes: u64,
+    /// Waits until everything is done that was queued on the device.
+    settle: Box<dyn Fn() + Send + Sync>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    entries: HashMap<Key, Entry>,
+    /// Counts uses.
+    clock: u64,
+    /// Bytes that are being copied, and have room.
+    coming_bytes: u64,
+    stats: CacheStats,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    table: usize,
+    column: usize,
+    start: u64,
+    end: u64,
+}
+
+impl Key {
+    fn of(rows: &ColumnRows) -> Self {
+        let table = rows.table.as_ptr().cast::<()>() as usize;
+        Self { table, column: rows.column, start: rows.rows.start, end: rows.rows.end }
+    }
+}
+
+struct Entry {
+    table: Weak<dyn Any + Send + Sync>,
+    buffer: DeviceBuffer,
+    /// When the copy is complete.
+    ready: Event,
+    last_used: u64,
+}
+
+impl Entry {
+    fn bytes(&self) -> u64 {
+        self.buffer.charged_bytes()
+    }
+
+    fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.buffer) > 1
+    }
+}
+
+/// Room for a column that is being copied.
+pub(super) struct Room {
+    cache: Arc<ColumnCache>,
+    bytes: u64,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.cache.inner.lock().coming_bytes -= self.bytes;
+    }
+}
+
+impl std::fmt::Debug for ColumnCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ColumnCache").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl ColumnCache {
+    /// A cache of at most `limit_bytes` of a device's memory, which columns give back when it is asked for.
+    pub(super) fn new(memory: &Budget, limit_bytes: u64, settle: Box<dyn Fn() + Send + Sync>) -> Arc<Self> {
+        let cache = Arc::new(Self { memory: memory.clone(), limit_bytes, settle, inner: Mutex::default() });
+        let reclaim: Weak<dyn Reclaim> = Arc::downgrade(&(cache.clone() as Arc<dyn Reclaim>));
+        memory.reclaim_from(reclaim);
+        cache
+    }
+
+    /// All of the device's memory, which columns that are to be kept are charged to.
+    pub(super) fn memory(&self) -> &Budget {
+        &self.memory
+    }
+
+    /// Those rows, if they are there, and the event after which they may be read.
+    pub(super) fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
+        let mut inner = self.inner.lock();
+        inner.clock += 1;
+        let Inner { entries, clock, stats, .. } = &mut *inner;
+        let Some(entry) = entries.get_mut(&Key::of(rows)) else {
+            stats.misses += 1;
+            return None;
+        };
+        entry.last_used = *clock;
+        stats.hits += 1;
+        stats.hit_bytes += entry.bytes();
+        Some((entry.buffer.clone(), entry.ready.clone()))
+    }
+
+    /// Room for so many bytes more, once others have given way to them; `None` when there is none. Memory that jobs have or are
+    /// free to take is not asked for.
+    pub(super) fn room(self: &Arc<Self>, bytes: u64) -> Option<Room> {
+        /// What devices charge is a multiple of less.
+        const GRANULE_BYTES: u64 = 256;
+        let bytes = bytes.checked_next_multiple_of(GRANULE_BYTES)?;
+        if bytes > self.limit_bytes {
+            return None;
+        }
+        let surplus = {
+            let inner = self.inner.lock();
+            (inner.stats.bytes + inner.coming_bytes + bytes).saturating_sub(self.limit_bytes)
+        };
+        if surplus > 0 {
+            // Several at once, because each time everything on the device is waited for.
+            self.give_way(surplus.max(self.limit_bytes / 16));
+        }
+        let mut inner = self.inner.lock();
+        let fits = inner.stats.bytes + inner.coming_bytes + bytes <= self.limit_bytes;
+        if !fits || self.memory.unused_bytes() < bytes {
+            return None;
+        }
+        inner.coming_bytes += bytes;
+        Some(Room { cache: self.clone(), bytes })
+    }
+
+    /// Keeps what was copied where there is room for it, from `ready` on; unless these rows are kept already, which it answers with.
+    pub(super) fn keep(
+        &self,
+        _room: Room,
+        rows: &ColumnRows,
+        buffer: &DeviceBuffer,
+        ready: Event,
+    ) -> Option<(DeviceBuffer, Event)> {
+        let mut inner = self.inner.lock();
+        inner.clock += 1;
+        let last_used = inner.clock;
+        match inner.entries.entry(Key::of(rows)) {
+            hash_map::Entry::Occupied(kept) => Some((kept.get().buffer.clone(), kept.get().ready.clone())),
+            hash_map::Entry::Vacant(place) => {
+                let entry = Entry { table: rows.table.clone(), buffer: buffer.clone(), ready, last_used };
+                let bytes = entry.bytes();
+                place.insert(entry);
+                inner.stats.bytes += bytes;
+                None
+            }
+        }
+    }
+
+    /// What it has done and holds.
+    pub(super) fn stats(&self) -> CacheStats {
+        CacheStats { limit_bytes: self.limit_bytes, ..self.inner.lock().stats }
+    }
+
+    /// Lets go of columns that nobody uses until so many bytes are free, or no such column is left; the bytes that became
+    /// free.
+    fn give_way(&self, bytes: u64) -> u64 {
+        let mut inner = self.inner.lock();
+        let unused = inner.entries.iter().filter(|(_, entry)| !entry.is_in_use());
+        // The tables that are gone first, then by last use.
+        let mut victims: Vec<_> =
+            unused.map(|(&key, entry)| (entry.table.strong_count() > 0, entry.last_used, key)).collect();
+        victims.sort_unstable_by_key(|&(lives, last_used, _)| (lives, last_used));
+        let mut gone = Vec::new();
+        let mut free = 0;
+        for (lives, _, key) in victims {
+            if free >= bytes && lives {
+                break;
+            }
+            let Some(entry) = inner.entries.remove(&key) else { continue };
+            free += entry.bytes();
+            gone.push(entry);
+        }
+        inner.stats.bytes -= free;
+        inner.stats.evictions += gone.len() as u64;
+        drop(inner);
+        if !gone.is_empty() {
+            // Work that reads them may be under way on any stream; none can be queued any more.
+            (self.settle)();
+        }
+        free
+    }
+}
+
+impl Reclaim for ColumnCache {
+    fn reclaimable_bytes(&self) -> u64 {
+        self.inner.lock().entries.values().filter(|entry| !entry.is_in_use()).map(Entry::bytes).sum()
+    }
+
+    fn reclaim(&self, bytes: u64) {
+        self.give_way(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::{DeviceHandle, DeviceMemory};
+    use crate::memory::Reservation;
+
+    #[derive(Debug)]
+    struct Piece(usize, #[allow(dead_code)] Reservation);
+
+    impl DeviceMemory for Piece {
+        fn size_bytes(&self) -> usize {
+            self.0
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[derive(Debug)]
+    struct Done;
+
+    impl DeviceHandle for Done {
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    /// What devices charge memory in.
+    const PIECE: u64 = 256;
+
+    /// In pieces, as all sizes here.
+    struct Bench {
+        memory: Budget,
+        cache: Arc<ColumnCache>,
+        settled: Arc<AtomicUsize>,
+    }
+
+    fn bench(memory: u64, limit: u64) -> Bench {
+        let memory = Budget::new("device memory", "--device-memory", memory * PIECE);
+        let settled = Arc::new(AtomicUsize::new(0));
+        let counter = settled.clone();
+        let settle = Box::new(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        Bench { cache: ColumnCache::new(&memory, limit * PIECE, settle), memory, settled }
+    }
+
+    fn rows(table: &Arc<String>, column: usize, rows: Range<u64>) -> ColumnRows {
+        let table: Arc<dyn Any + Send + Sync> = table.clone();
+        ColumnRows { table: Arc::downgrade(&table), column, rows }
+    }
+
+    impl Bench {
+        /// As a device does: what is not there is copied, and kept if there is room.
+        fn copy_in(&self, rows: &ColumnRows, pieces: u64) -> DeviceBuffer {
+            let bytes = pieces * PIECE;
+            if let Some((buffer, _)) = self.cache.find(rows) {
+                return buffer;
+            }
+            let room = self.cache.room(bytes);
+            let buffer: DeviceBuffer = Arc::new(Piece(bytes as usize, self.memory.reserve(bytes, "a column").unwrap()));
+            if let Some(room) = room {
+                let kept = self.cache.keep(room, rows, &buffer, Event { handle: Arc::new(Done) });
+                assert!(kept.is_none());
+            }
+            buffer
+        }
+    }
+
+    #[test]
+    fn the_same_rows_of_the_same_table_are_copied_once() {
+        let bench = bench(1000, 500);
+        let (one, other) = (Arc::new("t".to_string()), Arc::new("t".to_string()));
+        let first = bench.copy_in(&rows(&one, 0, 0..10), 100);
+        assert!(Arc::ptr_eq(&first, &bench.copy_in(&rows(&one, 0, 0..10), 100)));
+        for different in [rows(&one, 1, 0..10), rows(&one, 0, 0..9), rows(&other, 0, 0..10)] {
+            assert!(!Arc::ptr_eq(&first, &bench.copy_in(&different, 100)));
+        }
+        let stats = bench.cache.stats();
+        assert_eq!((stats.hits, stats.hit_bytes, stats.misses, stats.bytes), (1, 100 * PIECE, 4, 400 * PIECE));
+    }
+
+    #[test]
+    fn what_was_used_least_recently_gives_way_but_not_what_is_in_use() {
+        let bench = bench(1000, 300);
+        let table = Arc::new("t".to_string());
+        let column = |at: usize| rows(&table, at, 0..10);
+        let used = bench.copy_in(&column(0), 100);
+        bench.copy_in(&column(1), 100);
+        bench.copy_in(&column(2), 100);
+        bench.copy_in(&column(1), 100);
+        bench.copy_in(&column(3), 100);
+        assert!(bench.cache.find(&column(2)).is_none(), "the oldest that nobody uses");
+        for stays in [0, 1, 3] {
+            assert!(bench.cache.find(&column(stays)).is_some(), "{stays}");
+        }
+        assert_eq!(bench.settled.load(Ordering::Relaxed), 1);
+        drop(used);
+        assert_eq!(bench.cache.stats().evictions, 1);
+    }
+
+    #[test]
+    fn jobs_get_the_memory_that_columns_keep() {
+        let bench = bench(1000, 900);
+        let table = Arc::new("t".to_string());
+        let held = bench.copy_in(&rows(&table, 0, 0..10), 300);
+        bench.copy_in(&rows(&table, 1, 0..10), 300);
+        assert_eq!((bench.memory.used_bytes(), bench.memory.free_bytes()), (600 * PIECE, 700 * PIECE));
+        let job = bench.memory.reserve(700 * PIECE, "a job").unwrap();
+        assert_eq!(bench.cache.stats().bytes, 300 * PIECE);
+        assert!(bench.memory.reserve(1, "another job").is_err(), "what is in use cannot give way");
+        drop((job, held));
+        assert_eq!(bench.memory.free_bytes(), 1000 * PIECE);
+        assert!(bench.memory.reserve(1000 * PIECE, "a large job").is_ok());
+        assert_eq!(bench.cache.stats().bytes, 0);
+    }
+
+    #[test]
+    fn columns_of_a_table_that_is_gone_give_way_first() {
+        let bench = bench(1000, 300);
+        let (stays, goes) = (Arc::new("t".to_string()), Arc::new("t".to_string()));
+        bench.copy_in(&rows(&stays, 0, 0..10), 100);
+        bench.copy_in(&rows(&goes, 0, 0..10), 100);
+        let gone = rows(&goes, 0, 0..10);
+        drop(goes);
+        bench.copy_in(&rows(&stays, 1, 0..10), 100);
+        bench.copy_in(&rows(&stays, 2, 0..10), 100);
+        assert!(bench.cache.find(&gone).is_none());
+        assert!(bench.cache.find(&rows(&stays, 0, 0..10)).is_some());
+    }
+
+    #[test]
+    fn what_is_larger_than_the_cache_is_not_kept() {
+        let bench = bench(1000, 300);
+        let table = Arc::new("t".to_string());
+        bench.copy_in(&rows(&table, 0, 0..10), 100);
+        bench.copy_in(&rows(&table, 1, 0..10), 400);
+        assert_eq!((bench.cache.stats().bytes, bench.memory.used_bytes()), (100 * PIECE, 100 * PIECE));
+    }
+}

@@ -1,0 +1,153 @@
+//! Which rows a kind of join emits, and how a chunk of the probe side becomes them.
+
+use super::Task;
+use super::arrange::{Arranged, Workshop};
+use super::emit::{Emitter, SideRows};
+use super::inputs::SideInput;
+use super::matching::{BuildSide, SharedBuild, waves};
+use super::verify::exact_matches;
+use crate::Result;
+use crate::columns::Role;
+use crate::device::{Device, DeviceBuffer, Matches, Unmatched, Which};
+
+/// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row
+/// numbers of both, and as much again while they are made.
+fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
+    /// Each call finds its first pair by counting the wave's: small batches share one.
+    const PAIRS_MIN: usize = 64 << 10;
+    let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
+    (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
+}
+
+/// Which rows the kind of join emits, in terms of build and probe side.
+pub(super) struct Outcome {
+    /// `Some`: a semi or anti join, whose rows are of that side only.
+    only: Option<Role>,
+    /// Whether rows of the side in `only` survive for having a match, or for having none.
+    only_which: Which,
+    keeps_unmatched_build: bool,
+    keeps_unmatched_probe: bool,
+    /// Which build rows are emitted at the end.
+    pub(super) build_rows_kept: Option<Which>,
+}
+
+impl Outcome {
+    pub(super) fn new(task: &Task, build: &SideInput, probe: &SideInput) -> Self {
+        let how = task.how;
+        let role = |side| if side == build.side { Role::Build } else { Role::Probe };
+        Self {
+            only: how.only_side().map(role),
+            only_which: if how.is_anti() { Which::Unmatched } else { Which::Matched },
+            keeps_unmatched_build: how.keeps_unmatched(build.side),
+            keeps_unmatched_probe: how.keeps_unmatched(probe.side),
+            build_rows_kept: how.build_rows_kept(build.side),
+        }
+    }
+
+    pub(super) fn keeps_build_without_key(&self) -> bool {
+        self.keeps_unmatched_build || (self.only == Some(Role::Build) && self.only_which == Which::Unmatched)
+    }
+
+    pub(super) fn keeps_probe_without_key(&self) -> bool {
+        self.keeps_unmatched_probe || (self.only == Some(Role::Probe) && self.only_which == Which::Unmatched)
+    }
+
+    /// Emits the build rows that the kind of join keeps for having a match, or for having none, as `flags` say. `done` is told
+    /// which share of them has left.
+    pub(super) fn emit_kept_build(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &Arranged,
+        flags: &DeviceBuffer,
+        done: &mut dyn FnMut(f64),
+    ) -> Result<()> {
+        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let Some(which) = self.build_rows_kept else { return Ok(()) };
+        let positions = monitor.phase("match", 0, || device.select_flags(flags, build.len(), which, stream))?;
+        let rows = positions.len();
+        emitter.emit(&SideRows::Arranged(build, positions), &SideRows::Missing, rows, &mut |emitted| {
+            done(emitted as f64 / rows as f64);
+        })
+    }
+
+    /// Joins a chunk of the probe side with a build side, in waves of about `wave_rows` probe rows, and tells `emitted` how many
+    /// of its rows are through with each batch.
+    pub(super) fn join_chunk(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &SharedBuild,
+        flags: Option<&DeviceBuffer>,
+        probe: &Arranged,
+        wave_rows: usize,
+        emitted: &mut dyn FnMut(f64),
+    ) -> Result<()> {
+        let shop = emitter.shop;
+        let mut built = build.current();
+        for wave in waves(probe, wave_rows) {
+            let mut matches = loop {
+                match built.match_wave(probe, wave.clone(), shop)? {
+                    Some(matches) => break matches,
+                    None => built = build.grouped(&built, shop)?,
+                }
+            };
+            if emitter.layout.is_hashed() {
+                let compare = || exact_matches(matches, &built, probe, emitter.layout, shop);
+                matches = shop.monitor.phase("compare keys", 0, compare)?;
+            }
+            let rows = matches.rows.len() as f64;
+            let mut of_wave = 0.0;
+            self.emit_wave(emitter, &built, probe, &matches, flags, &mut |share| {
+                emitted(share * rows - of_wave);
+                of_wave = share * rows;
+            })?;
+            emitted(rows - of_wave);
+        }
+        Ok(())
+    }
+
+    /// Emits what one wave of matches gives, and tells `done` which share of it has left.
+    fn emit_wave(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &BuildSide,
+        probe: &Arranged,
+        matches: &Matches,
+        flags: Option<&DeviceBuffer>,
+        done: &mut dyn FnMut(f64),
+    ) -> Result<()> {
+        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let match_bytes = 8 * matches.rows.len() as u64;
+        if let Some(flags) = flags {
+            monitor.phase("match", match_bytes, || device.mark_build(matches, flags, stream))?;
+        }
+        match self.only {
+            Some(Role::Build) => Ok(()),
+            Some(Role::Probe) => {
+                let select = || device.select_matches(matches, self.only_which, stream);
+                let positions = monitor.phase("match", match_bytes, select)?;
+                let rows = positions.len();
+                emitter.emit(&SideRows::Missing, &SideRows::Arranged(probe, positions), rows, &mut |emitted| {
+                    done(emitted as f64 / rows as f64);
+                })
+            }
+            None => {
+                let unmatched = if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip };
+                let pairs_total = matches.pair_count(unmatched);
+                let at_once = expanded_pairs(device, emitter.sizes.gather_rows);
+                for start in (0..pairs_total).step_by(at_once) {
+                    let range = start..pairs_total.min(start + at_once as u64);
+                    let rows = (range.end - range.start) as usize;
+                    let pairs = monitor
+                        .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
+                    debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
+                    let build = SideRows::Arranged(&build.arranged, pairs.build);
+                    let probe = SideRows::Arranged(probe, pairs.probe);
+                    emitter.emit(&build, &probe, rows, &mut |emitted| {
+                        done((start + emitted as u64) as f64 / pairs_total as f64);
+                    })?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
