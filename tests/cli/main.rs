@@ -1,5 +1,6 @@
 //! The command line, driven as people and scripts drive it: the built binary, its output and its exit status.
 
+mod bench;
 mod client;
 mod harness;
 mod serve;

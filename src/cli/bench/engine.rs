@@ -6,45 +6,84 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
-use super::generate::{Summary, Workload};
+use super::check::{Join, Prepared, Summary};
 use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
 use crate::device::{CancelFlag, Device, DeviceId, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
-use crate::planner::{self, JoinSpec, KeyPair, Strategy, Target};
-use crate::{Error, Result};
+use crate::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
+use crate::{Context, Error, Result};
+
+/// What the engine is given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Where it runs.
+    pub device: DeviceId,
+    /// CPU threads.
+    pub threads: usize,
+    /// Bytes of device memory, at the most; `None`: what a GPU has.
+    pub device_memory: Option<u64>,
+    /// Bytes for tables and results.
+    pub host_memory: u64,
+}
+
+/// A machine whose device was opened and measured once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measurable {
+    /// What the engine is given.
+    pub machine: Machine,
+    /// The device's name.
+    pub device_name: String,
+    /// Bytes of device memory.
+    pub device_memory_bytes: u64,
+    /// What it does how fast.
+    pub rates: Rates,
+}
 
 /// A device and the tables.
 #[derive(Debug)]
 pub struct Engine {
     catalog: Catalog,
     device: Arc<dyn Device>,
-    /// The device as the planner sees it, with rates measured on this machine.
+    /// The device as the planner sees it.
     target: Target,
-    threads: usize,
+    joins: Vec<Join>,
 }
 
-/// What was measured of one strategy on one workload.
-#[derive(Clone, Debug)]
+/// What was measured of one strategy on one case.
+#[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Of each run, ascending.
+    /// What was asked for: a strategy, or `auto` for the planner's choice.
+    pub asked: &'static str,
+    /// Of each timed run, ascending.
     pub seconds: Vec<f64>,
     /// Rows of the result.
     pub rows: u64,
-    /// Bytes of both tables.
+    /// Bytes of all tables that are joined.
     pub bytes_in: u64,
-    /// Bytes of the result.
+    /// Bytes of all results.
     pub bytes_out: u64,
-    /// The strategy that ran.
-    pub strategy: Strategy,
+    /// The strategies that ran, one after the other.
+    pub strategy: String,
+    /// All that makes one plan another: joins with the same plan do the same.
+    pub plan: String,
+    /// Predicted seconds.
+    pub predicted_seconds: f64,
     /// Of the untimed run.
     pub phases: Vec<PhaseRecord>,
     /// The most device memory that was in use.
     pub device_memory_max_bytes: u64,
-    /// Threads of the device.
-    pub threads: usize,
-    /// The device's name.
-    pub device: String,
+}
+
+/// One run of all joins of a case.
+#[derive(Debug, Default)]
+struct Run {
+    seconds: f64,
+    batches: Vec<RecordBatch>,
+    bytes_in: u64,
+    bytes_out: u64,
+    phases: Vec<PhaseRecord>,
+    plans: Vec<Plan>,
 }
 
 impl Measured {
@@ -67,89 +106,150 @@ impl BatchSink for Keep {
     }
 }
 
-impl Engine {
-    /// An empty engine.
+impl Machine {
+    /// The device, with its memory.
     ///
     /// # Errors
-    /// What opening the device answers.
-    pub fn new(device: DeviceId, threads: Option<usize>, device_memory: u64, host_memory: u64) -> Result<Self> {
-        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory));
-        let device = open_device(device, threads, |free| {
-            let bytes = free.map_or(device_memory, |free| device_memory.min(free));
-            Budget::new(format!("memory of device {device}"), "--device-memory", bytes)
-        })?;
+    /// What opening it answers.
+    pub fn open(&self) -> Result<Arc<dyn Device>> {
+        open_device(self.device, self.threads, |free| {
+            let bytes = match (self.device_memory, free) {
+                (Some(asked), free) => asked.min(free.unwrap_or(asked)),
+                (None, free) => free.unwrap_or(self.host_memory / 2),
+            };
+            Budget::new(format!("memory of device {}", self.device), "--device-memory", bytes)
+        })
+    }
+}
+
+impl Measurable {
+    /// A machine whose device has those rates.
+    pub fn new(machine: Machine, device: &dyn Device, rates: Rates) -> Self {
+        let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
+        Self { machine, device_name, device_memory_bytes, rates }
+    }
+}
+
+impl Engine {
+    /// An engine with the tables of a case. What it expects stays with the caller.
+    ///
+    /// # Errors
+    /// What opening the device answers; [`Error::Exhausted`] when the tables do not fit.
+    pub fn new(on: &Measurable, prepared: &mut Prepared) -> Result<Self> {
+        let Measurable { machine, rates, .. } = on;
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", machine.host_memory));
+        let device = machine.open()?;
         arena.pin_by(device.pin());
-        let target = Target::of(&*device, planner::calibrate(&*device));
-        Ok(Self { catalog: Catalog::new(arena), device, target, threads })
+        let target = Target::of(&*device, rates.clone());
+        let engine = Self { catalog: Catalog::new(arena), device, target, joins: prepared.joins.clone() };
+        for (name, batches) in std::mem::take(&mut prepared.tables) {
+            engine.put(&name, batches)?;
+        }
+        Ok(engine)
     }
 
     /// Uploads a table, as a client's would be: into the arena, with statistics.
-    ///
-    /// # Errors
-    /// [`Error::Exhausted`].
-    pub fn put(&self, name: &str, batches: Vec<RecordBatch>) -> Result<()> {
-        let schema = batches.first().map(RecordBatch::schema).ok_or_else(|| Error::Internal("no batches".into()))?;
+    fn put(&self, name: &str, batches: Vec<RecordBatch>) -> Result<()> {
+        let schema = batches.first().map(RecordBatch::schema);
+        let schema = schema.ok_or_else(|| Error::Internal(format!("table {name} came without batches")))?;
         let options = UploadOptions { mode: UploadMode::Replace, ..UploadOptions::default() };
         let mut upload = Upload::begin(&self.catalog, name, schema, options)?;
         for batch in batches {
             upload.append(batch)?;
         }
-        upload.commit().map(drop)
+        upload.commit().map(drop).context(|| format!("uploading table {name}"))
     }
 
-    /// Joins build with probe: once to warm up and check, then `runs` times against the clock. `ran` hears of each, outside
-    /// of what is timed.
+    /// One run that is checked and not timed: all but the times is known then.
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
-    pub fn measure(
-        &self,
-        workload: &Workload,
-        asked_for: Option<Strategy>,
-        expected: Summary,
-        runs: u32,
-        ran: &dyn Fn(),
-    ) -> Result<Measured> {
-        let (_, batches, phases, strategy) = self.join(asked_for)?;
-        ran();
-        let got = Summary::of(&batches, workload.payloads)?;
-        if got != expected {
+    pub fn check(&self, asked: Option<Strategy>, prepared: &Prepared) -> Result<Measured> {
+        // A budget of its own shows what this strategy takes, and not what an earlier one took.
+        let all = self.device.memory().reserve(self.device.memory().free_bytes(), "the join")?;
+        let memory = Budget::within(all);
+        let device = self.device.for_job(memory.clone())?;
+        let run = self.run(asked, &*device)?;
+        let got = Summary::of(&run.batches, &prepared.products)?;
+        if got != prepared.expected {
             return Err(Error::Internal(format!(
                 "the result is wrong: {} rows with checksum {:x}, and {} with {:x} were expected",
-                got.rows, got.checksum, expected.rows, expected.checksum
+                got.rows, got.checksum, prepared.expected.rows, prepared.expected.checksum
             )));
         }
-        let bytes_out = batches.iter().map(super::super::client::batch_bytes).sum();
-        drop(batches);
-        let mut seconds = Vec::with_capacity(runs as usize);
-        for _ in 0..runs {
-            seconds.push(self.join(asked_for)?.0);
-            ran();
-        }
-        seconds.sort_by(f64::total_cmp);
-        let bytes_in = self.catalog.table("build")?.bytes + self.catalog.table("probe")?.bytes;
-        let device_memory_max_bytes = self.device.memory().used_bytes_max();
+        let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy.name()).collect();
+        strategies.dedup();
+        let plan = |plan: &Plan| {
+            let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, .. } = plan;
+            format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}", filtered_rows.is_some())
+        };
         Ok(Measured {
-            seconds,
-            rows: expected.rows,
-            bytes_in,
-            bytes_out,
-            strategy,
-            phases,
-            device_memory_max_bytes,
-            threads: self.threads,
-            device: self.device.info().name.clone(),
+            asked: name_of(asked),
+            seconds: Vec::new(),
+            rows: got.rows,
+            bytes_in: run.bytes_in,
+            bytes_out: run.bytes_out,
+            strategy: strategies.join(", "),
+            plan: run.plans.iter().map(plan).collect::<Vec<_>>().join("; "),
+            predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
+            phases: run.phases,
+            device_memory_max_bytes: memory.used_bytes_max(),
         })
     }
 
-    fn join(&self, strategy: Option<Strategy>) -> Result<(f64, Vec<RecordBatch>, Vec<PhaseRecord>, Strategy)> {
-        let spec = JoinSpec { strategy, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
-        let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, strategy, &self.target)?;
-        let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
-        let start = Instant::now();
-        join::run(&plan.task()?, &*self.device, self.catalog.arena(), &sink, &monitor)?;
-        let seconds = start.elapsed().as_secs_f64();
-        Ok((seconds, sink.batches.into_inner(), monitor.phases(), plan.strategy))
+    /// One timed run: seconds.
+    ///
+    /// # Errors
+    /// What the engine answers.
+    pub fn time(&self, asked: Option<Strategy>) -> Result<f64> {
+        Ok(self.run(asked, &*self.device)?.seconds)
+    }
+
+    /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while
+    /// something is planned, or a result becomes the table of the next join.
+    fn run(&self, asked: Option<Strategy>, device: &dyn Device) -> Result<Run> {
+        let mut run = Run::default();
+        for join in &self.joins {
+            let keys = join.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
+            let spec = JoinSpec {
+                strategy: asked,
+                columns: join.columns.clone(),
+                ..JoinSpec::inner(&join.left, &join.right, keys)
+            };
+            let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, asked, &self.target)?;
+            let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
+            let task = plan.task()?;
+            let start = Instant::now();
+            join::run(&task, device, self.catalog.arena(), &sink, &monitor)?;
+            run.seconds += start.elapsed().as_secs_f64();
+            run.bytes_in += self.catalog.table(&join.left)?.bytes + self.catalog.table(&join.right)?.bytes;
+            let batches = sink.batches.into_inner();
+            run.bytes_out += batches.iter().map(super::super::client::batch_bytes).sum::<u64>();
+            run.plans.push(plan);
+            merge(&mut run.phases, monitor.phases());
+            match &join.into {
+                Some(name) => self.put(name, batches)?,
+                None => run.batches = batches,
+            }
+        }
+        Ok(run)
+    }
+}
+
+/// What a strategy, or the planner's choice, is asked for by.
+pub fn name_of(asked: Option<Strategy>) -> &'static str {
+    asked.map_or("auto", Strategy::name)
+}
+
+/// Adds the phases of a join to those of the joins before.
+fn merge(all: &mut Vec<PhaseRecord>, more: Vec<PhaseRecord>) {
+    for phase in more {
+        match all.iter_mut().find(|known| known.name == phase.name) {
+            Some(known) => {
+                known.seconds += phase.seconds;
+                known.bytes += phase.bytes;
+            }
+            None => all.push(phase),
+        }
     }
 }

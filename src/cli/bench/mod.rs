@@ -1,73 +1,88 @@
 //! `dovetail bench`: what the engine takes on this machine, in this process, without a server.
 //!
 //! ```text
-//!   suite (axes with defaults) ─► workloads ─► generate ─► catalog ─► plan, run, time ─► table, JSON lines
-//!                                                  └─ expected rows and checksum ──► checked in an untimed run
+//!   suite × scale ─► cases ─► prepare: tables, joins ─► engine: catalog, plan, run, time ─► table, JSON lines ─► plot.py
+//!                                └─ expected rows and checksum ──► checked in an untimed run
 //! ```
 //!
+//! A suite is a named set of cases: synthetic joins along axes, sequences of joins, joins of TPC-H and TPC-DS, or joins drawn
+//! at random. The suites `wu-N` and `rui-N` have the workloads of the figures with that number in
+//!
+//! * B. Wu, D. Koutsoukos and G. Alonso, Efficiently Processing Large Relational Joins on GPUs, 2024;
+//! * R. Rui and Y.-C. Tu, Fast Equi-Join Algorithms on GPUs: Design and Implementation, SSDBM 2017;
+//!
+//! at the published sizes times a scale. What these vary that is an algorithm is a strategy here: `sort-merge-gfur`,
+//! `sort-merge`, `radix-hash-gfur` and `radix-hash` are SMJ-UM, SMJ-OM, PHJ-UM and PHJ-OM of Wu et al., and `hash` is a join
+//! that does not partition. Their tables lie in GPU memory before the clock starts, and ours in host memory.
+//!
 //! Each line of results keeps the date, the commit, the machine and the command beside the numbers, and the floor: the
-//! time in which this machine's memory could read the inputs and write the result once.
+//! time in which the device's memory could read the tables and write the result once or, for a GPU, the link could carry
+//! them, at the rates that were measured at the start.
 
+mod axes;
+mod case;
+mod check;
+mod choices;
 mod engine;
-mod generate;
 mod random;
 mod report;
+mod sequence;
+mod suites;
+mod tpc;
+mod workload;
 mod zipf;
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use self::engine::Engine;
-use self::generate::{Keys, Workload};
+use self::axes::{parse_scale, show_scale};
+use self::case::Case;
+use self::choices::Choices;
+use self::engine::{Engine, Machine, Measurable, Measured, name_of};
 use self::report::Report;
+use self::suites::{AxisArgs, SUITES, Size, Suite};
 use super::output::{self, Align};
 use super::progress::Progress;
-use crate::device::{DeviceId, parse_device};
-use crate::memory::parse_bytes;
-use crate::planner::Strategy;
+use crate::device::{DeviceId, DeviceKind, parse_device};
+use crate::memory::{human_bytes, parse_bytes, process_memory_limit};
+use crate::planner::{self, Strategy};
 use crate::{Context, Error, Result};
+
+/// Tables and result of the largest case, where nobody says a scale and the CPU joins: a suite takes a minute then.
+const CPU_CASE_BYTES: u64 = 256 << 20;
+
+/// Device memory is never made smaller than this by scaling: pieces of work have a size of their own.
+const DEVICE_MEMORY_MIN: u64 = 8 << 20;
 
 /// Arguments of `dovetail bench`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Without a suite, lists them. Examples:
+  dovetail bench wu-12 --scale 1/16 --out results.jsonl
+  dovetail bench rui-7 --device cuda:0 --scale 1 --strategies radix-hash,sort-merge
+  dovetail bench joins --rows 16M:64M --key-bytes 8 --payloads 1x4+2x8
+  dovetail bench choices --cases 100
+benches/plot.py draws the figure of each suite in a file of results.")]
 pub struct BenchArgs {
     /// Suite to run; without one, the suites are listed
     suite: Option<String>,
 
-    /// Rows of the build side; K, M and G are binary
-    #[arg(long, value_delimiter = ',', value_parser = parse_rows)]
-    rows: Vec<u64>,
+    /// Part of the suite's sizes, such as 1/16; by default what fits the device, or takes a CPU a minute
+    #[arg(long, value_parser = parse_scale)]
+    scale: Option<f64>,
 
-    /// Rows of the probe side for each of the build side
+    /// Strategies, all, or auto for the planner's choice; by default all, and for suite choices auto, too
     #[arg(long, value_delimiter = ',')]
-    ratio: Vec<u64>,
-
-    /// Bytes of a key and of each payload column: 4, 8
-    #[arg(long, value_delimiter = ',', value_parser = parse_width)]
-    width: Vec<usize>,
-
-    /// What keys look like: dense, sparse, multiples (of 2^16), zipf:EXPONENT, text
-    #[arg(long, value_delimiter = ',')]
-    keys: Vec<Keys>,
-
-    /// Payload columns of each side
-    #[arg(long, value_delimiter = ',')]
-    payloads: Vec<usize>,
-
-    /// Share of probe rows that have a partner
-    #[arg(long, value_delimiter = ',', value_parser = parse_share)]
-    match_ratio: Vec<f64>,
-
-    /// Build rows with the same key
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
-    copies: Vec<u64>,
-
-    /// Strategies, all, or auto for the planner's choice
-    #[arg(long, value_delimiter = ',', default_value = "all")]
     strategies: Vec<String>,
 
     /// Timed runs of each; the median is shown
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
+
+    /// How many joins suite choices draws
+    #[arg(long, default_value_t = 40, value_parser = parse_cases)]
+    cases: usize,
+
+    #[command(flatten)]
+    axes: AxisArgs,
 
     /// Device to measure: host, or cuda:N for GPU number N
     #[arg(long, default_value = "host", value_parser = parse_device)]
@@ -77,13 +92,13 @@ pub struct BenchArgs {
     #[arg(long)]
     threads: Option<usize>,
 
-    /// Memory of the device
-    #[arg(long, default_value = "8GiB", value_parser = parse_size)]
-    device_memory: u64,
+    /// Memory of the device; by default all that is free of a GPU's, and half of --host-memory for the CPU
+    #[arg(long, value_parser = parse_size)]
+    device_memory: Option<u64>,
 
-    /// Memory for tables and results
-    #[arg(long, default_value = "16GiB", value_parser = parse_size)]
-    host_memory: u64,
+    /// Memory for tables and results; by default 60 % of the machine's
+    #[arg(long, value_parser = parse_size)]
+    host_memory: Option<u64>,
 
     /// Everything random follows from it
     #[arg(long, default_value_t = 1)]
@@ -94,230 +109,168 @@ pub struct BenchArgs {
     out: Option<PathBuf>,
 }
 
-/// A named set of workloads: what is not said on the command line.
-struct Suite {
-    name: &'static str,
-    about: &'static str,
-    rows: &'static [u64],
-    ratio: &'static [u64],
-    width: &'static [usize],
-    keys: &'static [Keys],
-    payloads: &'static [usize],
-    match_ratio: &'static [f64],
-    copies: &'static [u64],
-}
-
-const JOINS: Suite = Suite {
-    name: "joins",
-    about: "foreign key to primary key, dense uniform keys: the baseline of the literature",
-    rows: &[1 << 20, 1 << 24],
-    ratio: &[2],
-    width: &[4, 8],
-    keys: &[Keys::Dense],
-    payloads: &[1],
-    match_ratio: &[1.0],
-    copies: &[1],
-};
-
-/// All suites.
-const SUITES: [Suite; 5] = [
-    JOINS,
-    Suite {
-        name: "keys",
-        about: "the same join with keys that are sparse, patterned, skewed, or text",
-        rows: &[1 << 22],
-        width: &[8],
-        keys: &[
-            Keys::Dense,
-            Keys::Sparse,
-            Keys::Multiples,
-            Keys::Zipf(0.75),
-            Keys::Zipf(1.25),
-            Keys::Zipf(1.75),
-            Keys::Text,
-        ],
-        ..JOINS
-    },
-    Suite {
-        name: "matches",
-        about: "fewer and fewer probe rows find a partner",
-        rows: &[1 << 22],
-        width: &[4],
-        keys: &[Keys::Sparse],
-        match_ratio: &[1.0, 0.5, 0.25, 0.125, 0.0625],
-        ..JOINS
-    },
-    Suite {
-        name: "duplicates",
-        about: "build keys repeat: results grow beyond the probe side",
-        rows: &[1 << 20],
-        width: &[4],
-        keys: &[Keys::Sparse],
-        copies: &[1, 4, 16],
-        ..JOINS
-    },
-    Suite {
-        name: "payloads",
-        about: "wider rows: gathering comes to dominate",
-        rows: &[1 << 22],
-        width: &[4],
-        payloads: &[1, 2, 4, 8],
-        ..JOINS
-    },
-];
-
-impl FromStr for Keys {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':').unwrap_or((text, "1")) {
-            ("dense", _) => Ok(Self::Dense),
-            ("sparse", _) => Ok(Self::Sparse),
-            ("multiples", _) => Ok(Self::Multiples),
-            ("text", _) => Ok(Self::Text),
-            ("zipf", exponent) => match exponent.parse() {
-                Ok(exponent) if (0.0..=10.0).contains(&exponent) => Ok(Self::Zipf(exponent)),
-                _ => Err(format!("{exponent:?} is not an exponent from 0 to 10")),
-            },
-            _ => Err("write dense, sparse, multiples, zipf:EXPONENT or text".into()),
-        }
-    }
-}
-
-impl std::fmt::Display for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Dense => f.write_str("dense"),
-            Self::Sparse => f.write_str("sparse"),
-            Self::Multiples => f.write_str("multiples"),
-            Self::Zipf(exponent) => write!(f, "zipf:{exponent}"),
-            Self::Text => f.write_str("text"),
-        }
-    }
-}
-
-fn parse_rows(text: &str) -> Result<u64, String> {
-    let rows = parse_bytes(text).ok().filter(|rows| (1..=1 << 31).contains(rows));
-    rows.ok_or_else(|| "write a number of rows such as 500000, 64K or 16M".into())
-}
-
 fn parse_size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
 
-fn parse_width(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|width| matches!(width, 4 | 8)).ok_or_else(|| "write 4 or 8".into())
-}
-
-fn parse_share(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "write a number from 0 to 1".into())
+fn parse_cases(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|cases| (1..=10_000).contains(cases)).ok_or_else(|| "write a number up to 10000".into())
 }
 
 /// Runs a suite, or lists them.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an unknown suite; [`Error::Internal`] when a result is wrong; what the engine answers.
+/// [`Error::Invalid`] for an unknown suite, and for axes that it does not have; [`Error::Internal`] when a result is wrong;
+/// what the engine answers.
 pub fn run(args: &BenchArgs) -> Result<()> {
     let Some(name) = &args.suite else {
         list();
         return Ok(());
     };
-    let suite = SUITES.iter().find(|suite| suite.name == name).ok_or_else(|| {
-        let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
-        Error::Invalid(format!("there is no suite {name:?}; there are {}", names.join(", ")))
-    })?;
-    let strategies = strategies(&args.strategies)?;
-    let mut report = Report::begin(suite.name, args.out.as_deref(), report::memory_rate())?;
-    for workload in workloads(suite, args) {
-        if let Some(reason) = workload.impossible() {
-            output::remark(format!("skipped {}: {reason}", describe(&workload)));
+    let suite = suites::find(name)?;
+    let mut machine = machine(args)?;
+    let bytes_max = match machine.device.kind {
+        DeviceKind::Host => CPU_CASE_BYTES.min(machine.host_memory / 4),
+        // Tables are in memory twice while they are brought in.
+        DeviceKind::Cuda => machine.host_memory / 2,
+    };
+    let scale = match args.scale {
+        Some(scale) => scale,
+        None => suite.fitting_scale(&args.axes, args.seed, bytes_max)?,
+    };
+    if args.device_memory.is_none() {
+        machine.device_memory = device_memory(suite, scale);
+    }
+    output::remark(format!("{}: {}; scale {}", suite.name, suite.about, show_scale(scale)));
+    let device = machine.open()?;
+    let on = Measurable::new(machine, &*device, planner::calibrate(&*device));
+    drop(device);
+    run_suite(suite, scale, args, &on, true)
+}
+
+fn machine(args: &BenchArgs) -> Result<Machine> {
+    let host_memory = match args.host_memory {
+        Some(bytes) => bytes,
+        None => process_memory_limit()? / 10 * 6,
+    };
+    Ok(Machine {
+        device: args.device,
+        threads: args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+        device_memory: args.device_memory,
+        host_memory,
+    })
+}
+
+/// Of suites that are about devices of a size: that size at this scale.
+fn device_memory(suite: &Suite, scale: f64) -> Option<u64> {
+    suite.device_memory.map(|bytes| ((bytes as f64 * scale) as u64).max(DEVICE_MEMORY_MIN))
+}
+
+fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_stdout: bool) -> Result<()> {
+    let cases = suite.cases(&args.axes, Size { scale, seed: args.seed, cases: args.cases })?;
+    let strategies = strategies(suite, &args.strategies)?;
+    let mut report = Report::begin(suite, scale, &cases, on, args.out.as_deref(), on_stdout)?;
+    let mut choices = Choices::default();
+    for case in cases {
+        if let Some(reason) = case.impossible() {
+            output::remark(format!("skipped {}: {reason}", case.label()));
             continue;
         }
-        measure(&workload, &strategies, args, &mut report).context(|| describe(&workload))?;
+        let (rows, measured) = measure(&case, &strategies, args.runs, on).context(|| case.label())?;
+        report.add(&case, rows, &measured)?;
+        if suite.is_of_choices() {
+            let [build, probe] = rows.map(output::count);
+            choices.add(format!("{build} ⋈ {probe}, {}", case.label()), &measured);
+        }
+    }
+    if let Some(summary) = choices.summary() {
+        report.summarize(summary)?;
+        if report.is_table() {
+            choices.show();
+        }
     }
     Ok(())
 }
 
-/// All strategies on one workload. The engine ends with it, so that each workload finds the same memory.
-fn measure(workload: &Workload, strategies: &[Option<Strategy>], args: &BenchArgs, report: &mut Report) -> Result<()> {
-    let progress = Progress::spinner(&format!("generating {}", describe(workload)));
-    let engine = Engine::new(args.device, args.threads, args.device_memory, args.host_memory)?;
-    let generated = workload.generate()?;
-    let expected = generated.expected;
-    engine.put("build", generated.build)?;
-    engine.put("probe", generated.probe)?;
+/// All strategies on one case, with the rows of both sides. The engine ends with it, so that each case finds the same
+/// memory. The strategies take turns, so that what else the machine does meets all of them.
+fn measure(
+    case: &Case,
+    strategies: &[Option<Strategy>],
+    runs: u32,
+    on: &Measurable,
+) -> Result<([u64; 2], Vec<Measured>)> {
+    let progress = Progress::spinner(&format!("generating {}", case.label()));
+    let mut prepared = case.prepare()?;
+    let rows = prepared.rows();
+    let engine = Engine::new(on, &mut prepared)?;
     progress.finish();
-    for strategy in strategies {
-        let name = strategy.map_or("auto", Strategy::name);
-        // One run to warm up and check, and those that are timed.
-        let progress = Progress::of(&format!("{name} on {}", describe(workload)), Some(u64::from(args.runs) + 1));
-        let ran = || progress.advance(1);
-        let measured = engine.measure(workload, *strategy, expected, args.runs, &ran).context(|| name.to_owned())?;
-        progress.finish();
-        report.add(workload, name, &measured)?;
+    let steps = strategies.len() as u64 * (u64::from(runs) + 1);
+    let progress = Progress::of(&format!("measuring {}", case.label()), Some(steps));
+    let mut measured: Vec<Measured> = Vec::new();
+    let mut asked = Vec::new();
+    for &strategy in strategies {
+        let checked = engine.check(strategy, &prepared).context(|| name_of(strategy).to_owned());
+        progress.advance(1);
+        match checked {
+            Ok(checked) => {
+                measured.push(checked);
+                asked.push(strategy);
+            }
+            // Another strategy may do with less.
+            Err(Error::Exhausted(reason)) => {
+                output::remark(format!("skipped {} for {}: {reason}", name_of(strategy), case.label()));
+            }
+            Err(error) => return Err(error),
+        }
     }
-    Ok(())
+    // What the planner chose may be a strategy of the list, composed the same: two measurements of one plan would differ by
+    // noise alone.
+    let same_plan = |of: usize| (0..of).find(|&earlier| measured[earlier].plan == measured[of].plan);
+    let measured_with: Vec<usize> = (0..measured.len()).map(|at| same_plan(at).unwrap_or(at)).collect();
+    for _ in 0..runs {
+        for at in 0..measured.len() {
+            if measured_with[at] == at {
+                let seconds = engine.time(asked[at]).context(|| measured[at].asked.to_owned())?;
+                measured[at].seconds.push(seconds);
+            }
+            progress.advance(1);
+        }
+    }
+    for at in 0..measured.len() {
+        measured[at].seconds.sort_by(f64::total_cmp);
+        measured[at].seconds = measured[measured_with[at]].seconds.clone();
+    }
+    progress.finish();
+    Ok((rows, measured))
 }
 
 fn list() {
-    let axes = |suite: &Suite| {
-        let rows: Vec<String> = suite.rows.iter().map(|rows| output::count(*rows)).collect();
-        vec![suite.name.to_owned(), suite.about.to_owned(), rows.join("; ")]
-    };
     if output::is_json() {
         SUITES.iter().for_each(|suite| output::json(&serde_json::json!({ "suite": suite.name, "about": suite.about })));
         return;
     }
-    let columns = [("suite", Align::Left), ("what it varies", Align::Left), ("build rows", Align::Left)];
-    output::line(output::table(&columns, &SUITES.iter().map(axes).collect::<Vec<_>>()));
-    output::line("\n`dovetail bench SUITE` runs one; --rows, --width, --keys and the others change what it varies");
+    let columns = [("suite", Align::Left), ("what it reproduces or varies", Align::Left)];
+    let rows: Vec<Vec<String>> =
+        SUITES.iter().map(|suite| vec![suite.name.to_owned(), suite.about.to_owned()]).collect();
+    output::line(output::table(&columns, &rows));
+    output::line(format!(
+        "\n`dovetail bench SUITE` runs one, on the CPU with {} of tables and result at the most; --scale says otherwise,\n\
+         and --rows, --keys and the others of --help change what it varies",
+        human_bytes(CPU_CASE_BYTES)
+    ));
 }
 
-/// All combinations of the axes; what the command line says replaces the suite's own.
-fn workloads(suite: &Suite, args: &BenchArgs) -> Vec<Workload> {
-    fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
-        if given.is_empty() { default.to_vec() } else { given.to_vec() }
+fn strategies(suite: &Suite, names: &[String]) -> Result<Vec<Option<Strategy>>> {
+    let all = || Strategy::ALL.map(Some);
+    if names.is_empty() {
+        let auto = suite.is_of_choices().then_some(None);
+        return Ok(all().into_iter().chain(auto).collect());
     }
-    let mut all = vec![Workload {
-        keys: Keys::Dense,
-        width: 4,
-        build_rows: 1,
-        probe_rows: 1,
-        payloads: 1,
-        match_ratio: 1.0,
-        copies: 1,
-        seed: args.seed,
-    }];
-    let mut vary = |set: &mut dyn FnMut(&mut Workload, usize), values: usize| {
-        let varied = all.iter().flat_map(|workload| (0..values).map(|at| (workload.clone(), at)).collect::<Vec<_>>());
-        all = varied
-            .collect::<Vec<_>>()
-            .into_iter()
-            .map(|(mut workload, at)| {
-                set(&mut workload, at);
-                workload
-            })
-            .collect();
-    };
-    let (keys, width) = (or(&args.keys, suite.keys), or(&args.width, suite.width));
-    let (rows, ratio) = (or(&args.rows, suite.rows), or(&args.ratio, suite.ratio));
-    let (payloads, copies) = (or(&args.payloads, suite.payloads), or(&args.copies, suite.copies));
-    let match_ratio = or(&args.match_ratio, suite.match_ratio);
-    vary(&mut |workload, at| workload.width = width[at], width.len());
-    vary(&mut |workload, at| workload.build_rows = rows[at], rows.len());
-    vary(&mut |workload, at| workload.probe_rows = workload.build_rows * ratio[at], ratio.len());
-    vary(&mut |workload, at| workload.keys = keys[at], keys.len());
-    vary(&mut |workload, at| workload.payloads = payloads[at], payloads.len());
-    vary(&mut |workload, at| workload.match_ratio = match_ratio[at], match_ratio.len());
-    vary(&mut |workload, at| workload.copies = copies[at], copies.len());
-    all
-}
-
-fn strategies(names: &[String]) -> Result<Vec<Option<Strategy>>> {
     let mut strategies = Vec::new();
     for name in names {
         match name.as_str() {
-            "all" => strategies.extend(Strategy::ALL.map(Some)),
+            "all" => strategies.extend(all()),
             "auto" => strategies.push(None),
             name => strategies.push(Some(name.parse()?)),
         }
@@ -325,55 +278,5 @@ fn strategies(names: &[String]) -> Result<Vec<Option<Strategy>>> {
     Ok(strategies)
 }
 
-fn describe(workload: &Workload) -> String {
-    format!(
-        "{} ⋈ {} rows, {} keys of {} bytes",
-        output::count(workload.build_rows),
-        output::count(workload.probe_rows),
-        workload.keys,
-        workload.width
-    )
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn args() -> BenchArgs {
-        use clap::{Args, Command, FromArgMatches};
-        let matches = BenchArgs::augment_args(Command::new("bench")).try_get_matches_from(["bench"]).unwrap();
-        BenchArgs::from_arg_matches(&matches).unwrap()
-    }
-
-    #[test]
-    fn axes_multiply_and_the_command_line_replaces_them() {
-        assert_eq!(workloads(&JOINS, &args()).len(), 4);
-        let given = BenchArgs { rows: vec![10, 20, 30], keys: vec![Keys::Sparse], ..args() };
-        let all = workloads(&JOINS, &given);
-        assert_eq!(all.len(), 6);
-        assert!(
-            all.iter().all(|workload| workload.keys == Keys::Sparse && workload.probe_rows == 2 * workload.build_rows)
-        );
-    }
-
-    #[test]
-    fn keys_read_back_what_is_written() {
-        for keys in SUITES.iter().flat_map(|suite| suite.keys) {
-            assert_eq!(keys.to_string().parse::<Keys>().as_ref(), Ok(keys));
-        }
-        assert!("zipf:-1".parse::<Keys>().is_err());
-        assert!("random".parse::<Keys>().is_err());
-    }
-
-    #[test]
-    fn every_suite_runs_small_and_is_verified() {
-        for suite in &SUITES {
-            let args =
-                BenchArgs { rows: vec![1000], runs: 1, device_memory: 64 << 20, host_memory: 256 << 20, ..args() };
-            let mut report = Report::begin(suite.name, None, 1e10).unwrap();
-            for workload in workloads(suite, &args).iter().filter(|workload| workload.impossible().is_none()) {
-                measure(workload, &strategies(&["all".into(), "auto".into()]).unwrap(), &args, &mut report).unwrap();
-            }
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,148 @@
+use serde_json::Value;
+
+use super::*;
+use crate::planner::Rates;
+
+fn args(more: &[&str]) -> BenchArgs {
+    use clap::{Args, Command, FromArgMatches};
+    let words = ["bench"].iter().chain(more);
+    let matches = BenchArgs::augment_args(Command::new("bench")).try_get_matches_from(words).unwrap();
+    BenchArgs::from_arg_matches(&matches).unwrap()
+}
+
+fn cases(suite: &str, more: &[&str]) -> Vec<Case> {
+    let size = Size { scale: 1.0 / 1024.0, seed: 1, cases: 3 };
+    suites::find(suite).unwrap().cases(&args(more).axes, size).unwrap()
+}
+
+/// Two threads of the CPU with the memory that a suite's devices have, or that much.
+fn small(suite: &str, scale: f64, memory: u64) -> Measurable {
+    let suite = suites::find(suite).unwrap();
+    let machine = Machine {
+        device: parse_device("host").unwrap(),
+        threads: 2,
+        device_memory: device_memory(suite, scale).or(Some(memory)),
+        host_memory: 512 << 20,
+    };
+    let device = machine.open().unwrap();
+    Measurable::new(machine, &*device, Rates::host(2))
+}
+
+#[test]
+fn axes_multiply_and_the_command_line_replaces_them() {
+    assert_eq!(cases("joins", &[]).len(), 6);
+    let given = cases("joins", &["--rows", "10,20:50", "--ratio", "2,3", "--keys", "sparse", "--payloads", "0/2x8"]);
+    let rows: Vec<(u64, u64)> = given
+        .iter()
+        .map(|case| match case {
+            Case::Synthetic(workload) => (workload.build_rows, workload.probe_rows),
+            other => panic!("{other:?} is not synthetic"),
+        })
+        .collect();
+    // Twice, for keys of 4 and of 8 bytes.
+    assert_eq!(rows, [(10, 20), (10, 30), (20, 50), (10, 20), (10, 30), (20, 50)]);
+    assert!(given.iter().all(|case| case.label().starts_with("sparse") && case.label().ends_with("0/2x8")));
+}
+
+#[test]
+fn combinations_that_come_out_the_same_are_one_case() {
+    // 8-byte keys make "two columns as wide as the key" and "two columns of 8 bytes" the same.
+    let labels: Vec<String> = cases("wu-15", &[]).iter().map(Case::label).collect();
+    assert_eq!(labels, ["dense 4 B, 2x4", "dense 4 B, 2x8", "dense 8 B, 2x8"]);
+}
+
+#[test]
+fn suites_have_names_of_their_own_and_the_published_sizes() {
+    let mut names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), SUITES.len());
+    let full = Size { scale: 1.0, seed: 1, cases: 1 };
+    let largest = |name: &str| {
+        let cases = suites::find(name).unwrap().cases(&AxisArgs::default(), full).unwrap();
+        cases.into_iter().max_by_key(Case::bytes).unwrap()
+    };
+    let Case::Synthetic(wide) = largest("wu-12") else { panic!("wu-12 is synthetic") };
+    assert_eq!((wide.build_rows, wide.probe_rows, wide.payloads.to_string().as_str()), (1 << 27, 1 << 27, "6x4"));
+    let Case::Synthetic(out_of_core) = largest("rui-14") else { panic!("rui-14 is synthetic") };
+    assert_eq!((out_of_core.build_rows, out_of_core.probe_rows), (256 << 20, 2560 << 20));
+    let Case::Sequence(sequence) = largest("wu-16") else { panic!("wu-16 has sequences") };
+    assert_eq!((sequence.joins, sequence.fact_rows, sequence.dimension_rows), (8, 1 << 27, 1 << 25));
+}
+
+#[test]
+fn cases_at_full_size_can_be_made() {
+    let full = Size { scale: 1.0, seed: 1, cases: 20 };
+    for suite in &SUITES {
+        for case in suite.cases(&AxisArgs::default(), full).unwrap() {
+            // 2^26 multiples of 2^16 need more than 4 bytes.
+            assert_eq!(case.impossible(), None, "{} of {}", case.label(), suite.name);
+        }
+    }
+}
+
+#[test]
+fn unknown_suites_and_axes_that_a_suite_lacks_are_refused() {
+    let refusal = suites::find("wu-9").unwrap_err();
+    assert!(refusal.message().contains("wu-10"), "{refusal}");
+    let size = Size { scale: 0.001, seed: 1, cases: 1 };
+    let refusal = suites::find("wu-16").unwrap().cases(&args(&["--rows", "5"]).axes, size).unwrap_err();
+    assert!(refusal.message().contains("wu-16"), "{refusal}");
+    assert!(matches!(run(&args(&["wu-9"])), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn by_itself_a_suite_is_made_as_small_as_it_must() {
+    let (suite, axes) = (suites::find("wu-12").unwrap(), AxisArgs::default());
+    let bytes = |scale: f64| {
+        let cases = suite.cases(&axes, Size { scale, seed: 1, cases: 1 }).unwrap();
+        cases.iter().map(Case::bytes).max().unwrap()
+    };
+    let scale = suite.fitting_scale(&axes, 1, CPU_CASE_BYTES).unwrap();
+    assert!(bytes(scale) <= CPU_CASE_BYTES && bytes(2.0 * scale) > CPU_CASE_BYTES, "{scale}");
+    assert_eq!(suite.fitting_scale(&axes, 1, u64::MAX).unwrap(), 1.0);
+}
+
+#[test]
+fn every_suite_runs_small_with_every_strategy_and_is_verified() {
+    let scale = 1.0 / 65536.0;
+    let folder = tempfile::tempdir().unwrap();
+    for suite in &SUITES {
+        let out = folder.path().join(suite.name);
+        let words = ["--strategies", "all,auto", "--runs", "1", "--cases", "4", "--out", out.to_str().unwrap()];
+        let (args, on) = (args(&words), small(suite.name, scale, 64 << 20));
+        run_suite(suite, scale, &args, &on, false).unwrap_or_else(|error| panic!("{}: {error}", suite.name));
+        let lines = std::fs::read_to_string(&out).unwrap();
+        let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let measured: Vec<&Value> = lines.iter().filter(|line| line.get("summary").is_none()).collect();
+        let cases = suite.cases(&AxisArgs::default(), Size { scale, seed: 1, cases: 4 }).unwrap();
+        assert_eq!(measured.len(), 6 * cases.len(), "{}", suite.name);
+        assert_eq!(lines.len() - measured.len(), usize::from(suite.is_of_choices()), "{}", suite.name);
+        for line in measured {
+            // A figure has a place for each line, and all of its lines have results.
+            assert!(!line[suite.axis.field].is_null(), "{} lacks {}", suite.name, suite.axis.field);
+            assert!(line["result_rows"].as_u64() > Some(0), "{line}");
+            assert!(line["seconds"].as_f64() > Some(0.0), "{line}");
+            assert!(line["floor_seconds"].as_f64() > Some(0.0), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_result_is_not_measured() {
+    let case = cases("joins", &["--rows", "1000", "--key-bytes", "4"]).remove(0);
+    let mut prepared = case.prepare().unwrap();
+    let engine = Engine::new(&small("joins", 1.0, 64 << 20), &mut prepared).unwrap();
+    engine.check(Some(Strategy::Hash), &prepared).unwrap();
+    prepared.expected.checksum ^= 1;
+    assert!(matches!(engine.check(Some(Strategy::Hash), &prepared), Err(Error::Internal(_))));
+}
+
+#[test]
+fn a_case_that_does_not_fit_the_device_is_left_out_and_not_an_error() {
+    let case = cases("joins", &["--rows", "1M:1M", "--key-bytes", "8"]).remove(0);
+    let on = small("joins", 1.0, 1 << 20);
+    let (rows, measured) = measure(&case, &[Some(Strategy::Hash)], 1, &on).unwrap();
+    assert_eq!(rows, [1 << 20; 2]);
+    assert!(measured.is_empty(), "{measured:?}");
+}
