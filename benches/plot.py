@@ -1,0 +1,201 @@
+"""Draws what `dovetail bench SUITE --out FILE` measured: one SVG for each suite in the file.
+
+    pip install -r benches/requirements.txt
+    dovetail bench wu-13 --out results.jsonl
+    python benches/plot.py results.jsonl            # writes wu-13.svg and wu-13-phases.svg beside results.jsonl
+
+Each line of results names the axis of its suite's figure. A figure shows rows of both sides per second, as the papers
+do; that of the phases, the seconds of each part of a join. Where a suite varies more than its axis, each combination
+has a panel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+
+Line = dict[str, object]
+
+# What may vary beside a suite's own axis, in the order in which a panel's title says it.
+FIELDS = [
+    "query", "joins", "build_rows", "ratio", "keys", "key_columns", "types", "match_ratio", "copies", "probe_keys",
+    "nulls", "device", "scale",
+]  # fmt: skip
+
+# Fields that follow from the axis, and would give each of its points a panel of its own.
+FOLLOW = {
+    "build_rows": {"probe_rows"},
+    "probe_rows": {"ratio"},
+    "ratio": {"build_rows"},
+    "payload_columns": {"types"},
+    "payloads": {"types"},
+    "zipf": {"probe_keys"},
+    "joins": {"build_rows", "ratio"},
+    "query": {"build_rows", "ratio"},
+    "bytes_in": set(FIELDS),
+}
+
+STRATEGIES = ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur", "auto"]
+
+
+def read(path: Path) -> dict[str, list[Line]]:
+    """The measurements of each suite; of those that were repeated, the last ones."""
+    suites: dict[str, dict[str, Line]] = defaultdict(dict)
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        try:
+            line = json.loads(text)
+            suite = line["suite"]
+        except (ValueError, KeyError, TypeError) as error:
+            sys.exit(f"{path}, line {number}, is not a result of `dovetail bench`: {error!r}")
+        if "seconds" in line:
+            case = json.dumps([line.get(field) for field in [*FIELDS, "probe_rows", "payloads", "seed", "asked"]])
+            suites[suite][case] = line
+    return {suite: list(lines.values()) for suite, lines in suites.items()}
+
+
+def panels(lines: list[Line]) -> dict[str, list[Line]]:
+    """The lines of each panel, by its title: what varies beside the axis."""
+    axis = lines[0]["axis"]["field"]
+    follow = FOLLOW.get(axis, set()) | {axis}
+    varied = [
+        field
+        for field in FIELDS
+        if field not in follow and len({json.dumps(line.get(field)) for line in lines}) > 1
+    ]  # fmt: skip
+    found: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        found[", ".join(f"{field.replace('_', ' ')} {line.get(field)}" for field in varied)].append(line)
+    return dict(found)
+
+
+def places(lines: list[Line], axis: str) -> dict[object, float]:
+    """Where the values of the axis stand: numbers in order, words in the order in which they came."""
+    values = list(dict.fromkeys(line[axis] for line in lines))
+    if all(isinstance(value, int | float) for value in values):
+        values.sort()
+    return {value: at for at, value in enumerate(values)}
+
+
+def short(value: object) -> str:
+    """A value as it stands at an axis: powers of two of rows as such."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and value >= 1024:
+        return f"$2^{{{value.bit_length() - 1}}}$" if value & (value - 1) == 0 else f"{value / 1e6:.3g} M"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def mark(panel: Axes, at: dict[object, float], label: str, title: str) -> None:
+    panel.set_xticks(list(at.values()), [short(value) for value in at])
+    panel.set_xlabel(label)
+    panel.set_title(title, fontsize=9)
+    panel.set_ylim(bottom=0)
+    panel.grid(axis="y", linewidth=0.3)
+
+
+def draw_rates(panel: Axes, lines: list[Line], title: str) -> None:
+    """Rows per second over the axis, a line for each strategy."""
+    axis = lines[0]["axis"]
+    at = places(lines, axis["field"])
+    for strategy in [name for name in STRATEGIES if any(line["asked"] == name for line in lines)]:
+        points = [(at[line[axis["field"]]], line["rows_per_second"]) for line in lines if line["asked"] == strategy]
+        points.sort()
+        style = {"marker": "x", "linestyle": "none"} if strategy == "auto" else {"marker": "o"}
+        color = f"C{STRATEGIES.index(strategy)}"
+        panel.plot([x for x, _ in points], [rate / 1e6 for _, rate in points], label=strategy, color=color, **style)
+    mark(panel, at, axis["label"], title)
+    panel.set_ylabel("million rows per second (|R| + |S|)")
+
+
+def draw_phases(panel: Axes, lines: list[Line], title: str) -> None:
+    """Seconds of each phase over the axis, a stack for each strategy."""
+    axis = lines[0]["axis"]
+    at = places(lines, axis["field"])
+    names = list(dict.fromkeys(name for line in lines for name in line["phase_seconds"]))
+    asked = [name for name in STRATEGIES if name != "auto" and any(line["asked"] == name for line in lines)]
+    width = 0.8 / max(len(asked), 1)
+    for line in (line for line in lines if line["asked"] in asked):
+        place = at[line[axis["field"]]] + width * (asked.index(line["asked"]) - (len(asked) - 1) / 2)
+        bottom = 0.0
+        for name, seconds in line["phase_seconds"].items():
+            color = plt.get_cmap("tab20")(names.index(name) % 20)
+            panel.bar(place, seconds * 1e3, 0.9 * width, bottom=bottom, color=color)
+            bottom += seconds * 1e3
+    for name in names:
+        panel.bar(0, 0, color=plt.get_cmap("tab20")(names.index(name) % 20), label=name)
+    mark(panel, at, f"{axis['label']}; bars: {', '.join(asked)}", title)
+    panel.set_ylabel("milliseconds")
+
+
+def draw_choices(panel: Axes, lines: list[Line], title: str) -> None:
+    """How many times the best strategy's time the planner's choice takes, one point per join."""
+    best: dict[object, float] = {}
+    for line in lines:
+        best[line["seed"]] = min(best.get(line["seed"], float("inf")), line["seconds"])
+    chosen = [line for line in lines if line["asked"] == "auto"]
+    panel.plot([line["bytes_in"] for line in chosen], [line["seconds"] / best[line["seed"]] for line in chosen], "o")
+    panel.axhline(1.1, linewidth=0.8, linestyle="--", color="grey")
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel(lines[0]["axis"]["label"])
+    panel.set_ylabel("time of the planner's choice / best")
+    panel.set_title(title, fontsize=9)
+
+
+def draw(suite: str, lines: list[Line], kind: str, path: Path) -> None:
+    """One figure: its panels side by side, up to three in a row."""
+    drawing = {"rates": draw_rates, "phases": draw_phases, "choices": draw_choices}[kind]
+    found = panels(lines)
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(6 * columns, 4.2 * rows), squeeze=False, layout="constrained")
+    for panel, (title, of_panel) in zip(axes.flat, found.items(), strict=False):
+        drawing(panel, of_panel, title)
+    for unused in axes.flat[len(found) :]:
+        unused.set_visible(False)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right center", fontsize=8)
+    machine = lines[0]["machine"]
+    host = machine["cpu"] if isinstance(machine, dict) else ""
+    figure.suptitle(f"{suite}: {lines[0]['about']}\n{lines[0]['device']}, {host}, {lines[0]['version']}", fontsize=10)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    print(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="file that `dovetail bench --out` wrote")
+    parser.add_argument("--suite", help="this suite only")
+    parser.add_argument("--into", type=Path, help="folder of the figures (default: that of the results)")
+    options = parser.parse_args()
+    if not options.results.is_file():
+        sys.exit(f"{options.results} is no file; `dovetail bench SUITE --out {options.results}` writes one")
+    suites = read(options.results)
+    wanted = [options.suite] if options.suite else list(suites)
+    into = options.into or options.results.parent
+    into.mkdir(parents=True, exist_ok=True)
+    # The same results give the same file.
+    plt.rcParams["svg.hashsalt"] = "dovetail"
+    for suite in wanted:
+        lines = suites.get(suite)
+        if not lines:
+            sys.exit(f"{options.results} has no results of suite {suite!r}; it has {', '.join(suites) or 'none'}")
+        if suite == "choices":
+            draw(suite, lines, "choices", into / f"{suite}.svg")
+        else:
+            draw(suite, lines, "rates", into / f"{suite}.svg")
+            draw(suite, lines, "phases", into / f"{suite}-phases.svg")
+
+
+if __name__ == "__main__":
+    main()
