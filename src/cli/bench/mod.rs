@@ -11,9 +11,9 @@
 //! * B. Wu, D. Koutsoukos and G. Alonso, Efficiently Processing Large Relational Joins on GPUs, 2024;
 //! * R. Rui and Y.-C. Tu, Fast Equi-Join Algorithms on GPUs: Design and Implementation, SSDBM 2017;
 //!
-//! at the published sizes times a scale. What these vary that is an algorithm is a strategy here: `sort-merge-gfur`,
-//! `sort-merge`, `radix-hash-gfur` and `radix-hash` are SMJ-UM, SMJ-OM, PHJ-UM and PHJ-OM of Wu et al., and `hash` is a join
-//! that does not partition. Their tables lie in GPU memory before the clock starts, and ours in host memory.
+//! at the published sizes times a scale. The algorithms that they compare are strategies here: `sort-merge-gfur`, `sort-merge`,
+//! `radix-hash-gfur` and `radix-hash` are SMJ-UM, SMJ-OM, PHJ-UM and PHJ-OM of Wu et al., and `hash` is a join that does not
+//! partition. Their tables lie in GPU memory when the clock starts, and ours in host memory.
 //!
 //! Each line of results keeps the date, the commit, the machine and the command beside the numbers, and the floor: the
 //! time in which the device's memory could read the tables and write the result once or, for a GPU, the link could carry
@@ -27,6 +27,7 @@ mod engine;
 mod random;
 mod report;
 mod sequence;
+mod suite;
 mod suites;
 mod tpc;
 mod workload;
@@ -39,7 +40,8 @@ use self::case::Case;
 use self::choices::Choices;
 use self::engine::{Engine, Machine, Measurable, Measured, name_of};
 use self::report::Report;
-use self::suites::{AxisArgs, SUITES, Size, Suite};
+use self::suite::{AxisArgs, Size, Suite};
+use self::suites::SUITES;
 use super::output::{self, Align};
 use super::progress::Progress;
 use crate::device::{DeviceId, DeviceKind, parse_device};

@@ -11,7 +11,7 @@ use super::super::VERSION;
 use super::super::output::{self, Align};
 use super::case::Case;
 use super::engine::{Machine, Measurable, Measured};
-use super::suites::Suite;
+use super::suite::Suite;
 use crate::device::DeviceKind;
 use crate::join::PhaseRecord;
 use crate::memory::process_memory_limit;

@@ -15,6 +15,7 @@ use super::check::{Join, Prepared, Product, Summary};
 use super::random::{Permutation, hash};
 use super::workload::{ROWS_PER_BATCH, integers};
 use crate::Result;
+use crate::human::counted;
 
 /// Bytes of every column.
 const WIDTH: usize = 4;
@@ -44,7 +45,7 @@ impl Sequence {
 
     /// What it is, without its sizes.
     pub fn label(&self) -> String {
-        format!("{} joins in sequence", self.joins)
+        format!("{} in sequence", counted(self.joins as u64, "join"))
     }
 
     /// Its axes, for a line of results.

@@ -75,7 +75,6 @@ fn cases_at_full_size_can_be_made() {
     let full = Size { scale: 1.0, seed: 1, cases: 20 };
     for suite in &SUITES {
         for case in suite.cases(&AxisArgs::default(), full).unwrap() {
-            // 2^26 multiples of 2^16 need more than 4 bytes.
             assert_eq!(case.impossible(), None, "{} of {}", case.label(), suite.name);
         }
     }

@@ -1,0 +1,273 @@
+//! A suite: what its cases vary in, and how the command line changes that.
+
+use serde_json::{Value, json};
+
+use super::axes::{Keys, Payloads, ProbeKeys, Rows, parse_key_bytes, parse_key_columns, parse_share};
+use super::case::Case;
+use super::choices;
+use super::sequence::Sequence;
+use super::tpc::{Query, TpcJoin};
+use super::workload::Workload;
+use crate::{Error, Result};
+
+/// No suite is made smaller than this by itself.
+const SCALE_MIN: f64 = 1.0 / 65536.0;
+
+/// What varies between the cases of a suite; the command line replaces what it names.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Synthetic joins: what replaces the suite's own")]
+pub struct AxisArgs {
+    /// Rows of the build side, or of both sides as BUILD:PROBE; K, M and G are binary. These are not scaled
+    #[arg(long, value_delimiter = ',')]
+    pub rows: Vec<Rows>,
+
+    /// Rows of the probe side for each of the build side, where --rows does not say
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub ratio: Vec<u64>,
+
+    /// What keys look like: dense, sparse (hashed over the whole range), multiples (of 2^16), text
+    #[arg(long, value_delimiter = ',')]
+    pub keys: Vec<Keys>,
+
+    /// Columns that make up the key
+    #[arg(long, value_delimiter = ',', value_parser = parse_key_columns)]
+    pub key_columns: Vec<usize>,
+
+    /// Bytes of each key column: 4, 8
+    #[arg(long, value_delimiter = ',', value_parser = parse_key_bytes)]
+    pub key_bytes: Vec<usize>,
+
+    /// Payload columns of each side: 2 (as wide as the key), 2x4+1x8 (by their bytes), 1x4/7x8 (build side / probe side)
+    #[arg(long, value_delimiter = ',')]
+    pub payloads: Vec<Payloads>,
+
+    /// Share of probe rows that have a partner
+    #[arg(long, value_delimiter = ',', value_parser = parse_share)]
+    pub match_ratio: Vec<f64>,
+
+    /// Build rows with the same key
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
+    pub copies: Vec<u64>,
+
+    /// How the probe side draws its keys: each (as often as any other), uniform (at random), zipf:EXPONENT
+    #[arg(long, value_delimiter = ',')]
+    pub probe_keys: Vec<ProbeKeys>,
+
+    /// Share of rows whose key is null, on both sides
+    #[arg(long, value_delimiter = ',', value_parser = parse_share)]
+    pub nulls: Vec<f64>,
+}
+
+/// How large, and how random.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Size {
+    /// Part of the suite's own sizes.
+    pub scale: f64,
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// Cases of a suite that draws them.
+    pub cases: usize,
+}
+
+/// A named set of cases.
+#[derive(Debug)]
+pub struct Suite {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it reproduces, or varies, in a line.
+    pub about: &'static str,
+    /// What its figure is drawn over.
+    pub axis: Axis,
+    /// Memory that the device has, at full size; `None`: what the command line or the machine gives.
+    pub device_memory: Option<u64>,
+    /// Its cases.
+    pub kind: Kind,
+}
+
+/// The axis of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// The field of a line of results.
+    pub field: &'static str,
+    /// What stands at the axis.
+    pub label: &'static str,
+}
+
+/// Where the cases of a suite come from.
+#[derive(Debug)]
+pub enum Kind {
+    /// All combinations of axes.
+    Synthetic(Axes),
+    /// Sequences of so many joins.
+    Sequences {
+        /// Of each case.
+        joins: &'static [usize],
+        /// Rows of the fact table.
+        fact: u64,
+        /// Rows of each dimension.
+        dimension: u64,
+    },
+    /// Joins of TPC-H and TPC-DS, with keys of each of these widths.
+    Tpc {
+        /// Which.
+        queries: &'static [Query],
+        /// Bytes of keys.
+        key_bytes: &'static [usize],
+    },
+    /// Synthetic joins drawn at random.
+    Choices,
+}
+
+/// Values of each axis; all combinations are cases. [`Workload`] says what the axes are.
+#[derive(Clone, Copy, Debug)]
+pub struct Axes {
+    /// Of both sides, or of the build side.
+    pub rows: &'static [Rows],
+    /// Probe rows for each build row, where `rows` does not say.
+    pub ratio: &'static [u64],
+    /// As in a workload, like all that follow.
+    pub keys: &'static [Keys],
+    pub key_columns: &'static [usize],
+    pub key_bytes: &'static [usize],
+    pub payloads: &'static [Payloads],
+    pub match_ratio: &'static [f64],
+    pub copies: &'static [u64],
+    pub probe_keys: &'static [ProbeKeys],
+    pub nulls: &'static [f64],
+}
+
+impl Suite {
+    /// Its cases; what the command line says of the axes replaces the suite's own.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when axes are said of a suite that has none.
+    pub fn cases(&self, args: &AxisArgs, size: Size) -> Result<Vec<Case>> {
+        let Size { scale, seed, cases } = size;
+        let scaled = |rows: u64| Rows::build(rows).scaled(scale).build;
+        match &self.kind {
+            Kind::Synthetic(axes) => Ok(axes.workloads(args, scale, seed).into_iter().map(Case::Synthetic).collect()),
+            _ if !args.is_empty() => Err(Error::Invalid(format!(
+                "the joins of suite {} are fixed, but for --scale; leave out what says how synthetic joins look",
+                self.name
+            ))),
+            Kind::Sequences { joins, fact, dimension } => {
+                let (fact_rows, dimension_rows) = (scaled(*fact), scaled(*dimension));
+                let sequence = |&joins: &usize| Case::Sequence(Sequence { joins, fact_rows, dimension_rows, seed });
+                Ok(joins.iter().map(sequence).collect())
+            }
+            Kind::Tpc { queries, key_bytes } => {
+                let of_width = |&key_bytes: &usize| {
+                    queries.iter().map(move |&query| Case::Tpc(TpcJoin { query, key_bytes, scale, seed }))
+                };
+                Ok(key_bytes.iter().flat_map(of_width).collect())
+            }
+            Kind::Choices => Ok(choices::draw(cases, scale, seed).into_iter().map(Case::Synthetic).collect()),
+        }
+    }
+
+    /// The largest power of two up to 1 at which no case has more bytes than that.
+    ///
+    /// # Errors
+    /// As [`cases`](Self::cases).
+    pub fn fitting_scale(&self, args: &AxisArgs, seed: u64, bytes_max: u64) -> Result<f64> {
+        let mut scale = 1.0;
+        while scale > SCALE_MIN {
+            let largest = match self.kind {
+                Kind::Choices => choices::bytes_max(scale),
+                _ => {
+                    let cases = self.cases(args, Size { scale, seed, cases: 0 })?;
+                    cases.iter().map(Case::bytes).max().unwrap_or(0)
+                }
+            };
+            if largest <= bytes_max {
+                break;
+            }
+            scale /= 2.0;
+        }
+        Ok(scale)
+    }
+
+    /// Whether it asks how good the planner's choices are.
+    pub fn is_of_choices(&self) -> bool {
+        matches!(self.kind, Kind::Choices)
+    }
+
+    /// The axis, for a line of results.
+    pub fn axis(&self) -> Value {
+        json!({"field": self.axis.field, "label": self.axis.label})
+    }
+}
+
+impl AxisArgs {
+    fn is_empty(&self) -> bool {
+        let Self { rows, ratio, keys, key_columns, key_bytes, payloads, match_ratio, copies, probe_keys, nulls } = self;
+        let counts = [rows.len(), ratio.len(), keys.len(), key_columns.len(), key_bytes.len(), payloads.len()];
+        counts.into_iter().chain([match_ratio.len(), copies.len(), probe_keys.len(), nulls.len()]).all(|len| len == 0)
+    }
+}
+
+impl Axes {
+    /// All combinations, without those that come out the same.
+    fn workloads(&self, args: &AxisArgs, scale: f64, seed: u64) -> Vec<Workload> {
+        fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+            if given.is_empty() { default.to_vec() } else { given.to_vec() }
+        }
+        let rows = match args.rows.is_empty() {
+            true => self.rows.iter().map(|rows| rows.scaled(scale)).collect(),
+            false => args.rows.clone(),
+        };
+        let mut all = vec![Workload {
+            keys: Keys::Dense,
+            key_columns: 1,
+            key_bytes: 4,
+            build_rows: 1,
+            probe_rows: 1,
+            payloads: Payloads::as_key(1),
+            match_ratio: 1.0,
+            copies: 1,
+            probe_keys: ProbeKeys::Each,
+            nulls: 0.0,
+            seed,
+        }];
+        vary(&mut all, &or(&args.key_bytes, self.key_bytes), |workload, bytes| workload.key_bytes = bytes);
+        let ratios = or(&args.ratio, self.ratio);
+        let sides = rows.into_iter().flat_map(|rows| match rows.probe {
+            Some(probe) => vec![(rows.build, probe)],
+            None => ratios.iter().map(|ratio| (rows.build, rows.build * ratio)).collect(),
+        });
+        vary(&mut all, &sides.collect::<Vec<_>>(), |workload, (build, probe)| {
+            (workload.build_rows, workload.probe_rows) = (build, probe);
+        });
+        vary(&mut all, &or(&args.keys, self.keys), |workload, keys| workload.keys = keys);
+        vary(&mut all, &or(&args.key_columns, self.key_columns), |workload, columns| workload.key_columns = columns);
+        vary(&mut all, &or(&args.payloads, self.payloads), |workload, payloads| {
+            workload.payloads = payloads.resolved(workload.key_bytes);
+        });
+        vary(&mut all, &or(&args.match_ratio, self.match_ratio), |workload, ratio| workload.match_ratio = ratio);
+        vary(&mut all, &or(&args.copies, self.copies), |workload, copies| workload.copies = copies);
+        vary(&mut all, &or(&args.probe_keys, self.probe_keys), |workload, keys| workload.probe_keys = keys);
+        vary(&mut all, &or(&args.nulls, self.nulls), |workload, nulls| workload.nulls = nulls);
+        let mut different: Vec<Workload> = Vec::with_capacity(all.len());
+        for workload in all {
+            if !different.contains(&workload) {
+                different.push(workload);
+            }
+        }
+        different
+    }
+}
+
+/// Each workload with each value of an axis.
+fn vary<T: Copy>(all: &mut Vec<Workload>, values: &[T], set: impl Fn(&mut Workload, T)) {
+    let with = |workload: Workload| {
+        values
+            .iter()
+            .map(|&value| {
+                let mut varied = workload.clone();
+                set(&mut varied, value);
+                varied
+            })
+            .collect::<Vec<_>>()
+    };
+    *all = std::mem::take(all).into_iter().flat_map(with).collect();
+}
