@@ -187,7 +187,8 @@ impl Shared {
     pub(super) fn loads(&self, state: &mut State, now: Duration) -> Vec<Load> {
         let seated = |running: &Running, beside: usize| {
             let left = running.predicted_seconds - running.device_seconds;
-            // A job that is late is expected to stay a tenth of the time that it has been there.
+            // A job that is late is expected to stay a tenth of the time that it has been there: the longer it has been,
+            // the worse was its prediction, and whoever waits must not be told "now" again and again.
             let late = 0.1 * now.saturating_sub(running.started).as_secs_f64();
             let ahead = if left > 0.0 { left * beside as f64 } else { late };
             let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);

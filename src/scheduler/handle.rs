@@ -44,7 +44,11 @@ impl Default for SchedulerOptions {
         Self {
             queue_limit: 1000,
             tenant_jobs: 0,
+            // A join uses its device in turns: it copies in, matches, gathers on the host, waits for the result's memory. Four
+            // keep it busy through these. More would not make it busier, and each leaves less memory to the others: a join
+            // whose part is too small for it takes the whole device instead.
             jobs_per_device: 4,
+            // As long as a lease: by then every result that nobody renews has given its memory back.
             memory_wait: Duration::from_secs(300),
             retain: Duration::from_secs(300),
             window_bytes: 256 << 20,

@@ -21,7 +21,9 @@ use super::queue::Waiting;
 /// When what is seated, but short of memory, is looked at again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// How long a job lets others overtake it that take less host memory. Short beside a lease, long beside most joins.
+/// How long a job lets others overtake it that take less host memory. A tenth of the default lease, in which what it waits for
+/// mostly comes back, so keeping free memory for it any sooner would idle devices for nothing; and hundreds of times as long as
+/// the short joins that overtake it, so that a client's burst of these is mostly over.
 pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
 
 /// A device that a job may run on.

@@ -1,0 +1,70 @@
+//! Jobs that fail, and devices that are lost.
+
+use super::*;
+
+#[test]
+fn a_job_that_fails_keeps_no_rows() {
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    stage.next();
+    stage.tell(0, |sink, _| {
+        sink.push(batch(1000))?;
+        Err(Error::Exhausted("no more memory".into()))
+    });
+    assert_eq!(stage.ended(&job), JobState::Failed(Error::Exhausted("no more memory".into())));
+    stage.idle();
+    assert_eq!(job.result.held_bytes(), 0);
+    assert_eq!(stage.scheduler.stats().failed_total, 1);
+}
+
+#[test]
+fn a_panic_fails_its_job_and_the_device_goes_on() {
+    let stage = Stage::new(1);
+    let (bad, good) = (stage.submit("r0"), stage.submit("r1"));
+    stage.next();
+    stage.tell(0, |_, _| panic!("this is a test's own panic"));
+    let JobState::Failed(Error::Internal(message)) = stage.ended(&bad) else { panic!("{:?}", bad.status().state) };
+    assert!(message.contains("a test's own panic") && message.contains("host:0"), "{message}");
+    assert_eq!(stage.next().1, "r1");
+    stage.finish(0);
+    assert_eq!(stage.ended(&good), JobState::Complete);
+}
+
+#[test]
+fn a_lost_device_is_taken_out_of_service_and_its_job_goes_elsewhere() {
+    let stage = Stage::new(2);
+    let job = stage.submit("r0");
+    let (lost, _) = stage.next();
+    stage.tell(lost, |_, _| Err(Error::Unavailable("the context is lost".into())));
+    let (other, label) = stage.next();
+    assert_eq!((other, label.as_str()), (1 - lost, "r0"));
+    stage.finish(other);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    stage.idle();
+    let stats = stage.scheduler.stats();
+    let lost_devices: Vec<bool> = stats.devices.iter().map(|device| device.lost.is_some()).collect();
+    assert_eq!(lost_devices, [lost == 0, lost == 1]);
+    assert_eq!(job.status().device.unwrap().index, other);
+
+    // When the other one is lost too, whoever runs or waits fails, and newcomers are refused.
+    let (running, waiting) = (stage.submit("r1"), stage.submit("r2"));
+    assert_eq!(stage.next(), (other, "r1".into()));
+    stage.tell(other, |_, _| Err(Error::Unavailable("the context is lost".into())));
+    assert!(matches!(stage.ended(&running), JobState::Failed(Error::Unavailable(_))));
+    assert!(matches!(stage.ended(&waiting), JobState::Failed(Error::Unavailable(_))));
+    assert!(matches!(stage.scheduler.submit(spec("r3"), ""), Err(Error::Unavailable(_))));
+}
+
+#[test]
+fn a_job_that_delivered_rows_is_not_run_twice() {
+    let stage = Stage::new(2);
+    let job = stage.submit("r0");
+    let (lost, _) = stage.next();
+    stage.tell(lost, |sink, _| {
+        sink.push(batch(10))?;
+        Err(Error::Unavailable("the context is lost".into()))
+    });
+    assert!(matches!(stage.ended(&job), JobState::Failed(Error::Unavailable(_))));
+    stage.idle();
+    stage.nothing_begins();
+}

@@ -1,0 +1,182 @@
+//! Jobs that somebody stops: a client, the clock, or the server's end.
+
+use super::*;
+
+#[test]
+fn a_queued_job_is_cancelled_at_once() {
+    let stage = Stage::new(1);
+    stage.submit("r0");
+    stage.next();
+    let waiting = stage.submit("r1");
+    stage.scheduler.cancel(waiting.id).unwrap();
+    assert_eq!(waiting.status().state, JobState::Cancelled);
+    assert!(matches!(waiting.result.progress().1, SpoolState::Failed(Error::Cancelled(_))));
+    stage.finish(0);
+    stage.idle();
+    stage.nothing_begins();
+    assert_eq!(stage.scheduler.stats().cancelled_total, 1);
+}
+
+#[test]
+fn a_running_job_is_told_to_stop_and_its_readers_at_once() {
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    stage.next();
+    stage.scheduler.cancel(job.id).unwrap();
+    // The device has not noticed yet.
+    assert!(matches!(job.result.progress().1, SpoolState::Failed(Error::Cancelled(_))));
+    assert!(matches!(job.status().state, JobState::Running(_)));
+    let (is_raised, pushed) =
+        stage.ask(0, |sink, monitor| ((monitor.cancel().is_raised(), sink.push(batch(1))), monitor.cancel().check()));
+    assert!(is_raised, "the device was not told");
+    assert!(matches!(pushed, Err(Error::Cancelled(_))), "a stopped job can still push: {pushed:?}");
+    assert_eq!(stage.ended(&job), JobState::Cancelled);
+    // Whatever a stopped job answers, it was stopped.
+    let job = stage.submit("r0");
+    stage.next();
+    stage.scheduler.cancel(job.id).unwrap();
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Cancelled);
+}
+
+/// A job that was stopped while its device said that all was well once was complete, with readers who were told otherwise.
+#[test]
+fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
+    let stage = Stage::new(1);
+    for attempt in 0..150 {
+        let into = format!("kept{attempt}");
+        let job = stage.scheduler.submit(JoinSpec { into: Some(into.clone()), ..spec("r0") }, "").unwrap();
+        stage.next();
+        // Enough rows for their statistics to take a while, as the result becomes a table.
+        stage.ask(0, |sink, _| (sink.push(batch(20_000)), Ok(()))).unwrap();
+        // Anywhere between before and after.
+        (0..attempt * 100).for_each(|_| std::hint::spin_loop());
+        stage.scheduler.cancel(job.id).unwrap();
+        let told_readers = matches!(job.result.progress().1, SpoolState::Failed(_));
+        stage.idle();
+        let (state, spool) = (job.status().state, job.result.progress().1);
+        let is_table = stage.catalog.table(&into).is_ok();
+        match state {
+            JobState::Complete => {
+                assert!(!told_readers, "readers were told that a complete job was stopped");
+                assert!(spool == SpoolState::Released && is_table, "{spool:?}, table: {is_table}");
+            }
+            JobState::Cancelled => {
+                assert!(matches!(spool, SpoolState::Failed(Error::Cancelled(_))) && !is_table, "{spool:?}, {is_table}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(job.result.held_bytes(), 0);
+    }
+}
+
+/// The same without luck: whoever comes first, the work's end or the one who stops it, decides.
+#[test]
+fn what_is_done_cannot_be_stopped_and_what_is_stopped_cannot_be_done() {
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    stage.next();
+    // As a worker does whose work has come to a good end, and before it says so to anybody.
+    assert_eq!(job.settle(Ok(())), Ok(()));
+    stage.scheduler.cancel(job.id).unwrap();
+    assert_eq!(job.result.progress().1, SpoolState::Open, "readers were told that a job which is done was stopped");
+    let is_raised = stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), Ok(())));
+    assert!(!is_raised, "a job that is done was told to stop");
+    stage.idle();
+
+    let job = stage.submit("r0");
+    stage.next();
+    stage.scheduler.cancel(job.id).unwrap();
+    assert!(matches!(job.settle(Ok(())), Err(Error::Cancelled(_))));
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Cancelled);
+}
+
+#[test]
+fn cancelling_a_complete_job_releases_its_result() {
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    stage.next();
+    stage.tell(0, |sink, _| sink.push(batch(1000)));
+    stage.idle();
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    assert!(job.result.held_bytes() > 0);
+    stage.scheduler.cancel(job.id).unwrap();
+    assert_eq!(job.result.held_bytes(), 0);
+    assert!(job.status().released);
+    assert!(stage.scheduler.jobs().is_empty());
+    // It is remembered, with what it was, and cancelling it again changes nothing.
+    assert_eq!(stage.scheduler.job(job.id).unwrap().status().state, JobState::Complete);
+    assert_eq!(stage.scheduler.job(job.id).unwrap().status().rows, 1000);
+    stage.scheduler.cancel(job.id).unwrap();
+    assert!(matches!(stage.scheduler.cancel(JobId(99)), Err(Error::NotFound(_))));
+}
+
+#[test]
+fn deadlines_end_jobs_that_wait_and_jobs_that_run() {
+    let stage = Stage::new(1);
+    let terms = || Submission { owner: String::new(), timeout: Some(Duration::from_secs(5)) };
+    let running = stage.scheduler.submit_with(spec("r0"), terms()).unwrap();
+    let waiting = stage.scheduler.submit_with(spec("r1"), terms()).unwrap();
+    let patient = stage.submit("r2");
+    stage.next();
+    stage.clock.advance(Duration::from_millis(4_999));
+    stage.scheduler.tick(SystemTime::now());
+    assert_eq!(waiting.status().state, JobState::Queued);
+    stage.clock.advance(Duration::from_millis(1));
+    stage.scheduler.tick(SystemTime::now());
+    assert!(matches!(waiting.status().state, JobState::Failed(Error::DeadlineExceeded(_))));
+    assert!(stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), monitor.cancel().check())));
+    assert!(matches!(stage.ended(&running), JobState::Failed(Error::DeadlineExceeded(_))));
+    assert_eq!(stage.next().1, "r2");
+    stage.finish(0);
+    assert_eq!(stage.ended(&patient), JobState::Complete);
+}
+
+#[test]
+fn draining_refuses_newcomers_and_ends_what_was_admitted() {
+    let stage = Stage::new(1);
+    let (running, waiting) = (stage.submit("r0"), stage.submit("r1"));
+    stage.next();
+    stage.scheduler.drain();
+    assert!(matches!(stage.scheduler.submit(spec("r2"), ""), Err(Error::Unavailable(_))));
+    assert!(!stage.scheduler.wait_idle(Duration::ZERO));
+    stage.finish(0);
+    stage.next();
+    stage.finish(0);
+    stage.idle();
+    assert_eq!((stage.ended(&running), stage.ended(&waiting)), (JobState::Complete, JobState::Complete));
+}
+
+#[test]
+fn aborting_ends_everything() {
+    let stage = Stage::new(1);
+    let (running, waiting) = (stage.submit("r0"), stage.submit("r1"));
+    stage.next();
+    stage.scheduler.abort_all("the drain limit has passed");
+    assert_eq!(waiting.status().state, JobState::Cancelled);
+    assert!(stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), monitor.cancel().check())));
+    assert_eq!(stage.ended(&running), JobState::Cancelled);
+    let SpoolState::Failed(error) = running.result.progress().1 else { panic!("the result did not fail") };
+    assert!(error.message().contains("the drain limit has passed"), "{error}");
+    stage.idle();
+}
+
+#[test]
+fn dropping_the_scheduler_ends_its_jobs_and_threads() {
+    let mut stage = Stage::new(2);
+    let jobs = [stage.submit("r0"), stage.submit("r1"), stage.submit("r2")];
+    stage.next();
+    stage.next();
+    for device in 0..2 {
+        stage.tell(device, |_, monitor| {
+            while !monitor.cancel().is_raised() {
+                std::thread::yield_now();
+            }
+            monitor.cancel().check()
+        });
+    }
+    stage.orders.clear();
+    drop(stage.scheduler);
+    assert!(jobs.iter().all(|job| job.status().state == JobState::Cancelled));
+}

@@ -1,0 +1,153 @@
+//! Who runs when and where, and what is refused before that.
+
+use super::*;
+
+#[test]
+fn a_device_runs_one_job_at_a_time_and_the_next_one_follows() {
+    let stage = Stage::new(1);
+    let (first, second) = (stage.submit("r0"), stage.submit("r1"));
+    assert_eq!(stage.next(), (0, "r0".into()));
+    stage.nothing_begins();
+    assert_eq!(second.status().state, JobState::Queued);
+    assert_eq!(second.status().queue_position, Some(0));
+    assert!(second.status().predicted_start.is_some());
+    stage.finish(0);
+    assert_eq!(stage.ended(&first), JobState::Complete);
+    assert_eq!(stage.next(), (0, "r1".into()));
+    assert_eq!(second.status().queue_position, None);
+    stage.finish(0);
+    stage.idle();
+    let stats = stage.scheduler.stats();
+    assert_eq!((stats.queued, stats.running, stats.retained, stats.completed_total), (0, 0, 2, 2));
+}
+
+#[test]
+fn as_many_jobs_run_at_once_as_there_are_devices() {
+    let stage = Stage::new(3);
+    let jobs: Vec<_> = ["r0", "r1", "r2", "r3"].map(|label| stage.submit(label)).into();
+    let mut devices: Vec<u16> = (0..3).map(|_| stage.next().0).collect();
+    devices.sort_unstable();
+    assert_eq!(devices, [0, 1, 2]);
+    stage.nothing_begins();
+    stage.finish(1);
+    assert_eq!(stage.next(), (1, "r3".into()));
+    for device in 0..3 {
+        stage.finish(device);
+    }
+    assert!(jobs.iter().all(|job| stage.ended(job) == JobState::Complete));
+}
+
+#[test]
+fn priorities_and_positions_show_in_the_queue() {
+    let stage = Stage::new(1);
+    stage.submit("r0");
+    stage.next();
+    let low = stage.scheduler.submit(JoinSpec { priority: -10, ..spec("r1") }, "").unwrap();
+    let high = stage.scheduler.submit(JoinSpec { priority: 10, ..spec("r2") }, "").unwrap();
+    assert_eq!((high.status().queue_position, low.status().queue_position), (Some(0), Some(1)));
+    assert!(high.status().predicted_start <= low.status().predicted_start);
+    stage.finish(0);
+    assert_eq!(stage.next().1, "r2");
+    stage.finish(0);
+    assert_eq!(stage.next().1, "r1");
+    stage.finish(0);
+    stage.idle();
+}
+
+#[test]
+fn one_tenants_flood_does_not_hold_up_another() {
+    let stage = Stage::new(1);
+    for label in ["r0", "r1", "r2", "r3"] {
+        stage.scheduler.submit(spec(label), "flood").unwrap();
+    }
+    stage.scheduler.submit(spec("r9"), "calm").unwrap();
+    let order: Vec<String> = (0..5)
+        .map(|_| {
+            let (device, label) = stage.next();
+            stage.clock.advance(Duration::from_secs(1));
+            stage.finish(device);
+            label
+        })
+        .collect();
+    assert_eq!(order[..2], ["r0", "r9"], "{order:?}");
+}
+
+#[test]
+fn a_job_starts_when_its_memory_is_free_and_not_before() {
+    let stage = Stage::new(1);
+    let held = stage.memory[0].reserve(1 << 20, "a test").unwrap();
+    let job = stage.submit("r0");
+    assert_eq!(job.status().state, JobState::Queued);
+    assert_eq!(job.status().queue_position, Some(0));
+    stage.nothing_begins();
+    drop(held);
+    stage.scheduler.tick(SystemTime::now());
+    stage.next();
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+}
+
+#[test]
+fn devices_are_asked_for_by_name() {
+    let stage = Stage::new(3);
+    let on = |names: &[&str]| JoinSpec {
+        devices: DeviceRequest::Named(names.iter().map(ToString::to_string).collect()),
+        ..spec("r0")
+    };
+    stage.scheduler.submit(on(&["host:2"]), "").unwrap();
+    assert_eq!(stage.next().0, 2);
+    let second = stage.scheduler.submit(on(&["host:2"]), "").unwrap();
+    assert_eq!(second.status().state, JobState::Queued);
+    let either = stage.scheduler.submit(on(&["host:1", "host:2"]), "").unwrap();
+    assert_eq!(stage.next().0, 1);
+    assert!(either.explanation().device.reason.contains("of the 2"), "{:?}", either.explanation().device);
+    let refusal = |spec: JoinSpec| stage.scheduler.submit(spec, "").unwrap_err();
+    let unknown = refusal(on(&["host:7"]));
+    assert!(matches!(&unknown, Error::Invalid(text) if text.contains("host:0, host:1, host:2")), "{unknown}");
+    assert!(matches!(refusal(on(&[])), Error::Invalid(_)));
+    let count = |count| JoinSpec { devices: DeviceRequest::Count(count), ..spec("r0") };
+    assert!(matches!(refusal(count(0)), Error::Invalid(_)));
+    assert!(matches!(refusal(count(2)), Error::Unsupported(_)));
+    assert_eq!(stage.scheduler.stats().refused_total, 4);
+    for device in [1, 2, 2] {
+        stage.finish(device);
+    }
+    stage.idle();
+}
+
+#[test]
+fn limits_refuse_and_leave_no_trace() {
+    let options = SchedulerOptions { queue_limit: 2, tenant_jobs: 2, ..SchedulerOptions::default() };
+    let stage = Stage::with(1, options);
+    let submit =
+        |owner: &str| stage.scheduler.submit(JoinSpec { into: Some(format!("t{owner}")), ..spec("r0") }, owner);
+    stage.submit("r0");
+    stage.next();
+    stage.submit("r1");
+    let refusal = stage.scheduler.submit(spec("r2"), "").unwrap_err();
+    assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--tenant-jobs")), "{refusal}");
+    let queued = submit("a").unwrap();
+    let refusal = submit("b").unwrap_err();
+    assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--queue-limit")), "{refusal}");
+    assert_eq!(stage.scheduler.jobs().len(), 3);
+    // The refused one's name is free, the waiting one's is not until it is cancelled.
+    assert!(stage.catalog.reserve("tb", "", "a test").is_ok());
+    assert!(matches!(stage.catalog.reserve("ta", "", "a test"), Err(Error::AlreadyExists(_))));
+    stage.scheduler.cancel(queued.id).unwrap();
+    assert!(stage.catalog.reserve("ta", "", "a test").is_ok());
+    stage.finish(0);
+    stage.next();
+    stage.finish(0);
+    stage.idle();
+}
+
+#[test]
+fn a_request_that_cannot_be_planned_is_refused_before_it_is_queued() {
+    let stage = Stage::new(1);
+    let refusal = |spec: JoinSpec| stage.scheduler.submit(spec, "").unwrap_err();
+    assert!(matches!(refusal(JoinSpec { left: "nowhere".into(), ..spec("r0") }), Error::NotFound(_)));
+    assert!(matches!(refusal(JoinSpec { columns: vec!["nothing".into()], ..spec("r0") }), Error::Invalid(_)));
+    assert!(stage.scheduler.jobs().is_empty());
+    assert!(matches!(stage.scheduler.set_weight("a", 0.0), Err(Error::Invalid(_))));
+    assert!(stage.scheduler.set_weight("a", 2.0).is_ok());
+}
