@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the lease ends
+//!                                          or a part of them, 0 1 2 (parts.rs)
 //!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! share one queue rather than fixed shares of it, so that a client which reads its endpoints one after the other does
 //! not wait for batches that are behind those of its later endpoints.
 
+mod parts;
 mod reading;
 
 use std::collections::VecDeque;
@@ -24,6 +26,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
 pub use reading::ResultReader;
+use parts::Parts;
 
 use super::adopt::{Adopter, Meter};
 use super::{Charge, NameReservation, Table};
@@ -144,6 +147,7 @@ impl Held {
 impl ResultSpool {
     /// An empty result with the default options.
     pub fn new(schema: SchemaRef) -> Self {
+    parts: Parts,
         Self::with_options(schema, SpoolOptions::default())
     }
 
@@ -233,6 +237,7 @@ impl ResultSpool {
         self.inner.room.notify_all();
         drop(batches);
     }
+        held.parts.push(count, bytes);
 
     /// Number of batches that were pushed, and state.
     pub fn progress(&self) -> (usize, SpoolState) {

@@ -52,7 +52,8 @@ impl JobState {
 pub struct JobStatus {
     /// Where it is.
     pub state: JobState,
-    /// The share of its work that is done, 0 to 1.
+    /// The share of its work that is done, 0 to 1. It never falls: a job that begins again elsewhere stays where it was until it
+    /// has come as far.
     pub progress: f64,
     /// Jobs that will start before it, when queued.
     pub queue_position: Option<usize>,
@@ -120,6 +121,8 @@ pub(super) struct Life {
     pub(super) turn: Option<QueueTurn>,
     pub(super) device: Option<DeviceId>,
     pub(super) device_reason: String,
+    /// The most progress that was told.
+    progress_max: f64,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
     /// Why it should stop.
@@ -157,6 +160,7 @@ impl Job {
             device_reason: "not placed yet".into(),
             started: None,
             finished: None,
+            progress_max: 0.0,
             stop: None,
             is_done: false,
             into,
@@ -173,11 +177,12 @@ impl Job {
 
     /// What can be told now.
     pub fn status(&self) -> JobStatus {
-        let life = self.life.lock();
+        let mut life = self.life.lock();
+        life.progress_max = life.progress_max.max(life.monitor.progress());
         let turn = life.turn.as_ref().filter(|_| life.state == JobState::Queued);
         JobStatus {
             state: life.state.clone(),
-            progress: if life.state == JobState::Complete { 1.0 } else { life.monitor.progress() },
+            progress: if life.state == JobState::Complete { 1.0 } else { life.progress_max },
             queue_position: turn.map(|turn| turn.position),
             waiting_for: turn.map(|turn| turn.waiting_for.clone()),
             predicted_start: turn.map(|turn| turn.start),

@@ -13,22 +13,50 @@ pub struct Deliveries {
     by_job: DashMap<JobId, Delivered>,
 }
 
+/// What an endpoint is of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// As GetFlightInfo lists them: one of so many that are read while the join runs.
+    Endpoint {
+        /// Which of them.
+        part: usize,
+        /// How many there are.
+        parts: usize,
+    },
+    /// As PollFlightInfo lists them: these batches.
+    Part {
+        /// The first.
+        first: usize,
+        /// The one after the last.
+        end: usize,
+    },
+}
+
 #[derive(Debug, Default)]
 struct Delivered {
     /// Endpoints whose rows were read to the end.
     parts: BTreeSet<usize>,
     /// Whether every endpoint was.
     all_parts: bool,
+    /// Batches that were read part by part: first, and after the last.
+    ranges: BTreeSet<(usize, usize)>,
     /// Whether a poll was told how it ended.
     told: bool,
 }
 
 impl Deliveries {
-    /// A client has read endpoint `part` of `parts` to its end, or to the job's error.
-    pub fn read(&self, job: JobId, part: usize, parts: usize) {
+    /// A client has read an endpoint to its end, or to the job's error.
+    pub fn read(&self, job: JobId, share: Share) {
         let mut delivered = self.by_job.entry(job).or_default();
-        delivered.parts.insert(part);
-        delivered.all_parts |= delivered.parts.len() >= parts;
+        match share {
+            Share::Endpoint { part, parts } => {
+                delivered.parts.insert(part);
+                delivered.all_parts |= delivered.parts.len() >= parts;
+            }
+            Share::Part { first, end } => {
+                delivered.ranges.insert((first, end));
+            }
+        }
     }
 
     /// A client was told how the job ended.
@@ -44,16 +72,57 @@ impl Deliveries {
 
     /// Whether nobody waits for the job any more.
     pub fn is_settled(&self, job: &Job) -> bool {
-        let had = |check: fn(&Delivered) -> bool| self.by_job.get(&job.id).is_some_and(|delivered| check(&delivered));
-        match (job.status().state, job.result.progress().1) {
+        let (batches, spool) = job.result.progress();
+        let had =
+            |check: &dyn Fn(&Delivered) -> bool| self.by_job.get(&job.id).is_some_and(|delivered| check(&delivered));
+        match (job.status().state, spool) {
             (JobState::Cancelled, _) | (_, SpoolState::Released) => true,
             (JobState::Queued | JobState::Running(_), _) => false,
-            (JobState::Failed(_), _) => had(|delivered| delivered.told || !delivered.parts.is_empty()),
+            (JobState::Failed(_), _) => had(&|delivered| delivered.told || delivered.has_begun()),
             // Whose result becomes a table need not read it.
             (JobState::Complete, _) if job.plan.join.spec.into.is_some() => {
-                had(|delivered| delivered.told || !delivered.parts.is_empty())
+                had(&|delivered| delivered.told || delivered.has_begun())
             }
-            (JobState::Complete, _) => had(|delivered| delivered.all_parts),
+            (JobState::Complete, _) => had(&|delivered| delivered.has_all(batches)),
         }
+    }
+}
+
+impl Delivered {
+    /// Whether any endpoint was read.
+    fn has_begun(&self) -> bool {
+        !self.parts.is_empty() || !self.ranges.is_empty()
+    }
+
+    /// Whether all of a result of so many batches was.
+    fn has_all(&self, batches: usize) -> bool {
+        let mut read = 0;
+        for &(first, end) in &self.ranges {
+            if first <= read {
+                read = read.max(end);
+            }
+        }
+        self.all_parts || (!self.ranges.is_empty() && read >= batches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_read_when_every_endpoint_or_every_batch_was() {
+        let deliveries = Deliveries::default();
+        let has_all = |batches| deliveries.by_job.get(&JobId(1)).is_some_and(|delivered| delivered.has_all(batches));
+        assert!(!has_all(0), "nobody has read the schema yet");
+        deliveries.read(JobId(1), Share::Part { first: 0, end: 3 });
+        deliveries.read(JobId(1), Share::Part { first: 5, end: 8 });
+        assert!(!has_all(8), "3 and 4 are missing");
+        deliveries.read(JobId(1), Share::Part { first: 3, end: 5 });
+        assert!(has_all(8) && !has_all(9));
+        deliveries.read(JobId(1), Share::Endpoint { part: 0, parts: 2 });
+        assert!(!has_all(9));
+        deliveries.read(JobId(1), Share::Endpoint { part: 1, parts: 2 });
+        assert!(has_all(9));
     }
 }

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::access::CallRecord;
 use super::auth::Caller;
+use super::deliveries::Share;
 use super::describe::JobTimes;
 use super::encode::{Encoder, Message, batch_bytes};
 use super::readers::Left;
@@ -49,7 +50,11 @@ pub fn read(
         }
         Target::Result { job, part, parts } => {
             record.set_command(format!("job {job}"));
-            open_result(shared, JobId(job), part, parts)?
+            open_result(shared, JobId(job), Share::Endpoint { part, parts })?
+        }
+        Target::Part { job, first, end } => {
+            record.set_command(format!("job {job}"));
+            open_result(shared, JobId(job), Share::Part { first, end })?
         }
         Target::Poll { job } => {
             return Err(Error::Invalid(format!(
@@ -102,26 +107,29 @@ fn open_table(shared: &Shared, name: &str, version: u64, first: usize, end: usiz
     Ok(Source::Table { table, next: first, end })
 }
 
-fn open_result(shared: &Arc<Shared>, id: JobId, part: usize, parts: usize) -> Result<Source> {
+fn open_result(shared: &Arc<Shared>, id: JobId, share: Share) -> Result<Source> {
     let job = shared.scheduler.job(id)?;
+    let rows = match share {
+        Share::Endpoint { part, parts } => job.result.reader(part, parts),
+        Share::Part { first, end } => job.result.part_reader(first..end),
+    };
     let leaving = Reader::new(shared, job.clone());
-    let delivery = Delivery { shared: shared.clone(), job: id, part, parts, has_ended: false };
-    Ok(Source::Result { rows: job.result.reader(part, parts), job, leaving, delivery })
+    let delivery = Delivery { shared: shared.clone(), job: id, share, has_ended: false };
+    Ok(Source::Result { rows, job, leaving, delivery })
 }
 
 /// Says that an endpoint was read to its end, once the stream that did so is over: its last messages are sent by then.
 struct Delivery {
     shared: Arc<Shared>,
     job: JobId,
-    part: usize,
-    parts: usize,
+    share: Share,
     has_ended: bool,
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
         if self.has_ended {
-            self.shared.deliveries.read(self.job, self.part, self.parts);
+            self.shared.deliveries.read(self.job, self.share);
         }
     }
 }

@@ -2,11 +2,16 @@
 //!
 //! ```text
 //!   path ["orders"]  ─► the table: endpoints are contiguous ranges of its batches, in order
-//!   a join command   ─► submit the job; endpoint i of n serves batches i, i+n, ... as they are made
+//!   a join command   ─► submit the job; GetFlightInfo: endpoint i of n serves batches i, i+n, ... as they are made
+//!                                       PollFlightInfo: an endpoint for each part that is whole, more with every poll
 //!   a poll token     ─► the job that an earlier PollFlightInfo or ListFlights named
 //! ```
 //!
-//! Everything returns at once: it is DoGet that waits for rows.
+//! GetFlightInfo returns at once, with all endpoints: it is DoGet that waits for rows. PollFlightInfo tells what can be
+//! read without waiting: a range of batches that are all there (`catalog/result/parts.rs`), about 32 MiB or more. Every
+//! answer begins with the endpoints of the one before, in the order in which they became whole, and the last one holds all. A
+//! result that is consumed as it is read (`retain_seconds` 0) is the exception. Its readers share what there is, and the
+//! join may wait for them, so its endpoints are listed from the start and are streams that end with the join.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -61,14 +66,15 @@ pub fn flight_info(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor)
         Asked::Table(table) => Ok(table_info(shared, asker, &table)),
         Asked::Join(spec) => {
             let job = submit(shared, asker, spec)?;
-            Ok(job_info(shared, &asker.caller, &job)?.with_descriptor(descriptor))
+            Ok(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor))
         }
-        Asked::Job(job) => Ok(job_info(shared, &asker.caller, &job)?.with_descriptor(descriptor)),
+        Asked::Job(job) => Ok(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor)),
     }
 }
 
-/// How far a join is. A command submits it and returns at once; the descriptor that comes back polls it, and waits a
-/// little for its end.
+/// How far a join is, and what of it can be read. A command submits it and returns at once; the descriptor that comes back
+/// polls it, and waits a little for another part or for its end. The info's own descriptor is of the job, too: it asks
+/// GetFlightInfo for all endpoints, and CancelFlightInfo finds the job by it when no endpoint is listed yet.
 ///
 /// # Errors
 /// As [`flight_info`]; the job's own error once it has failed.
@@ -84,8 +90,8 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
         }
         Asked::Job(job) => {
             shared.readers.polled(job.id);
-            // An index past every batch is answered when the result is finished. Its error is looked at below.
-            let _ = tokio::time::timeout(POLL_WAIT, job.result.batch(usize::MAX)).await;
+            // That nothing more came in time is an answer as well.
+            let _ = tokio::time::timeout(POLL_WAIT, job.result.next_part()).await;
             job
         }
     };
@@ -98,11 +104,13 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
         JobState::Cancelled => return Err(Error::Cancelled(format!("job {} was cancelled", job.id))),
         JobState::Complete | JobState::Queued | JobState::Running(_) => (),
     }
-    let info = job_info(shared, &asker.caller, &job)?.with_descriptor(descriptor);
-    let complete = status.state == JobState::Complete;
+    // A job is complete a moment before its result is, and only then are all parts listed.
+    let complete = status.state == JobState::Complete && job.result.progress().1 != SpoolState::Open;
+    let descriptor = poll_descriptor(shared, &asker.caller, job.id);
+    let info = job_info(shared, &asker.caller, &job, Listing::Whole)?.with_descriptor(descriptor.clone());
     let mut poll = PollInfo::new().with_info(info).try_with_progress(if complete { 1.0 } else { status.progress })?;
     if !complete {
-        poll.flight_descriptor = Some(poll_descriptor(shared, &asker.caller, job.id));
+        poll.flight_descriptor = Some(descriptor);
         poll.expiration_time = Some(timestamp(SystemTime::now() + shared.limits.ticket_life));
     }
     Ok(poll)
@@ -137,7 +145,7 @@ pub fn list(shared: &Shared, asker: &Asker, prefix: &str) -> Result<Vec<FlightIn
     });
     for job in live {
         let descriptor = poll_descriptor(shared, &asker.caller, job.id);
-        infos.push(job_info(shared, &asker.caller, job)?.with_descriptor(descriptor));
+        infos.push(job_info(shared, &asker.caller, job, Listing::All)?.with_descriptor(descriptor));
     }
     Ok(infos)
 }
@@ -158,7 +166,9 @@ pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Res
             }
             None
         }
-        Target::Result { job, .. } | Target::Poll { job } => Some(shared.scheduler.job(JobId(*job))?),
+        Target::Result { job, .. } | Target::Part { job, .. } | Target::Poll { job } => {
+            Some(shared.scheduler.job(JobId(*job))?)
+        }
     };
     let expires = match expires {
         Some(job) => job.result.renew(retain(shared, &job))?.unwrap_or_else(|| lease_end(shared, &job)),
@@ -250,13 +260,28 @@ fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {
         .with_app_metadata(describe::table(table).to_string())
 }
 
-fn job_info(shared: &Shared, caller: &Caller, job: &Job) -> Result<FlightInfo> {
+/// Which endpoints of a job are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listing {
+    /// All; reading them waits for the join.
+    All,
+    /// Those whose rows are all there.
+    Whole,
+}
+
+fn job_info(shared: &Shared, caller: &Caller, job: &Job, listing: Listing) -> Result<FlightInfo> {
     if !caller.may_touch(&job.owner) {
         return Err(Error::NotFound(format!("there is no job {} of yours", job.id)));
     }
     let parts = shared.limits.endpoints;
-    let targets = (0..parts).map(|part| Target::Result { job: job.id.0, part, parts });
-    let endpoints = endpoints(shared, caller, targets, ticket_end(shared), lease_end(shared, job));
+    let targets: Vec<Target> = match listing {
+        Listing::Whole if !job.result.is_consumed_by_reading() => {
+            let ranges = job.result.parts(parts).into_iter();
+            ranges.map(|batches| Target::Part { job: job.id.0, first: batches.start, end: batches.end }).collect()
+        }
+        _ => (0..parts).map(|part| Target::Result { job: job.id.0, part, parts }).collect(),
+    };
+    let endpoints = endpoints(shared, caller, targets.into_iter(), ticket_end(shared), lease_end(shared, job));
     let mut info =
         info(&job.plan.join.schema).with_endpoints(endpoints).with_app_metadata(describe::job(job).to_string());
     if let (_, SpoolState::Complete) = job.result.progress() {

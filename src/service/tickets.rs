@@ -49,6 +49,15 @@ pub enum Target {
         /// How many endpoints there are.
         parts: usize,
     },
+    /// Batches `first..end` of a job's result, which are there.
+    Part {
+        /// The job's number.
+        job: u64,
+        /// The first batch.
+        first: usize,
+        /// The batch after the last.
+        end: usize,
+    },
     /// The progress of a job.
     Poll {
         /// The job's number.
@@ -61,7 +70,7 @@ impl Target {
     pub fn job(&self) -> Option<JobId> {
         match self {
             Self::Table { .. } => None,
-            Self::Result { job, .. } | Self::Poll { job } => Some(JobId(*job)),
+            Self::Result { job, .. } | Self::Part { job, .. } | Self::Poll { job } => Some(JobId(*job)),
         }
     }
 }

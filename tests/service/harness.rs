@@ -1,5 +1,6 @@
 //! One server for one test, and clients for it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,19 @@ pub fn settings(flags: &[&str]) -> Settings {
 /// The command without the settings of whoever runs the tests: no argument takes its value from a DOVETAIL_* variable.
 fn without_environment(command: clap::Command) -> clap::Command {
     command.mut_args(|argument| argument.env(None::<&str>))
+}
+
+/// A topology file in `folder` of so many devices of one thread each, which move so many bytes per second: joins on them
+/// take as long as their results are large, on any machine.
+pub fn slow_devices(folder: &Path, count: usize, bytes_per_second: u64) -> String {
+    let mut text = "name = \"slow\"\n[[socket]]\nname = \"cpu0\"\n".to_string();
+    for device in 0..count {
+        text += &format!("[[device]]\nname = \"host:{device}\"\nthreads = 1\n");
+        text += &format!("[[link]]\nbetween = [\"cpu0\", \"host:{device}\"]\nrate = \"{bytes_per_second}B/s\"\n");
+    }
+    let file = folder.join("slow.toml");
+    std::fs::write(&file, text).unwrap();
+    format!("--topology={}", file.display())
 }
 
 /// Waits until a condition holds, for far longer than it takes: the machine may be busy with other things.

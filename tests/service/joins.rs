@@ -2,7 +2,7 @@
 
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
-use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo, PollInfo};
+use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo};
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use serde_json::Value;
@@ -73,27 +73,6 @@ async fn schema_and_explain_run_nothing() {
     assert!(plan["strategy"].is_string() && plan["text"].as_str().unwrap().contains("left"), "{plan}");
     assert!(act(&mut client, "list_jobs", "").await.unwrap().is_empty());
     assert_eq!(server.used_bytes().await, used);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn polling_ends_with_the_result() {
-    let (_server, mut client) = server(&[]).await;
-    let mut poll: PollInfo = client.poll_flight_info(join("")).await.unwrap().into_inner();
-    let mut polls = 0;
-    while let Some(descriptor) = poll.flight_descriptor.clone() {
-        let progress = poll.progress.unwrap();
-        assert!((0.0..=1.0).contains(&progress), "{progress}");
-        assert!(poll.expiration_time.is_some() && !poll.info.as_ref().unwrap().endpoint.is_empty());
-        poll = client.poll_flight_info(descriptor).await.unwrap().into_inner();
-        polls += 1;
-        assert!(polls < 1000, "the job does not end");
-    }
-    assert_eq!(poll.progress, Some(1.0));
-    let info = poll.info.unwrap();
-    assert_eq!(info.total_records, 400);
-    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
-    let table: PollInfo = client.poll_flight_info(path("left")).await.unwrap().into_inner();
-    assert!(table.flight_descriptor.is_none());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,7 +212,8 @@ async fn a_join_waits_for_the_memory_of_its_result_and_says_so() {
     assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 10);
     assert_eq!(job(&mut client, &told["job"]).await["state"], "queued");
     act(&mut client, "cancel_job", &format!(r#"{{"job": {first_job}}}"#)).await.unwrap();
-    assert_eq!(rows(&read_all(&mut client, poll.info.as_ref().unwrap()).await.unwrap()), 3_000_000);
+    let descriptor = poll.flight_descriptor.unwrap();
+    assert_eq!(rows(&get(&mut client, descriptor).await.unwrap()), 3_000_000);
     for live in act(&mut client, "list_jobs", "").await.unwrap() {
         let id = serde_json::from_str::<Value>(&live).unwrap()["job"].clone();
         act(&mut client, "cancel_job", &format!(r#"{{"job": {id}}}"#)).await.unwrap();

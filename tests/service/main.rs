@@ -5,6 +5,7 @@ mod harness;
 mod joins;
 mod life;
 mod probes;
+mod polling;
 mod security;
 mod sessions;
 mod tables;

@@ -1,5 +1,6 @@
 //! Reading a result: in shares while it is kept, from one queue when it is consumed.
 
+use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use arrow::array::RecordBatch;
@@ -13,6 +14,8 @@ pub struct ResultReader {
     spool: ResultSpool,
     next: usize,
     step: usize,
+    /// The batch after the last of its share; `usize::MAX` where the result's end is the share's.
+    end: usize,
 }
 
 impl ResultReader {
@@ -25,6 +28,10 @@ impl ResultReader {
     pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
         if self.spool.is_consumed_by_reading() {
             return self.spool.next_of_all().await;
+        }
+        if self.next >= self.end {
+            self.spool.check_readable()?;
+            return Ok(None);
         }
         let batch = self.spool.batch(self.next).await?;
         if batch.is_some() {
@@ -59,7 +66,12 @@ impl ResultSpool {
     /// When `endpoint` is not less than `endpoints`.
     pub fn reader(&self, endpoint: usize, endpoints: usize) -> ResultReader {
         assert!(endpoint < endpoints, "endpoint {endpoint} of {endpoints}");
-        ResultReader { spool: self.clone(), next: endpoint, step: endpoints }
+        ResultReader { spool: self.clone(), next: endpoint, step: endpoints, end: usize::MAX }
+    }
+
+    /// A reader of those batches of a result that is kept, which are one of its [parts](Self::parts).
+    pub fn part_reader(&self, batches: Range<usize>) -> ResultReader {
+        ResultReader { spool: self.clone(), next: batches.start, step: 1, end: batches.end }
     }
 
     /// The first batch that nobody has taken; waits for it.

@@ -68,3 +68,33 @@ fn a_job_that_delivered_rows_is_not_run_twice() {
     stage.idle();
     stage.nothing_begins();
 }
+
+#[test]
+fn a_job_that_begins_again_elsewhere_does_not_fall_back() {
+    let stage = Stage::new(2);
+    let job = stage.submit("r0");
+    let (lost, _) = stage.next();
+    let progress = job.clone();
+    // It has told 0.6 before its device is lost.
+    let told = stage.ask(lost, move |_, monitor| {
+        monitor.expect_work(10);
+        monitor.advance(6);
+        (progress.status().progress, Err(Error::Unavailable("the context is lost".into())))
+    });
+    assert_eq!(told, 0.6);
+    let (other, _) = stage.next();
+    assert_eq!(job.status().progress, 0.6);
+    let progress = job.clone();
+    let told = stage.ask(other, move |_, monitor| {
+        monitor.expect_work(10);
+        let mut told = Vec::new();
+        for _ in 0..8 {
+            monitor.advance(1);
+            told.push(progress.status().progress);
+        }
+        (told, Ok(()))
+    });
+    assert_eq!(told, [0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.7, 0.8]);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    assert_eq!(job.status().progress, 1.0);
+}

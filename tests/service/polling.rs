@@ -1,0 +1,174 @@
+//! PollFlightInfo: what it tells of a job that waits, runs and ends, and which endpoints it lists meanwhile.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightDescriptor, PollInfo};
+use dovetail::scheduler::JobId;
+use prost::Message;
+use serde_json::Value;
+
+use crate::harness::*;
+
+/// A join of `table` with itself.
+fn join(table: &str, more: &str) -> FlightDescriptor {
+    let on = r#""on": [{"left": "k", "right": "k"}]"#;
+    command(&format!(r#"{{"join": {{"left": "{table}", "right": "{table}", {on}{more}}}}}"#))
+}
+
+async fn poll(client: &mut Client, descriptor: FlightDescriptor) -> PollInfo {
+    client.poll_flight_info(descriptor).await.unwrap().into_inner()
+}
+
+fn said(poll: &PollInfo) -> Value {
+    serde_json::from_slice(&poll.info.as_ref().unwrap().app_metadata).unwrap()
+}
+
+fn endpoints(poll: &PollInfo) -> usize {
+    poll.info.as_ref().unwrap().endpoint.len()
+}
+
+/// A server whose devices move 64 MB per second, and a table `many` whose join with itself has 12 million rows of 8 bytes:
+/// it runs for a second and a half.
+async fn slow_server(devices: usize, flags: &[&str]) -> (TestServer, Client, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let topology = slow_devices(folder.path(), devices, 64_000_000);
+    let server = TestServer::start(&[&[&*topology, "--host-memory=512MiB"], flags].concat()).await;
+    let mut client = server.client().await;
+    put(&mut client, "many", vec![few_keys(6000)]).await.unwrap();
+    (server, client, folder)
+}
+
+const MANY_ROWS: usize = 12_000_000;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn polling_ends_with_the_result() {
+    let server = TestServer::start(&["--endpoints=3"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", keyed(400, 100)).await.unwrap();
+    let mut answer = poll(&mut client, join("t", "")).await;
+    let mut polls = 0;
+    while let Some(descriptor) = answer.flight_descriptor.clone() {
+        let progress = answer.progress.unwrap();
+        assert!((0.0..=1.0).contains(&progress), "{progress}");
+        assert!(answer.expiration_time.is_some());
+        assert_eq!(endpoints(&answer), 0, "so few rows are read when all are there");
+        answer = poll(&mut client, descriptor).await;
+        polls += 1;
+        assert!(polls < 1000, "the job does not end");
+    }
+    assert_eq!(answer.progress, Some(1.0));
+    let info = answer.info.unwrap();
+    assert_eq!(info.total_records, 400);
+    assert!((1..=3).contains(&info.endpoint.len()), "{} endpoints", info.endpoint.len());
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
+    // Renewed, its endpoints are as good as before; and whoever polls again finds the same.
+    let request = arrow_flight::RenewFlightEndpointRequest::new(info.endpoint[0].clone());
+    client.do_action(Action::new("RenewFlightEndpoint", request.encode_to_vec())).await.unwrap();
+    let again = poll(&mut client, info.flight_descriptor.unwrap()).await;
+    assert_eq!(endpoints(&again), info.endpoint.len());
+    assert!(again.flight_descriptor.is_none());
+    // A table is there from the start, and a join without rows has an endpoint to read its schema from.
+    assert!(poll(&mut client, path("t")).await.flight_descriptor.is_none());
+    let mut empty = poll(&mut client, join("t", r#", "how": "left_anti""#)).await;
+    while let Some(descriptor) = empty.flight_descriptor.clone() {
+        empty = poll(&mut client, descriptor).await;
+    }
+    assert_eq!(endpoints(&empty), 1);
+    assert_eq!(rows(&read_all(&mut client, &empty.info.unwrap()).await.unwrap()), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_are_listed_as_they_become_whole() {
+    let (server, mut client, _folder) = slow_server(1, &["--endpoints=4"]).await;
+    let mut answer = poll(&mut client, join("many", "")).await;
+    assert_eq!(endpoints(&answer), 0);
+    let job = server.shared.scheduler.job(JobId(said(&answer)["job"].as_u64().unwrap())).unwrap();
+    let (mut read_rows, mut read_endpoints, mut read_early) = (0, 0, 0);
+    loop {
+        let info = answer.info.clone().unwrap();
+        assert!(info.endpoint.len() >= read_endpoints, "endpoints were taken back");
+        for endpoint in &info.endpoint[read_endpoints..] {
+            // To its end, without waiting for the join's.
+            read_rows += rows(&read(&mut client, endpoint.ticket.clone().unwrap()).await.unwrap());
+            read_early += usize::from(!job.status().state.is_final());
+        }
+        read_endpoints = info.endpoint.len();
+        let Some(descriptor) = answer.flight_descriptor else { break };
+        answer = poll(&mut client, descriptor).await;
+    }
+    assert_eq!(read_rows, MANY_ROWS);
+    assert!(read_early > 0, "96 MB have parts before the last");
+    assert!(read_endpoints >= 4, "{read_endpoints} endpoints at the end");
+    // GetFlightInfo lists all at once, whatever has been polled.
+    let info = answer.info.unwrap();
+    let all = client.get_flight_info(info.flight_descriptor.clone().unwrap()).await.unwrap().into_inner();
+    assert_eq!(all.endpoint.len(), 4);
+    assert_eq!(rows(&read_all(&mut client, &all).await.unwrap()), MANY_ROWS);
+    // What was listed first is the same part at the end.
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), MANY_ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_is_consumed_is_read_while_it_is_made() {
+    let (_server, mut client, _folder) = slow_server(1, &["--endpoints=2"]).await;
+    let answer = poll(&mut client, join("many", r#", "retain_seconds": 0"#)).await;
+    assert!(answer.flight_descriptor.is_some(), "it has hardly begun");
+    assert_eq!(endpoints(&answer), 2);
+    assert_eq!(rows(&read_all(&mut client, &answer.info.unwrap()).await.unwrap()), MANY_ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_grows_and_never_falls() {
+    let (_server, mut client, _folder) = slow_server(1, &[]).await;
+    let mut answer = poll(&mut client, join("many", "")).await;
+    let mut told = vec![answer.progress.unwrap()];
+    while let Some(descriptor) = answer.flight_descriptor {
+        answer = poll(&mut client, descriptor).await;
+        told.push(answer.progress.unwrap());
+    }
+    assert!(told.is_sorted(), "{told:?}");
+    assert_eq!(told[told.len() - 1], 1.0);
+    let between: BTreeSet<u64> =
+        told.iter().filter(|told| (0.01..0.99).contains(*told)).map(|told| told.to_bits()).collect();
+    assert!(between.len() >= 2, "it was told how far the join is: {told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_waits_says_where_it_stands_for_what_and_until_when() {
+    let (server, mut client, _folder) = slow_server(1, &[]).await;
+    let before = SystemTime::now() - Duration::from_secs(1);
+    let first = poll(&mut client, join("many", "")).await;
+    eventually("the first runs", async || !server.shared.scheduler.stats().devices[0].running.eq(&0)).await;
+    let mut second = poll(&mut client, join("many", "")).await;
+    let third = poll(&mut client, join("many", "")).await;
+    let start_of = |told: &Value| {
+        let text = told["predicted_start"].as_str().unwrap_or_else(|| panic!("no start is predicted: {told}"));
+        humantime::parse_rfc3339(text).unwrap()
+    };
+    let (told_second, told_third) = (said(&second), said(&third));
+    for (told, position) in [(&told_second, 0), (&told_third, 1)] {
+        assert_eq!(told["state"], "queued", "{told}");
+        assert_eq!(told["queue_position"], position, "{told}");
+        assert_eq!(told["waiting_for"], "host:0", "{told}");
+        assert_eq!(told["progress"], 0.0, "{told}");
+        let ahead = start_of(told).duration_since(before).expect("it starts in the future").as_secs();
+        assert!(ahead < 600, "a start in {ahead} s is predicted for a join of seconds");
+    }
+    assert!(start_of(&told_third) > start_of(&told_second), "{told_second} {told_third}");
+    // By the info of a poll a job can be cancelled before any endpoint is listed. Others move up.
+    let request = CancelFlightInfoRequest::new(first.info.unwrap()).encode_to_vec();
+    let mut results = client.do_action(Action::new("CancelFlightInfo", request)).await.unwrap().into_inner();
+    let result = results.message().await.unwrap().unwrap();
+    assert_eq!(CancelFlightInfoResult::decode(&*result.body).unwrap().status, 1);
+    while said(&second)["state"] == "queued" {
+        second = poll(&mut client, second.flight_descriptor.unwrap()).await;
+    }
+    let told = said(&second);
+    assert_eq!(told["state"], "running", "{told}");
+    for nothing in ["queue_position", "waiting_for", "predicted_start"] {
+        assert!(told[nothing].is_null(), "it waits no more: {told}");
+    }
+    let told = said(&poll(&mut client, third.flight_descriptor.unwrap()).await);
+    assert_eq!((&told["state"], &told["queue_position"]), (&"queued".into(), &0.into()), "{told}");
+}
