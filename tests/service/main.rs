@@ -1,11 +1,12 @@
 //! The server as its clients meet it: a real one on a free port, in this process.
 
 mod bad_requests;
+mod cancelling;
 mod harness;
 mod joins;
 mod life;
-mod probes;
 mod polling;
+mod probes;
 mod security;
 mod sessions;
 mod tables;

@@ -1,0 +1,92 @@
+//! Cancelling a join that works: how soon its device is free.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_flight::{Action, CancelFlightInfoRequest, FlightInfo};
+use dovetail::scheduler::{Job, JobId, JobState};
+use prost::Message;
+
+use crate::harness::*;
+
+const STRATEGIES: [&str; 5] = ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"];
+
+/// Rows of each side: the join takes some tenths of a second at the least.
+const ROWS: i64 = 8_000_000;
+
+/// A job is stopped within this, on a machine that does nothing else.
+const SOON: Duration = Duration::from_millis(100);
+
+/// The same on a machine that does: the test's own threads may wait this long for their turn.
+const LATE: Duration = Duration::from_secs(5);
+
+/// Keys `0..ROWS` in an order of no use to anybody, and a number with each.
+fn shuffled(factor: i64) -> Vec<RecordBatch> {
+    let key = |row: i64| row.wrapping_mul(factor).rem_euclid(ROWS);
+    let batch = |start: i64| {
+        let keys = Int64Array::from_iter_values((start..start + ROWS / 10).map(key));
+        let numbers = Int64Array::from_iter_values(start..start + ROWS / 10);
+        RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef), ("v", Arc::new(numbers) as ArrayRef)]).unwrap()
+    };
+    (0..10).map(|part| batch(part * ROWS / 10)).collect()
+}
+
+async fn submit(server: &TestServer, client: &mut Client, strategy: &str) -> (Arc<Job>, FlightInfo) {
+    let on = r#""on": [{"left": "k", "right": "k"}]"#;
+    let join = format!(r#"{{"join": {{"left": "left", "right": "right", {on}, "strategy": "{strategy}"}}}}"#);
+    let info = client.get_flight_info(command(&join)).await.unwrap().into_inner();
+    let said: serde_json::Value = serde_json::from_slice(&info.app_metadata).unwrap();
+    (server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap(), info)
+}
+
+async fn cancel(client: &mut Client, info: FlightInfo) {
+    let action = Action::new("CancelFlightInfo", CancelFlightInfoRequest::new(info).encode_to_vec());
+    let mut results = client.do_action(action).await.unwrap().into_inner();
+    while results.message().await.unwrap().is_some() {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
+    let flags = ["--devices=host:1", "--host-memory=2GiB", "--device-memory=1GiB"];
+    let server = TestServer::start(&flags).await;
+    let mut client = server.client().await;
+    // Multipliers that have no divisor in common with the number of rows.
+    put(&mut client, "left", shuffled(1_000_003)).await.unwrap();
+    put(&mut client, "right", shuffled(7_368_787)).await.unwrap();
+    let used = server.used_bytes().await;
+    let scheduler = &server.shared.scheduler;
+    let device = &server.shared.devices[0];
+    let is_free = || device.memory().used_bytes() == 0 && scheduler.stats().running == 0;
+    for strategy in STRATEGIES {
+        let (whole, info) = submit(&server, &mut client, strategy).await;
+        eventually("the join ends", async || whole.status().state == JobState::Complete).await;
+        let run = whole.status().finished.unwrap().duration_since(whole.status().started.unwrap()).unwrap();
+        assert_eq!(whole.status().rows, ROWS as u64, "{strategy}");
+        cancel(&mut client, info).await;
+        let mut times = Vec::new();
+        // At all stages of the join: while it builds, matches, and writes.
+        for tenth in [1, 3, 5, 7, 8] {
+            let (job, info) = submit(&server, &mut client, strategy).await;
+            eventually("it runs", async || job.status().state != JobState::Queued).await;
+            tokio::time::sleep(run * tenth / 10).await;
+            let ran = matches!(job.status().state, JobState::Running(_));
+            let start = Instant::now();
+            cancel(&mut client, info).await;
+            while !(job.status().state.is_final() && is_free()) {
+                assert!(
+                    start.elapsed() < LATE,
+                    "{strategy}, cancelled after {tenth} tenths of {run:?}, holds its device"
+                );
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if ran && job.status().state == JobState::Cancelled {
+                times.push(start.elapsed());
+            }
+        }
+        println!("{strategy}: {run:?}; cancelled and free within {times:?}");
+        let best = times.iter().min().expect("one of the joins ran when it was cancelled");
+        assert!(*best <= SOON, "{strategy}: {times:?}");
+    }
+    server.expect_used_bytes(used).await;
+}
