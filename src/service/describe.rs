@@ -109,12 +109,14 @@ pub fn explanation(explanation: &Explanation) -> Result<Value> {
     Ok(json)
 }
 
-/// The devices, each with the rates that it is planned with and where these come from.
+/// The devices, each with whether it is in service, the rates that it is planned with and where these come from.
 pub fn devices(shared: &Shared) -> Vec<Value> {
-    shared.devices.iter().zip(&shared.rates).map(|(each, rates)| device(&**each, rates)).collect()
+    let served = shared.scheduler.stats().devices.into_iter().map(|served| served.lost);
+    let devices = shared.devices.iter().zip(&shared.rates).zip(served);
+    devices.map(|((each, rates), lost)| device(&**each, rates, lost)).collect()
 }
 
-fn device(device: &dyn Device, rates: &DeviceRates) -> Value {
+fn device(device: &dyn Device, rates: &DeviceRates, lost: Option<String>) -> Value {
     let (info, memory) = (device.info(), device.memory());
     let origin = match (&rates.kept_in, rates.measured) {
         (Some(_), _) => "kept",
@@ -126,6 +128,8 @@ fn device(device: &dyn Device, rates: &DeviceRates) -> Value {
         "kind": device.id().kind.to_string(),
         "name": info.name,
         "parallelism": info.parallelism,
+        // Why it is out of service; null while it serves.
+        "lost": lost,
         "memory_bytes": memory.limit_bytes(),
         "memory_used_bytes": memory.used_bytes(),
         "memory_used_bytes_max": memory.used_bytes_max(),

@@ -11,6 +11,7 @@
 //!   filter.rs     which keys cannot match                     raw.rs     the only unsafe code
 //!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
+//!   fault.rs      deliberate failures, for tests
 //! ```
 //!
 //! Every call runs on the device's own threads and is finished when it returns. It works in morsels of [`MORSEL_ROWS`]
@@ -22,6 +23,7 @@
 mod buffer;
 mod crew;
 mod expand;
+mod fault;
 mod filter;
 mod gather;
 mod group;
@@ -57,6 +59,7 @@ pub use table::TableBytes;
 
 use self::buffer::{HostBuffer, Pool, Values};
 use self::crew::{Crew, Crews};
+use self::fault::Faults;
 use self::hash::with_key;
 use self::link::Transfer;
 use super::cache::ColumnCache;
@@ -82,6 +85,7 @@ pub struct HostDevice {
     route: Option<EmulatedRoute>,
     /// Columns that stay from join to join, shared by the views of all jobs. Only with a link.
     kept: Arc<OnceLock<Arc<ColumnCache>>>,
+    faults: Faults,
 }
 
 impl HostDevice {
@@ -103,13 +107,15 @@ impl HostDevice {
         if threads == 0 {
             return Err(Error::Invalid(format!("device host:{index} has no threads; give it at least one")));
         }
+        let id = DeviceId { kind: DeviceKind::Host, index };
         Ok(Self {
-            id: DeviceId { kind: DeviceKind::Host, index },
+            id,
             info: info(threads),
             pool: Pool::new(memory),
             threads: Crews::new(index, threads).crew()?,
             route,
             kept: Default::default(),
+            faults: Faults::of(id),
         })
     }
 
@@ -141,6 +147,7 @@ impl HostDevice {
     ) -> Result<R> {
         let run = Run { pool, cancel: &stream.cancel, threads: self.info.parallelism, info: &self.info };
         run.cancel.check()?;
+        self.faults.before_primitive()?;
         self.threads.install(|| primitive(&run))
     }
 }
@@ -248,6 +255,7 @@ impl Device for HostDevice {
             threads: self.threads.another()?,
             route: self.route.clone(),
             kept: self.kept.clone(),
+            faults: self.faults.clone(),
         }))
     }
 
@@ -426,11 +434,13 @@ impl Device for HostDevice {
 impl HostDevice {
     /// A transfer to the device takes at least what the route needs for its bytes.
     fn pass_in<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.faults.before_copy()?;
         pass(self.route.as_ref().map(|route| &route.to_device[..]), stream, bytes, copy)
     }
 
     /// A transfer from the device takes at least what the route needs for its bytes.
     fn pass_out<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.faults.before_copy()?;
         pass(self.route.as_ref().map(|route| &route.from_device[..]), stream, bytes, copy)
     }
 }

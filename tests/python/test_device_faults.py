@@ -1,0 +1,172 @@
+"""A device that fails: what jobs, tables, other devices and the server make of it.
+
+The failures are deliberate: ``DOVETAIL_TEST_FAULT`` names a file, and when that is there, the next primitive, copy or
+allocation fails in the way that the file says. Runs on the CPU, and with ``DOVETAIL_TEST_DEVICE=cuda`` on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dovetail
+from harness import Server
+
+KIND = "cuda" if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda" else "host"
+
+# How each kind of device is lost.
+LOSS = {"cuda": "illegal-access", "host": "lost"}[KIND]
+
+ROWS = 300_000
+
+# Two devices that move 40 MB per second, so that a join of ROWS takes half a second on any machine.
+SLOW = """
+name = "two slow devices"
+[[socket]]
+name = "cpu0"
+[[device]]
+name = "host:0"
+threads = 1
+[[link]]
+between = ["cpu0", "host:0"]
+rate = "40MB/s"
+[[device]]
+name = "host:1"
+threads = 1
+[[link]]
+between = ["cpu0", "host:1"]
+rate = "40MB/s"
+"""
+
+
+@pytest.fixture
+def trigger(tmp_path: Path) -> Path:
+    return tmp_path / "fault"
+
+
+@pytest.fixture
+def failing(start: Callable[..., Server], trigger: Path) -> tuple[Server, Path]:
+    server = start(devices=f"{KIND}:1", host_memory="2GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    return server, trigger
+
+
+def upload(client: dovetail.Client) -> None:
+    keys = np.random.default_rng(1).permutation(ROWS)
+    client.put("l", pa.table({"k": keys, "a": np.arange(ROWS)}))
+    client.put("r", pa.table({"k": keys[::-1], "b": np.arange(ROWS)}))
+
+
+def join(client: dovetail.Client, **options: object) -> pa.Table:
+    return client.join("l", "r", on="k", strategy="radix-hash", **options).table()
+
+
+def submit(client: dovetail.Client, *devices: str) -> dovetail.Job:
+    return client.submit("l", "r", on="k", strategy="radix-hash", devices=list(devices) or None)
+
+
+def device_up(server: Server, device: str) -> float:
+    return server.metric(rf'^dovetail_device_up\{{device="{device}"\}}')
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("launch-error", dovetail.InternalError),
+        ("copy-error", dovetail.InternalError),
+        ("out-of-memory", dovetail.Exhausted),
+    ],
+)
+def test_a_failure_that_passes_costs_one_job(failing: tuple[Server, Path], fault: str, error: type[Exception]) -> None:
+    server, trigger = failing
+    with server.connect() as client:
+        upload(client)
+        assert join(client).num_rows == ROWS
+        used = server.arena_used()
+        trigger.write_text(fault)
+        with pytest.raises(error, match=f"{KIND}:0"):
+            join(client)
+        assert not trigger.exists(), "the fault was injected"
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+        server.wait_for(lambda: server.arena_used() <= used, "the failed result to be gone")
+        assert join(client).num_rows == ROWS
+        assert server.is_ready()
+        assert client.topology()["devices"][0]["lost"] is None
+
+
+def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Server, Path]) -> None:
+    server, trigger = failing
+    with server.connect() as client:
+        upload(client)
+        assert join(client).num_rows == ROWS
+        trigger.write_text(LOSS)
+        with pytest.raises(dovetail.Unavailable, match=f"{KIND}:0"):
+            join(client)
+        assert not trigger.exists(), "the fault was injected"
+        # Later joins are refused at once, with what is to be done.
+        with pytest.raises(dovetail.Unavailable):
+            join(client)
+        assert device_up(server, f"{KIND}:0") == 0
+        assert f"{KIND}:0 was lost" in client.topology()["devices"][0]["lost"]
+        # There is no other device, so that no new work should come here.
+        assert not server.is_ready()
+        # Tables are there, and more can be uploaded.
+        assert client.get("l").num_rows == ROWS
+        client.put("more", pa.table({"x": [1, 2, 3]}))
+        assert client.get("more").num_rows == 3
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+
+
+@pytest.mark.skipif(KIND != "host", reason="needs two devices")
+def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callable[..., Server], trigger: Path) -> None:
+    server = start(devices="host:2", host_memory="1GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        upload(client)
+        trigger.write_text("lost")
+        job = submit(client)
+        status = job.wait()
+        assert not trigger.exists(), "the fault was injected"
+        assert job.result().table().num_rows == ROWS
+        lost = [device["device"] for device in client.topology()["devices"] if device["lost"]]
+        assert len(lost) == 1 and status.raw["device"] not in lost
+        assert device_up(server, lost[0]) == 0 and device_up(server, status.raw["device"]) == 1
+        assert server.is_ready()
+
+
+@pytest.mark.skipif(KIND != "host", reason="needs two devices")
+def test_a_lost_device_takes_only_its_own_jobs_along(
+    start: Callable[..., Server], trigger: Path, tmp_path: Path
+) -> None:
+    topology = tmp_path / "slow.toml"
+    topology.write_text(SLOW)
+    server = start(topology=topology, host_memory="1GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        upload(client)
+        doomed, unharmed = submit(client, "host:0"), submit(client, "host:1")
+        stranded, moving = submit(client, "host:0"), submit(client)
+        server.wait_for(lambda: doomed.status().rows > 0, "the join to deliver its first rows")
+        trigger.write_text("host:0 lost")
+        with pytest.raises(dovetail.Unavailable, match="host:0 was lost"):
+            doomed.wait()
+        assert not trigger.exists(), "the fault was injected"
+        with pytest.raises(dovetail.Unavailable, match="out of service"):
+            stranded.wait()
+        for job in [unharmed, moving]:
+            assert job.wait().raw["device"] == "host:1"
+            assert job.result().table().num_rows == ROWS
+        assert (device_up(server, "host:0"), device_up(server, "host:1")) == (0, 1)
+        assert server.is_ready()
+        assert client.get("l").num_rows == ROWS
+        with pytest.raises(dovetail.Unavailable):
+            join(client, devices=["host:0"])
+        assert join(client).num_rows == ROWS
+        # Without any device there is nothing to be ready for; tables stay all the same.
+        trigger.write_text("lost")
+        with pytest.raises(dovetail.Unavailable, match="host:1 was lost"):
+            join(client)
+        assert not server.is_ready()
+        assert client.get("r").num_rows == ROWS
