@@ -33,7 +33,7 @@ pub use adopt::Adopter;
 pub use editor::Editor;
 pub use names::{Catalog, NameReservation};
 pub use quota::{Charge, TenantLimits, TenantUsage};
-pub use result::{Interrupt, ResultReader, ResultSpool, SpoolOptions, SpoolState};
+pub use result::{GiveWay, Interrupt, ResultReader, ResultSpool, SpoolOptions, SpoolState};
 pub use statistics::{ColumnStatistics, StatisticsCollector, Value};
 pub use table::Table;
 pub use upload::{Upload, UploadMode, UploadOptions};

@@ -9,7 +9,7 @@
 //! A result that is kept can be read again and in parallel, and is bounded: what does not fit is an error. A result that
 //! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. A writer
 //! that is faster than its readers writes on while memory has room, since it holds a device. When there is none left it
-//! waits for them, but not for long: then the result fails, and others get the device. Readers
+//! waits for them, but not for long, and less when others wait for the device: then the result fails, and they get it. Readers
 //! share one queue rather than fixed shares of it, so that a client which reads its endpoints one after the other does
 //! not wait for batches that are behind those of its later endpoints.
 
@@ -18,6 +18,7 @@ mod reading;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::RecordBatch;
@@ -25,8 +26,8 @@ use arrow::datatypes::SchemaRef;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
-pub use reading::ResultReader;
 use parts::Parts;
+pub use reading::ResultReader;
 
 use super::adopt::{Adopter, Meter};
 use super::{Charge, NameReservation, Table};
@@ -56,6 +57,28 @@ pub enum SpoolState {
 /// Asks whether to go on; its error ends the wait.
 pub type Interrupt = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
+/// How long a writer waits for readers while others wait for the device that it holds.
+///
+/// A reader that cannot keep up must not keep them waiting; but it may well be the better client, with a long result that
+/// needs no memory, so it is given what a pause of a client that works takes, and not less.
+#[derive(Clone, Debug)]
+pub struct GiveWay {
+    /// Whether others wait for the device now.
+    pub is_wanted: Arc<AtomicBool>,
+    /// How long it waits while readers take nothing.
+    pub stall: Duration,
+    /// How long it waits in all, counting the time during which others did.
+    pub wait_max: Duration,
+}
+
+impl GiveWay {
+    /// When the flag is raised: after 5 s without a read, which is longer than a client collects garbage or the network repairs
+    /// a loss, and after 30 s in all, a tenth of what it has when nobody else wants the device.
+    pub fn when(is_wanted: Arc<AtomicBool>) -> Self {
+        Self { is_wanted, stall: Duration::from_secs(5), wait_max: Duration::from_secs(30) }
+    }
+}
+
 /// How a result is kept.
 pub struct SpoolOptions {
     /// How long it is kept once it is complete or was last read, whichever is later; zero: each batch until it is read.
@@ -66,6 +89,8 @@ pub struct SpoolOptions {
     pub stall: Duration,
     /// How long it waits for readers in all, however much they take: it holds a device all the while.
     pub wait_max: Duration,
+    /// When it waits less than that; `None`: never.
+    pub give_way: Option<GiveWay>,
     /// Where batches are put that are not in an arena yet; `None` takes them as they come.
     pub arena: Option<Arena>,
     /// What its bytes are charged to.
@@ -81,6 +106,7 @@ impl Default for SpoolOptions {
             bytes_max: u64::MAX,
             stall: Duration::from_secs(30),
             wait_max: Duration::from_secs(300),
+            give_way: None,
             arena: None,
             charge: None,
             interrupt: None,
@@ -100,6 +126,7 @@ struct Inner {
     bytes_max: u64,
     stall: Duration,
     wait_max: Duration,
+    give_way: Option<GiveWay>,
     /// Of the arena that it is kept in.
     budget: Option<Budget>,
     interrupt: Option<Interrupt>,
@@ -120,6 +147,7 @@ struct Held {
     bytes: u64,
     pushed_bytes: u64,
     rows: u64,
+    parts: Parts,
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
@@ -127,6 +155,8 @@ struct Held {
     last_taken: Option<Instant>,
     /// How long the writer has waited for readers.
     waited: Duration,
+    /// For how much of that others waited for the device.
+    waited_wanted: Duration,
     /// When the lease ends, once the result is complete.
     expires: Option<SystemTime>,
 }
@@ -147,18 +177,18 @@ impl Held {
 impl ResultSpool {
     /// An empty result with the default options.
     pub fn new(schema: SchemaRef) -> Self {
-    parts: Parts,
         Self::with_options(schema, SpoolOptions::default())
     }
 
     /// An empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions { retain, bytes_max, stall, wait_max, arena, charge, interrupt } = options;
+        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, interrupt } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
         let room = Condvar::new();
-        let inner = Inner { schema, retain, bytes_max, stall, wait_max, budget, interrupt, held, room, progress };
+        let inner =
+            Inner { schema, retain, bytes_max, stall, wait_max, give_way, budget, interrupt, held, room, progress };
         Self { inner: Arc::new(inner) }
     }
 
@@ -207,6 +237,7 @@ impl ResultSpool {
         held.rows += batch.num_rows() as u64;
         held.batches.push_back(Some((batch, bytes)));
         let count = held.taken + held.batches.len();
+        held.parts.push(count, bytes);
         self.inner.progress.send_modify(|progress| progress.0 = count);
         Ok(())
     }
@@ -237,7 +268,6 @@ impl ResultSpool {
         self.inner.room.notify_all();
         drop(batches);
     }
-        held.parts.push(count, bytes);
 
     /// Number of batches that were pushed, and state.
     pub fn progress(&self) -> (usize, SpoolState) {
@@ -341,19 +371,27 @@ impl ResultSpool {
                 interrupt()?;
             }
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
-            let slow = match (idle >= self.inner.stall, held.waited >= self.inner.wait_max) {
+            let wanted = self.inner.give_way.as_ref().filter(|give_way| give_way.is_wanted.load(Ordering::Relaxed));
+            let stall = wanted.map_or(self.inner.stall, |wanted| wanted.stall.min(self.inner.stall));
+            let is_over = held.waited >= self.inner.wait_max
+                || wanted.is_some_and(|wanted| held.waited_wanted >= wanted.wait_max);
+            let slow = match (idle >= stall, is_over) {
                 (true, _) => format!("took nothing for {:.1} s", idle.as_secs_f64()),
                 (_, true) => format!("made the join wait for {:.1} s in all", held.waited.as_secs_f64()),
                 _ => {
                     let before = Instant::now();
                     self.inner.room.wait_for(held, INTERRUPT_INTERVAL);
                     held.waited += before.elapsed();
+                    if wanted.is_some() {
+                        held.waited_wanted += before.elapsed();
+                    }
                     continue;
                 }
             };
+            let others = if wanted.is_some() { ", and other joins waited for its device" } else { "" };
             return Err(Error::Exhausted(format!(
-                "the reader of this result {slow} while {} waited for it and memory had no room for more; read faster, let \
-                 the server keep the result with retain_seconds, or raise --host-memory",
+                "the reader of this result {slow} while {} waited for it and memory had no room for more{others}; read \
+                 faster, let the server keep the result with retain_seconds, or raise --host-memory",
                 human_bytes(held.bytes),
             )));
         }

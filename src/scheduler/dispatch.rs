@@ -1,6 +1,7 @@
 //! Dispatch: from a request to a job in the queue, and from there to a device, with the memory that it needs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::admission::{Admitted, Terms, admit};
@@ -11,7 +12,7 @@ use super::job::{Job, JobId, JobState, QueueTurn};
 use super::placing::{HostMemory, Load, Seated, Turn, Wait};
 use super::queue::Waiting;
 use super::state::{Leftovers, Running, Shared, Slot, State};
-use crate::catalog::{ResultSpool, SpoolOptions};
+use crate::catalog::{GiveWay, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::memory::{Budget, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
@@ -65,7 +66,7 @@ impl Shared {
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.options.retain,
         };
-        let interrupt = cancel.clone();
+        let (interrupt, is_device_wanted) = (cancel.clone(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
         let options = SpoolOptions {
             retain,
@@ -73,12 +74,23 @@ impl Shared {
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone())),
             charge: Some(self.catalog.charge(&owner)),
             interrupt: Some(Arc::new(move || interrupt.check())),
+            give_way: Some(GiveWay::when(is_device_wanted.clone())),
             ..SpoolOptions::default()
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
         let (now, priority) = (self.clock.now(), spec.priority);
         let deadline = timeout.map(|timeout| now.saturating_add(timeout));
-        let job = Arc::new(Job::new(id, owner.clone(), admitted, result, host_memory, cancel, name, deadline));
+        let job = Arc::new(Job::new(
+            id,
+            owner.clone(),
+            admitted,
+            result,
+            host_memory,
+            cancel,
+            is_device_wanted,
+            name,
+            deadline,
+        ));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
         state.queue.push(Waiting {
@@ -135,8 +147,10 @@ impl Shared {
         let loads = self.loads(state, now);
         let host = self.host_memory(state, now);
         let turns = state.queue.turns(now, &loads, host);
+        let mut is_wanted = vec![false; state.slots.len()];
         let (mut position, mut failed) = (0, false);
         for turn in turns {
+            is_wanted[turn.place.device] |= matches!(turn.wait, Some(Wait::Device | Wait::DeviceMemory { .. }));
             let job = state.live[&turn.id].clone();
             let device = self.executors[turn.place.device].id;
             let waiting_for = match turn.wait {
@@ -169,6 +183,10 @@ impl Shared {
             let start = SystemTime::now() + turn.start.saturating_sub(now);
             job.life.lock().turn = Some(QueueTurn { position, start, waiting_for });
             position += 1;
+        }
+        // For their writers, which may be waiting for a reader.
+        for (slot, is_wanted) in state.slots.iter().zip(is_wanted) {
+            slot.running.iter().for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
         }
         failed
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -94,6 +95,8 @@ pub struct Job {
     /// Host memory for its result and what it makes on the way; open while it runs.
     pub(super) host_memory: ReservedPool,
     pub(super) cancel: CancelFlag,
+    /// Whether others wait for the device that it runs on.
+    pub(super) is_device_wanted: Arc<AtomicBool>,
     pub(super) life: Mutex<Life>,
 }
 
@@ -117,12 +120,12 @@ pub(super) struct Life {
     /// The plan that runs or ran, or the fastest, without rows.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
+    /// The most progress that was told.
+    progress_max: f64,
     /// `None` when it does not wait.
     pub(super) turn: Option<QueueTurn>,
     pub(super) device: Option<DeviceId>,
     pub(super) device_reason: String,
-    /// The most progress that was told.
-    progress_max: f64,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
     /// Why it should stop.
@@ -144,6 +147,7 @@ impl Job {
         result: ResultSpool,
         host_memory: ReservedPool,
         cancel: CancelFlag,
+        is_device_wanted: Arc<AtomicBool>,
         into: Option<NameReservation>,
         deadline: Option<Duration>,
     ) -> Self {
@@ -155,18 +159,19 @@ impl Job {
             plans,
             planned: plan.clone(),
             monitor: Arc::new(Monitor::new(cancel.clone())),
+            progress_max: 0.0,
             turn: None,
             device: None,
             device_reason: "not placed yet".into(),
             started: None,
             finished: None,
-            progress_max: 0.0,
             stop: None,
             is_done: false,
             into,
             deadline,
         };
-        Self { id, owner, plan, result, submitted: SystemTime::now(), host_memory, cancel, life: Mutex::new(life) }
+        let (submitted, life) = (SystemTime::now(), Mutex::new(life));
+        Self { id, owner, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
     }
 
     /// What runs or ran, and why: the plan on its device. Before it is placed, the one that is predicted to be the fastest.

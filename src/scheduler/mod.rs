@@ -31,7 +31,8 @@
 //! * A result that is kept goes when its lease ends, read or not, so a client that reads one result only after another
 //!   is complete, which waits for its memory, holds that up for a lease at most.
 //! * A result that is consumed as it is read makes its writer wait for the reader once memory is full. That is the exception, and it
-//!   is bounded: the spool fails the job after 30 s without a read, and after 5 minutes in all.
+//!   is bounded: the spool fails the job after 30 s without a read, and after 5 minutes in all; after 5 s and 30 s while others
+//!   wait for the job's device.
 //! * A lease that is renewed again and again, or tables that came meanwhile, may keep a job waiting longer than anybody
 //!   likes. It fails after [`SchedulerOptions::memory_wait`], and after a few seconds when jobs and leases together do not
 //!   hold what it needs; its caller's deadline holds, too. Until then others may overtake it with less memory, but not for

@@ -180,10 +180,12 @@ async fn submit(server: &TestServer, client: &mut Client, options: &str) -> (Arc
     (server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap(), info)
 }
 
-/// A server whose only device is held by a job that waits for its reader, who does not come: what is submitted after it
-/// waits until that job is cancelled.
+/// A server whose only device is held by a join of minutes, since it moves 8 MB per second: what is submitted after it waits
+/// until that job is cancelled.
 async fn with_a_held_device() -> (TestServer, Client, Arc<Job>) {
-    let server = TestServer::start(&["--devices=host:1", "--endpoints=2"]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let topology = slow_devices(folder.path(), 1, 8_000_000);
+    let server = TestServer::start(&[&topology, "--endpoints=2"]).await;
     let mut client = server.client().await;
     put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
     let (holder, _) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
@@ -241,6 +243,22 @@ async fn a_job_that_somebody_may_still_want_survives_a_reset_stream() {
     // Of a result that is complete, a reader may break off and come again.
     drop(begin_to_read(&mut client, &unread, 0).await);
     assert_eq!(rows(&read_all(&mut client, &unread).await.unwrap()), 100_000);
+}
+
+/// Such a job once held its device for half a minute, whoever waited for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_join_whose_reader_does_not_come_gives_way_to_others() {
+    let server = TestServer::start(&["--devices=host:1", "--host-memory=64MiB"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", vec![few_keys(100_000)]).await.unwrap();
+    // 3 billion rows: they fill the memory that there is for them, and then wait.
+    let (unread, _) = submit(&server, &mut client, r#""retain_seconds": 0"#).await;
+    eventually("the device is held", async || unread.result.held_bytes() > (16 << 20)).await;
+    let (_, info) = submit(&server, &mut client, SEMI).await;
+    assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 100_000);
+    let JobState::Failed(error) = unread.status().state else { panic!("{:?}", unread.status().state) };
+    let expected = ["took nothing for", "other joins waited for its device", "retain_seconds"];
+    assert!(expected.iter().all(|words| error.message().contains(words)), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::catalog::{ResultSpool, SpoolOptions, SpoolState, Upload};
+use crate::catalog::{GiveWay, ResultSpool, SpoolOptions, SpoolState, Upload};
 
 /// Bytes that a batch of those many rows counts for.
 fn bytes_of(rows: i64) -> u64 {
@@ -239,6 +239,29 @@ fn a_slow_reader_makes_the_writer_wait_only_so_long_in_all() {
             let _ = futures::FutureExt::now_or_never(reader.next());
         }
         assert_refused(writer.join().unwrap(), is!(Exhausted), &["in all", "retain_seconds"]);
+    });
+}
+
+#[test]
+fn a_writer_gives_way_to_others_sooner_and_only_while_they_wait() {
+    let is_wanted = Arc::new(AtomicBool::new(false));
+    let soon = Duration::from_millis(50);
+    let never = Duration::from_secs(600);
+    let way = |stall, wait_max| SpoolOptions {
+        give_way: Some(GiveWay { is_wanted: is_wanted.clone(), stall, wait_max }),
+        ..consumed(1, never)
+    };
+    let idle = ResultSpool::with_options(schema(), way(soon, never));
+    let slow = ResultSpool::with_options(schema(), way(never, soon));
+    std::thread::scope(|scope| {
+        let writers = [&idle, &slow].map(|spool| scope.spawn(|| (0..).try_for_each(|key| spool.push(batch([key])))));
+        // Nobody wants the device, so that both wait on, for much longer than they would.
+        std::thread::sleep(4 * soon);
+        assert!(writers.iter().all(|writer| !writer.is_finished()), "nobody waits for the device");
+        is_wanted.store(true, Ordering::Relaxed);
+        let [idle, slow] = writers.map(|writer| writer.join().unwrap());
+        assert_refused(idle, is!(Exhausted), &["took nothing", "other joins waited for its device"]);
+        assert_refused(slow, is!(Exhausted), &["in all", "other joins waited for its device"]);
     });
 }
 

@@ -1,5 +1,7 @@
 //! Several jobs on a device.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 
 /// A device that runs `jobs` short jobs at a time.
@@ -149,5 +151,26 @@ fn a_device_that_takes_one_job_at_a_time_is_never_given_two() {
     stage.finish(0);
     stage.next();
     stage.finish(0);
+    stage.idle();
+}
+
+#[test]
+fn a_running_job_is_told_whether_others_wait_for_its_device() {
+    let stage = Stage::new(2);
+    let on = |device: &str, label: &str| {
+        let spec = JoinSpec { devices: DeviceRequest::Named(vec![device.into()]), ..spec(label) };
+        stage.scheduler.submit(spec, "").unwrap()
+    };
+    let (one, other) = (on("host:0", "r0"), on("host:1", "r1"));
+    stage.next();
+    stage.next();
+    let wanted = || [&one, &other].map(|job| job.is_device_wanted.load(Ordering::Relaxed));
+    assert_eq!(wanted(), [false, false]);
+    let waiting = on("host:0", "r2");
+    assert_eq!(wanted(), [true, false]);
+    stage.scheduler.cancel(waiting.id).unwrap();
+    assert_eq!(wanted(), [false, false]);
+    stage.finish(0);
+    stage.finish(1);
     stage.idle();
 }

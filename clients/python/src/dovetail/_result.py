@@ -203,7 +203,8 @@ class Result:
 
         The server keeps what was not read yet, so a reader may pause. Only with ``retain_seconds=0`` and a result that
         has filled the server's memory does the join wait for its reader; it fails when nothing is read for half a
-        minute, or when it has waited for five minutes in all. The order of the rows is not defined.
+        minute, or when it has waited for five minutes in all; sooner when other joins wait for its device. The order of
+        the rows is not defined.
         """
         parallel = _ParallelReader(self._connections, self._info)
         self._readers.append(parallel)
