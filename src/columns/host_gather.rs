@@ -11,6 +11,7 @@ use arrow::datatypes::{
     ArrowDictionaryKeyType, ArrowNativeType, ByteArrayType, DataType, GenericBinaryType, GenericStringType, Int8Type,
     Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
+use arrow::error::ArrowError;
 use rayon::prelude::*;
 
 use super::rows::{BatchIndex, Rows};
@@ -179,7 +180,14 @@ fn interleave_places(
     let arrays: Vec<&dyn Array> = arrays.iter().chain([&null]).map(|array| &**array).collect();
     let found = |&number: &u32| if number == NO_ROW { missing } else { place(number).unwrap_or(missing) };
     let places: Vec<_> = numbers.iter().map(found).collect();
-    interleave(&arrays, &places).map_err(|error| Error::Internal(format!("gathering a {data_type} column: {error}")))
+    interleave(&arrays, &places).map_err(|error| match error {
+        ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
+            "the batches of a column of type {data_type} have dictionaries of their own inside, with more values together than \
+             their keys can number in one batch of the result; upload it with wider dictionary keys, or ask for smaller batches \
+             with batch_rows"
+        )),
+        error => Error::Internal(format!("gathering a {data_type} column: {error}")),
+    })
 }
 
 #[cfg(test)]

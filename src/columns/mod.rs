@@ -6,11 +6,12 @@
 //!        └─ key columns ── KeyLayout: packed in 32, 64 or 128 bits, or hashed and later compared ── SideKeys
 //!
 //!   device ── gather_to_host ──► fixed_array ──┐
-//!   record batches ── gather_on_host ──────────┴──► arrays of the result
+//!   record batches ── gather_on_host ──────────┴──► arrays of the result, dictionaries made anew where batches share none
 //! ```
 //!
 //! This room knows of devices and memory, and nothing of tables, strategies or the wire.
 
+mod dictionary;
 mod host_gather;
 mod host_keys;
 mod key;
@@ -18,6 +19,7 @@ mod layout;
 mod reader;
 mod rows;
 
+pub use dictionary::{encode, encoded_type};
 pub use host_gather::{fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};

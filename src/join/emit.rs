@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::kernels::zip::zip;
@@ -11,7 +12,7 @@ use arrow::datatypes::{DataType, FieldRef};
 use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
 use super::{BatchSink, OutputColumn, OutputSource, Side, Task};
-use crate::columns::{KeyLayout, fixed_array, gather_on_host};
+use crate::columns::{KeyLayout, encode, fixed_array, gather_on_host};
 use crate::device::{Event, HostColumn, Positions};
 use crate::{Error, Result};
 
@@ -187,17 +188,32 @@ fn finish(column: Pending, field: &FieldRef) -> Result<ArrayRef> {
         Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
         Pending::Ready(array) => array,
         Pending::Either(first, second) => {
-            let (first, second) = (finish(*first, field)?, finish(*second, field)?);
-            return is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
+            // Dictionaries of two sides have to become one, by their values.
+            let plain = match field.data_type() {
+                DataType::Dictionary(_, values) => {
+                    Arc::new(field.as_ref().clone().with_data_type(values.as_ref().clone()))
+                }
+                _ => field.clone(),
+            };
+            let (first, second) = (finish(*first, &plain)?, finish(*second, &plain)?);
+            is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
                 Error::Internal(format!("putting key {:?} together from both sides: {error}", field.name()))
-            });
+            })?
         }
     };
     // A key of an outer join has a type that holds the values of both sides, and either may have a narrower one; a dictionary
     // that is not shared is gathered as its values.
-    match array.data_type() == field.data_type() {
-        true => Ok(array),
-        false => cast_with_options(&array, field.data_type(), &CastOptions { safe: false, ..CastOptions::default() })
+    match (array.data_type(), field.data_type()) {
+        (found, wanted) if found == wanted => Ok(array),
+        (DataType::Dictionary(..), DataType::Dictionary(_, values)) => {
+            // Its keys may be of a type that cannot number a dictionary as it lies.
+            let plain = cast_with_options(&array, values, &CastOptions::default()).map_err(|error| {
+                Error::Internal(format!("taking column {:?} out of its dictionary: {error}", field.name()))
+            })?;
+            encode(&plain, field.data_type())
+        }
+        (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
+        _ => cast_with_options(&array, field.data_type(), &CastOptions { safe: false, ..CastOptions::default() })
             .map_err(|error| {
                 let from = array.data_type();
                 Error::Internal(format!(

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use arrow::array::AsArray;
-use arrow::compute::can_cast_types;
+use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use super::JoinSpec;
 use crate::catalog::{Catalog, Table};
-use crate::columns::{key_class, movable};
+use crate::columns::{encoded_type, key_class, movable};
 use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
 use crate::{Context, Error, Result, listed};
 
@@ -91,7 +90,10 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<JoinKey
             left: left_index,
             right: right_index,
             nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
-            alike: !is_float && gathered_type(left, left_index) == gathered_type(right, right_index),
+            // What order a dictionary has is its own.
+            alike: !is_float
+                && !is_ordered(left, left_index)
+                && gathered_type(&[(left, left_index)]) == gathered_type(&[(right, right_index)]),
         })
     };
     spec.on.iter().map(bind_pair).collect()
@@ -216,40 +218,58 @@ fn output_schema(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey],
             }
         };
         let data_type = match column.source {
-            OutputSource::Column { side: Side::Left, index } => gathered_type(left, index),
-            OutputSource::Column { side: Side::Right, index } => gathered_type(right, index),
+            OutputSource::Column { side: Side::Left, index } => gathered_type(&[(left, index)]),
+            OutputSource::Column { side: Side::Right, index } => gathered_type(&[(right, index)]),
             // Right rows without a match bring values that the left type may not hold.
-            OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) && !keys[index].alike => {
-                let key = keys[index];
-                common_key_type(&gathered_type(left, key.left), &gathered_type(right, key.right))
+            OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) => {
+                let sides = [(left, keys[index].left), (right, keys[index].right)];
+                match sides.map(|(table, index)| table.schema.field(index).data_type()) {
+                    [DataType::Dictionary(_, one), DataType::Dictionary(_, other)] if one == other => {
+                        gathered_type(&sides)
+                    }
+                    _ => common_key_type(&gathered_type(&sides[..1]), &gathered_type(&sides[1..])),
+                }
             }
-            OutputSource::Key { index } => gathered_type(left, keys[index].left),
+            OutputSource::Key { index } => gathered_type(&[(left, keys[index].left)]),
         };
-        Field::new(&column.name, data_type, source.is_nullable() || nullable).with_metadata(source.metadata().clone())
+        let is_ordered = match column.source {
+            OutputSource::Column { side: Side::Left, index } => is_ordered(left, index),
+            OutputSource::Column { side: Side::Right, index } => is_ordered(right, index),
+            OutputSource::Key { index } => !spec.how.keeps_unmatched(Side::Right) && is_ordered(left, keys[index].left),
+        };
+        let field = Field::new(&column.name, data_type, source.is_nullable() || nullable);
+        field.with_dict_is_ordered(is_ordered).with_metadata(source.metadata().clone())
     };
     Arc::new(Schema::new(output.iter().map(field).collect::<Vec<_>>()))
 }
 
-/// A column's own type; for dictionary columns whose batches have dictionaries of their own, too many values together for
-/// their keys, the type of the values.
-fn gathered_type(table: &Table, index: usize) -> DataType {
-    let data_type = table.schema.field(index).data_type();
-    let DataType::Dictionary(key_type, value_type) = data_type else { return data_type.clone() };
-    let values =
-        table.batches.iter().map(|batch| batch.column(index).as_any_dictionary().values().len() as u64).sum::<u64>();
-    let keys_max = match **key_type {
-        DataType::Int8 => i8::MAX as u64,
-        DataType::UInt8 => u8::MAX.into(),
-        DataType::Int16 => i16::MAX as u64,
-        DataType::UInt16 => u16::MAX.into(),
-        DataType::Int32 => i32::MAX as u64,
-        DataType::UInt32 => u32::MAX.into(),
-        _ => u64::MAX,
+/// Whether the values of a column's dictionary are in an order that means something, which the result's then are in too.
+fn is_ordered(table: &Table, index: usize) -> bool {
+    table.schema.field(index).dict_is_ordered() == Some(true) && is_as_it_lies(&[(table, index)])
+}
+
+/// The type that a column is gathered in, or two that become one: the first's own; but for dictionary columns of which not all
+/// batches have the same dictionary, one whose keys can number the values of all of them.
+fn gathered_type(columns: &[(&Table, usize)]) -> DataType {
+    let (first, first_index) = columns[0];
+    let data_type = first.schema.field(first_index).data_type();
+    if !matches!(data_type, DataType::Dictionary(..)) || is_as_it_lies(columns) {
+        return data_type.clone();
+    }
+    let dictionaries_of = |&(table, index): &(&'_ Table, usize)| {
+        table
+            .batches
+            .iter()
+            .map(move |batch| batch.column(index).as_any_dictionary().values().clone())
+            .collect::<Vec<_>>()
     };
-    // What is gathered as values becomes a dictionary again, where Arrow can make one.
-    let is_made = values <= keys_max && can_cast_types(value_type, data_type);
-    let fits = is_made || movable(&table.schema, &table.batches, index).is_some();
-    if fits { data_type.clone() } else { value_type.as_ref().clone() }
+    let dictionaries: Vec<ArrayRef> = columns.iter().flat_map(dictionaries_of).collect();
+    encoded_type(data_type, &dictionaries.iter().collect::<Vec<_>>())
+}
+
+/// Whether a dictionary column is of one table, and all its batches have the same dictionary, which the result's then have too.
+fn is_as_it_lies(columns: &[(&Table, usize)]) -> bool {
+    matches!(columns, [(table, index)] if movable(&table.schema, &table.batches, *index).is_some())
 }
 
 /// A type that holds the values of both key types, which are of one class: the wider one.

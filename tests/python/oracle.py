@@ -218,8 +218,7 @@ def _same(found: pa.ChunkedArray, expected: pa.ChunkedArray | pa.Array, what: st
         assert found.type.value_type == value_type, f"{what} has type {found.type}, expected {expected.type}"
         found, expected = found.cast(value_type), expected.cast(value_type)
     elif pa.types.is_dictionary(expected.type):
-        # Batches that came with dictionaries of their own, with more values together than the keys can number, are
-        # joined as plain values.
+        # A key of a right or full join whose two columns have no dictionary type in common.
         expected = expected.cast(expected.type.value_type)
     assert found.type == expected.type, f"{what} has type {found.type}, expected {expected.type}"
     if found.equals(expected) and not pa.types.is_floating(found.type):

@@ -122,5 +122,9 @@ def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 def _together(batches: list[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     if len(batches) < 2:
         return list(batches)
-    together: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    try:
+        together: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        # Their dictionaries have too many values for the keys of one, or values that pyarrow does not put together.
+        return batches
     return together
