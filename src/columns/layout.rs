@@ -15,13 +15,19 @@
 //! Wider keys become a 128-bit hash of all their values. Whoever joins by such keys compares the real values behind equal
 //! hashes ([`KeyLayout::differing`]) before a row is emitted.
 
+mod fields;
+#[cfg(test)]
+mod tests;
+
 use arrow::datatypes::DataType;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
+use fields::{Field, Source, packed_fields};
+
 use super::KeyClass;
-use super::host_keys::{filled_column, host_column, length_bits, number_bits, ordered_float_bits, short_bytes};
+use super::host_keys::{filled_column, host_column, number_bits, ordered_float_bits, short_bytes};
 use super::reader::{KeyReader, KeyValue};
-use super::rows::{Rows, fixed_width};
+use super::rows::Rows;
 use crate::Result;
 use crate::device::{Device, KeyEncoding, KeyField, KeyWidth, PackedKeys, Stream, Width};
 use crate::memory::Arena;
@@ -69,32 +75,6 @@ enum Form {
     Hashed { seed: u64, mask: u128 },
 }
 
-/// One pair of columns in a packed key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Field {
-    source: Source,
-    shift: u32,
-    bits: u32,
-    null_bit: Option<u32>,
-}
-
-/// Who turns values into bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// The device, from the column as it is; the encoding of each side follows from its type.
-    Device { min: i128 },
-    /// The device, bits as they are: both sides have one width and sign.
-    Raw,
-    /// The device, floats.
-    Float,
-    /// The host: numbers minus `min`.
-    HostNumber { min: i128 },
-    /// The host: floats, as the device would.
-    HostFloat { bits: u32 },
-    /// The host: bytes, the first one on top, then their length.
-    HostBytes { bytes_max: usize },
-}
-
 /// The keys of some rows of one side.
 #[derive(Debug)]
 pub struct SideKeys {
@@ -107,7 +87,10 @@ pub struct SideKeys {
 impl KeyLayout {
     /// The layout for those key columns. `seed` is the hash's, should the keys be too wide to pack.
     pub fn new(facts: Vec<KeyFacts>, seed: u64) -> Self {
-        let form = packed_form(&facts).unwrap_or(Form::Hashed { seed, mask: u128::MAX });
+        let form = match packed_fields(&facts) {
+            Some((width, fields)) => Form::Packed { width, fields },
+            None => Form::Hashed { seed, mask: u128::MAX },
+        };
         Self { facts, form }
     }
 
@@ -277,228 +260,5 @@ impl KeyFacts {
             other => matches!(other, DataType::Decimal256(..)),
         };
         is_wide(&self.build_type) || is_wide(&self.probe_type)
-    }
-}
-
-/// Places all fields side by side; `None` when they need more than 128 bits, or an unknown number.
-fn packed_form(facts: &[KeyFacts]) -> Option<Form> {
-    let mut fields = Vec::with_capacity(facts.len());
-    let mut next_bit = 0;
-    // From the last to the first, which decides the order and so comes on top.
-    for fact in facts.iter().rev() {
-        let (source, bits) = field_bits(fact, facts.len() == 1)?;
-        let null_bit = fact.nulls_equal.then_some(next_bit + bits);
-        fields.push(Field { source, shift: next_bit, bits, null_bit });
-        next_bit += bits + u32::from(fact.nulls_equal);
-    }
-    fields.reverse();
-    Some(Form::Packed { width: KeyWidth::for_bits(next_bit)?, fields })
-}
-
-fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
-    let on_device = [&fact.build_type, &fact.probe_type].into_iter().all(|data_type| fixed_width(data_type).is_some());
-    let bits_of_range = |(min, max): (i128, i128)| (128 - (max.wrapping_sub(min) as u128).leading_zeros()).max(1);
-    Some(match &fact.class {
-        KeyClass::String | KeyClass::Binary => {
-            let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= 15)?;
-            (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits(bytes_max)).max(1))
-        }
-        KeyClass::Decimal { .. } if fact.is_wide_decimal() => return None,
-        KeyClass::Boolean => (Source::HostNumber { min: 0 }, 1),
-        KeyClass::Float { bytes } if on_device => (Source::Float, 8 * u32::from(*bytes)),
-        KeyClass::Float { bytes } => {
-            let bits = 8 * u32::from(*bytes);
-            (Source::HostFloat { bits }, bits)
-        }
-        // One column of one width on both sides is a key as it lies: no pass over it is needed. It would lose the order of
-        // negative numbers, which is worth more than the pass when rows are sorted.
-        _ if alone
-            && on_device
-            && !fact.nulls_equal
-            && same_integers(&fact.build_type, &fact.probe_type)
-            && (!fact.sorted || fact.raw_keeps_order()) =>
-        {
-            (Source::Raw, 8 * fixed_width(&fact.build_type)?.bytes() as u32)
-        }
-        _ => {
-            let range = fact.range.unwrap_or_else(|| range_of_types(&fact.build_type, &fact.probe_type));
-            let source = if on_device { Source::Device { min: range.0 } } else { Source::HostNumber { min: range.0 } };
-            (source, bits_of_range(range))
-        }
-    })
-}
-
-/// Whether equal values have equal bits without any conversion.
-fn same_integers(a: &DataType, b: &DataType) -> bool {
-    fixed_width(a) == fixed_width(b) && a.is_unsigned_integer() == b.is_unsigned_integer()
-}
-
-/// The range that the stored numbers of two types can have.
-fn range_of_types(a: &DataType, b: &DataType) -> (i128, i128) {
-    let range = |data_type: &DataType| match data_type {
-        DataType::Dictionary(_, values) => fixed_width(values).map(|width| (width, values.is_unsigned_integer())),
-        other => fixed_width(other).map(|width| (width, other.is_unsigned_integer())),
-    };
-    let bounds = |data_type: &DataType| match range(data_type) {
-        Some((width, true)) if width.bytes() <= 8 => (0, (1i128 << (8 * width.bytes())) - 1),
-        Some((width, false)) if width.bytes() <= 8 => {
-            (-(1i128 << (8 * width.bytes() - 1)), (1i128 << (8 * width.bytes() - 1)) - 1)
-        }
-        _ => (i128::MIN, i128::MAX),
-    };
-    let ((a_min, a_max), (b_min, b_max)) = (bounds(a), bounds(b));
-    (a_min.min(b_min), a_max.max(b_max))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{
-        ArrayRef, Decimal128Array, DictionaryArray, Float64Array, Int8Array, Int32Array, RecordBatch, StringArray,
-    };
-    use arrow::datatypes::Int8Type;
-
-    use super::*;
-    use crate::device::CancelFlag;
-    use crate::device::host::HostDevice;
-    use crate::memory::Budget;
-
-    fn fact(class: KeyClass, data_type: DataType) -> KeyFacts {
-        KeyFacts {
-            class,
-            build_type: data_type.clone(),
-            probe_type: data_type,
-            range: None,
-            bytes_max: None,
-            nulls_equal: false,
-            sorted: false,
-        }
-    }
-
-    #[test]
-    fn one_integer_column_is_its_own_key() {
-        for (data_type, width) in [(DataType::Int32, KeyWidth::W4), (DataType::UInt64, KeyWidth::W8)] {
-            let layout = KeyLayout::new(vec![fact(KeyClass::Integer, data_type)], 0);
-            assert!(layout.is_raw() && !layout.is_hashed());
-            assert_eq!(layout.width(), width);
-        }
-        let narrow = KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int8)], 0);
-        assert!(!narrow.is_raw(), "8 bits are widened to 32");
-    }
-
-    #[test]
-    fn integers_of_two_widths_or_signs_share_their_range() {
-        let mut mixed = fact(KeyClass::Integer, DataType::Int32);
-        mixed.probe_type = DataType::UInt64;
-        let layout = KeyLayout::new(vec![mixed.clone()], 0);
-        assert_eq!(layout.width(), KeyWidth::W16, "from -2^31 to 2^64 takes 65 bits");
-        mixed.range = Some((-5, 1000));
-        assert_eq!(KeyLayout::new(vec![mixed], 0).width(), KeyWidth::W4);
-    }
-
-    #[test]
-    fn composite_keys_take_the_bits_of_their_ranges() {
-        let mut key = fact(KeyClass::Integer, DataType::Int64);
-        key.range = Some((1, 150_000));
-        let mut flag = fact(KeyClass::String, DataType::Utf8);
-        flag.bytes_max = Some(3);
-        let mut day = fact(KeyClass::Date32, DataType::Date32);
-        day.range = Some((8035, 10591));
-        day.nulls_equal = true;
-        let layout = KeyLayout::new(vec![key, flag, day], 0);
-        let Form::Packed { width, fields } = &layout.form else { panic!("57 bits are packed") };
-        assert_eq!(*width, KeyWidth::W8);
-        let places: Vec<_> = fields.iter().map(|field| (field.shift, field.bits, field.null_bit)).collect();
-        assert_eq!(places, [(39, 18, None), (13, 26, None), (0, 12, Some(12))]);
-    }
-
-    #[test]
-    fn wide_and_unbounded_keys_are_hashed() {
-        assert!(KeyLayout::new(vec![fact(KeyClass::String, DataType::Utf8)], 0).is_hashed());
-        let mut long = fact(KeyClass::Binary, DataType::Binary);
-        long.bytes_max = Some(16);
-        assert!(KeyLayout::new(vec![long], 0).is_hashed());
-        assert!(KeyLayout::new(vec![fact(KeyClass::Decimal { scale: 2 }, DataType::Decimal256(50, 2))], 0).is_hashed());
-        assert!(KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int64); 3], 0).is_hashed());
-        assert!(!KeyLayout::new(vec![fact(KeyClass::Integer, DataType::Int64); 2], 0).is_hashed());
-    }
-
-    #[test]
-    fn all_bits_of_all_fields_are_in_a_hash() {
-        let strings = |values: [&str; 4]| Arc::new(StringArray::from(values.to_vec())) as ArrayRef;
-        let columns = [strings(["a", "b", "a", "ab"]), strings(["b", "a", "a", ""])];
-        let named = columns.into_iter().enumerate().map(|(at, column)| (format!("k{at}"), column));
-        let batch = RecordBatch::try_from_iter(named).unwrap();
-        let rows = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..4);
-        let readers: Vec<KeyReader> = (0..2).map(|at| KeyReader::new(&rows, at, false).unwrap()).collect();
-        let layout = KeyLayout::new(vec![fact(KeyClass::String, DataType::Utf8); 2], 0);
-        for seed in [0, 7, u64::MAX] {
-            let hashes: Vec<u128> = (0..4).map(|row| layout.hash(&readers, row, seed).unwrap()).collect();
-            for (at, hash) in hashes.iter().enumerate() {
-                assert!(!hashes[..at].contains(hash), "row {at} of seed {seed}");
-            }
-            // The last field of rows 1 and 2 is the same: what differs is the first field's hash, all of which counts.
-            let first = |row| {
-                readers[0].value(row).map(|value| match value {
-                    KeyValue::Bytes(bytes) => xxh3_128_with_seed(bytes, seed),
-                    KeyValue::Number(_) => unreachable!("strings are bytes"),
-                })
-            };
-            let difference = hashes[1].wrapping_sub(hashes[2]);
-            let low_bits = (1u128 << 64) - 1;
-            assert_ne!(difference & low_bits, 0);
-            assert_ne!(difference >> 64, 0);
-            assert_ne!(first(1), first(2));
-        }
-    }
-
-    /// Whether keys made of those columns of one batch are in ascending order, and whether the layout says so.
-    fn packed_in_order(columns: Vec<ArrayRef>, mut facts: Vec<KeyFacts>) -> (bool, bool) {
-        facts.iter_mut().for_each(|fact| fact.sorted = true);
-        let named = columns.into_iter().enumerate().map(|(at, column)| (format!("k{at}"), column));
-        let batch = RecordBatch::try_from_iter(named).unwrap();
-        let memory = Budget::new("memory of device host:0", "--device-memory", 1 << 20);
-        let device = HostDevice::new(0, 1, memory, None).unwrap();
-        let stream = device.stream(CancelFlag::new()).unwrap();
-        let arena = Arena::new(Budget::new("host memory", "--host-memory", 64 << 20));
-        let rows = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..batch.num_rows() as u64);
-        let indexes: Vec<usize> = (0..facts.len()).collect();
-        let layout = KeyLayout::new(facts, 0);
-        let keys = layout.pack(Role::Build, &rows, &indexes, &device, &arena, &stream).unwrap();
-        (device.is_sorted(&keys.packed.keys, &stream).unwrap(), layout.keeps_order())
-    }
-
-    #[test]
-    fn rows_in_order_have_keys_in_order() {
-        let integer = |range| KeyFacts { range, ..fact(KeyClass::Integer, DataType::Int32) };
-        let string = KeyFacts { bytes_max: Some(3), ..fact(KeyClass::String, DataType::Utf8) };
-        let integers = |values: &[i32]| Arc::new(Int32Array::from(values.to_vec())) as ArrayRef;
-        let strings = |values: &[&str]| Arc::new(StringArray::from(values.to_vec())) as ArrayRef;
-        let wide = Decimal128Array::from(vec![i128::MIN, -1, 0, i128::MAX]).with_data_type(DataType::Decimal128(38, 0));
-        let floats = [f64::NEG_INFINITY, -2.5, -0.0, 0.0, 1e-300, f64::INFINITY, f64::NAN];
-        let float_type = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Float64));
-        let float_keys = Int8Array::from_iter_values(0..floats.len() as i8);
-        let float_values = Arc::new(Float64Array::from(floats.to_vec()));
-        let floats = DictionaryArray::<Int8Type>::try_new(float_keys, float_values).unwrap();
-        let cases: Vec<(&str, Vec<ArrayRef>, Vec<KeyFacts>)> = vec![
-            ("signed", vec![integers(&[i32::MIN, -7, -1, 0, 5])], vec![integer(Some((i32::MIN.into(), 5)))]),
-            ("signed of unknown range", vec![integers(&[-7, -1, 0, 5])], vec![integer(None)]),
-            ("negative", vec![integers(&[-7, -6, -6, -1])], vec![integer(Some((-7, -1)))]),
-            ("wide", vec![Arc::new(wide)], vec![fact(KeyClass::Decimal { scale: 0 }, DataType::Decimal128(38, 0))]),
-            ("strings", vec![strings(&["", "\0", "a", "ab", "abc", "b", "ba"])], vec![string.clone()]),
-            ("floats of the host", vec![Arc::new(floats)], vec![fact(KeyClass::Float { bytes: 8 }, float_type)]),
-            (
-                "the first column decides",
-                vec![integers(&[-2, -2, 1, 3]), strings(&["b", "ca", "a", ""]), integers(&[9, 1, 8, 0])],
-                vec![integer(Some((-2, 3))), string, integer(Some((0, 9)))],
-            ),
-        ];
-        for (name, columns, facts) in cases {
-            assert_eq!(packed_in_order(columns, facts), (true, true), "{name}");
-        }
-        let nobody_sorted = KeyLayout::new(vec![integer(Some((-7, 5)))], 0);
-        assert!(nobody_sorted.is_raw() && !nobody_sorted.keeps_order());
-        assert!(!KeyLayout::new(vec![fact(KeyClass::String, DataType::Utf8)], 0).keeps_order(), "hashes have no order");
     }
 }

@@ -6,19 +6,25 @@
 //!
 //! Where keys repeat, the rows of each key get a run of consecutive places in `order`, and the table holds runs.
 
+mod dense;
+#[cfg(test)]
+mod tests;
+
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub(super) use dense::build_dense;
+use dense::probe_dense;
 use rayon::prelude::*;
 
-use super::buffer::{Values, as_atomic_u32, split_at_bounds, values_of};
+use super::buffer::{Values, split_at_bounds, values_of};
 use super::hash::{Key, with_key};
 use super::partition::scatter;
 use super::slots::{Addressing, SLOTS_MIN, Slot, Tally, probe as probe_slots, probe_morsels, slot_count};
 use super::{MORSEL_ROWS, Run};
-use crate::device::{Carry, DeviceMemory, KeyWidth, Keys, Matches, NO_ROW, Positions, Table};
+use crate::device::{Carry, DeviceMemory, KeyWidth, Keys, Matches, Positions, Table};
 use crate::{Error, Result};
 
 /// Slots of a region: its slots, and the rows that fill them, fit in the second cache for every width of key.
@@ -59,7 +65,7 @@ enum HostTable<K: Key> {
     Unique(Values<K::Unique>, Addressing),
     /// Hashed, with runs.
     Runs(Values<K::Run>, Addressing),
-    /// The position of `key_min + index`, or [`NO_ROW`].
+    /// The position of `key_min + index`, or [`NO_ROW`](crate::device::NO_ROW).
     Dense { positions: Values<u32>, key_min: K },
 }
 
@@ -273,52 +279,6 @@ fn fill_runs<K: Key, S: Slot<K>>(
     Ok(true)
 }
 
-pub(super) fn build_dense<K: Key>(run: &Run<'_>, keys: &Keys, key_min: u128, key_max: u128) -> Result<Option<Table>> {
-    assert!(key_min <= key_max || keys.rows == 0, "a range of keys from {key_min} to {key_max}");
-    let span = key_max.saturating_sub(key_min).saturating_add(1);
-    if key_max > u128::MAX >> (128 - K::BITS) || span < keys.rows as u128 {
-        // Keys beyond their width cannot occur, and more rows than keys must repeat; either way there is no such table.
-        return Ok(None);
-    }
-    let Ok(span) = usize::try_from(span) else { return Ok(None) };
-    let key_min = K::truncate(key_min);
-    let values = values_of::<K>(&keys.data, keys.rows);
-    let mut positions = run.values::<u32>(span, "a table of dense keys")?;
-    run.fill(&mut positions, |_, positions| positions.fill(NO_ROW))?;
-    let sound = AtomicBool::new(true);
-    {
-        // Each row is written down, then each looks whether it is still there: quicker than exchanging atomically.
-        let positions = as_atomic_u32(&mut positions);
-        let slot = |key: K| positions.get(dense_index(key, key_min));
-        run.map(0..keys.rows, |range| {
-            for (row, &key) in range.clone().zip(&values[range]) {
-                match slot(key) {
-                    Some(position) => position.store(row as u32, Ordering::Relaxed),
-                    None => sound.store(false, Ordering::Relaxed),
-                }
-            }
-        })?;
-        if sound.load(Ordering::Relaxed) {
-            run.map(0..keys.rows, |range| {
-                let kept = |(row, &key)| slot(key).is_some_and(|kept| kept.load(Ordering::Relaxed) == row as u32);
-                if !range.clone().zip(&values[range]).all(kept) {
-                    sound.store(false, Ordering::Relaxed);
-                }
-            })?;
-        }
-    }
-    let table = HostTable::Dense { positions, key_min };
-    Ok(sound.into_inner().then(|| Table { state: Arc::new(table), order: None, rows: keys.rows }))
-}
-
-/// Where a key lies in a dense table; beyond its end for a key outside the table's range.
-#[inline(always)]
-fn dense_index<K: Key>(key: K, key_min: K) -> usize {
-    let offset = key.wrapping_sub(key_min);
-    // A difference that does not fit is far beyond the end of every table.
-    if size_of::<K>() > size_of::<usize>() && offset.bits_from(K::BITS / 2) != 0 { usize::MAX } else { offset.low() }
-}
-
 pub(super) fn probe<K: Key>(run: &Run<'_>, table: &Table, probe: &Keys, rows: Range<usize>) -> Result<Matches> {
     let table = table.state.as_any().downcast_ref::<HostTable<K>>();
     let table = table.expect("a table of another device, or over keys of another width");
@@ -336,15 +296,6 @@ pub(super) fn probe<K: Key>(run: &Run<'_>, table: &Table, probe: &Keys, rows: Ra
     Ok(matches(first, count, rows, tally))
 }
 
-fn probe_dense<K: Key>(positions: &[u32], key_min: K, keys: &[K], first: &mut [u32]) -> Tally {
-    let mut matched = 0;
-    for (first, &key) in first.iter_mut().zip(keys) {
-        *first = positions.get(dense_index(key, key_min)).copied().unwrap_or(NO_ROW);
-        matched += usize::from(*first != NO_ROW);
-    }
-    Tally { matched_rows: matched, total: matched as u64, longest: u32::from(matched > 0) }
-}
-
 /// Puts matches together; lengths are kept only if one is above one.
 pub(super) fn matches(first: Values<u32>, count: Option<Values<u32>>, rows: Range<usize>, tally: Tally) -> Matches {
     Matches {
@@ -353,141 +304,5 @@ pub(super) fn matches(first: Values<u32>, count: Option<Values<u32>>, rows: Rang
         rows,
         matched_rows: tally.matched_rows,
         total: tally.total,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::Device;
-    use crate::device::host::testing::{
-        Bench, SIZES, THREADS, assert_matches, for_every_key, numbers, patterns, random,
-    };
-
-    /// Numbers to look up: some that the build side has, some that it has not.
-    fn probe_numbers(build: &[u32]) -> Vec<u32> {
-        build.iter().flat_map(|&number| [number, number ^ 0x55, number]).chain([0, 1, u32::MAX]).collect()
-    }
-
-    fn finds_all<K: Key>() {
-        let mut random = random(41);
-        for threads in THREADS {
-            let bench = Bench::new(threads);
-            for rows in SIZES {
-                for (index, (pattern, build_numbers)) in patterns(rows, &mut random).into_iter().enumerate() {
-                    if rows > 2000 && (index + threads) % 3 != 0 {
-                        continue;
-                    }
-                    let situation = format!("{rows} rows {pattern}, {threads} threads");
-                    let (build, values) = bench.keys::<K>(&build_numbers);
-                    let (probe, probe_values) = bench.keys::<K>(&probe_numbers(&build_numbers));
-                    let table = bench.device.build_table(&build, &bench.stream).unwrap();
-                    let order = table.order.as_ref().map(numbers);
-                    let distinct = values.iter().collect::<std::collections::HashSet<_>>().len();
-                    assert_eq!(order.is_some(), distinct < rows, "{situation}");
-                    let order = order.unwrap_or((0..rows as u32).collect());
-                    let by_position: Vec<K> = order.iter().map(|&row| values[row as usize]).collect();
-                    for range in [0..probe.rows, probe.rows / 3..probe.rows - 1, 1..1] {
-                        let found = bench.device.probe_table(&table, &probe, range.clone(), &bench.stream).unwrap();
-                        assert_eq!(found.rows, range);
-                        assert_matches(&found, &by_position, &probe_values, &situation);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_table_finds_all_that_it_holds_and_nothing_else() {
-        for_every_key!(finds_all);
-    }
-
-    fn dense<K: Key>() {
-        let mut random = random(42);
-        for threads in THREADS {
-            let bench = Bench::new(threads);
-            for rows in SIZES.into_iter().filter(|&rows| rows > 0) {
-                let numbers = patterns(rows, &mut random).remove(0).1;
-                for (min, gap) in [(0u128, 1u128), (1000, 3), (u128::MAX >> (128 - K::BITS + 1), 1)] {
-                    let values: Vec<K> = numbers.iter().map(|&n| K::truncate(min + gap * u128::from(n))).collect();
-                    let width = KeyWidth::for_bits(K::BITS).unwrap();
-                    let keys = |values: &[K]| Keys { data: bench.buffer(values), width, rows: values.len() };
-                    let max = min + gap * (rows as u128 - 1);
-                    let build = |values: &[K], min, max| {
-                        bench.device.build_dense_table(&keys(values), min, max, &bench.stream).unwrap()
-                    };
-                    let table = build(&values, min, max).expect("distinct keys in range");
-                    let probe: Vec<K> = values
-                        .iter()
-                        .flat_map(|&key| [key, K::truncate(1).wrapping_sub(key), key.wrapping_sub(K::truncate(1))])
-                        .collect();
-                    let all = 0..probe.len();
-                    let found = bench.device.probe_table(&table, &keys(&probe), all, &bench.stream).unwrap();
-                    assert_matches(&found, &values, &probe, &format!("{rows} rows from {min} by {gap}"));
-                    assert!(build(&[&values[..], &values[..1]].concat(), min, max + 1).is_none(), "a key repeats");
-                    if rows > 1 {
-                        assert!(build(&values, min + 1, max + 1).is_none(), "a key is below the range");
-                        assert!(build(&values, min, max - 1).is_none(), "a key is above the range");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_dense_table_is_built_of_distinct_keys_in_range_only() {
-        for_every_key!(dense);
-    }
-
-    #[test]
-    fn keys_that_all_fall_into_one_region_are_found() {
-        // Keys chosen so that the lowest bits of their mixed form agree but for a few: against the odds, one region of the
-        // table gets all of them.
-        let bench = Bench::new(2);
-        let wanted = slot_count(60_000) - 1;
-        let region = wanted & !(REGION_SLOTS - 1);
-        let chosen: Vec<u64> = (0..).filter(|key: &u64| key.mix().low() & wanted & region == 0).take(60_000).collect();
-        let keys = Keys { data: bench.buffer(&chosen), width: KeyWidth::W8, rows: chosen.len() };
-        let table = bench.device.build_table(&keys, &bench.stream).unwrap();
-        assert!(table.order.is_none());
-        let found = bench.device.probe_table(&table, &keys, 0..chosen.len(), &bench.stream).unwrap();
-        assert_matches(&found, &chosen, &chosen, "one region");
-    }
-
-    fn takes_what_was_reckoned<K: Key>() {
-        let bench = Bench::new(2);
-        let width = KeyWidth::for_bits(K::BITS).unwrap();
-        for rows in [1u32, 100, 16_384, 16_385, 100_003] {
-            for (repeats, numbers) in
-                [(false, (0..rows).collect::<Vec<_>>()), (true, (0..rows).map(|n| n / 2).collect())]
-            {
-                let (keys, values) = bench.keys::<K>(&numbers);
-                let repeats = repeats && rows > 1;
-                let reckoned = TableBytes::new(width, u64::from(rows), repeats);
-                // A device with that much memory has enough, whichever attempt fails first...
-                let enough = reckoned.stays + reckoned.building + PIECES_ROUNDED_UP;
-                let exact = Bench::with_memory(2, enough);
-                let situation = format!("{rows} keys of {width:?}, repeats {repeats}");
-                let table =
-                    exact.device.build_table(&keys, &exact.stream).unwrap_or_else(|e| panic!("{situation}: {e}"));
-                // ...and no more stays than was said, nor much less.
-                let used = exact.used_bytes();
-                assert!(used <= reckoned.stays + PIECES_ROUNDED_UP, "{used} of {reckoned:?}, {situation}");
-                assert!(used >= reckoned.stays, "{used} of {reckoned:?}, {situation}");
-                // Regions need not be filled at the same time, and so neither need the slots of their rows.
-                let peak = exact.device.memory().used_bytes_max() + 4 * u64::from(rows);
-                assert!(peak + PIECES_ROUNDED_UP >= enough, "{peak} of {reckoned:?}, {situation}");
-                assert_eq!(table.order.is_some(), repeats, "{situation}");
-                drop(values);
-            }
-        }
-    }
-
-    /// Each piece of memory is rounded up to a cache line.
-    const PIECES_ROUNDED_UP: u64 = 64 * 64;
-
-    #[test]
-    fn a_table_takes_the_memory_that_was_reckoned_with() {
-        for_every_key!(takes_what_was_reckoned);
     }
 }
