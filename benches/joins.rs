@@ -11,8 +11,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::array::{ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use arrow::array::{ArrayRef, AsArray, Decimal128Array, Int32Array, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Decimal128Type, Int32Type, Int64Type};
 use clap::Parser;
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::{CancelFlag, DeviceId, open_device, parse_device};
@@ -36,7 +36,7 @@ struct Options {
     /// Rows of the probe side
     #[arg(long, default_value = "32M", value_parser = count)]
     probe: usize,
-    /// Bytes of the key and of each payload column: 4 or 8
+    /// Bytes of the key and of each payload column: 4, 8, or 16 (decimals)
     #[arg(long, default_value_t = 4)]
     width: usize,
     /// Strategies, or all of them; `auto` is the planner's choice
@@ -97,15 +97,25 @@ fn column(width: usize, values: impl Iterator<Item = i64>) -> ArrayRef {
     match width {
         4 => Arc::new(Int32Array::from_iter_values(values.map(|value| value as i32))),
         8 => Arc::new(Int64Array::from_iter_values(values)),
-        other => panic!("--width {other}: 4 or 8"),
+        16 => Arc::new(Decimal128Array::from_iter_values(values.map(i128::from))),
+        other => panic!("--width {other}: 4, 8 or 16"),
     }
 }
 
 fn sum(array: &ArrayRef) -> i64 {
     match array.data_type() {
         DataType::Int32 => array.as_primitive::<Int32Type>().values().iter().map(|&value| i64::from(value)).sum(),
-        _ => array.as_primitive::<Int64Type>().values().iter().fold(0, |sum, &value| sum.wrapping_add(value)),
+        DataType::Int64 => {
+            array.as_primitive::<Int64Type>().values().iter().fold(0, |sum, &value| sum.wrapping_add(value))
+        }
+        _ => {
+            array.as_primitive::<Decimal128Type>().values().iter().fold(0, |sum, &value| sum.wrapping_add(value as i64))
+        }
     }
+}
+
+fn microseconds(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
 }
 
 fn main() {
@@ -179,17 +189,15 @@ fn main() {
     let target = Target::of(device, planner::calibrate(device));
     let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
-        let (mut predicted, mut name) = (json!(null), "auto".to_string());
+        let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for run in 0..options.runs + usize::from(options.cached) {
             let spec = JoinSpec { strategy, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
             let plan = planner::plan_on(planner::bind(spec, &catalog).unwrap(), strategy, &target).unwrap();
             name = plan.strategy.name().to_string();
-            predicted = plan
-                .phases
-                .iter()
-                .map(|phase| (phase.name.to_string(), json!((phase.seconds * 1e3).round() / 1e3)))
-                .collect();
+            predicted =
+                plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
+            predicted_seconds = plan.seconds;
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
             let start = Instant::now();
             join::run(&plan.task().unwrap(), device, &arena, &sink, &monitor).unwrap();
@@ -209,7 +217,7 @@ fn main() {
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (median, phases) = &runs[runs.len() / 2];
         let phases: serde_json::Map<_, _> =
-            phases.iter().map(|phase| (phase.name.into(), json!((phase.seconds * 1e3).round() / 1e3))).collect();
+            phases.iter().map(|phase| (phase.name.into(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
@@ -217,7 +225,7 @@ fn main() {
             "match_every": options.match_every, "cached": options.cached, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,
-            "predicted_phases_seconds": predicted,
+            "predicted_phases_seconds": predicted, "predicted_seconds": microseconds(predicted_seconds),
         });
         recorder.write(line);
     }

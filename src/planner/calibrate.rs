@@ -173,14 +173,6 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         rates.dense_rows = 2.0 * rows / (seconds + probe_seconds);
     }
 
-    let column = |rows: usize| -> Result<Column> {
-        let data = device.copy_in(&[ascending_keys(rows)], &stream)?;
-        Ok(Column { data, width: Width::W8, rows, validity: None })
-    };
-    let in_order = Positions::Range(0..row_count);
-    let near = column(row_count)?;
-    let (_, seconds) = bench.time(|| device.gather(&near, &in_order, &stream))?;
-    rates.stream = 2.0 * 8.0 * rows / seconds;
     let list = |numbers: Vec<u32>| -> Result<Positions> {
         let rows = numbers.len();
         Ok(Positions::List { data: device.copy_in(&[Buffer::from_vec(numbers)], &stream)?, rows, may_miss: false })

@@ -1,7 +1,7 @@
 //! Rates that were measured once, in a file that later starts read.
 //!
 //! ```json
-//! {"calibration": 1, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "memory_bytes": 4294967296,
+//! {"calibration": 2, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "memory_bytes": 4294967296,
 //!   "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
 //! ```
 //!
@@ -19,7 +19,7 @@ use crate::device::Device;
 use crate::{Context, Error, Result};
 
 /// Counts the ways in which rates were measured: what is measured, or how, changed in between.
-const CALIBRATION: u32 = 1;
+const CALIBRATION: u32 = 2;
 
 /// Devices that are remembered; those that were measured last.
 const DEVICES_MAX: usize = 64;
@@ -230,10 +230,11 @@ mod tests {
         file.save().unwrap();
         let sound = std::fs::read_to_string(&path).unwrap();
         let half = &sound[..sound.len() / 2];
-        let later = sound.replace("\"calibration\": 1", "\"calibration\": 2");
+        let later = sound.replace(&format!("\"calibration\": {CALIBRATION}"), "\"calibration\": 999");
         let backwards = sound.replace("\"copy_in\": 1000000000.0", "\"copy_in\": -1000000000.0");
         assert!(later != sound && backwards != sound);
-        for wrong in [half, "", "[]", "{}", "\u{0}", "{\"calibration\": 1}", &later, &backwards] {
+        for wrong in [half, "", "[]", "{}", "\u{0}", &format!("{{\"calibration\": {CALIBRATION}}}"), &later, &backwards]
+        {
             std::fs::write(&path, wrong).unwrap();
             let mut file = RatesFile::open(&path);
             assert!(file.find(&kept("a", 0.0).model).is_none(), "{wrong:?} was believed");
