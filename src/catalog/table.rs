@@ -1,15 +1,20 @@
 //! A table.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use arrow::util::display::array_value_to_string;
 
 use super::adopt::Meter;
 use super::quota::Charge;
 use super::{ColumnStatistics, StatisticsCollector};
 use crate::{Error, Result, listed};
+
+/// For each column, once somebody has asked: how many rows have each value of its sample, by the value's hash.
+pub(super) type CountedValues = Vec<OnceLock<HashMap<u64, u64>>>;
 
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]
@@ -35,6 +40,8 @@ pub struct Table {
     /// When it appeared.
     pub created: SystemTime,
     pub(super) collectors: Vec<StatisticsCollector>,
+    /// Of each column, what [`Table::counted_values`] has counted.
+    pub(super) counted: CountedValues,
     /// What its rows cost whom; shared by the tables that share batches.
     pub(super) charges: Vec<Arc<Charge>>,
 }
@@ -75,9 +82,29 @@ impl Table {
             statistics,
             unique: Vec::new(),
             created: SystemTime::now(),
+            counted: uncounted(collectors.len()),
             collectors,
             charges: Vec::new(),
         })
+    }
+
+    /// How many rows have each value that a sample of the column holds, exactly, by hashes as in
+    /// [`HeavyValue`](super::HeavyValue). The first call passes over the column, which takes some nanoseconds per row.
+    pub fn counted_values(&self, column: usize) -> &HashMap<u64, u64> {
+        let count = || self.collectors[column].count_sampled(self.batches.iter().map(|batch| batch.column(column)));
+        self.counted[column].get_or_init(count)
+    }
+
+    /// The value of one row of a column in words; `None` beyond the last row.
+    pub fn value_text(&self, column: usize, row: u64) -> Option<String> {
+        let mut row = usize::try_from(row).ok()?;
+        for batch in &self.batches {
+            if row < batch.num_rows() {
+                return array_value_to_string(batch.column(column), row).ok();
+            }
+            row -= batch.num_rows();
+        }
+        None
     }
 
     /// The index of a column.
@@ -88,6 +115,11 @@ impl Table {
         let of = format!("table {:?}", self.name);
         column_index(&self.schema, column, &of)
     }
+}
+
+/// Nothing is counted yet.
+pub(super) fn uncounted(columns: usize) -> CountedValues {
+    (0..columns).map(|_| OnceLock::new()).collect()
 }
 
 /// The index of a column; `of` says whose, for the error.

@@ -1,9 +1,16 @@
 //! How many rows a join gives, from the statistics of its keys.
 //!
 //! Equal values are counted as in Selinger et al. 1979, section 4: values are spread evenly, and the side with fewer
-//! different values has all of them in common with the other (containment), within the range that both sides share. A value
-//! that far more rows have than others (a heavy hitter) is taken to meet as many rows as any value of the other side does.
-//! All are assumptions; the numbers choose strategies and fill `explain`, and nothing depends on them for correctness.
+//! different values has all of them in common with the other (containment), within the range that both sides share. Values
+//! that far more rows have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and
+//! Poosala 1995: where both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet
+//! as many rows as any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are
+//! known exactly. Of several key columns together no heavy values are known, and values are spread evenly.
+//!
+//! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
+//! correctness. What a join gives at the least is told by [`certain`](super::certain).
+
+use std::collections::HashMap;
 
 use super::{BoundJoin, JoinKind, Side};
 use crate::catalog::{Table, Value};
@@ -35,32 +42,17 @@ impl Estimates {
         let (left_keyed, left_distinct) = keyed_and_distinct(join, Side::Left);
         let (right_keyed, right_distinct) = keyed_and_distinct(join, Side::Right);
         let (left_share, right_share) = shared_ranges(join);
-        let (left_common, right_common) = (left_distinct * left_share, right_distinct * right_share);
-        let distinct_max = left_common.max(right_common);
-        let common = left_common.min(right_common);
-        let share = |of: f64| if of > 0.0 { common / of } else { 0.0 };
-        let evenly = match distinct_max > 0.0 {
-            true => left_keyed * left_share * right_keyed * right_share / distinct_max,
-            false => 0.0,
-        };
-        // Rows of each side's heaviest value, if it lies in the range of both.
-        let left_heavy = heaviest_rows(join, Side::Left).min(left_keyed) * left_share;
-        let right_heavy = heaviest_rows(join, Side::Right).min(right_keyed) * right_share;
-        let overlap = common > 0.0;
-        let met = |heavy: f64, keyed: f64, distinct: f64| if overlap { heavy * keyed / distinct } else { 0.0 };
-        let pairs =
-            evenly.max(met(left_heavy, right_keyed, right_distinct)).max(met(right_heavy, left_keyed, left_distinct));
+        let left = Spread::new(join, Side::Left, left_share, left_keyed, left_distinct);
+        let right = Spread::new(join, Side::Right, right_share, right_keyed, right_distinct);
+        let (left_met, pairs) = left.meet(&right);
+        let (right_met, _) = right.meet(&left);
         let mut estimates = Self {
             left_keyed,
             right_keyed,
             left_distinct,
             right_distinct,
-            left_matched: (left_keyed * left_share * share(left_common)).max(if overlap { left_heavy } else { 0.0 }),
-            right_matched: (right_keyed * right_share * share(right_common)).max(if overlap {
-                right_heavy
-            } else {
-                0.0
-            }),
+            left_matched: left_met.min(left_keyed),
+            right_matched: right_met.min(right_keyed),
             pairs,
             rows: 0.0,
         };
@@ -103,6 +95,89 @@ impl Estimates {
     }
 }
 
+/// How the rows of one side that have a key are spread over its values.
+struct Spread {
+    /// Rows of each heavy value, by its hash.
+    heavy: HashMap<u64, f64>,
+    /// Rows whose key is null, where nulls match.
+    nulls: f64,
+    /// The other rows, and the different values that they have.
+    rest_rows: f64,
+    rest_distinct: f64,
+    /// The share of the values that lies in the range of both sides.
+    shared: f64,
+}
+
+impl Spread {
+    fn new(join: &BoundJoin, side: Side, shared: f64, keyed: f64, distinct: f64) -> Self {
+        let even = Self { heavy: HashMap::new(), nulls: 0.0, rest_rows: keyed, rest_distinct: distinct, shared };
+        let [key] = &join.keys[..] else { return even };
+        let table = join.table(side);
+        let statistics = &table.statistics[key.column(side)];
+        let nulls = if key.nulls_equal { statistics.nulls as f64 } else { 0.0 };
+        let values = (keyed - nulls).max(0.0);
+        if known_unique(join, side) {
+            return Self { nulls, rest_rows: values, rest_distinct: distinct.min(values), ..even };
+        }
+        let heavy: HashMap<u64, f64> =
+            statistics.heavy.iter().map(|heavy| (heavy.hash, heavy.share * table.rows as f64)).collect();
+        // Samples and counts of distinct values err apart: what is left is never less than nothing, and rows have values.
+        let rest_rows = (values - heavy.values().sum::<f64>()).max(0.0);
+        let rest_distinct = (distinct - heavy.len() as f64).max(0.0);
+        match rest_distinct < 1.0 {
+            true => Self { heavy, nulls, rest_rows: 0.0, rest_distinct: 0.0, shared },
+            false => Self { heavy, nulls, rest_rows, rest_distinct: rest_distinct.min(rest_rows), shared },
+        }
+    }
+
+    /// Rows of this side with a match in `other`, and the pairs of both.
+    fn meet(&self, other: &Self) -> (f64, f64) {
+        let (mut matched, mut pairs) = (0.0, self.nulls * other.nulls);
+        if other.nulls > 0.0 {
+            matched += self.nulls;
+        }
+        for (hash, rows) in &self.heavy {
+            if let Some(others) = other.heavy.get(hash) {
+                matched += rows;
+                pairs += rows * others;
+            }
+        }
+        let (own, others) = (self.only_here(other), other.only_here(self));
+        matched += own.rows;
+        pairs += own.rows * other.rest_rows_each() + others.rows * self.rest_rows_each();
+
+        let (rest, other_rest) = (self.rest_distinct * self.shared, other.rest_distinct * other.shared);
+        let (common, distinct_max) = (rest.min(other_rest), rest.max(other_rest));
+        if rest > 0.0 {
+            // Heavy values of the other side meet some of the rest, too.
+            matched += self.rest_rows * self.shared * (common + others.values).min(rest) / rest;
+            pairs += self.rest_rows * self.shared * other.rest_rows * other.shared / distinct_max;
+        }
+        (matched, pairs)
+    }
+
+    /// Heavy values of this side that are none of the other side's, as far as they lie in the range of both, and the other side
+    /// has values left for them to meet.
+    fn only_here(&self, other: &Self) -> OnlyHere {
+        let only: Vec<f64> =
+            self.heavy.iter().filter(|(hash, _)| !other.heavy.contains_key(hash)).map(|(_, &rows)| rows).collect();
+        let values = only.len() as f64 * self.shared;
+        let share =
+            if values > 0.0 { self.shared * (other.rest_distinct * other.shared / values).min(1.0) } else { 0.0 };
+        OnlyHere { values: share * only.len() as f64, rows: share * only.iter().sum::<f64>() }
+    }
+
+    fn rest_rows_each(&self) -> f64 {
+        if self.rest_distinct > 0.0 { self.rest_rows / self.rest_distinct } else { 0.0 }
+    }
+}
+
+/// Heavy values of one side that meet values of the other side's rest, and the rows that have them.
+struct OnlyHere {
+    values: f64,
+    rows: f64,
+}
+
 /// Rows that have a key, and how many different ones. A column of unknown statistics is taken to be distinct.
 fn keyed_and_distinct(join: &BoundJoin, side: Side) -> (f64, f64) {
     let table = join.table(side);
@@ -133,17 +208,16 @@ pub(super) fn seen_unique(join: &BoundJoin, side: Side) -> bool {
     join.keys.iter().any(|key| join.table(side).statistics[key.column(side)].unique_ascending)
 }
 
-/// Roughly how many rows have the most frequent key: exact shares are known of columns, so that of several key columns this
-/// is an upper bound, and zero where nothing is known.
+/// Roughly how many rows have the most frequent key: shares are known of columns, so that of several key columns this is an
+/// upper bound, and zero where nothing is known. A null that matches nulls is a key, too.
 pub(super) fn heaviest_rows_max(join: &BoundJoin, side: Side) -> f64 {
     let table = join.table(side);
-    let shares = join.keys.iter().map(|key| table.statistics[key.column(side)].heaviest_share.clamp(0.0, 1.0));
-    shares.fold(1.0, f64::min) * table.rows as f64
-}
-
-/// Roughly how many rows have the most frequent key, at least.
-fn heaviest_rows(join: &BoundJoin, side: Side) -> f64 {
-    if join.keys.len() == 1 { heaviest_rows_max(join, side) } else { 0.0 }
+    let rows = join.keys.iter().map(|key| {
+        let statistics = &table.statistics[key.column(side)];
+        let nulls = if key.nulls_equal { statistics.nulls as f64 } else { 0.0 };
+        nulls.max(statistics.heaviest_share.clamp(0.0, 1.0) * table.rows as f64)
+    });
+    rows.fold(table.rows as f64, f64::min)
 }
 
 impl BoundJoin {

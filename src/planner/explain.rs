@@ -72,12 +72,23 @@ pub struct ExplainedSide {
     pub distinct_keys: u64,
     /// Rows with a match, predicted.
     pub matched_rows: u64,
+    /// Keys that far more rows have than others, the most frequent first, as far as a sample tells; none of several key columns.
+    pub heavy_keys: Vec<ExplainedHeavyKey>,
     /// Whether the rows are in the order of the key.
     pub sorted: bool,
     /// Columns that move with the keys when rows are partitioned or sorted; the others are gathered by row number.
     pub carried: Vec<String>,
     /// Of a probe side that passes over a filter of the build keys first, the rows that are predicted to pass.
     pub filtered_rows: Option<u64>,
+}
+
+/// A key that many rows have.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedHeavyKey {
+    /// Its value in words.
+    pub key: String,
+    /// Roughly how many rows have it.
+    pub rows: u64,
 }
 
 /// The result of the join.
@@ -152,6 +163,7 @@ impl Explanation {
                 keyed_rows: plan.estimates.keyed(side).round() as u64,
                 distinct_keys: plan.estimates.distinct(side).round() as u64,
                 matched_rows: plan.estimates.matched(side).round() as u64,
+                heavy_keys: heavy_keys(plan, side),
                 sorted: if side == plan.build_side { plan.build_sorted } else { plan.probe_sorted },
                 carried: carried_names(plan, side),
                 filtered_rows: match side == plan.build_side {
@@ -229,6 +241,9 @@ fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
 
 /// The composition of primitives, from the result down to the tables.
 fn tree(plan: &Plan) -> Vec<String> {
+    /// More of them, or of a key, would hide the rest.
+    const HEAVY_SHOWN: usize = 3;
+    const KEY_CHARS_MAX: usize = 24;
     let how_gathered = match (plan.strategy, &plan.carried) {
         (Strategy::Hash, _) => "by row number",
         (_, Carried::Everything) => "from the columns moved with the keys",
@@ -279,8 +294,33 @@ fn tree(plan: &Plan) -> Vec<String> {
             human::counted(table.rows, "row"),
             human_bytes(table.bytes)
         ));
+        let heavy = heavy_keys(plan, side);
+        if !heavy.is_empty() {
+            let share = |heavy: &ExplainedHeavyKey| {
+                let key: String = heavy.key.chars().take(KEY_CHARS_MAX).collect();
+                format!("{key:?} on {:.1} % of the rows", 100.0 * heavy.rows as f64 / table.rows.max(1) as f64)
+            };
+            let shown: Vec<String> = heavy.iter().take(HEAVY_SHOWN).map(share).collect();
+            let more = if heavy.len() > HEAVY_SHOWN { ", ..." } else { "" };
+            lines.push(format!("   {stem}     heavy keys: {}{more}", shown.join(", ")));
+        }
     }
     lines
+}
+
+/// The keys of a side that several times as many rows have as have one on average.
+fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
+    /// So many times as many.
+    const HEAVY: f64 = 4.0;
+    let [key] = &plan.join.keys[..] else { return Vec::new() };
+    let table = plan.join.table(side);
+    let average = plan.estimates.keyed(side) / plan.estimates.distinct(side).max(1.0);
+    let heavy = table.statistics[key.column(side)].heavy.iter().filter_map(|heavy| {
+        let rows = heavy.share * table.rows as f64;
+        let key = table.value_text(key.column(side), heavy.row).filter(|_| rows > HEAVY * average)?;
+        Some(ExplainedHeavyKey { key, rows: rows.round() as u64 })
+    });
+    heavy.collect()
 }
 
 /// The columns of a side that move with its keys.

@@ -18,6 +18,7 @@
 mod bind;
 mod calibrate;
 mod carried;
+mod certain;
 mod cost;
 mod estimate;
 mod explain;
@@ -35,10 +36,12 @@ mod tests;
 pub use bind::{BoundJoin, bind};
 pub use calibrate::{calibrate, measure_rates};
 pub use carried::Carried;
+pub use certain::AtLeast;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{
-    ExplainedAlternative, ExplainedDevice, ExplainedPhase, ExplainedResult, ExplainedSide, Explanation, Measured,
+    ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,
+    Explanation, Measured,
 };
 pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
 pub use plan::{Alternative, Plan, plan, plan_on};

@@ -6,7 +6,7 @@ use super::executor::Executor;
 use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::memory::human_bytes;
-use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
+use crate::planner::{self, AtLeast, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
 use crate::{Error, Result};
 
 /// What was admitted.
@@ -124,11 +124,12 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 }
 
 /// The host memory that a join takes as it is predicted: its result, or what of it may pile up when it is consumed as it is
-/// read, and the keys that the host makes. A prediction that rests on no statistics refuses nothing, and so asks for no
-/// more than an eighth of all; the join takes more while there is some.
+/// read, and the keys that the host makes. A prediction that rests on no statistics asks for no more than an eighth of all, and
+/// any other one for no more than there will ever be; the join takes more while there is some.
 ///
 /// # Errors
-/// [`Error::Exhausted`] for more than there will be, however many jobs and leases end: what tables take stays taken.
+/// [`Error::Exhausted`] for a join that certainly takes more than there will be, however many jobs and leases end: what tables
+/// take stays taken. A prediction refuses nothing, because it errs.
 fn host_bytes(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<u64> {
     const GUESSED_SHARE: u64 = 8;
     let is_kept = plan.join.spec.retain_seconds != Some(0) || plan.join.spec.into.is_some();
@@ -139,16 +140,22 @@ fn host_bytes(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<u64> {
         return Ok(bytes.min(budget.limit_bytes() / GUESSED_SHARE));
     }
     let table_bytes = catalog.tables().iter().map(|table| table.bytes).sum::<u64>().min(budget.used_bytes());
-    if bytes <= budget.limit_bytes().saturating_sub(table_bytes) {
+    let there_will_be = budget.limit_bytes().saturating_sub(table_bytes);
+    if bytes <= there_will_be {
         return Ok(bytes);
     }
+    // What is not kept is read away.
+    let at_least = if is_kept { plan.at_least() } else { AtLeast::default() };
+    if at_least.bytes.max(plan.host_scratch_bytes) <= there_will_be {
+        return Ok(there_will_be);
+    }
     Err(Error::Exhausted(format!(
-        "the result of this join is predicted to have {} rows of {} in all, for which {} of host memory are reserved before it \
-         runs; host memory is {}, of which tables take {}; ask for fewer columns, drop tables, raise --host-memory, or fetch it \
-         as it is made with retain_seconds 0",
-        plan.estimates.rows.round(),
-        human_bytes(plan.result_bytes),
-        human_bytes(bytes),
+        "the result of this join has at least {} rows of {} in all, and the keys that the host makes for it take {}; host memory \
+         is {}, of which tables take {}; ask for fewer columns, drop tables, raise --host-memory, or fetch it as it is made with \
+         retain_seconds 0",
+        at_least.rows,
+        human_bytes(at_least.bytes),
+        human_bytes(plan.host_scratch_bytes),
         human_bytes(budget.limit_bytes()),
         human_bytes(table_bytes),
     )))

@@ -5,16 +5,23 @@
 //!          └─ sample: at most 8192 rows of the column, hashed ─────────────┴─► StatisticsCollector ─► ColumnStatistics
 //! ```
 //!
-//! Minimum, maximum, nulls, order and the longest value are exact. The number of distinct values and the share of the
-//! most frequent one are estimates from the sample (the former is exact where the column is in order). A column in order
+//! Minimum, maximum, nulls, order and the longest value are exact. The number of distinct values and the shares of the
+//! most frequent ones are estimates from the sample (the former is exact where the column is in order). A column in order
 //! costs one pass over its values, any other one as well: the check for order ends at the first row that breaks it.
+//!
+//! How many rows have a sampled value exactly is not counted on the way in, because it would cost every column of every
+//! upload a slower pass than all else together, for joins that most of them never see. It is counted where it decides
+//! something, which is whether a join is refused, and then kept ([`Table::counted_values`](super::Table::counted_values)).
 
 mod dictionary;
+mod hash;
 mod numbers;
 mod sample;
 mod strings;
 mod summary;
 mod value;
+
+use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::DataType;
@@ -43,8 +50,22 @@ pub struct ColumnStatistics {
     /// The share of rows that the most frequent value of a sample has, 0 to 1; nulls are no value. Near `1 / distinct`
     /// without skew.
     pub heaviest_share: f64,
+    /// The most frequent values, the most frequent first, as far as a sample tells them from chance; all values where there
+    /// are few of them.
+    pub heavy: Vec<HeavyValue>,
     /// Bytes of the longest value, for strings and binaries and dictionaries of these; `None` for other types.
     pub max_value_bytes: Option<u64>,
+}
+
+/// A value that many rows of a column have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeavyValue {
+    /// The same for values that are equal as keys of a join, whatever types hold them.
+    pub hash: u64,
+    /// The share of rows that have it, 0 to 1, in a sample; nulls are rows, too.
+    pub share: f64,
+    /// The number of a row that has it.
+    pub row: u64,
 }
 
 /// Takes statistics of one column, batch after batch.
@@ -130,8 +151,28 @@ impl StatisticsCollector {
             ascending: self.ascending,
             unique_ascending: self.ascending && self.strict && self.nulls <= 1,
             heaviest_share: self.sample.as_ref().map_or(0.0, Sample::heaviest_share),
+            heavy: self.sample.as_ref().map_or_else(Vec::new, Sample::heavy_values),
             max_value_bytes: self.max_value_bytes,
         }
+    }
+
+    /// How many rows of those arrays, which are all of the column, have each value of the sample, by its hash.
+    pub(super) fn count_sampled<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> HashMap<u64, u64> {
+        /// Rows that are hashed before they are counted.
+        const STEP: usize = 4096;
+        let Some(sample) = &self.sample else { return HashMap::new() };
+        let mut counts = sample.uncounted();
+        for array in arrays {
+            for start in (0..array.len()).step_by(STEP) {
+                let rows: Vec<usize> = (start..array.len().min(start + STEP)).collect();
+                for hash in hash::hashes_of(array, &rows) {
+                    if let Some(count) = counts.get_mut(&hash) {
+                        *count += 1;
+                    }
+                }
+            }
+        }
+        counts
     }
 
     fn add(&mut self, nulls: u64, later: Summary, rows: u64) {

@@ -5,27 +5,43 @@
 //! every two neighbours is dropped and the windows become twice as long. The cost is thus a few thousand rows, and a
 //! logarithm of the column's length times that, whatever the length.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use arrow::array::{AnyDictionaryArray, Array, ArrayRef, AsArray, PrimitiveArray, UInt64Array};
-use arrow::compute::take;
-use arrow::datatypes::*;
-use arrow::downcast_primitive_array;
+use arrow::array::{Array, ArrayRef};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use xxhash_rust::xxh3::xxh3_64;
+
+use super::HeavyValue;
+use super::hash::{NULL, hashes_of};
 
 /// Rows kept at most. The share of a value with share p is off by sqrt(p / 8192): a tenth of a percent for one of 1 %.
 const ROWS_MAX: usize = 8192;
 
-/// What a null is kept as; a value that hashes to it is kept as its neighbour.
-const NULL: u64 = 0;
+/// Values that were sampled more often than this are not rare.
+const OFTEN: u64 = 50;
 
-/// Hashes of some rows of a column.
+/// Values that are named as heavy, at most: of a Zipf distribution with exponent 1 over ten thousand values, the first sixteen
+/// make up 96 % of the sum of squares, which is what a join of two such columns gives.
+const HEAVY_MAX: usize = 16;
+
+/// Fewer rows of a sample with one value are chance: where it leaves rows out, and where it holds all.
+const HEAVY_ROWS_MIN: (u64, u64) = (4, 2);
+
+/// A row of the sample.
+#[derive(Clone, Copy, Debug)]
+struct Picked {
+    /// Of its value, or [`NULL`].
+    hash: u64,
+    /// Counted from the first ever seen.
+    row: u64,
+}
+
+/// Some rows of a column.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     /// One per window, in row order.
-    hashes: Vec<u64>,
+    picked: Vec<Picked>,
     /// Rows in a window: a power of two.
     window: u64,
     /// Rows seen.
@@ -37,7 +53,7 @@ pub(super) struct Sample {
 
 impl Default for Sample {
     fn default() -> Self {
-        Self { hashes: Vec::new(), window: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(0x5eed) }
+        Self { picked: Vec::new(), window: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(0x5eed) }
     }
 }
 
@@ -47,13 +63,14 @@ impl Sample {
         let end = self.rows + array.len() as u64;
         while self.next < end {
             let mut picks = Vec::new();
-            while self.next < end && self.hashes.len() + picks.len() < ROWS_MAX {
+            while self.next < end && self.picked.len() + picks.len() < ROWS_MAX {
                 picks.push((self.next - self.rows) as usize);
                 self.next =
-                    (self.hashes.len() + picks.len()) as u64 * self.window + self.random.random_range(0..self.window);
+                    (self.picked.len() + picks.len()) as u64 * self.window + self.random.random_range(0..self.window);
             }
-            hash_rows(array, &picks, &mut self.hashes);
-            if self.hashes.len() == ROWS_MAX {
+            let rows = picks.iter().map(|&pick| self.rows + pick as u64);
+            self.picked.extend(hashes_of(array, &picks).into_iter().zip(rows).map(|(hash, row)| Picked { hash, row }));
+            if self.picked.len() == ROWS_MAX {
                 self.halve();
             }
         }
@@ -69,101 +86,83 @@ impl Sample {
         while later.window < self.window {
             later.halve();
         }
-        self.hashes.append(&mut later.hashes);
+        self.picked.extend(later.picked.iter().map(|&Picked { hash, row }| Picked { hash, row: self.rows + row }));
         self.rows += later.rows;
-        while self.hashes.len() >= ROWS_MAX {
+        while self.picked.len() >= ROWS_MAX {
             self.halve();
         }
         // The last window of each side may be cut short; from here on windows are counted from the end.
-        self.next = self.rows.max(self.hashes.len() as u64 * self.window);
+        self.next = self.rows.max(self.picked.len() as u64 * self.window);
     }
 
     /// An estimate of the number of different values among `values` rows that are not null.
     ///
     /// Haas and Stokes, "Estimating the number of classes in a finite population" (JASA 1998), estimator Duj1: with `d`
-    /// values in a sample of `n` rows, `f1` of which were seen once, `n d / (n - f1 + f1 n / N)`.
+    /// values in a sample of `n` rows, `f1` of which were seen once, `n d / (n - f1 + f1 n / N)`. Values that were seen often are
+    /// counted apart, as in their Duj2a: where a few values have many rows, they hide how rare all others are.
     pub(super) fn distinct(&self, values: u64) -> f64 {
         let counts = self.counts();
-        let (sampled, distinct) = (counts.values().sum::<u64>() as f64, counts.len() as f64);
-        if sampled == 0.0 {
+        let all = counts.values().sum::<u64>() as f64;
+        if all == 0.0 {
             return (values as f64).min(1.0);
         }
-        let once = counts.values().filter(|&&count| count == 1).count() as f64;
-        let share = (sampled / values as f64).min(1.0);
-        (sampled * distinct / (sampled - once + once * share)).clamp(distinct, (values as f64).max(distinct))
+        let rare = || counts.values().filter(|&&count| count <= OFTEN);
+        let (sampled, distinct) = (rare().sum::<u64>() as f64, rare().count() as f64);
+        let often = counts.len() as f64 - distinct;
+        if sampled == 0.0 {
+            return often;
+        }
+        let once = rare().filter(|&&count| count == 1).count() as f64;
+        let share = (all / values as f64).min(1.0);
+        let estimate = often + sampled * distinct / (sampled - once + once * share);
+        estimate.clamp(often + distinct, (values as f64).max(often + distinct))
     }
 
     /// The share of all sampled rows that the most frequent value has.
     pub(super) fn heaviest_share(&self) -> f64 {
         let heaviest = self.counts().into_values().max().unwrap_or(0);
-        heaviest as f64 / self.hashes.len().max(1) as f64
+        heaviest as f64 / self.picked.len().max(1) as f64
+    }
+
+    /// The most frequent values of the sample, the most frequent first: all where there are few, else those that chance does not
+    /// account for.
+    pub(super) fn heavy_values(&self) -> Vec<HeavyValue> {
+        let mut counts: Vec<(u64, u64)> = self.counts().into_iter().collect();
+        let holds_all = self.picked.len() as u64 == self.rows;
+        if !(holds_all && counts.len() <= HEAVY_MAX) {
+            let rows_min = if holds_all { HEAVY_ROWS_MIN.1 } else { HEAVY_ROWS_MIN.0 };
+            counts.retain(|&(_, count)| count >= rows_min);
+        }
+        // Hashes break ties, so that equal samples name the same values.
+        counts.sort_unstable_by_key(|&(hash, count)| (Reverse(count), hash));
+        counts.truncate(HEAVY_MAX);
+        let heavy = |(hash, count): (u64, u64)| {
+            let picked = self.picked.iter().find(|picked| picked.hash == hash);
+            let share = count as f64 / self.picked.len() as f64;
+            HeavyValue { hash, share, row: picked.expect("it was counted in the sample").row }
+        };
+        counts.into_iter().map(heavy).collect()
+    }
+
+    /// The hash of every value in the sample, to be counted: no row so far.
+    pub(super) fn uncounted(&self) -> HashMap<u64, u64> {
+        self.counts().into_keys().map(|hash| (hash, 0)).collect()
     }
 
     /// How often each value was sampled.
     fn counts(&self) -> HashMap<u64, u64> {
-        let mut counts = HashMap::with_capacity(self.hashes.len());
-        for &hash in self.hashes.iter().filter(|&&hash| hash != NULL) {
-            *counts.entry(hash).or_default() += 1;
+        let mut counts = HashMap::with_capacity(self.picked.len());
+        for picked in self.picked.iter().filter(|picked| picked.hash != NULL) {
+            *counts.entry(picked.hash).or_default() += 1;
         }
         counts
     }
 
     /// Makes the windows twice as long.
     fn halve(&mut self) {
-        let pairs = self.hashes.chunks(2).map(|pair| pair[self.random.random_range(0..pair.len())]).collect();
-        self.hashes = pairs;
+        let pairs = self.picked.chunks(2).map(|pair| pair[self.random.random_range(0..pair.len())]).collect();
+        self.picked = pairs;
         self.window *= 2;
-        self.next = self.next.max(self.hashes.len() as u64 * self.window) + self.random.random_range(0..self.window);
+        self.next = self.next.max(self.picked.len() as u64 * self.window) + self.random.random_range(0..self.window);
     }
-}
-
-/// Appends a hash of each of those rows of an array of an ordered type.
-fn hash_rows(array: &ArrayRef, rows: &[usize], hashes: &mut Vec<u64>) {
-    let nulls = array.nulls().cloned();
-    let is_null = |row: usize| nulls.as_ref().is_some_and(|nulls| nulls.is_null(row));
-    let mut extend = |hash: &dyn Fn(usize) -> u64| {
-        hashes.extend(rows.iter().map(|&row| if is_null(row) { NULL } else { hash(row).max(NULL + 1) }));
-    };
-    match array.data_type() {
-        DataType::Boolean => extend(&|row| xxh3_64(&[array.as_boolean().value(row).into()])),
-        DataType::Float16 => extend(&|row| hash_float(array.as_primitive::<Float16Type>().value(row).to_f64())),
-        DataType::Float32 => extend(&|row| hash_float(array.as_primitive::<Float32Type>().value(row).into())),
-        DataType::Float64 => extend(&|row| hash_float(array.as_primitive::<Float64Type>().value(row))),
-        DataType::Utf8 => extend(&|row| xxh3_64(array.as_string::<i32>().value(row).as_bytes())),
-        DataType::LargeUtf8 => extend(&|row| xxh3_64(array.as_string::<i64>().value(row).as_bytes())),
-        DataType::Utf8View => extend(&|row| xxh3_64(array.as_string_view().value(row).as_bytes())),
-        DataType::Binary => extend(&|row| xxh3_64(array.as_binary::<i32>().value(row))),
-        DataType::LargeBinary => extend(&|row| xxh3_64(array.as_binary::<i64>().value(row))),
-        DataType::BinaryView => extend(&|row| xxh3_64(array.as_binary_view().value(row))),
-        DataType::FixedSizeBinary(_) => extend(&|row| xxh3_64(array.as_fixed_size_binary().value(row))),
-        DataType::Dictionary(..) => {
-            let values = dictionary_values(array.as_any_dictionary(), rows);
-            hash_rows(&values, &(0..rows.len()).collect::<Vec<_>>(), hashes);
-        }
-        _ => {
-            let array: &dyn Array = array;
-            downcast_primitive_array!(
-                array => extend(&|row| hash_number(array, row)),
-                other => unreachable!("{other} is not sampled")
-            )
-        }
-    }
-}
-
-fn hash_number<T: ArrowPrimitiveType>(array: &PrimitiveArray<T>, row: usize) -> u64 {
-    xxh3_64(array.value(row).to_byte_slice())
-}
-
-/// Equal floats have equal hashes.
-fn hash_float(value: f64) -> u64 {
-    let canonical = if value.is_nan() { f64::NAN } else { value + 0.0 };
-    xxh3_64(&canonical.to_bits().to_ne_bytes())
-}
-
-/// The values of those rows, without their dictionary.
-fn dictionary_values(array: &dyn AnyDictionaryArray, rows: &[usize]) -> ArrayRef {
-    let rows = UInt64Array::from_iter_values(rows.iter().map(|&row| row as u64));
-    take(array.keys(), &rows, None)
-        .and_then(|keys| take(array.values(), &keys, None))
-        .expect("the rows are the array's, and its keys were validated")
 }

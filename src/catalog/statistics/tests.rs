@@ -268,6 +268,16 @@ fn distinct_values_are_estimated_within_a_factor_of_two() {
     }
 }
 
+/// One value on a fifth of the rows, which alone would make the others look four times as frequent as they are.
+#[test]
+fn a_heavy_value_does_not_hide_how_many_others_there_are() {
+    let mut random = StdRng::seed_from_u64(2);
+    let mut values: Vec<i64> = (0..100_000).chain((0..25_000).map(|_| 7)).collect();
+    values.shuffle(&mut random);
+    let found = collect(&[Arc::new(Int64Array::from(values))]).distinct.unwrap();
+    assert!((60_000.0..=125_000.0).contains(&found), "100000 distinct values, estimated {found}");
+}
+
 #[test]
 fn the_heaviest_value_is_found_in_shuffled_and_in_patterned_columns() {
     let rows = 1_000_000i64;
@@ -277,5 +287,91 @@ fn the_heaviest_value_is_found_in_shuffled_and_in_patterned_columns() {
         let batches: Vec<ArrayRef> = column.chunks(4096).map(|c| Arc::new(Int64Array::from(c.to_vec())) as _).collect();
         let found = collect(&batches).heaviest_share;
         assert!((found - share).abs() < 0.02, "{found} instead of {share}");
+    }
+}
+
+#[test]
+fn heavy_values_are_named_with_their_shares_and_a_row_that_has_each() {
+    let mut random = StdRng::seed_from_u64(3);
+    let mut values: Vec<Option<i64>> = (0..100_000)
+        .map(|row| match row % 20 {
+            0..5 => Some(-1),
+            5..8 => Some(-2),
+            8..10 => None,
+            _ => Some(row),
+        })
+        .collect();
+    values.shuffle(&mut random);
+    let batches: Vec<ArrayRef> = values.chunks(30_000).map(|c| Arc::new(Int64Array::from(c.to_vec())) as _).collect();
+    let check = |found: &ColumnStatistics| {
+        for (heavy, (value, share)) in found.heavy.iter().zip([(-1, 0.25), (-2, 0.15)]) {
+            assert_eq!(values[heavy.row as usize], Some(value), "{heavy:?}");
+            assert!((heavy.share - share).abs() < 0.03, "{heavy:?} of {value}");
+        }
+        assert!(found.heavy.len() >= 2, "{:?}", found.heavy);
+        // Values that only one row has are sampled four times by no chance.
+        assert_eq!(found.heavy.len(), 2, "{:?}", found.heavy);
+    };
+    check(&collect(&batches));
+    let mut merged = StatisticsCollector::new(&DataType::Int64);
+    for batch in &batches {
+        let mut collector = StatisticsCollector::new(&DataType::Int64);
+        collector.update(batch);
+        merged.merge(&collector);
+    }
+    check(&merged.finish());
+    // Of a column of few values all are named, however few rows they have.
+    let few = collect(&[Arc::new(Int64Array::from(vec![Some(4), None, Some(5), Some(4)]))]).heavy;
+    assert_eq!(few.iter().map(|heavy| (heavy.row, heavy.share)).collect::<Vec<_>>(), [(0, 0.5), (2, 0.25)]);
+}
+
+#[test]
+fn values_that_are_equal_as_keys_have_equal_hashes() {
+    let hashes = |array: &ArrayRef| hash::hashes_of(array, &(0..array.len()).collect::<Vec<_>>());
+    let cast = |array: &ArrayRef, to: DataType| arrow::compute::cast(array, &to).unwrap();
+    let integers: ArrayRef = Arc::new(Int8Array::from(vec![Some(-128), Some(-1), None, Some(0), Some(127)]));
+    for to in [DataType::Int16, DataType::Int32, DataType::Int64] {
+        assert_eq!(hashes(&integers), hashes(&cast(&integers, to.clone())), "{to}");
+    }
+    let unsigned: ArrayRef = Arc::new(UInt8Array::from(vec![0, 127, 128, 255]));
+    for to in [DataType::Int16, DataType::UInt32, DataType::Int64, DataType::UInt64] {
+        assert_eq!(hashes(&unsigned), hashes(&cast(&unsigned, to.clone())), "{to}");
+    }
+    let signs: [ArrayRef; 2] = [Arc::new(Int64Array::from(vec![-1])), Arc::new(UInt64Array::from(vec![u64::MAX]))];
+    assert_ne!(hashes(&signs[0]), hashes(&signs[1]), "-1 and 2^64 - 1 have the same bits");
+    let decimals: ArrayRef =
+        Arc::new(Decimal128Array::from(vec![-5, 0, 99_999]).with_precision_and_scale(38, 2).unwrap());
+    for to in [DataType::Decimal32(9, 2), DataType::Decimal64(18, 2), DataType::Decimal256(60, 2)] {
+        assert_eq!(hashes(&decimals), hashes(&cast(&decimals, to.clone())), "{to}");
+    }
+    let text: ArrayRef =
+        Arc::new(StringArray::from(vec![Some("a"), None, Some(""), Some("a longer one than a view holds")]));
+    let dictionary = |values: DataType| DataType::Dictionary(Box::new(DataType::Int8), Box::new(values));
+    for to in [DataType::LargeUtf8, DataType::Utf8View, dictionary(DataType::Utf8), dictionary(DataType::LargeUtf8)] {
+        assert_eq!(hashes(&text), hashes(&cast(&text, to.clone())), "{to}");
+    }
+    let floats: ArrayRef = Arc::new(Float64Array::from(vec![0.0, -0.0, f64::NAN, -f64::NAN, 1.5]));
+    let found = hashes(&floats);
+    assert_eq!((found[0], found[2]), (found[1], found[3]));
+    assert_eq!(found, hashes(&cast(&floats, dictionary(DataType::Float64))));
+}
+
+#[test]
+fn sampled_values_are_counted_exactly() {
+    let mut random = StdRng::seed_from_u64(crate::testing::seed());
+    let numbers: Vec<Option<i64>> =
+        (0..50_000).map(|_| (!random.random_bool(0.1)).then(|| random.random_range(0..300))).collect();
+    for array in columns(&numbers) {
+        let batches = cut(&array, &mut random);
+        let mut collector = StatisticsCollector::new(array.data_type());
+        batches.iter().for_each(|batch| collector.update(batch));
+        let mut expected = HashMap::new();
+        for hash in hash::hashes_of(&array, &(0..array.len()).collect::<Vec<_>>()) {
+            *expected.entry(hash).or_insert(0u64) += 1;
+        }
+        expected.remove(&hash::NULL);
+        let counted = collector.count_sampled(batches.iter());
+        // Three hundred values are all in the sample.
+        assert_eq!(counted, expected, "{}", array.data_type());
     }
 }

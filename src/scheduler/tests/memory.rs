@@ -204,3 +204,20 @@ fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
     stage.finish(0);
     assert_eq!(stage.ended(&job), JobState::Complete);
 }
+
+#[test]
+fn a_result_that_is_only_predicted_not_to_fit_is_not_refused() {
+    let stage = stage(1);
+    // A hundred even keys against a hundred odd ones, a hundred thousand pairs of each if they were the same: none is.
+    stage.catalog.create(table_with("e", (0..40_000).map(|row| 2 * (row % 100)))).unwrap();
+    stage.catalog.create(table_with("o", (0..40_000).map(|row| 2 * (row % 100) + 1))).unwrap();
+    let spec = JoinSpec {
+        columns: vec!["k".into(), "left.e0".into()],
+        ..JoinSpec::inner("e", "o", vec![KeyPair::new("k", "k")])
+    };
+    let job = stage.scheduler.submit(spec, "").unwrap();
+    assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
+    stage.next();
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+}

@@ -1,0 +1,140 @@
+//! What is decided about a strategy before it is priced: how many partitions in how many passes, whether probe rows pass over
+//! a filter, and which columns move with the keys. The cheapest of a few ways to decide is taken.
+
+use super::super::carried::Carried;
+use super::super::filter;
+use super::super::inputs::{Input, Inputs};
+use super::super::{BoundJoin, Estimates, Rates, Strategy, Target};
+use super::{Costed, Filter, Model, PredictedPhase, probe_chunks};
+use crate::columns::Role;
+use crate::device::host::FilterBytes;
+
+impl Costed {
+    /// The cheapest way to compose a strategy. `by_name`: it was asked for by name, which says what is carried.
+    pub(in crate::planner) fn new(
+        join: &BoundJoin,
+        strategy: Strategy,
+        by_name: bool,
+        inputs: &Inputs,
+        estimates: &Estimates,
+        target: &Target,
+    ) -> Self {
+        let cheapest = |inputs: &Inputs, filtered_rows: Option<f64>| {
+            radix_bits(strategy, inputs, target)
+                .into_iter()
+                .map(|radix_bits| {
+                    let choice = Choice { join, strategy, estimates, target, radix_bits, filtered_rows };
+                    choice.price(inputs.clone(), by_name)
+                })
+                .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+                .expect("every strategy can be composed in one way at least")
+        };
+        let unfiltered = cheapest(inputs, None);
+        match filter::passing_rows(join, inputs, &target.rates) {
+            Some(rows) => {
+                let filtered = cheapest(inputs, Some(rows));
+                let pays = filtered.seconds < filter::WORTH * unfiltered.seconds;
+                if pays { filtered } else { unfiltered }
+            }
+            None => unfiltered,
+        }
+    }
+}
+
+/// Everything about a strategy that is decided, but for what is carried.
+struct Choice<'a> {
+    join: &'a BoundJoin,
+    strategy: Strategy,
+    estimates: &'a Estimates,
+    target: &'a Target,
+    radix_bits: Option<u32>,
+    filtered_rows: Option<f64>,
+}
+
+impl Choice<'_> {
+    /// Prices the strategy with all columns carried that can be, or none, as its name says. Where the choice is the
+    /// planner's, a strategy that carries does so with the columns that are worth it.
+    fn price(&self, mut inputs: Inputs, by_name: bool) -> Costed {
+        let all = self.strategy.carries_payload();
+        for input in [&mut inputs.build, &mut inputs.probe] {
+            input.columns.iter_mut().for_each(|column| column.carried = all && column.can_be_carried());
+        }
+        let everything = self.costed(&inputs);
+        if by_name || !all {
+            return everything;
+        }
+        let mut best = everything;
+        for side in [Role::Build, Role::Probe] {
+            let now = inputs.clone();
+            for chosen in [carry_what_is_worth_it, carry_nothing] {
+                let mut tried = now.clone();
+                chosen(&self.model(&now), side, tried.of_mut(side));
+                let costed = self.costed(&tried);
+                if costed.seconds < best.seconds {
+                    (best, inputs) = (costed, tried);
+                }
+            }
+        }
+        // With nothing carried it would be the strategy of another name.
+        if inputs.carries_something() { best } else { self.price(inputs, true) }
+    }
+
+    fn model<'a>(&'a self, inputs: &'a Inputs) -> Model<'a> {
+        let passes = self.radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(self.target.pass_bits_max).max(1)));
+        let partitions = self.radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
+        let Self { join, strategy, estimates, target, .. } = *self;
+        let filter = self.filtered_rows.map(|rows| {
+            let bytes = FilterBytes::new(inputs.key_width, inputs.build.rows as u64, target.parallelism);
+            Filter { passing: rows.min(inputs.probe.keyed), bytes }
+        });
+        Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions, filter }
+    }
+
+    fn costed(&self, inputs: &Inputs) -> Costed {
+        let model = self.model(inputs);
+        let memory = model.memory();
+        let phases = model.phases(probe_chunks(&memory, inputs.probe.rows, self.target));
+        Costed {
+            strategy: self.strategy,
+            seconds: total_seconds(&phases, &self.target.rates),
+            phases,
+            memory,
+            radix_bits: self.radix_bits,
+            carried: Carried::of(self.strategy, inputs),
+            filtered_rows: self.filtered_rows,
+        }
+    }
+}
+
+/// Carries the columns of a side whose reads at random places would take longer than moving them.
+fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {
+    for column in &mut input.columns {
+        column.carried = column.can_be_carried() && model.is_worth_carrying(role, column);
+    }
+}
+
+fn carry_nothing(_: &Model<'_>, _: Role, input: &mut Input) {
+    input.columns.iter_mut().for_each(|column| column.carried = false);
+}
+
+/// So many partitions that one has about as many build rows as the device likes: in one pass, and if that gives too few of
+/// them, in two. `None` for strategies without.
+fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Option<u32>> {
+    if !strategy.is_partitioned() {
+        return vec![None];
+    }
+    let partitions = (inputs.build.rows as u64).div_ceil(target.partition_rows.max(1) as u64).max(1);
+    let wanted = partitions.next_power_of_two().trailing_zeros();
+    let one_pass = wanted.min(target.pass_bits_max);
+    let two_passes = wanted.min(2 * target.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
+    if one_pass == two_passes { vec![Some(one_pass)] } else { vec![Some(one_pass), Some(two_passes)] }
+}
+
+fn total_seconds(phases: &[PredictedPhase], rates: &Rates) -> f64 {
+    let total: f64 = phases.iter().map(|phase| phase.seconds).sum();
+    if !rates.copies_overlap {
+        return total;
+    }
+    let copies: f64 = phases.iter().filter(|phase| phase.name == "copy in").map(|phase| phase.seconds).sum();
+    copies.max(total - copies)
+}

@@ -1,0 +1,187 @@
+//! The device memory that a strategy takes, and what follows from it for the chunks of the probe side.
+
+use serde::Serialize;
+
+use super::super::inputs::Input;
+use super::super::{Strategy, Target};
+use super::Model;
+use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
+use crate::join::CHUNK_ROWS_MIN;
+
+/// Bytes of device memory that a strategy takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryNeed {
+    /// At the least, whatever the keys turn out to be: the most that any step takes with the probe side in the smallest chunks.
+    pub minimum_bytes: u64,
+    /// With the whole probe side in one chunk; what is missing of this makes more and smaller chunks.
+    pub whole_bytes: u64,
+    /// Of this, what the build side takes for as long as it is probed.
+    pub resident_bytes: u64,
+}
+
+/// Bytes per probe row of row numbers, matches and pairs.
+const MATCH_ROW_BYTES: f64 = 32.0;
+
+/// Memory is taken in cache lines, and the smallest wave and the smallest batch of pairs have to fit somewhere.
+const SMALL_BYTES: f64 = (32 << 10) as f64;
+
+/// Partitions of distinct keys are of nearly one size; keys that repeat a few times make them differ.
+const PARTITION_SPREAD: f64 = 1.5;
+
+/// The most rows of one key for which a table reserves room ahead: it grows by distinct keys beyond that.
+const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
+
+/// In how many chunks the probe side comes: each takes half of what the build side leaves free.
+pub(in crate::planner) fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
+    let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
+    let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64;
+    (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0))
+}
+
+impl Model<'_> {
+    /// What the device must hold, step by step as the run does it (`join::run`): the sizes of the side are exact, and nothing is
+    /// left to guesses about keys, because running out of memory in the middle is the one thing that must not happen.
+    pub(super) fn memory(&self) -> MemoryNeed {
+        let (build, probe) = (&self.inputs.build, &self.inputs.probe);
+        let rows = build.rows;
+        let repeats = !build.seen_unique;
+        // Row numbers of the rows that have a key, and of those that have none.
+        let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
+        let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers);
+        let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
+        // Finding the rows without a key takes a flag for each row.
+        let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
+        let composed = if build.is_partly_keyed() { 4.0 * rows } else { 0.0 };
+        let how = self.join.spec.how;
+        let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
+        let probe_row = self.probe_row_bytes();
+        let smallest_chunk = 2.0 * (CHUNK_ROWS_MIN as f64).min(probe.rows) * probe_row;
+        let whole_chunk = 2.0 * probe.rows * probe_row;
+
+        // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.
+        let (arranging, stays, matching) = match self.strategy {
+            Strategy::Hash => {
+                let table = match self.inputs.dense_slots {
+                    // Where a key repeats after all, the general table takes the place of the dense one.
+                    Some(slots) if !repeats => TableBytes { stays: 4 * slots as u64, building: 0 },
+                    _ => self.table(rows, repeats),
+                };
+                let (table, building) = (table.stays as f64, table.building as f64);
+                let composed = if repeats { composed } else { 0.0 };
+                // The values behind equal hashes are compared in the order of the table.
+                let ordered_keys = if self.inputs.hashed && repeats { composed + 16.0 * rows } else { 0.0 };
+                (lying + table + building.max(composed).max(ordered_keys), lying + table + composed, 0.0)
+            }
+            _ if self.strategy.is_sorted() && build.sorted => (lying, lying, 0.0),
+            _ => {
+                let carried = self.carried(build);
+                let row = self.inputs.key_bytes() + carried;
+                let composed = if carried > 0.0 { composed } else { 0.0 };
+                // Rows without a key are left out of columns before these are carried.
+                let carried_columns = build.carried_row_bytes();
+                let gathered = if build.is_partly_keyed() { carried_columns } else { 0.0 };
+                let scratch = match self.strategy.is_sorted() {
+                    true => {
+                        let widest = build.columns.iter().map(|column| column.bytes).fold(4.0, f64::max) as u64;
+                        let threads = self.target.parallelism;
+                        sort_scratch_bytes(self.inputs.key_width, rows as u64, widest, threads) as f64
+                    }
+                    // The first of two passes gives what the second reads.
+                    false if self.passes > 1.0 => rows * row,
+                    false => 0.0,
+                };
+                let arranged = lying + rows * (gathered + row) + scratch.max(composed);
+                // Carried columns replace those that were copied in, once they are arranged.
+                let replaced = if build.is_partly_keyed() { 0.0 } else { rows * self.charged(build, carried_columns) };
+                let stays = lying - replaced + rows * row + composed;
+                let (places, tables) = if self.passes > 0.0 { self.tables_at_once() } else { (0.0, 0.0) };
+                let grouping = match self.passes > 0.0 && repeats {
+                    true => rows * row + composed + places + tables,
+                    false => 0.0,
+                };
+                // Keys that are found to repeat only when they are probed are grouped beside a chunk, which was given half of
+                // what was free then.
+                let ahead = self.inputs.hashed || needs_flags;
+                let beside = if ahead { 0.0 } else { (whole_chunk / 2.0).min(smallest_chunk.max(grouping)) };
+                (arranged.max(stays + grouping + beside), stays, tables)
+            }
+        };
+        let filter = self.filter.as_ref().map_or(FilterBytes::default(), |filter| filter.bytes);
+        let (filter_stays, filter_building) = (filter.stays as f64, filter.building as f64);
+        let arranging = arranging.max(stays + filter_building) + filter_stays;
+        let resident = stays + filter_stays + if needs_flags { rows } else { 0.0 };
+        // Build rows that are kept at the end: their positions, and their row numbers.
+        let ending = if needs_flags { 8.0 * rows } else { 0.0 };
+        let minimum = packing.max(flagging).max(arranging).max(resident + (matching + smallest_chunk).max(ending));
+        let minimum = minimum + SMALL_BYTES + self.scratch(build, build.rows);
+        let whole = resident + matching + whole_chunk + self.scratch(probe, probe.rows);
+        MemoryNeed {
+            minimum_bytes: minimum as u64,
+            whole_bytes: minimum.max(whole) as u64,
+            resident_bytes: resident as u64,
+        }
+    }
+
+    /// What arranging that many rows of a side takes on a device whose primitives need more than a host device's.
+    fn scratch(&self, input: &Input, rows: f64) -> f64 {
+        /// For the fixed scratch memory of some streams.
+        const STREAMS_BYTES: f64 = (16 << 20) as f64;
+        match self.target.row_scratch_bytes {
+            Some(bytes) => STREAMS_BYTES + rows * (bytes as f64 + self.inputs.key_bytes() + self.carried(input)),
+            None => 0.0,
+        }
+    }
+
+    /// Bytes per row of what is copied in, unless the device reads it where it lies.
+    fn charged(&self, input: &Input, row_bytes: f64) -> f64 {
+        if self.rates.reads_host_memory && input.one_piece { 0.0 } else { row_bytes }
+    }
+
+    /// Bytes per row of key columns on the device until they are packed, with their validity.
+    fn source_row_bytes(&self, input: &Input) -> f64 {
+        let columns = input.key_columns as f64;
+        let made_by_host = match input.host_keys && !self.rates.reads_host_memory {
+            true => self.inputs.key_bytes() + 4.0 * columns,
+            false => 0.0,
+        };
+        self.charged(input, input.key_source_bytes) + made_by_host + columns / 8.0
+    }
+
+    /// Bytes per row of packed keys, as far as they are not the column itself where it lies.
+    fn packed_row_bytes(&self, input: &Input) -> f64 {
+        let as_it_lies = self.inputs.raw && !input.is_partly_keyed();
+        if as_it_lies { self.charged(input, self.inputs.key_bytes()) } else { self.inputs.key_bytes() }
+    }
+
+    /// Bytes per row of the columns of the result as they are copied in, with their validity, which always is.
+    fn copied_row_bytes(&self, input: &Input) -> f64 {
+        let columns = input.copied_row_bytes();
+        let nullable = input.columns.iter().filter(|column| column.nullable).count();
+        self.charged(input, columns) + nullable as f64 / 8.0
+    }
+
+    /// Bytes per probe row by which the run chooses its chunks: keys packed, arranged and once more while they are sorted, columns
+    /// copied in, carried and sorted, and what becomes of them.
+    fn probe_row_bytes(&self) -> f64 {
+        let columns: f64 = self.inputs.probe.columns.iter().map(|column| column.bytes).sum();
+        3.0 * self.inputs.key_bytes() + 3.0 * columns + MATCH_ROW_BYTES
+    }
+
+    /// What the partitions take that are worked on at one time: the places of their rows while equal keys are made
+    /// adjacent, and their tables.
+    fn tables_at_once(&self) -> (f64, f64) {
+        let rows = self.inputs.build.rows;
+        if self.partitions <= 1.0 {
+            return (4.0 * rows, self.table(rows, true).stays as f64);
+        }
+        let at_once = (self.target.parallelism as f64).min(self.partitions);
+        let ordinary = (PARTITION_SPREAD * rows / self.partitions).min(rows);
+        let heavy = self.inputs.build.heaviest_rows.min(rows);
+        let places = 4.0 * (at_once * ordinary + heavy).min(rows);
+        let tables = at_once * self.table(ordinary, true).stays as f64;
+        // A table that grows is held twice for a moment.
+        let growing = if ordinary > HEAVY_TABLE_ROWS { 0.5 * tables } else { 0.0 };
+        let heavy_table = if heavy > ordinary { self.table(heavy.min(HEAVY_TABLE_ROWS), true).stays } else { 0 };
+        (places, tables + growing + heavy_table as f64)
+    }
+}

@@ -1,0 +1,95 @@
+//! What a strategy costs: roofline arithmetic on a device's measured rates.
+//!
+//! Each phase takes the longer of the bytes it moves over the rate of their boundary, and the rows it treats over the rate
+//! of its primitive; random reads beyond the cache come on top. Phases add up, except that copies which run beside
+//! primitives count only where they are longer (the roofline of Williams et al. 2009, with one roof per boundary).
+//!
+//! ```text
+//!   choice: passes, filter, what is carried ─► Model ─┬─ memory: what it must hold ─► in how many chunks
+//!                                                     └─ phases: bytes and seconds of each ─► their sum
+//! ```
+//!
+//! The names of phases are those under which a running join records its time.
+
+mod choice;
+mod memory;
+mod phases;
+
+pub use memory::MemoryNeed;
+pub(super) use memory::probe_chunks;
+pub use phases::PredictedPhase;
+
+use super::carried::Carried;
+use super::inputs::{Input, Inputs};
+use super::{BoundJoin, Estimates, Rates, Strategy, Target};
+use crate::columns::Role;
+use crate::device::host::{FilterBytes, TableBytes};
+
+/// A strategy with its price.
+#[derive(Debug)]
+pub(super) struct Costed {
+    pub(super) strategy: Strategy,
+    pub(super) phases: Vec<PredictedPhase>,
+    /// All phases, overlapping copies counted once.
+    pub(super) seconds: f64,
+    pub(super) memory: MemoryNeed,
+    pub(super) radix_bits: Option<u32>,
+    /// Which columns move with the keys.
+    pub(super) carried: Carried,
+    /// With a filter of the build keys, the probe rows that are predicted to pass it.
+    pub(super) filtered_rows: Option<f64>,
+}
+
+/// A strategy on a side, with all that is decided about it: what phases and memory are reckoned from.
+struct Model<'a> {
+    join: &'a BoundJoin,
+    strategy: Strategy,
+    inputs: &'a Inputs,
+    estimates: &'a Estimates,
+    target: &'a Target,
+    rates: &'a Rates,
+    passes: f64,
+    partitions: f64,
+    filter: Option<Filter>,
+}
+
+/// A filter of the build keys, over which probe rows pass before they are arranged.
+struct Filter {
+    /// Probe rows that it lets through.
+    passing: f64,
+    bytes: FilterBytes,
+}
+
+impl Model<'_> {
+    /// Rows of a side that are arranged and matched: those that have a key, and of the probe side those that pass the
+    /// filter.
+    fn arranged(&self, role: Role) -> f64 {
+        match (role, &self.filter) {
+            (Role::Probe, Some(filter)) => filter.passing,
+            _ => self.inputs.of(role).keyed,
+        }
+    }
+
+    /// Bytes per row that move with the key.
+    fn carried(&self, input: &Input) -> f64 {
+        if self.strategy == Strategy::Hash {
+            return 0.0;
+        }
+        input.carried_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
+    }
+
+    /// Rows of the result in which a side has a row.
+    fn rows_with(&self, input: &Input) -> f64 {
+        let how = self.join.spec.how;
+        let unmatched = if how.keeps_unmatched(input.side) { input.rows - input.matched } else { 0.0 };
+        match how.only_side() {
+            Some(side) if side == input.side => self.estimates.rows,
+            Some(_) => 0.0,
+            None => self.estimates.pairs + unmatched,
+        }
+    }
+
+    fn table(&self, rows: f64, repeats: bool) -> TableBytes {
+        TableBytes::new(self.inputs.key_width, rows as u64, repeats)
+    }
+}

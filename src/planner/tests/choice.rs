@@ -1,0 +1,178 @@
+//! Which strategy is chosen, on which side, in how many passes, with what carried.
+
+use super::*;
+
+#[test]
+fn sorted_inputs_are_merged_without_sorting() {
+    let sorted = |spec: TableSpec| TableSpec { ascending: true, ..spec };
+    let join = bound(&sorted(sparse(1 << 24, 2)), &sorted(sparse(1 << 25, 2)), JoinKind::Inner);
+    let target = Target::default();
+    let plan = plan_on(join, None, &target).unwrap();
+    assert!(matches!(plan.strategy, Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy);
+    assert!(plan.build_sorted && plan.probe_sorted);
+    // Declared is as good as detected.
+    let unsorted = bound(&sparse(1 << 24, 2), &sparse(1 << 25, 2), JoinKind::Inner);
+    let plan = plan_on(unsorted.clone(), None, &target).unwrap();
+    assert!(matches!(plan.strategy, Strategy::RadixHash | Strategy::RadixHashGfur), "{}", plan.strategy);
+    let declare = |table: &Table, spec: TableSpec| {
+        let mut table = spec.build(&table.name);
+        table.sorted_by = vec![0];
+        Arc::new(table)
+    };
+    let declared = BoundJoin {
+        left: declare(&unsorted.left, sparse(1 << 24, 2)),
+        right: declare(&unsorted.right, sparse(1 << 25, 2)),
+        ..unsorted
+    };
+    let plan = plan_on(declared, None, &target).unwrap();
+    assert!(plan.build_sorted && plan.probe_sorted);
+    assert!(matches!(plan.strategy, Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy);
+}
+
+#[test]
+fn dense_distinct_keys_take_the_perfect_hash_path() {
+    let target = Target::default();
+    let probe = TableSpec { distinct: 1e4, ..TableSpec::primary(1 << 22, 1) };
+    let dense = plan_on(bound(&TableSpec::primary(10_000, 1), &probe, JoinKind::Inner), None, &target).unwrap();
+    assert!(dense.dense);
+    assert_eq!((dense.strategy, dense.build_side), (Strategy::Hash, Side::Left));
+    let gaps = TableSpec { range: (0, 1 << 30), ..TableSpec::primary(10_000, 1) };
+    assert!(!plan_on(bound(&gaps, &probe, JoinKind::Inner), None, &target).unwrap().dense);
+    let repeated = TableSpec { distinct: 5e3, ..TableSpec::primary(10_000, 1) };
+    assert!(!plan_on(bound(&repeated, &probe, JoinKind::Inner), None, &target).unwrap().dense);
+    let negative = TableSpec { range: (-5, 9_994), ..TableSpec::primary(10_000, 1) };
+    assert!(!plan_on(bound(&negative, &probe, JoinKind::Inner), None, &target).unwrap().dense);
+}
+
+#[test]
+fn every_kind_of_join_builds_on_the_smaller_side() {
+    let (small, large) = (sparse(1 << 16, 1), sparse(1 << 22, 1));
+    for how in JoinKind::ALL {
+        let plan = plan_on(bound(&small, &large, how), None, &Target::default()).unwrap();
+        assert_eq!(plan.build_side, Side::Left, "{how}");
+        let plan = plan_on(bound(&large, &small, how), None, &Target::default()).unwrap();
+        assert_eq!(plan.build_side, Side::Right, "{how}");
+    }
+}
+
+#[test]
+fn a_strategy_that_is_asked_for_is_taken() {
+    for strategy in Strategy::ALL {
+        let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
+        let plan = plan_on(join, Some(strategy), &Target::default()).unwrap();
+        assert_eq!(plan.strategy, strategy);
+        assert!(plan.reason.contains("asked for"), "{}", plan.reason);
+        let chosen = (strategy, plan.build_side);
+        assert!(plan.alternatives.iter().all(|other| (other.strategy, other.build_side) != chosen));
+        for other in &plan.alternatives {
+            assert_eq!(other.reason.contains("asked for"), other.strategy != strategy, "{other:?}");
+        }
+    }
+}
+
+/// Keys of `s` of which every sixteenth is one of `r`.
+fn one_in_sixteen(how: JoinKind) -> BoundJoin {
+    let r = TableSpec { distinct: f64::from(1u32 << 20), ..sparse(1 << 20, 2) };
+    let s = TableSpec { distinct: f64::from(1u32 << 24), ..sparse(1 << 25, 2) };
+    bound(&r, &s, how)
+}
+
+#[test]
+fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
+    let target = Target::default();
+    let few = plan_on(one_in_sixteen(JoinKind::Inner), None, &target).unwrap();
+    let passing = few.filtered_rows.expect("one row in sixteen matches");
+    let probe_rows = f64::from(1u32 << 25);
+    assert!((0.06..0.09).contains(&(passing / probe_rows)), "{passing}");
+    assert!(few.phases.iter().any(|phase| phase.name == "filter" && phase.seconds > 0.0 && phase.bytes > 0));
+    let explanation = Explanation::new(&few, "host:0", String::new(), None);
+    assert_eq!(explanation.right.filtered_rows, Some(passing.round() as u64));
+    assert_eq!(explanation.left.filtered_rows, None);
+    assert!(explanation.to_string().contains("probe: filter by the build keys, 8 % pass; "), "{explanation}");
+    // It is no strategy of its own: those that are asked for by name use it as well.
+    for strategy in Strategy::ALL {
+        let plan = plan_on(one_in_sixteen(JoinKind::Inner), Some(strategy), &target).unwrap();
+        assert!(plan.filtered_rows.is_some(), "{strategy}");
+    }
+    for how in JoinKind::ALL {
+        let plan = plan_on(one_in_sixteen(how), Some(Strategy::RadixHash), &target).unwrap();
+        let drops = !matches!(how, JoinKind::Right | JoinKind::Full | JoinKind::RightAnti);
+        assert_eq!(plan.filtered_rows.is_some(), drops && plan.build_side == Side::Left, "{how}");
+        assert_eq!(plan.task().unwrap().filter, plan.filtered_rows.is_some());
+    }
+
+    let all_match = plan_on(bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner), None, &target).unwrap();
+    assert_eq!(all_match.filtered_rows, None);
+    let no_filters = Target { rates: Rates { filter_rows: 0.0, ..target.rates.clone() }, ..target.clone() };
+    assert_eq!(plan_on(one_in_sixteen(JoinKind::Inner), None, &no_filters).unwrap().filtered_rows, None);
+    // Nothing is known of how many keys there are.
+    let mut unknown = one_in_sixteen(JoinKind::Inner);
+    let mut table = sparse(1 << 25, 2).build("s");
+    table.statistics[0].distinct = None;
+    unknown.right = Arc::new(table);
+    assert_eq!(plan_on(unknown, None, &target).unwrap().filtered_rows, None);
+}
+
+#[test]
+fn columns_are_carried_by_the_side_where_that_is_worth_it() {
+    // Few rows of s match: moving its columns with the keys would move all of them. Each row of r matches one of them.
+    let (r, s) = (sparse(1 << 24, 2), sparse(1 << 28, 2));
+    let mut target = two_pass(a100());
+    target.memory_bytes = u64::MAX;
+    let plan = |strategy| plan_on(bound(&r, &s, JoinKind::Inner), strategy, &target).unwrap();
+    let chosen = plan(None);
+    assert_eq!((chosen.strategy, chosen.build_side), (Strategy::RadixHash, Side::Left), "{}", chosen.reason);
+    let Carried::Columns { left, right } = &chosen.carried else { panic!("{:?}", chosen.carried) };
+    assert_eq!((left.iter().copied().collect::<Vec<_>>(), right.len()), (vec![1, 2], 0));
+    let task = chosen.task().unwrap();
+    assert_eq!((task.build.carried.len(), task.probe.carried.len()), (2, 0));
+
+    // It is cheaper than what the names stand for, which are all or nothing.
+    let (all, none) = (plan(Some(Strategy::RadixHash)), plan(Some(Strategy::RadixHashGfur)));
+    assert_eq!((&all.carried, &none.carried), (&Carried::Everything, &Carried::Nothing));
+    assert!(chosen.seconds < all.seconds && chosen.seconds < none.seconds);
+
+    let explanation = Explanation::new(&chosen, "cuda:0", String::new(), None);
+    assert_eq!((explanation.left.carried, explanation.right.carried), (vec!["r0".into(), "r1".into()], vec![]));
+    let tree = explanation.tree.join("\n");
+    for part in
+        ["build: partition keys with r0, r1", "probe: partition keys and row numbers", "the others by row number"]
+    {
+        assert!(tree.contains(part), "{part:?} is missing in\n{tree}");
+    }
+    let explanation = Explanation::new(&all, "cuda:0", String::new(), None);
+    assert_eq!((explanation.left.carried.len(), explanation.right.carried.len()), (2, 2));
+    assert!(Explanation::new(&none, "cuda:0", String::new(), None).right.carried.is_empty());
+}
+
+#[test]
+fn a_second_pass_is_made_where_partitions_outgrow_the_cache() {
+    let bits = |build_rows: u64, target: &Target| {
+        let join = bound(&sparse(build_rows, 1), &sparse(2 * build_rows, 1), JoinKind::Inner);
+        plan_on(join, Some(Strategy::RadixHash), target).unwrap().radix_bits.unwrap()
+    };
+    let target = Target { pass_bits_max: 8, ..Target::default() };
+    let rows = |bits: u32| (target.partition_rows as u64) << bits;
+    assert_eq!(bits(rows(7), &target), 7);
+    assert_eq!(bits(rows(8), &target), 8);
+    // Partitions twice as large as they should be are no reason to move everything once more.
+    assert_eq!(bits(rows(9), &target), 8);
+    assert_eq!(bits(rows(13), &target), 13);
+    // Two passes give no more than twice the bits of one.
+    let rates = Rates { partition: 30e9, ..target.rates.clone() };
+    assert_eq!(bits(rows(8), &Target { pass_bits_max: 2, rates, ..target.clone() }), 4);
+}
+
+#[test]
+fn without_statistics_a_plan_is_made_all_the_same() {
+    let mut join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
+    for table in [&mut join.left, &mut join.right] {
+        let spec = if table.name == "r" { sparse(1 << 16, 1) } else { sparse(1 << 20, 1) };
+        let mut blank = spec.build(&table.name);
+        blank.statistics.fill(ColumnStatistics::default());
+        *table = Arc::new(blank);
+    }
+    let plan = plan_on(join, None, &Target::default()).unwrap();
+    assert_eq!(plan.build_side, Side::Left);
+    assert!(!plan.dense);
+}

@@ -1,0 +1,161 @@
+//! Predicted seconds and bytes, what explains them, and the rates that they rest on.
+
+use super::*;
+
+#[test]
+fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
+    let join = bound(&sparse(1 << 24, 2), &sparse(1 << 26, 2), JoinKind::Inner);
+    let tiny = Target { memory_bytes: 1 << 20, ..two_pass(a100()) };
+    let Err(Error::Exhausted(message)) = plan_on(join.clone(), None, &tiny) else { panic!("it was planned") };
+    for part in ["\"r\"", "16777216 rows", "1.0 MiB", "--device-memory", "cuda:0"] {
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    }
+    // Enough for the narrower strategies only: the one that was asked for is refused, and a fitting one is named.
+    let whole = plan_on(join.clone(), None, &two_pass(a100())).unwrap();
+    let need =
+        |strategy: Strategy| plan_on(join.clone(), Some(strategy), &two_pass(a100())).unwrap().memory.minimum_bytes;
+    let (least, most) = (
+        Strategy::ALL.into_iter().min_by_key(|strategy| need(*strategy)).unwrap(),
+        Strategy::ALL.into_iter().max_by_key(|strategy| need(*strategy)).unwrap(),
+    );
+    assert_ne!(need(least), need(most));
+    let between = Target { memory_bytes: need(most) - 1, ..two_pass(a100()) };
+    let Err(Error::Exhausted(message)) = plan_on(join.clone(), Some(most), &between) else {
+        panic!("{most} was planned")
+    };
+    assert!(message.contains(most.name()) && message.contains("fits"), "{message}");
+    let free = plan_on(join, None, &between).unwrap();
+    assert_ne!(free.strategy, most);
+    assert_eq!(whole.alternatives.len(), 2 * Strategy::ALL.len() - 1, "each strategy on each side");
+}
+
+#[test]
+fn a_probe_side_in_chunks_passes_over_the_build_side_once_for_each() {
+    let join = bound(&sparse(1 << 22, 2), &sparse(1 << 26, 2), JoinKind::Inner);
+    let match_seconds = |strategy, memory_bytes| {
+        let target = Target { memory_bytes, ..Target::default() };
+        let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "match").unwrap().seconds
+    };
+    for strategy in [Strategy::RadixHash, Strategy::SortMerge] {
+        let whole = plan_on(join.clone(), Some(strategy), &Target::default()).unwrap().memory;
+        assert_eq!(match_seconds(strategy, whole.whole_bytes), match_seconds(strategy, u64::MAX), "{strategy}");
+        // A hundredth of the probe side fits at a time: the build side, a sixteenth of it, is passed over a hundred times.
+        let hundredth = whole.resident_bytes + (whole.whole_bytes - whole.resident_bytes) / 100;
+        let hundredth = hundredth.max(whole.minimum_bytes);
+        assert!(match_seconds(strategy, hundredth) > 2.0 * match_seconds(strategy, u64::MAX), "{strategy}");
+    }
+    let hash = plan_on(join.clone(), Some(Strategy::Hash), &Target::default()).unwrap().memory;
+    assert_eq!(match_seconds(Strategy::Hash, hash.minimum_bytes), match_seconds(Strategy::Hash, u64::MAX));
+}
+
+#[test]
+fn dictionary_columns_move_like_numbers_where_batches_share_the_dictionary() {
+    let payload = DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8));
+    let side = |payload: DataType| TableSpec { payload: vec![payload], ..sparse(1 << 20, 0) };
+    let gather = |payload: DataType| {
+        let join = bound(&side(payload.clone()), &side(payload), JoinKind::Inner);
+        let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "gather").unwrap().seconds
+    };
+    // Tables without batches have no two dictionaries.
+    assert_eq!(gather(payload), gather(DataType::Int16));
+    assert!(gather(DataType::Utf8) > gather(DataType::Int16));
+}
+
+#[test]
+fn predictions_are_finite_and_grow_with_the_tables() {
+    for strategy in Strategy::ALL {
+        let mut last = 0.0;
+        for rows in [0, 1, 1000, 1 << 20, 1 << 30] {
+            let join = bound(&sparse(rows, 2), &sparse(rows, 2), JoinKind::Full);
+            let plan = plan_on(join, Some(strategy), &Target::default()).unwrap();
+            let sum: f64 = plan.phases.iter().map(|phase| phase.seconds).sum();
+            assert!(plan.seconds.is_finite() && plan.seconds >= last, "{strategy} at {rows} rows: {}", plan.seconds);
+            assert!((plan.seconds - sum).abs() <= 1e-9 + 1e-6 * sum, "host phases add up");
+            last = plan.seconds;
+        }
+        assert!(last > 0.0);
+    }
+}
+
+#[test]
+fn copies_that_run_beside_primitives_count_where_they_are_longer() {
+    let join = bound(&sparse(1 << 24, 2), &sparse(1 << 24, 2), JoinKind::Inner);
+    let mut target = two_pass(a100());
+    target.rates.copy_in = 1e9;
+    let plan = plan_on(join, None, &target).unwrap();
+    let copy = plan.phases.iter().find(|phase| phase.name == "copy in").unwrap().seconds;
+    let sum: f64 = plan.phases.iter().map(|phase| phase.seconds).sum();
+    assert!((plan.seconds - copy).abs() < 1e-9, "{} is not {copy}", plan.seconds);
+    assert!(sum > copy);
+}
+
+#[test]
+fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
+    let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
+    let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
+    let measured =
+        Measured { phases: vec![("match".into(), 0.5, 1000), ("verify".into(), 0.25, 10)], seconds: 0.75, rows: 7 };
+    let explanation = Explanation::new(&plan, "host:0", "the only device".into(), Some(&measured));
+    let json = serde_json::to_value(&explanation).unwrap();
+    assert_eq!(json["strategy"], "radix-hash");
+    assert_eq!(json["measured_seconds"], 0.75);
+    assert_eq!(json["left"]["role"], "build");
+    assert_eq!(json["result"]["rows"], 7);
+    let phases = json["phases"].as_array().unwrap();
+    let named = |name: &str| phases.iter().find(|phase| phase["name"] == name).unwrap();
+    assert_eq!(named("match")["measured_seconds"], 0.5);
+    assert!(named("match")["predicted_seconds"].as_f64().unwrap() > 0.0);
+    assert!(named("partition probe")["measured_seconds"].is_null());
+    assert!(named("verify")["predicted_seconds"].is_null());
+    assert_eq!(json["alternatives"].as_array().unwrap().len(), 9);
+    assert_eq!(named("match")["measured_bytes_per_second"], 2000.0);
+    assert_eq!(named("match")["boundary_bytes_per_second"], Target::default().rates.stream);
+    assert_eq!(named("copy in")["boundary"], "host to device");
+
+    let text = explanation.to_string();
+    for part in [
+        "radix-hash: it was asked for",
+        "on host:0: the only device",
+        "build: partition",
+        "2.0 KiB/s of",
+        "not chosen",
+        "sort-merge-gfur",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
+    for (threads, memory, link) in [
+        (1, 64 << 20, None),
+        (2, 64 << 20, Some(EmulatedLink { to_device_bytes_per_second: 5e9, from_device_bytes_per_second: 2e9 })),
+        (1, 64 << 20, Some(EmulatedLink { to_device_bytes_per_second: 20e6, from_device_bytes_per_second: 20e6 })),
+        (1, 1 << 20, None),
+        (1, 4 << 10, None),
+    ] {
+        let budget = Budget::new("device memory", "--device-memory", memory);
+        let device = HostDevice::new(0, threads, budget.clone(), link).unwrap();
+        let rates = calibrate(&device);
+        assert_eq!(budget.used_bytes(), 0, "calibration keeps memory");
+        println!("{threads} threads, {memory} bytes, {link:?}: {rates:?}");
+        let json = serde_json::to_value(&rates).unwrap();
+        for (name, value) in json.as_object().unwrap() {
+            let numbers: Vec<f64> = value.as_array().map_or_else(
+                || value.as_f64().into_iter().collect(),
+                |list| list.iter().filter_map(serde_json::Value::as_f64).collect(),
+            );
+            assert!(numbers.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{name} is {value}");
+        }
+        if memory >= 1 << 20 {
+            assert_eq!(rates.reads_host_memory, link.is_none());
+        }
+        // An emulated link takes the time that it would take, so what is measured is never faster.
+        if let Some(link) = link {
+            assert!(rates.copy_in <= 1.1 * link.to_device_bytes_per_second, "{}", rates.copy_in);
+            assert!(rates.copy_out <= 1.1 * link.from_device_bytes_per_second, "{}", rates.copy_out);
+        }
+    }
+}

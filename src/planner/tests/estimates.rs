@@ -1,0 +1,255 @@
+//! How many rows a join is predicted to give, and how many it certainly gives.
+
+use std::collections::HashMap;
+
+use arrow::array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
+use arrow::compute::cast;
+use arrow::util::display::array_value_to_string;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+#[test]
+fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
+    let estimates = |left: &TableSpec, right: &TableSpec, how| Estimates::of(&bound(left, right, how));
+    let orders = TableSpec::primary(1000, 1);
+    let lines = TableSpec { rows: 4000, ..TableSpec::primary(1000, 1) };
+    assert_eq!(estimates(&orders, &lines, JoinKind::Inner).rows, 4000.0);
+    assert_eq!(estimates(&orders, &lines, JoinKind::LeftSemi).rows, 1000.0);
+    assert_eq!(estimates(&orders, &lines, JoinKind::LeftAnti).rows, 0.0);
+
+    let nulls = TableSpec { nulls: 1000, ..TableSpec { rows: 4000, ..TableSpec::primary(1000, 1) } };
+    assert_eq!(estimates(&orders, &nulls, JoinKind::Inner).rows, 3000.0);
+    assert_eq!(estimates(&orders, &nulls, JoinKind::Right).rows, 4000.0);
+    assert_eq!(estimates(&orders, &nulls, JoinKind::RightAnti).rows, 1000.0);
+
+    // Half of the customers have orders.
+    let half = TableSpec { rows: 4000, distinct: 500.0, ..TableSpec::primary(1000, 1) };
+    assert_eq!(estimates(&orders, &half, JoinKind::Inner).rows, 4000.0);
+    assert_eq!(estimates(&orders, &half, JoinKind::LeftAnti).rows, 500.0);
+    assert_eq!(estimates(&orders, &half, JoinKind::Full).rows, 4500.0);
+
+    let disjoint = TableSpec { range: (5000, 5999), ..TableSpec::primary(1000, 1) };
+    assert_eq!(estimates(&orders, &disjoint, JoinKind::Inner).rows, 0.0);
+    assert_eq!(estimates(&orders, &disjoint, JoinKind::Full).rows, 2000.0);
+
+    // 1000 rows of 10 different keys on each side: 10 * 100 * 100 pairs.
+    let many = TableSpec { distinct: 10.0, range: (0, 9), ..TableSpec::primary(1000, 1) };
+    assert_eq!(estimates(&many, &many, JoinKind::Inner).rows, 100_000.0);
+
+    // A tenth of the clicks have one user, who has two sessions as every user does.
+    let sessions = TableSpec { rows: 200, ..TableSpec::primary(100, 1) };
+    let clicks = TableSpec { rows: 10_000, distinct: 9000.0, ..TableSpec::primary(9000, 1) };
+    let skewed = TableSpec { heaviest_share: Some(0.1), ..TableSpec { range: (0, 99), ..clicks } };
+    // A hundred of the other clicks are of one of the hundred users, and meet two sessions each.
+    assert_eq!(estimates(&sessions, &skewed, JoinKind::Inner).pairs.round(), 2200.0);
+    assert_eq!(estimates(&skewed, &sessions, JoinKind::Inner).pairs.round(), 2200.0);
+    assert_eq!(estimates(&skewed, &sessions, JoinKind::LeftSemi).rows.round(), 1100.0);
+    let elsewhere = TableSpec { range: (5000, 5999), ..TableSpec::primary(1000, 1) };
+    assert_eq!(estimates(&skewed, &elsewhere, JoinKind::Inner).pairs, 0.0);
+
+    let empty = TableSpec { rows: 0, distinct: 0.0, ..TableSpec::primary(1, 1) };
+    for how in JoinKind::ALL {
+        let rows = estimates(&empty, &orders, how).rows;
+        assert!(rows.is_finite() && rows >= 0.0, "{how}: {rows}");
+    }
+}
+
+/// A join of two tables of those key columns, in batches of 4000 rows.
+fn join_of(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) -> BoundJoin {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    for (name, keys) in [("r", left), ("s", right)] {
+        let whole = RecordBatch::try_from_iter_with_nullable([("k", keys.clone(), true)]).unwrap();
+        let cut = |start| whole.slice(start, 4000.min(keys.len() - start));
+        let batches = (0..keys.len()).step_by(4000).map(cut).collect();
+        catalog.create(Table::from_batches(name, whole.schema(), batches).unwrap()).unwrap();
+    }
+    let spec = JoinSpec { how, nulls_equal, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
+    bind(spec, &catalog).unwrap()
+}
+
+/// The rows that a join gives, by counting those of each value.
+fn naive_rows(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) -> u64 {
+    let count = |keys: &ArrayRef| {
+        let mut counts: HashMap<Option<String>, u64> = HashMap::new();
+        for row in 0..keys.len() {
+            let value = (!keys.is_null(row)).then(|| array_value_to_string(keys, row).unwrap());
+            *counts.entry(value).or_default() += 1;
+        }
+        counts
+    };
+    let (left, right) = (count(left), count(right));
+    let in_other = |value: &Option<String>, other: &HashMap<Option<String>, u64>| match value {
+        None if !nulls_equal => 0,
+        value => other.get(value).copied().unwrap_or(0),
+    };
+    let pairs: u64 = left.iter().map(|(value, rows)| rows * in_other(value, &right)).sum();
+    let matched = |of: &HashMap<Option<String>, u64>, other| -> u64 {
+        of.iter().filter(|(value, _)| in_other(value, other) > 0).map(|(_, rows)| rows).sum()
+    };
+    let all = |of: &HashMap<Option<String>, u64>| of.values().sum::<u64>();
+    let (left_matched, right_matched) = (matched(&left, &right), matched(&right, &left));
+    let (left_unmatched, right_unmatched) = (all(&left) - left_matched, all(&right) - right_matched);
+    match how {
+        JoinKind::Inner => pairs,
+        JoinKind::Left => pairs + left_unmatched,
+        JoinKind::Right => pairs + right_unmatched,
+        JoinKind::Full => pairs + left_unmatched + right_unmatched,
+        JoinKind::LeftSemi => left_matched,
+        JoinKind::LeftAnti => left_unmatched,
+        JoinKind::RightSemi => right_matched,
+        JoinKind::RightAnti => right_unmatched,
+    }
+}
+
+fn numbers(values: impl IntoIterator<Item = i64>) -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(values))
+}
+
+fn shuffled(values: impl IntoIterator<Item = i64>, random: &mut StdRng) -> ArrayRef {
+    let mut values: Vec<i64> = values.into_iter().collect();
+    values.shuffle(random);
+    numbers(values)
+}
+
+/// Values 0 to `distinct`, of which number n is drawn in proportion to 1 / (n + 1).
+fn zipf(rows: usize, distinct: usize, random: &mut StdRng) -> ArrayRef {
+    let mut sum = 0.0;
+    let mut bound = |at: usize| {
+        sum += 1.0 / (at + 1) as f64;
+        sum
+    };
+    let bounds: Vec<f64> = (0..distinct).map(&mut bound).collect();
+    numbers((0..rows).map(|_| {
+        let drawn = random.random_range(0.0..bounds[distinct - 1]);
+        bounds.partition_point(|&bound| bound <= drawn) as i64
+    }))
+}
+
+/// Rows predicted over rows counted, of an inner join.
+fn error_of(left: &ArrayRef, right: &ArrayRef, nulls_equal: bool) -> f64 {
+    let estimates = Estimates::of(&join_of(left, right, JoinKind::Inner, nulls_equal));
+    estimates.rows / naive_rows(left, right, JoinKind::Inner, nulls_equal) as f64
+}
+
+#[test]
+fn values_that_are_heavy_on_both_sides_multiply() {
+    let random = &mut StdRng::seed_from_u64(5);
+    let (left, right) = (zipf(100_000, 10_000, random), zipf(50_000, 10_000, random));
+    let error = error_of(&left, &right, false);
+    assert!((0.75..1.33).contains(&error), "two Zipf distributions: {error}");
+    // As if all values were alike, a seventieth of that was predicted.
+    let evenly = 100_000.0 * 50_000.0 / 10_000.0;
+    assert!(naive_rows(&left, &right, JoinKind::Inner, false) as f64 > 50.0 * evenly);
+
+    // One value in a hundred rows, among others that do not repeat.
+    let one_heavy = |rows: i64| (0..rows).map(|row| if row % 100 == 0 { -1 } else { row });
+    let (left, right) = (shuffled(one_heavy(200_000), random), shuffled(one_heavy(300_000), random));
+    let error = error_of(&left, &right, false);
+    assert!((0.6..1.6).contains(&error), "one heavy value: {error}");
+}
+
+#[test]
+fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
+    let random = &mut StdRng::seed_from_u64(6);
+    // A fifth of each side's rows have one value, which one row of the other side has.
+    let heavy = |value: i64| (0..100_000).chain((0..25_000).map(move |_| value));
+    let error = error_of(&shuffled(heavy(7), random), &shuffled(heavy(70_000), random), false);
+    assert!((0.7..1.4).contains(&error), "heavy on disjoint values: {error}");
+    // Nothing but heavy values, none of them on both sides.
+    let few = |first: i64| (0..30_000).map(move |row| first + 2 * (row % 5));
+    let join = join_of(&numbers(few(0)), &numbers(few(1)), JoinKind::Inner, false);
+    assert_eq!(Estimates::of(&join).rows, 0.0);
+    // A dimension of few keys, and facts most of which are of one of them.
+    let dimension = numbers(0..10);
+    let facts = shuffled((0..50_000).map(|row| if row % 10 < 7 { 3 } else { row % 10 }), random);
+    let error = error_of(&dimension, &facts, false);
+    assert!((0.99..1.01).contains(&error), "each fact has one row of the dimension: {error}");
+}
+
+#[test]
+fn nulls_that_match_are_one_more_value() {
+    let random = &mut StdRng::seed_from_u64(7);
+    let mut with_nulls = |rows: i32, null_share: f64| -> ArrayRef {
+        Arc::new(Int32Array::from_iter((0..rows).map(|row| (!random.random_bool(null_share)).then_some(row))))
+    };
+    let (left, right) = (with_nulls(20_000, 0.3), with_nulls(30_000, 0.1));
+    for (nulls_equal, most) in [(true, 30_000), (false, 20_000)] {
+        let rows = naive_rows(&left, &right, JoinKind::Inner, nulls_equal);
+        assert_eq!(rows > most, nulls_equal);
+        let error = error_of(&left, &right, nulls_equal);
+        assert!((0.8..1.25).contains(&error), "nulls equal {nulls_equal}: {error}");
+    }
+    let join = join_of(&left, &right, JoinKind::Inner, true);
+    let nulls = left.null_count() as f64;
+    assert!(estimate::heaviest_rows_max(&join, Side::Left) >= nulls, "{nulls} rows have no value, and match");
+}
+
+#[test]
+fn heavy_values_are_the_same_whatever_types_hold_them() {
+    let random = &mut StdRng::seed_from_u64(8);
+    let wide = zipf(50_000, 1000, random);
+    let text: ArrayRef = {
+        let values = wide.as_any().downcast_ref::<Int64Array>().unwrap();
+        Arc::new(StringArray::from_iter_values(values.values().iter().map(|value| format!("number {value}"))))
+    };
+    let dictionary = DataType::Dictionary(Box::new(DataType::UInt16), Box::new(DataType::Utf8));
+    for (values, other_type) in [
+        (&wide, DataType::Int32),
+        (&wide, DataType::UInt16),
+        (&text, DataType::Utf8View),
+        (&text, DataType::LargeUtf8),
+        (&text, dictionary),
+    ] {
+        let other = cast(values, &other_type).unwrap();
+        let rows = naive_rows(values, values, JoinKind::Inner, false);
+        let join = join_of(values, &other, JoinKind::Inner, false);
+        let error = Estimates::of(&join).rows / rows as f64;
+        assert!((0.8..1.25).contains(&error), "{} and {other_type}: {error}", values.data_type());
+        // All but the rarest values are in the samples, and counted.
+        let at_least = plan(join, None).unwrap().at_least().rows;
+        assert!(at_least <= rows && at_least as f64 > 0.99 * rows as f64, "{at_least} of {rows}, {other_type}");
+    }
+}
+
+#[test]
+fn at_least_is_never_more_than_a_join_gives() {
+    let mut random = StdRng::seed_from_u64(crate::testing::seed());
+    for round in 0..20 {
+        let mut keys = |rows: usize| -> ArrayRef {
+            let spread = [3, 500, 40_000][random.random_range(0..3)];
+            let nulls = [0.0, 0.2][random.random_range(0..2)];
+            let mut value = || (!random.random_bool(nulls)).then(|| random.random_range(0..spread));
+            Arc::new(Int64Array::from_iter((0..rows).map(|_| value())))
+        };
+        let (left, right) = (keys(700 + 1000 * round), keys(20_000 - 900 * round));
+        for how in JoinKind::ALL {
+            for nulls_equal in [false, true] {
+                let rows = naive_rows(&left, &right, how, nulls_equal);
+                let found = plan(join_of(&left, &right, how, nulls_equal), None).unwrap().at_least();
+                let situation = format!("round {round}, {how}, nulls equal {nulls_equal}");
+                assert!(found.rows <= rows, "{found:?} of {rows} rows, {situation}");
+                // The samples of the smaller sides hold all of their values.
+                if how == JoinKind::Inner && left.len() < 8000 && right.len() < 8000 {
+                    assert_eq!(found.rows, rows, "{situation}");
+                }
+                assert!(found.bytes <= rows * 8, "{found:?}, {situation}");
+            }
+        }
+    }
+}
+
+#[test]
+fn heavy_keys_are_explained_by_their_values() {
+    let random = &mut StdRng::seed_from_u64(9);
+    let skewed = shuffled((0..50_000).map(|row| if row % 10 == 0 { 77 } else { row }), random);
+    let join = join_of(&skewed, &numbers(0..50_000), JoinKind::Inner, false);
+    let explanation = Explanation::new(&plan(join, None).unwrap(), "host:0", String::new(), None);
+    let [heavy] = &explanation.left.heavy_keys[..] else { panic!("{:?}", explanation.left.heavy_keys) };
+    assert_eq!(heavy.key, "77");
+    assert!((4000..6000).contains(&heavy.rows), "{heavy:?}");
+    assert_eq!(explanation.right.heavy_keys, []);
+    assert!(explanation.to_string().contains("heavy keys: \"77\" on "), "{explanation}");
+}
