@@ -64,7 +64,9 @@ struct SpecArgs {
     /// Right table
     right: String,
 
-    /// Columns that must be equal: LEFT=RIGHT, or a name that both have; several with commas
+    /// Columns that must be equal: LEFT=RIGHT, or a name that both have; several with commas. With ":nulls_equal" or
+    /// ":nulls_distinct" behind it, as in "a=b,c=d:nulls_equal", nulls of that pair match or do not match, whatever
+    /// --nulls-equal says
     #[arg(long, required = true, value_delimiter = ',', value_name = "COLUMNS")]
     on: Vec<KeyArg>,
 
@@ -80,7 +82,7 @@ struct SpecArgs {
     #[arg(long, default_value = "auto")]
     strategy: String,
 
-    /// Null keys match null keys
+    /// Null keys match null keys, in all pairs of --on that do not say
     #[arg(long)]
     nulls_equal: bool,
 
@@ -94,25 +96,44 @@ struct SpecArgs {
 struct KeyArg {
     left: String,
     right: String,
+    /// What the pair says of its nulls.
+    nulls_equal: Option<bool>,
 }
+
+/// What may stand behind a pair of columns. SQL calls nulls that match no null distinct.
+const NULLS: [(&str, bool); 2] = [(":nulls_equal", true), (":nulls_distinct", false)];
 
 impl FromStr for KeyArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (left, right) = text.split_once('=').unwrap_or((text, text));
+        // Hyphens are what a command line makes people write.
+        let said = |text: &str, suffix: &str| {
+            let start = text.len().checked_sub(suffix.len())?;
+            (text.get(start..)?.replace('-', "_") == suffix).then(|| text[..start].to_owned())
+        };
+        let text = text.trim();
+        let with_nulls = NULLS.iter().find_map(|(suffix, equal)| Some((said(text, suffix)?, Some(*equal))));
+        let (columns, nulls_equal) = with_nulls.unwrap_or_else(|| (text.to_owned(), None));
+        let (left, right) = columns.split_once('=').unwrap_or((&columns, &columns));
         let (left, right) = (left.trim(), right.trim());
         if left.is_empty() || right.is_empty() {
             return Err("write LEFT=RIGHT, or the name of a column that both tables have".into());
         }
-        Ok(Self { left: left.into(), right: right.into() })
+        Ok(Self { left: left.into(), right: right.into(), nulls_equal })
     }
 }
 
 impl SpecArgs {
     /// The join in the JSON form of the wire. What is not given is not said.
     fn to_json(&self) -> Value {
-        let pairs = self.on.iter().map(|pair| json!({ "left": pair.left, "right": pair.right }));
+        let pairs = self.on.iter().map(|pair| {
+            let mut said = json!({ "left": pair.left, "right": pair.right });
+            if let Some(equal) = pair.nulls_equal {
+                said["nulls_equal"] = equal.into();
+            }
+            said
+        });
         let mut join = json!({
             "left": self.left,
             "right": self.right,
@@ -298,6 +319,19 @@ mod tests {
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
+    }
+
+    #[test]
+    fn a_pair_of_columns_may_say_what_its_nulls_do() {
+        let on = |text: &str| command(&format!("a b --on {text}"))["join"]["on"].clone();
+        assert_eq!(
+            on("k,x=y:nulls_equal,z:nulls-distinct"),
+            json!([{"left": "k", "right": "k"}, {"left": "x", "right": "y", "nulls_equal": true},
+                   {"left": "z", "right": "z", "nulls_equal": false}])
+        );
+        // Names may have colons in them.
+        assert_eq!(on("a:b=ü:nulls"), json!([{"left": "a:b", "right": "ü:nulls"}]));
+        assert!(":nulls_equal".parse::<KeyArg>().is_err());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
+use naive::NullsEqual;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -148,7 +149,7 @@ fn spec(keys: usize, how: JoinKind, strategy: Strategy) -> JoinSpec {
 }
 
 /// Runs all kinds and strategies on one pair of tables.
-fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: bool, rng: &mut StdRng) {
+fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: impl Into<NullsEqual>, rng: &mut StdRng) {
     let bench = Bench::new(threads, device_memory);
     bench.put("l", &case.left.batches);
     bench.put("r", &case.right.batches);
@@ -156,15 +157,19 @@ fn check_all(case: &Case, threads: usize, device_memory: u64, nulls_equal: bool,
 }
 
 /// As [`check_all`], on tables that were put.
-fn check_all_on(bench: &Bench, case: &Case, nulls_equal: bool, rng: &mut StdRng, story: &str) {
+fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, rng: &mut StdRng, story: &str) {
+    let nulls_equal = nulls_equal.into();
     for how in JoinKind::ALL {
-        let expected = naive::join(case, how, nulls_equal);
+        let expected = naive::join(case, how, &nulls_equal);
         for strategy in Strategy::ALL {
             let mut spec = spec(case.key_kinds.len(), how, strategy);
-            spec.nulls_equal = nulls_equal;
+            spec.nulls_equal = nulls_equal.whole;
+            for (at, pair) in spec.on.iter_mut().enumerate() {
+                pair.nulls_equal = nulls_equal.of(at);
+            }
             spec.batch_rows = [None, Some(1), Some(100)][rng.random_range(0..3)].filter(|_| expected.len() < 5000);
             let composed = Composed::random(rng);
-            let label = format!("{how} by {strategy}, {composed:?}, on {bench}, {case}{story}");
+            let label = format!("{how} by {strategy}, {composed:?}, {nulls_equal:?}, on {bench}, {case}{story}");
             let actual = bench
                 .join_as(spec, composed.chunk_rows_min, |plan| composed.change(plan))
                 .unwrap_or_else(|error| panic!("{label}: {error}"));
@@ -189,7 +194,11 @@ fn random_joins_agree_with_the_naive_join() {
         let case = Case::random(&mut rng);
         let threads = rng.random_range(1..=3);
         let memory = [1 << 20, 8 << 20, 1 << 30][rng.random_range(0..3)];
-        let nulls_equal = rng.random_bool(0.3);
+        let mut nulls_equal = NullsEqual::from(rng.random_bool(0.3));
+        if rng.random_bool(0.4) {
+            nulls_equal.by_key =
+                case.key_kinds.iter().map(|_| [None, Some(false), Some(true)][rng.random_range(0..3)]).collect();
+        }
         check_all(&case, threads, memory, nulls_equal, &mut rng);
     }
 }
@@ -250,6 +259,10 @@ fn composite_keys_join_whether_packed_or_hashed() {
         let case = Case::with(&mut rng, kinds, 400, 300, 12);
         check_all(&case, 2, 64 << 20, false, &mut rng);
         check_all(&case, 1, 64 << 20, true, &mut rng);
+        // The nulls of one key match, those of the others do not; and the other way round.
+        let first = |said: bool| NullsEqual { whole: !said, by_key: vec![Some(said)] };
+        check_all(&case, 2, 64 << 20, first(true), &mut rng);
+        check_all(&case, 2, 64 << 20, first(false), &mut rng);
     }
 }
 
@@ -281,7 +294,7 @@ fn many_to_many_results_are_far_larger_than_their_inputs() {
     let bench = Bench::new(2, 16 << 20);
     bench.put("l", &case.left.batches);
     bench.put("r", &case.right.batches);
-    let expected = naive::join(&case, JoinKind::Full, false);
+    let expected = naive::join(&case, JoinKind::Full, &NullsEqual::default());
     assert!(expected.len() > 500_000);
     for strategy in Strategy::ALL {
         let actual = bench.join(spec(1, JoinKind::Full, strategy)).unwrap();
@@ -359,7 +372,7 @@ fn sorted_and_dense_unique_keys_join_declared_or_not() {
                 bench.put_with("l", &case.left.batches, left);
                 bench.put_with("r", &case.right.batches, right);
                 let story = format!("; {story}, {}", if says { "declared" } else { "not declared" });
-                check_all_on(&bench, &case, rng.random(), &mut rng, &story);
+                check_all_on(&bench, &case, rng.random::<bool>(), &mut rng, &story);
             }
         }
     }

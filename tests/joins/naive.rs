@@ -24,8 +24,29 @@ impl Rows {
     }
 }
 
+/// Which nulls match nulls.
+#[derive(Clone, Debug, Default)]
+pub struct NullsEqual {
+    /// In the keys that do not say.
+    pub whole: bool,
+    /// Key by key; keys beyond its end do not say.
+    pub by_key: Vec<Option<bool>>,
+}
+
+impl From<bool> for NullsEqual {
+    fn from(whole: bool) -> Self {
+        Self { whole, by_key: Vec::new() }
+    }
+}
+
+impl NullsEqual {
+    pub fn of(&self, key: usize) -> Option<bool> {
+        self.by_key.get(key).copied().flatten()
+    }
+}
+
 /// The join of a case: the keys once, the rest of left, the rest of right.
-pub fn join(case: &Case, how: JoinKind, nulls_equal: bool) -> Rows {
+pub fn join(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> Rows {
     let (left_rows, right_rows) = pairs(case, how, nulls_equal);
     let left = concat_batches(&case.left.batches[0].schema(), &case.left.batches).unwrap();
     let right = concat_batches(&case.right.batches[0].schema(), &case.right.batches).unwrap();
@@ -75,8 +96,12 @@ pub fn join(case: &Case, how: JoinKind, nulls_equal: bool) -> Rows {
 }
 
 /// Row numbers side by side; `None` where a side has no row.
-fn pairs(case: &Case, how: JoinKind, nulls_equal: bool) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
-    let has_key = |key: &Key| nulls_equal || key.iter().all(Option::is_some);
+fn pairs(case: &Case, how: JoinKind, nulls_equal: &NullsEqual) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
+    let has_key = |key: &Key| {
+        let may_match =
+            |(at, number): (usize, &Option<u32>)| number.is_some() || nulls_equal.of(at).unwrap_or(nulls_equal.whole);
+        key.iter().enumerate().all(may_match)
+    };
     let normal = |key: &Key| -> Key {
         // The number of a boolean counts modulo two.
         key.iter()
