@@ -1,6 +1,6 @@
 //! `dovetail jobs` and `dovetail cancel`, and what other commands ask of jobs.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
@@ -10,6 +10,7 @@ use super::client::{Client, ConnectArgs, from_status};
 use super::describe;
 use super::output::{self, Align};
 use super::progress::Progress;
+use crate::human;
 use crate::service::code_named;
 use crate::{Error, Result};
 
@@ -77,7 +78,15 @@ fn render(jobs: &[Value]) -> String {
             text("submitted"),
         ]
     };
-    let columns = [
+    let waits = |job: &Value| {
+        let waits = Waits::of(job);
+        vec![
+            waits.as_ref().and_then(|waits| waits.behind).map(output::count).unwrap_or_default(),
+            waits.as_ref().and_then(|waits| waits.start.clone()).unwrap_or_default(),
+            waits.and_then(|waits| waits.for_what).unwrap_or_default(),
+        ]
+    };
+    let mut columns = vec![
         ("job", Align::Right),
         ("state", Align::Left),
         ("done", Align::Right),
@@ -87,7 +96,52 @@ fn render(jobs: &[Value]) -> String {
         ("rows", Align::Right),
         ("submitted", Align::Left),
     ];
-    output::table(&columns, &jobs.iter().map(row).collect::<Vec<_>>())
+    if !jobs.iter().any(|job| Waits::of(job).is_some()) {
+        return output::table(&columns, &jobs.iter().map(row).collect::<Vec<_>>());
+    }
+    columns.extend([("behind", Align::Right), ("starts in", Align::Right), ("waiting for", Align::Left)]);
+    output::table(&columns, &jobs.iter().map(|job| [row(job), waits(job)].concat()).collect::<Vec<_>>())
+}
+
+/// What a queued job waits for, as far as the server says.
+struct Waits {
+    /// Jobs that start before it.
+    behind: Option<u64>,
+    /// From now until it is expected to start.
+    start: Option<String>,
+    /// What keeps it: a device, or memory.
+    for_what: Option<String>,
+}
+
+impl Waits {
+    fn of(job: &Value) -> Option<Self> {
+        let start = job["predicted_start"].as_str().and_then(|time| humantime::parse_rfc3339(time).ok());
+        let from_now = |start: SystemTime| {
+            let left = start.duration_since(SystemTime::now()).unwrap_or_default();
+            human::whole_seconds(left.as_secs_f64().ceil() as u64)
+        };
+        (job["state"] == "queued").then(|| Self {
+            behind: job["queue_position"].as_u64(),
+            start: start.map(from_now),
+            for_what: job["waiting_for"].as_str().map(str::to_owned),
+        })
+    }
+
+    /// In one line: `queued behind 2, waits for host:0, starts in about 4 s`.
+    fn in_words(&self) -> String {
+        let mut words = match self.behind {
+            Some(0) => "next in the queue".to_owned(),
+            Some(before) => format!("queued behind {}", output::count(before)),
+            None => "queued".to_owned(),
+        };
+        if let Some(what) = &self.for_what {
+            words += &format!(", waits for {what}");
+        }
+        if let Some(start) = &self.start {
+            words += &format!(", starts in about {start}");
+        }
+        words
+    }
 }
 
 /// Cancels.
@@ -125,7 +179,11 @@ pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
     loop {
         let status = status(client, job).await?;
         match status["state"].as_str() {
-            _ if is_under_way(&status) => show(&progress, what, &status),
+            _ if is_under_way(&status) => {
+                show(&progress, what, &status);
+                // Nobody fetches the rows meanwhile, so what there is of the result is what has passed.
+                progress.set_moved(status["bytes"].as_u64().unwrap_or(0));
+            }
             Some("complete") | None => return Ok(status),
             Some(_) => return Err(failure(&status)),
         }
@@ -142,11 +200,9 @@ pub fn is_under_way(status: &Value) -> bool {
 /// Tells a bar how far a job is.
 pub fn show(progress: &Progress, what: &str, status: &Value) {
     progress.set_share(status["progress"].as_f64().unwrap_or(0.0));
-    progress.set_message(match (status["state"].as_str(), status["queue_position"].as_u64()) {
-        (Some("queued"), Some(0)) => format!("{what}: next in the queue"),
-        (Some("queued"), Some(before)) => format!("{what}: queued behind {before}"),
-        (Some("queued"), None) => format!("{what}: queued"),
-        _ => format!("joining {what}"),
+    progress.set_message(match Waits::of(status) {
+        Some(waits) => format!("{what}: {}", waits.in_words()),
+        None => format!("joining {what}"),
     });
 }
 
@@ -196,6 +252,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_job_that_waits_shows_for_what_and_until_when() {
+        let start = SystemTime::now() + Duration::from_secs(3599);
+        let queued = json!({"job": 8, "state": "queued", "progress": 0.0, "left": "a", "how": "inner", "right": "b",
+            "queue_position": 2, "waiting_for": "host:0", "predicted_start": humantime::format_rfc3339_millis(start).to_string()});
+        let running = json!({"job": 7, "state": "running", "progress": 0.25, "left": "a", "how": "left", "right": "b"});
+        let shown = render(&[running.clone(), queued.clone()]);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert!(lines[0].ends_with("behind    starts in  waiting for"), "{shown}");
+        assert!(lines[2].contains(" 2  59 min ") && lines[2].ends_with(" host:0"), "{shown}");
+        assert!(!render(std::slice::from_ref(&running)).contains("waiting"), "nothing waits");
+        let words = Waits::of(&queued).unwrap().in_words();
+        assert!(words.starts_with("queued behind 2, waits for host:0, starts in about 59 min"), "{words}");
+        assert!(Waits::of(&running).is_none());
+        assert_eq!(
+            Waits::of(&json!({"state": "queued", "queue_position": 0})).unwrap().in_words(),
+            "next in the queue"
+        );
+    }
 
     #[test]
     fn a_failed_job_fails_the_command_as_the_job_did() {

@@ -96,6 +96,11 @@ impl Progress {
         self.bar.set_position((share.clamp(0.0, 1.0) * steps as f64) as u64);
     }
 
+    /// So many bytes of tables have passed in all.
+    pub fn set_moved(&self, bytes: u64) {
+        self.moved.store(bytes, Ordering::Relaxed);
+    }
+
     /// From now on a step is a byte that passes; so many there are in all.
     pub fn set_total_bytes(&self, bytes: u64) {
         self.by_bytes.store(true, Ordering::Relaxed);

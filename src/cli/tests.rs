@@ -30,8 +30,7 @@ async fn server() -> (Server, Client) {
     settings.devices = "host:1".into();
     let server = Server::start(&settings).await.unwrap();
     let uri = format!("http://{}", server.flight_address());
-    let connect = ConnectArgs { server: uri, token: None, ca: None, cert: None, key: None };
-    (server, Client::connect(&connect).await.unwrap())
+    (server, Client::connect(&ConnectArgs::to(uri)).await.unwrap())
 }
 
 const ROWS: i64 = 300_000;

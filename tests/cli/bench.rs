@@ -1,27 +1,117 @@
-//! `dovetail bench`: its list of suites, a suite for machines, and the file that it appends to.
+//! `dovetail bench` from its command line to its results: what is listed, what is written, what is refused.
+
+use std::fs;
 
 use serde_json::Value;
 
-use crate::harness::{run, stderr, stdout};
+use super::harness::{command, json_lines, run, stderr, stdout};
 
-fn lines(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+/// A suite at a size that takes a moment.
+const SMALL: [&str; 11] = [
+    "bench",
+    "joins",
+    "--rows=1000",
+    "--width=4",
+    "--runs=2",
+    "--threads=2",
+    "--device-memory=64MiB",
+    "--host-memory=256MiB",
+    "--strategies=hash,sort-merge,auto",
+    "--out=results.jsonl",
+    "--seed=7",
+];
+
+#[test]
+fn suites_are_listed_for_people_and_machines() {
+    let listed = json_lines(&run(&["bench", "--json"]));
+    let names: Vec<&str> = listed.iter().map(|suite| suite["suite"].as_str().unwrap()).collect();
+    assert!(names.contains(&"joins") && names.len() > 1, "{names:?}");
+    let text = stdout(&run(&["bench"]));
+    assert!(names.iter().all(|name| text.contains(name)), "{text}");
+    assert!(text.contains("dovetail bench SUITE"), "{text}");
 }
 
 #[test]
-fn a_suite_measures_every_strategy_and_says_where_and_how() {
-    let list = run(&["bench", "--json"]);
-    assert!(list.status.success(), "{}", stderr(&list));
-    assert!(lines(&stdout(&list)).iter().any(|line| line["suite"] == "wu-13"));
+fn a_suite_prints_and_appends_a_line_for_each_strategy() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = |more: &[&str]| {
+        let output = command().args(SMALL).args(more).current_dir(folder.path()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        output
+    };
+    let printed = json_lines(&bench(&["--json"]));
+    let asked: Vec<&str> = printed.iter().map(|line| line["asked"].as_str().unwrap()).collect();
+    assert_eq!(asked, ["hash", "sort-merge", "auto"]);
+    for line in &printed {
+        assert_eq!((line["build_rows"].as_u64(), line["probe_rows"].as_u64()), (Some(1000), Some(2000)), "{line}");
+        assert_eq!((line["result_rows"].as_u64(), line["runs"].as_u64()), (Some(2000), Some(2)), "{line}");
+        assert_eq!((line["verified"].as_bool(), line["seed"].as_u64()), (Some(true), Some(7)), "{line}");
+        assert!(line["seconds"].as_f64().unwrap() > 0.0 && line["floor_seconds"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line["machine"]["cores"].as_u64().unwrap() > 0, "{line}");
+        assert!(line["command"].as_str().unwrap().starts_with("dovetail bench joins --rows=1000"), "{line}");
+        assert!(line["date"].is_string() && line["version"].is_string(), "{line}");
+    }
+    let kept = || -> Vec<Value> {
+        let text = fs::read_to_string(folder.path().join("results.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    assert_eq!(kept(), printed);
+    // For people a table; the file goes on where it was.
+    let text = stdout(&bench(&[]));
+    assert_eq!(text.lines().count(), 1 + 3, "{text}");
+    assert!(text.lines().next().unwrap().contains("strategy") && text.contains("sort-merge"), "{text}");
+    assert!(text.lines().last().unwrap().contains(" (auto)"), "{text}");
+    assert_eq!(kept().len(), 6);
+}
 
+#[test]
+fn wrong_arguments_are_refused_with_what_would_be_right() {
+    for (wrong, words) in [
+        (&["--rows=many"][..], "a number of rows such as"),
+        (&["--width=5"], "write 4"),
+        (&["--keys=pretty"], "write dense, sparse"),
+        (&["--keys=zipf:-1"], "is not an exponent"),
+        (&["--match-ratio=2"], "write a number from 0 to 1"),
+        (&["--runs=0"], "1..=1000"),
+        (&["--device=quantum:1"], "quantum:1"),
+        (&["--device-memory=plenty"], "plenty"),
+    ] {
+        let output = run(&[&["bench", "joins"], wrong].concat());
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stdout(&output));
+        assert!(stderr(&output).contains(words), "{wrong:?}: {}", stderr(&output));
+    }
+    for (wrong, words) in [
+        (&["nothing"][..], "there is no suite \"nothing\"; there are joins"),
+        (&["joins", "--strategies=magic"], "radix-hash"),
+        (&["joins", "--rows=1000", "--out=no/such/folder.jsonl"], "opening no/such/folder.jsonl"),
+    ] {
+        let output = run(&[&["bench"], wrong].concat());
+        assert_eq!(output.status.code(), Some(1), "{wrong:?}: {}", stdout(&output));
+        assert!(
+            stderr(&output).starts_with("error: ") && stderr(&output).contains(words),
+            "{wrong:?}: {}",
+            stderr(&output)
+        );
+        assert_eq!(stderr(&output).lines().count(), 1, "{wrong:?}: {}", stderr(&output));
+    }
+}
+
+/// The lines of a file of results.
+fn lines(file: &std::path::Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_published_experiment_runs_at_a_scale() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("results.jsonl");
     let mut bench = vec!["bench", "wu-13", "--json", "--scale", "1/65536", "--runs", "3", "--match-ratio", "0.5"];
     bench.extend(["--device-memory", "64MiB", "--host-memory", "256MiB", "--out", file.to_str().unwrap()]);
     let output = run(&bench);
     assert!(output.status.success(), "{}", stderr(&output));
-    let measured = lines(&stdout(&output));
-    assert_eq!(measured, lines(&std::fs::read_to_string(&file).unwrap()));
+    let measured = json_lines(&output);
+    assert_eq!(measured, lines(&file));
     let asked: Vec<&str> = measured.iter().map(|line| line["asked"].as_str().unwrap()).collect();
     assert_eq!(asked, ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"]);
     for line in &measured {
@@ -32,7 +122,7 @@ fn a_suite_measures_every_strategy_and_says_where_and_how() {
     }
     // Another run is appended.
     assert!(run(&bench).status.success());
-    assert_eq!(lines(&std::fs::read_to_string(&file).unwrap()).len(), 10);
+    assert_eq!(lines(&file).len(), 10);
 }
 
 #[test]

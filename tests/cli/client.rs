@@ -4,10 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Output};
 
-use super::harness::{Server, command, stderr};
+use super::harness::{Server, begin, names_in, stderr, wait_until};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
@@ -87,7 +86,7 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
         assert!(said.contains("broken.csv") && said.contains("not a number"), "{said}");
         assert!(server.json(&["tables"]).is_empty());
         // The server hears of it a moment after the command has ended.
-        wait_until("the upload to be forgotten", || metric(&server, "dovetail_uploads_under_way") == 0.0);
+        wait_until("the upload to be forgotten", || server.metric("dovetail_uploads_under_way") == 0.0);
     }
     assert!(server.fails(&["put", "broken.csv", "none.csv"]).contains("no such file"));
 }
@@ -216,28 +215,9 @@ fn what_answers_and_is_no_server_of_ours_is_told_apart() {
     assert!(said.contains("no Flight server") && said.contains("port of metrics"), "{said}");
 }
 
-/// A command line that goes on until it is interrupted.
-fn begin(folder: &Path, arguments: &[&str]) -> Child {
-    let mut command = command();
-    command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
 fn interrupt(child: Child) -> Output {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     child.wait_with_output().unwrap()
-}
-
-/// Generous: the machine may be busy.
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn names_in(folder: &Path) -> Vec<String> {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
 
 #[test]
@@ -286,7 +266,7 @@ fn an_interrupted_upload_leaves_nothing_on_the_server() {
     server.ok(&["get", "orders", "-o", "orders.arrows"]);
     server.ok(&["drop", "orders"]);
     let written = fs::read(server.path().join("orders.arrows")).unwrap();
-    let under_way = || metric(&server, "dovetail_uploads_under_way");
+    let under_way = || server.metric("dovetail_uploads_under_way");
     for streams in ["1", "3"] {
         let pipe = server.path().join(format!("pipe{streams}"));
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -304,16 +284,5 @@ fn an_interrupted_upload_leaves_nothing_on_the_server() {
         wait_until("the upload to be gone", || under_way() == 0.0);
         assert!(server.json(&["tables"]).is_empty());
     }
-    assert_eq!(metric(&server, "dovetail_arena_bytes{kind=\"used\"}"), 0.0);
-}
-
-/// A number from the admin port.
-fn metric(server: &Server, name: &str) -> f64 {
-    use std::io::Read;
-    let mut admin = std::net::TcpStream::connect(server.admin.as_ref().unwrap()).unwrap();
-    admin.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-    let mut text = String::new();
-    admin.read_to_string(&mut text).unwrap();
-    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+    assert_eq!(server.metric("dovetail_arena_bytes{kind=\"used\"}"), 0.0);
 }

@@ -1,5 +1,7 @@
 //! The built binary, and a server of it on a free port.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -24,6 +26,26 @@ pub fn command() -> Command {
 /// Runs a command line to its end.
 pub fn run(arguments: &[&str]) -> Output {
     command().args(arguments).output().unwrap()
+}
+
+/// A command line that goes on until it is interrupted, or what it speaks with ends.
+pub fn begin(folder: &Path, arguments: &[&str]) -> Child {
+    let mut command = command();
+    command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Generous: the machine may be busy.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub fn names_in(folder: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().into_owned();
+    std::fs::read_dir(folder).unwrap().map(name).collect()
 }
 
 pub fn stdout(output: &Output) -> String {
@@ -128,6 +150,22 @@ impl Server {
             );
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// A number from the admin port.
+    pub fn metric(&self, name: &str) -> f64 {
+        let mut admin = TcpStream::connect(self.admin.as_ref().unwrap()).unwrap();
+        admin.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        admin.read_to_string(&mut text).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Ends the server at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     pub fn path(&self) -> &Path {

@@ -3,6 +3,7 @@
 mod bench;
 mod client;
 mod harness;
+mod lost_server;
 mod serve;
 
 use harness::{run, stderr, stdout};

@@ -30,6 +30,7 @@ pub use crate::service::encode::batch_bytes;
 pub use fetch::BatchStream;
 pub use upload::{PutOptions, Uploaded};
 
+use super::output;
 use crate::{Error, Result};
 
 /// How a client finds and convinces a server; shared by all client commands.
@@ -55,7 +56,28 @@ pub struct ConnectArgs {
     /// Private key of this client (PEM)
     #[arg(long, env = "DOVETAIL_KEY", value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
+
+    /// Seconds within which the server must be reached and must answer; the work itself may take as long as it takes
+    #[arg(long, env = "DOVETAIL_CONNECT_TIMEOUT", default_value = "10", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub connect_timeout: Duration,
 }
+
+impl ConnectArgs {
+    /// An address, without credentials.
+    pub fn to(server: String) -> Self {
+        Self { server, token: None, ca: None, cert: None, key: None, connect_timeout: CONNECT_TIMEOUT }
+    }
+}
+
+/// How long connecting may take where nobody says: far longer than a server needs, and no longer than a person waits.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often the other side is asked for a sign of life while a call waits for it. A join may say nothing for hours and be
+/// well; a host that has lost its power, or a firewall that has forgotten the connection, says nothing either.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How long that sign may take.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// HTTP/2 frames of 1 MiB: at the default of 16 KiB the framing alone costs a third of the CPU of a transfer.
 const FRAME_BYTES: u32 = 1 << 20;
@@ -92,16 +114,29 @@ impl Interceptor for Credentials {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects, and makes sure that a server answers: something that takes connections and says nothing would otherwise be
+    /// waited for by the first call, for ever.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the address, the token or a certificate cannot be used, [`Error::Unavailable`] when
-    /// nobody answers.
+    /// nobody answers, or not in time; what the server has against the credentials.
     pub async fn connect(args: &ConnectArgs) -> Result<Self> {
         let endpoint = endpoint(args)?;
         let credentials = Credentials { header: args.token.as_deref().map(bearer).transpose()? };
-        let channel = open(&endpoint).await?;
-        Ok(Self { endpoint, credentials, channel })
+        let address = address(&endpoint);
+        let connect = async {
+            let channel = open(&endpoint).await?;
+            let client = Self { endpoint, credentials, channel };
+            client.action("server_info", &Value::Null).await?;
+            Ok(client)
+        };
+        tokio::time::timeout(args.connect_timeout, connect).await.unwrap_or_else(|_| {
+            Err(Error::Unavailable(format!(
+                "no answer from {address} within {}: what listens there is no Dovetail server, is stuck, or is out of reach; \
+                 check --server, or wait longer with --connect-timeout",
+                output::seconds(args.connect_timeout.as_secs_f64())
+            )))
+        })
     }
 
     /// The same server and credentials over another TCP connection.
@@ -183,7 +218,9 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
         .map_err(|error| Error::Invalid(format!("server {given:?} is not an address: {error}")))?
         .user_agent(concat!("dovetail-cli/", env!("CARGO_PKG_VERSION")))
         .map_err(|error| Error::Internal(error.to_string()))?
-        .connect_timeout(Duration::from_secs(10))
+        .connect_timeout(args.connect_timeout)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -236,9 +273,18 @@ async fn open(endpoint: &Endpoint) -> Result<Channel> {
             cause if cause.contains("certificate") => "--ca names the authorities that vouch for the server",
             _ => "`dovetail serve` starts one",
         };
-        let server = endpoint.uri().to_string();
-        Error::Unavailable(format!("cannot reach a server at {}: {cause}; {advice}", server.trim_end_matches('/')))
+        Error::Unavailable(format!("cannot reach a server at {}: {cause}; {advice}", address(endpoint)))
     })
+}
+
+/// The address as a person writes it.
+fn address(endpoint: &Endpoint) -> String {
+    endpoint.uri().to_string().trim_end_matches('/').to_owned()
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a number of seconds, such as 10 or 0.5".into())
 }
 
 /// The innermost cause is the one that says something: "connection refused" under "transport error".
@@ -257,7 +303,10 @@ pub fn from_status(status: Status) -> Error {
     if let (Code::Unavailable | Code::Unknown | Code::Cancelled, Some(cause)) =
         (status.code(), std::error::Error::source(&status))
     {
-        return Error::Unavailable(format!("the connection to the server broke: {}", chain(cause)));
+        return Error::Unavailable(format!(
+            "the connection to the server broke: {}; see whether it still runs (its tables end with it), and begin again",
+            chain(cause)
+        ));
     }
     let message = match status.message() {
         "" => std::error::Error::source(&status).map_or_else(|| status.code().to_string(), chain),

@@ -89,8 +89,7 @@ async fn show(args: &DemoArgs) -> Result<()> {
     }
     let server = start_server(args).await?;
     let address = format!("http://{}", server.flight_address());
-    let connect = ConnectArgs { server: address.clone(), token: None, ca: None, cert: None, key: None };
-    let client = Client::connect(&connect).await?;
+    let client = Client::connect(&ConnectArgs::to(address.clone())).await?;
     remark_server(&client, &address).await?;
     upload(&client, &tables, args).await?;
 
