@@ -60,8 +60,10 @@ fn table(items: &[Value]) -> String {
         .collect();
     let cell = |item: &Value, key: &str| match &item[key] {
         Value::Array(inner) => list(key, inner),
+        // What has parts of its own would not fit a cell; `--json` has it.
         Value::Object(inner) => inner
             .iter()
+            .filter(|(_, value)| is_scalar(value) && !is_nothing(value))
             .map(|(key, value)| format!("{} {}", title(key), scalar(key, value)))
             .collect::<Vec<_>>()
             .join(", "),
@@ -148,6 +150,9 @@ phases
   match        2.00 s      0 B
 tables    a, b";
         assert_eq!(value(&job), expected);
+        let devices =
+            json!({"devices": [{"device": "host:0", "rates": {"origin": "kept", "file": null, "values": {"a": 1.5}}}]});
+        assert_eq!(value(&devices), "devices\n  device  rates\n  host:0  origin kept");
         let device = json!({"memory_used_bytes_max": 2048, "predicted_seconds": 1.5});
         assert_eq!(value(&device), "memory used max  2.0 KiB\npredicted time   1.50 s");
     }

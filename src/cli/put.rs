@@ -29,7 +29,7 @@ pub struct PutArgs {
     #[arg(long, default_value = "create", value_parser = ["create", "replace", "append", "create_if_missing"])]
     mode: String,
 
-    /// Parallel streams, each over its own connection
+    /// Parallel streams, each over its own connection; with more than one, the order of the rows is not kept
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
 
