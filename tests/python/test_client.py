@@ -120,7 +120,15 @@ def test_a_large_table_comes_back_whole(client: dovetail.Client, seed: int, stre
 def test_on_takes_names_pairs_and_mappings(client: dovetail.Client) -> None:
     client.put("a", {"x": [1, 2], "y": [1, 2], "a": [10, 20]})
     client.put("b", {"x": [1, 2], "z": [1, 9], "b": [30, 40]})
-    for on, rows in (("x", 2), (["x"], 2), ({"x": "x", "y": "z"}, 1), ([("y", "z"), "x"], 1), ([["y", "z"]], 1)):
+    for on, rows in (
+        ("x", 2),
+        (["x"], 2),
+        (dovetail.On("x"), 2),
+        ({"x": "x", "y": "z"}, 1),
+        ([("y", "z"), "x"], 1),
+        ([["y", "z"]], 1),
+        (["x", dovetail.On("y", "z")], 1),
+    ):
         with client.join("a", "b", on=on) as result:
             assert result.table().num_rows == rows, on
     for wrong in ([("x",)], [1], [("x", 1)]):
@@ -235,6 +243,57 @@ def test_progress_bars_go_to_standard_error(client: dovetail.Client, capsys: pyt
     written = capsys.readouterr()
     assert written.out == ""
     assert "put a" in written.err and "1,000 rows" in written.err and "job" in written.err
+
+
+def test_fetching_tells_how_many_rows_of_how_many_are_here(client: dovetail.Client) -> None:
+    rows = 300_000
+    client.put("a", {"k": np.arange(rows)})
+    states: list[dovetail.FetchProgress] = []
+
+    def check() -> None:
+        assert states[-1].done and states[-1].rows == rows and states[-1].fraction == 1.0
+        assert all(state.rows_total == rows for state in states)
+        assert [state.rows for state in states] == sorted(state.rows for state in states)
+        states.clear()
+
+    client.get("a", progress=states.append)
+    check()
+    with client.join("a", "a", on="k") as result:
+        result.wait().table(progress=states.append)
+        check()
+
+
+def test_what_is_shown_of_progress_has_rates_and_the_time_left() -> None:
+    fetching = dovetail.FetchProgress(250, 1 << 20, 1000, 2.0)
+    assert fetching.summary == "250 rows, 1.0 MiB, 512.0 KiB/s, 6 s left"
+    assert dovetail.UploadProgress(250, 1 << 20, None, 2.0).fraction is None
+    answer = {"job": 7, "state": "running", "progress": 0.25, "rows": 1000, "bytes": 3 << 20, "run_seconds": 1.5}
+    running = dovetail.JobStatus.from_json(answer)
+    assert repr(running) == "<JobStatus 7: running, 1,000 rows, 2.0 MiB/s, 5 s left, 25%>"
+    just_begun = dovetail.JobStatus.from_json({"job": 7, "state": "running", "progress": 0, "run_seconds": 0.01})
+    assert just_begun.summary == "running, 0 rows" and just_begun.seconds_left is None
+
+
+def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: dovetail.Client) -> None:
+    client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
+    # Both devices are taken by joins that nobody reads.
+    running = [client.join("a", "a", on="k", retain_seconds=0) for _ in range(2)]
+    server.wait_for(lambda: all(result.status().state == "running" for result in running), "both joins to run")
+    first, second = (client.join("a", "a", on="k", retain_seconds=0) for _ in range(2))
+    statuses = [first.status(), second.status()]
+    assert [status.state for status in statuses] == ["queued", "queued"]
+    assert [status.queue_position for status in statuses] == [0, 1]
+    for status in statuses:
+        # A device, or the memory that the joins which run have filled meanwhile.
+        assert "host" in str(status.waiting_for)
+        assert status.predicted_start is not None and status.start_in is not None
+        assert f"waits for {status.waiting_for}, starts in about " in status.summary
+    heading, *lines = repr(client.jobs()).splitlines()
+    assert heading.split("  ")[-1] == "waiting for" and "behind" in heading and "starts in" in heading
+    assert "queued" in lines[-1] and "host" in lines[-1], lines
+    for result in (first, second, *running):
+        result.cancel()
+    assert first.status().waiting_for is None
 
 
 def test_the_server_tells_about_itself(client: dovetail.Client) -> None:

@@ -14,8 +14,9 @@ Example:
     (3, 3)
 """
 
+from ._command import On
 from ._jobs import Jobs, JobStatus
-from ._result import Explanation, Job, Result
+from ._result import Explanation, FetchProgress, Job, Result
 from .client import (
     Client,
     How,
@@ -55,6 +56,7 @@ __all__ = [
     "Exhausted",
     "Explanation",
     "FailedPrecondition",
+    "FetchProgress",
     "How",
     "InternalError",
     "InvalidRequest",
@@ -63,6 +65,7 @@ __all__ = [
     "Jobs",
     "Mode",
     "NotFound",
+    "On",
     "PermissionDenied",
     "Result",
     "ServerInfo",

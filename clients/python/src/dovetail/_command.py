@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-On: TypeAlias = "str | Mapping[str, str] | Sequence[str | tuple[str, str]]"
-"""Which columns must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}`` or ``[("l1", "r1"), "b"]``."""
+
+@dataclass(frozen=True)
+class On:
+    """A pair of columns that must be equal, where a name or two do not say enough.
+
+    Attributes:
+        left: Column of the left table.
+        right: Column of the right table; ``None`` when it has the same name.
+        nulls_equal: Whether a null matches a null in this pair. ``None``: as the join says.
+
+    Example:
+        >>> import dovetail
+        >>> client.put("a", {"k": [1, 1, None], "s": ["x", None, None]})
+        3
+        >>> client.put("b", {"k": [1, 1, None], "t": ["x", None, None]})
+        3
+        >>> on = ["k", dovetail.On("s", "t", nulls_equal=True)]
+        >>> client.join("a", "b", on=on).table().sort_by("s").to_pydict()
+        {'k': [1, 1], 's': ['x', None]}
+        >>> client.drop("a"), client.drop("b")
+        (3, 3)
+    """
+
+    left: str
+    right: str | None = None
+    nulls_equal: bool | None = None
 
 
-def key_pairs(on: On) -> list[dict[str, str]]:
+OnArgument: TypeAlias = "str | On | Mapping[str, str] | Sequence[str | tuple[str, str] | On]"
+"""Which columns must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}`` or ``[("l1", "r1"), "b"]``; in
+place of a name or pair also an :class:`On`."""
+
+
+def key_pairs(on: OnArgument) -> list[dict[str, Any]]:
     """The key pairs of a join, as the wire wants them.
 
     >>> key_pairs("k")
@@ -19,26 +49,36 @@ def key_pairs(on: On) -> list[dict[str, str]]:
     [{'left': 'a', 'right': 'a'}, {'left': 'b', 'right': 'c'}]
     >>> key_pairs({"o_orderkey": "l_orderkey"})
     [{'left': 'o_orderkey', 'right': 'l_orderkey'}]
+    >>> key_pairs(["a", On("b", nulls_equal=True)])
+    [{'left': 'a', 'right': 'a'}, {'left': 'b', 'right': 'b', 'nulls_equal': True}]
     """
-    if isinstance(on, str):
-        return [{"left": on, "right": on}]
+    if isinstance(on, (str, On)):
+        return [_key_pair(on)]
     if isinstance(on, Mapping):
-        return [{"left": left, "right": right} for left, right in on.items()]
-    pairs = []
-    for item in on:
-        if isinstance(item, str):
-            pairs.append({"left": item, "right": item})
-        elif isinstance(item, (tuple, list)) and len(item) == 2 and all(isinstance(name, str) for name in item):
-            pairs.append({"left": item[0], "right": item[1]})
-        else:
-            raise TypeError(f'"on" holds {item!r}; it takes names of columns, or pairs of them: ["a", ("b", "c")]')
-    return pairs
+        return [_key_pair(pair) for pair in on.items()]
+    return [_key_pair(item) for item in on]
+
+
+def _key_pair(item: object) -> dict[str, Any]:
+    match item:
+        case str():
+            return {"left": item, "right": item}
+        case On(left, right, None):
+            return {"left": left, "right": left if right is None else right}
+        case On(left, right, nulls_equal):
+            return {"left": left, "right": left if right is None else right, "nulls_equal": nulls_equal}
+        case (str(left), str(right)):
+            return {"left": left, "right": right}
+    raise TypeError(
+        f'"on" holds {item!r}; it takes names of columns, pairs of them, or On: '
+        '["a", ("b", "c"), On("d", nulls_equal=True)]'
+    )
 
 
 def join_command(
     left: str,
     right: str,
-    on: On,
+    on: OnArgument,
     how: str = "inner",
     columns: Sequence[str] | None = None,
     strategy: str | None = None,

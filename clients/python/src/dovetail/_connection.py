@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pyarrow.flight as flight
 
-from .errors import Error, Unavailable, translated
+from .errors import DeadlineExceeded, Error, Unavailable, translated
 
 Pem = str | bytes | os.PathLike[str]
 
@@ -29,6 +29,15 @@ _SCHEMES = {
     "https": "grpc+tls",
 }
 DEFAULT_PORT = 8815
+
+KEEPALIVE_SECONDS = 30
+"""How often the server is asked for a sign of life while a call waits for it.
+
+A join may say nothing for hours and be well; a host that has lost its power, or a firewall that has forgotten the
+connection, says nothing either."""
+
+KEEPALIVE_TIMEOUT_SECONDS = 20
+"""How long that sign may take."""
 
 # A location that says: the connection on which the endpoint was handed out.
 _REUSE = "arrow-flight-reuse-connection"
@@ -77,10 +86,10 @@ class Connections:
         tls_root_certs: Pem | None,
         cert: Pem | None,
         key: Pem | None,
-        timeout: float | None,
+        call_timeout: float | None,
     ) -> None:
         self.location = location_of(uri)
-        self.timeout = timeout
+        self.call_timeout = call_timeout
         if token and not (token.isascii() and token.isprintable()):
             raise ValueError("the token has characters that no header can carry; it is printable ASCII")
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
@@ -90,6 +99,12 @@ class Connections:
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.http2.max_frame_size", 1 << 20),
                 ("grpc.max_receive_message_length", -1),
+                ("grpc.keepalive_time_ms", 1000 * KEEPALIVE_SECONDS),
+                ("grpc.keepalive_timeout_ms", 1000 * KEEPALIVE_TIMEOUT_SECONDS),
+                # Else a minute, whatever is said of keep-alives.
+                ("grpc.http2.ping_timeout_ms", 1000 * KEEPALIVE_TIMEOUT_SECONDS),
+                # By default a call that waits sends two, and then no more.
+                ("grpc.http2.max_pings_without_data", 0),
             ]
         }
         if tls_root_certs is not None:
@@ -125,8 +140,23 @@ class Connections:
     ) -> flight.FlightCallOptions:
         """What every call carries."""
         return flight.FlightCallOptions(
-            timeout=self.timeout if timeout is None else timeout, headers=[*self._headers, *headers]
+            timeout=self.call_timeout if timeout is None else timeout, headers=[*self._headers, *headers]
         )
+
+    def greet(self, timeout: float | None) -> None:
+        """Makes sure that a server answers within so many seconds.
+
+        Something that takes connections and says nothing would otherwise be waited for by the first call, for ever.
+        """
+        try:
+            self.action("server_info", timeout=timeout)
+        except DeadlineExceeded:
+            if timeout is None:
+                raise
+            raise Unavailable(
+                f"no answer from {self.location} within {timeout:g} s: what listens there is no Dovetail server, is "
+                "stuck, or is out of reach; check the address, or wait longer with connect(timeout=...)"
+            ) from None
 
     def action(self, kind: str, body: Any = None, timeout: float | None = None) -> list[Any]:
         """The answers of an action, read as JSON. `body` is sent as JSON, or as it is when it is bytes."""

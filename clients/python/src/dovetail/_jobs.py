@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, overload
 
 from ._display import counted, html_table, text_table
-from ._progress import human_count
+from ._progress import human_bytes, human_count, human_seconds
 
 _ENDED = frozenset({"complete", "failed", "cancelled"})
 
 _JOB_HEADING = ["job", "state", "done", "join", "strategy", "rows"]
-_JOB_RIGHT = [0, 2, 5]
+_QUEUE_HEADING = ["behind", "starts in", "waiting for"]
+_JOB_RIGHT = [0, 2, 5, 6, 7]
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +27,8 @@ class JobStatus:
         progress: The share of its work that is done, 0 to 1.
         queue_position: Jobs that start before it, while it is queued.
         predicted_start: When it is expected to start, while it is queued.
+        waiting_for: What keeps it from starting, while it is queued: a device, or memory.
+        seconds: How long it has run, or ran.
         rows: Rows of the result so far.
         bytes: Bytes of the result so far.
         error: Why it failed.
@@ -37,6 +40,8 @@ class JobStatus:
     progress: float
     queue_position: int | None
     predicted_start: datetime | None
+    waiting_for: str | None
+    seconds: float
     rows: int
     bytes: int
     error: str | None
@@ -53,6 +58,8 @@ class JobStatus:
             progress=float(answer.get("progress") or 0.0),
             queue_position=answer.get("queue_position"),
             predicted_start=None if start is None else datetime.fromisoformat(start.replace("Z", "+00:00")),
+            waiting_for=answer.get("waiting_for"),
+            seconds=float(answer.get("run_seconds") or 0.0),
             rows=int(answer.get("rows") or 0),
             bytes=int(answer.get("bytes") or 0),
             error=error.get("message") if isinstance(error, Mapping) else error,
@@ -70,11 +77,35 @@ class JobStatus:
         return 1.0 if self.state == "complete" else self.progress
 
     @property
+    def seconds_left(self) -> float | None:
+        """Until it is done, judged by what it took so far; ``None`` when nobody can tell."""
+        if self.state != "running" or not 0.0 < self.progress <= 1.0:
+            return None
+        return self.seconds * (1 - self.progress) / self.progress
+
+    @property
+    def start_in(self) -> float | None:
+        """Seconds from now until it is expected to start, while it is queued."""
+        if self.predicted_start is None:
+            return None
+        return max(0.0, (self.predicted_start - datetime.now(timezone.utc)).total_seconds())
+
+    @property
     def summary(self) -> str:
-        """State and rows, for people."""
-        if self.state == "queued" and self.queue_position is not None:
-            return f"queued behind {self.queue_position}"
-        return f"{self.state}, {counted(self.rows, 'row')}"
+        """State and rows, for people; with rates and times as far as they are known."""
+        if self.state == "queued":
+            words = ["queued" if self.queue_position is None else f"queued behind {self.queue_position}"]
+            if self.waiting_for:
+                words.append(f"waits for {self.waiting_for}")
+            if self.start_in is not None:
+                words.append(f"starts in about {human_seconds(self.start_in)}")
+            return ", ".join(words)
+        words = [self.state, counted(self.rows, "row")]
+        if self.state == "running" and self.bytes and self.seconds:
+            words.append(f"{human_bytes(self.bytes / self.seconds)}/s")
+        if self.seconds_left is not None:
+            words.append(f"{human_seconds(self.seconds_left)} left")
+        return ", ".join(words)
 
     def __repr__(self) -> str:
         rest = f": {self.error}" if self.error else "" if self.done else f", {self.fraction:.0%}"
@@ -98,10 +129,16 @@ class Jobs(Sequence[JobStatus]):
         return len(self._jobs)
 
     def __repr__(self) -> str:
-        return text_table(_JOB_HEADING, self._rows(), right=_JOB_RIGHT) if self._jobs else "no jobs"
+        return text_table(self._heading(), self._rows(), right=_JOB_RIGHT) if self._jobs else "no jobs"
 
     def _repr_html_(self) -> str:
-        return html_table(_JOB_HEADING, self._rows(), right=_JOB_RIGHT) if self._jobs else "<p>no jobs</p>"
+        return html_table(self._heading(), self._rows(), right=_JOB_RIGHT) if self._jobs else "<p>no jobs</p>"
+
+    def _heading(self) -> list[str]:
+        return [*_JOB_HEADING, *(_QUEUE_HEADING if self._some_wait() else [])]
+
+    def _some_wait(self) -> bool:
+        return any(job.state == "queued" for job in self._jobs)
 
     def _rows(self) -> list[list[str]]:
         return [
@@ -112,6 +149,15 @@ class Jobs(Sequence[JobStatus]):
                 " ".join(str(job.raw.get(key) or "") for key in ("left", "how", "right")),
                 str(job.raw.get("strategy") or ""),
                 human_count(job.rows),
+                *(_waits(job) if self._some_wait() else []),
             ]
             for job in self._jobs
         ]
+
+
+def _waits(job: JobStatus) -> list[str]:
+    return [
+        "" if job.queue_position is None else human_count(job.queue_position),
+        "" if job.start_in is None else human_seconds(job.start_in),
+        job.waiting_for or "",
+    ]

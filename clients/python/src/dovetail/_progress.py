@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 ProgressArgument: TypeAlias = "bool | Callable[[Any], None] | None"
@@ -44,6 +46,33 @@ class Bar:
         self._width = len(line)
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """Rows on their way, one direction or the other."""
+
+    rows: int
+    bytes: int
+    rows_total: int | None
+    seconds: float
+    done: bool = False
+
+    @property
+    def fraction(self) -> float | None:
+        """The share that is done, 0 to 1; ``None`` when the total is not known."""
+        if self.done:
+            return 1.0
+        return None if not self.rows_total else min(1.0, self.rows / self.rows_total)
+
+    @property
+    def summary(self) -> str:
+        """Rows, bytes and rate, for people."""
+        rate = f", {human_bytes(self.bytes / self.seconds)}/s" if self.seconds > 0 else ""
+        left = ""
+        if not self.done and self.fraction and self.seconds > 1:
+            left = f", {human_seconds(self.seconds * (1 - self.fraction) / self.fraction)} left"
+        return f"{human_count(self.rows)} rows, {human_bytes(self.bytes)}{rate}{left}"
+
+
 def human_bytes(count: float) -> str:
     """A number of bytes for people.
 
@@ -55,6 +84,20 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """A span of time for people, to the second.
+
+    >>> human_seconds(6.2), human_seconds(200), human_seconds(7500)
+    ('7 s', '3 min 20 s', '2 h 5 min')
+    """
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{human_count(whole // 3600)} h {whole % 3600 // 60} min"
 
 
 def human_count(count: int) -> str:

@@ -7,7 +7,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -20,7 +20,7 @@ from ._command import length_delimited
 from ._connection import Connections
 from ._display import Described, columns, html_schema
 from ._jobs import JobStatus
-from ._progress import ProgressArgument, reporter
+from ._progress import ProgressArgument, Transfer, reporter
 from .errors import Cancelled, Error, InternalError, NotFound, translated
 
 if TYPE_CHECKING:
@@ -191,12 +191,21 @@ class Result:
         """How the join ran, and why."""
         return self.job.explain()
 
-    def table(self) -> pa.Table:
+    def table(self, progress: ProgressArgument = None) -> pa.Table:
         """The whole result, fetched over one connection per endpoint.
 
         The order of its rows is not defined.
+
+        Args:
+            progress: ``True`` for a bar on standard error, or a function that is called with each
+                :class:`FetchProgress`. How many rows there will be is known of a result that is complete; so
+                ``result.wait(progress=True).table(progress=True)`` shows first how far the join is, then the rows.
         """
-        return fetch(self._connections, self._info)
+        if not progress or self._job is None:
+            return fetch(self._connections, self._info)
+        status = self._job.status()
+        report = reporter(progress, f"fetch job {self._job.id}")
+        return fetch(self._connections, self._info, report, status.rows if status.state == "complete" else None)
 
     def reader(self) -> pa.RecordBatchReader:
         """The result as it is made, batch by batch, over one connection per endpoint.
@@ -264,16 +273,43 @@ class Result:
         return "Result of a table" if self._job is None else f"Result of job {self._job.id}: {self._job._standing()}"
 
 
-def fetch(connections: Connections, info: flight.FlightInfo) -> pa.Table:
+class FetchProgress(Transfer):
+    """How far the fetching of a table or a result is.
+
+    Attributes:
+        rows: Rows that are here.
+        bytes: Bytes of their buffers.
+        rows_total: Rows to fetch, when that is known: of a result, once its join is complete.
+        seconds: Since the fetching began.
+        done: Whether these are all.
+    """
+
+
+def fetch(
+    connections: Connections,
+    info: flight.FlightInfo,
+    report: Callable[[FetchProgress], None] | None = None,
+    rows_total: int | None = None,
+) -> pa.Table:
     """All endpoints at once, each on its own connection; their batches in the order of the endpoints."""
+    start, lock, rows, size = time.monotonic(), threading.Lock(), 0, 0
+    total = rows_total if info.total_records < 0 else info.total_records
+
+    def tell(done: bool) -> None:
+        if report is not None:
+            report(FetchProgress(rows, size, total, time.monotonic() - start, done))
 
     def one(endpoint: flight.FlightEndpoint) -> list[pa.RecordBatch]:
+        nonlocal rows, size
         with connections.stream(endpoint.locations) as client, translated():
             reader = client.do_get(endpoint.ticket, connections.options())
             batches = []
             while (chunk := _next(reader)) is not None:
                 if chunk.num_rows:
                     batches.append(chunk)
+                    with lock:
+                        rows, size = rows + chunk.num_rows, size + chunk.nbytes
+                        tell(done=False)
             return batches
 
     endpoints = info.endpoints
@@ -282,6 +318,7 @@ def fetch(connections: Connections, info: flight.FlightInfo) -> pa.Table:
     else:
         with ThreadPoolExecutor(len(endpoints), thread_name_prefix="dovetail-get") as pool:
             parts = list(pool.map(one, endpoints))
+    tell(done=True)
     return pa.Table.from_batches([batch for part in parts for batch in part], schema=info.schema)
 
 

@@ -8,14 +8,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from ._connection import Connections
-from ._progress import human_bytes, human_count
+from ._progress import Transfer
 from ._source import Source
 from .errors import Error, translated
 
@@ -25,8 +24,7 @@ OPTIONS_HEADER = b"dovetail-upload-options"
 _ARROW_FAILURES = (pa.ArrowException, flight.FlightError, KeyError, OSError)
 
 
-@dataclass(frozen=True)
-class UploadProgress:
+class UploadProgress(Transfer):
     """How far an upload is, as the server has acknowledged it.
 
     Attributes:
@@ -36,28 +34,6 @@ class UploadProgress:
         seconds: Since the upload began.
         done: Whether the table is there.
     """
-
-    rows: int
-    bytes: int
-    rows_total: int | None
-    seconds: float
-    done: bool = False
-
-    @property
-    def fraction(self) -> float | None:
-        """The share that is done, 0 to 1; ``None`` when the total is not known."""
-        if self.done:
-            return 1.0
-        return None if not self.rows_total else min(1.0, self.rows / self.rows_total)
-
-    @property
-    def summary(self) -> str:
-        """Rows, bytes and rate, for people."""
-        rate = f", {human_bytes(self.bytes / self.seconds)}/s" if self.seconds > 0 else ""
-        left = ""
-        if not self.done and self.fraction and self.seconds > 1:
-            left = f", {self.seconds * (1 - self.fraction) / self.fraction:.0f} s left"
-        return f"{human_count(self.rows)} rows, {human_bytes(self.bytes)}{rate}{left}"
 
 
 def upload(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ._command import On, encode, join_command
+from ._command import OnArgument, encode, join_command
 from ._connection import Connections, Pem
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
@@ -31,6 +31,9 @@ Mode = Literal["create", "replace", "append", "create_if_missing"]
 
 DEFAULT_URI = "grpc://127.0.0.1:8815"
 
+CONNECT_TIMEOUT = 10.0
+"""Seconds that connecting may take where nobody says: far longer than a server needs, no longer than a person waits."""
+
 
 def connect(
     uri: str | None = None,
@@ -39,9 +42,10 @@ def connect(
     tls_root_certs: Pem | None = None,
     cert: Pem | None = None,
     key: Pem | None = None,
-    timeout: float | None = None,
+    timeout: float | None = CONNECT_TIMEOUT,
+    call_timeout: float | None = None,
 ) -> Client:
-    """Connects to a server.
+    """Connects to a server, and makes sure that it answers.
 
     Args:
         uri: Its address, such as ``"grpc://127.0.0.1:8815"``, or ``"grpc+tls://host:8815"`` with TLS. Default: the
@@ -50,10 +54,12 @@ def connect(
         tls_root_certs: Certificates of the authorities to trust (PEM, or the path of a file). Default: the system's.
         cert: The client's certificate chain, for mutual TLS.
         key: Its private key.
-        timeout: Seconds that each call may take, transfers included. Default: no limit.
+        timeout: Seconds within which the server must be reached and must answer. ``None``: as long as it takes.
+        call_timeout: Seconds that each later call may take, transfers included. Default: no limit, since a join may
+            take long; a server that is gone is noticed all the same.
 
     Raises:
-        Unavailable: When nothing answers there.
+        Unavailable: When nothing answers there, or not in time.
         Unauthenticated: When the server wants a token, or another one.
 
     Example:
@@ -64,9 +70,9 @@ def connect(
     """
     uri = uri or os.environ.get("DOVETAIL_SERVER") or DEFAULT_URI
     token = token or os.environ.get("DOVETAIL_TOKEN") or None
-    client = Client(uri, Connections(uri, token, tls_root_certs, cert, key, timeout))
+    client = Client(uri, Connections(uri, token, tls_root_certs, cert, key, call_timeout))
     try:
-        client.server_info()
+        client._connections.greet(timeout)
     except BaseException:
         client.close()
         raise
@@ -154,8 +160,13 @@ class Client:
         report = reporter(progress, f"put {name}")
         return upload(self._connections, name, source(data), options, streams, report).rows
 
-    def get(self, name: str) -> pa.Table:
+    def get(self, name: str, progress: ProgressArgument = None) -> pa.Table:
         """A whole table, fetched over several connections; rows in the order in which they were uploaded.
+
+        Args:
+            name: The table's name.
+            progress: ``True`` for a bar on standard error, or a function that is called with each
+                :class:`FetchProgress`.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
@@ -165,7 +176,8 @@ class Client:
             >>> client.drop("letters")
             2
         """
-        return fetch(self._connections, self._info(flight.FlightDescriptor.for_path(name)))
+        info = self._info(flight.FlightDescriptor.for_path(name))
+        return fetch(self._connections, info, reporter(progress, f"get {name}"))
 
     def reader(self, name: str) -> pa.RecordBatchReader:
         """A table batch by batch, over several connections; the order of the batches is not kept."""
@@ -209,7 +221,7 @@ class Client:
         self,
         left: str,
         right: str,
-        on: On,
+        on: OnArgument,
         how: How = "inner",
         columns: Sequence[str] | None = None,
         strategy: Strategy | str | None = None,
@@ -230,15 +242,15 @@ class Client:
         Args:
             left: Name of the left table.
             right: Name of the right table.
-            on: Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}``, or a list of names
-                and pairs.
+            on: Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}``, or a list of
+                names, pairs, and :class:`On`, which says for one pair whether its nulls are equal.
             how: Which rows survive: ``"inner"``, ``"left"``, ``"right"``, ``"full"``, ``"left_semi"``, ``"left_anti"``,
                 ``"right_semi"`` or ``"right_anti"``.
             columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
                 the keys once, the rest of left, the rest of right, with the suffix ``_right`` where a name clashes.
             strategy: How it is done; ``"auto"``, the default, lets the planner choose. :meth:`explain` shows what
                 it chose.
-            nulls_equal: Whether a null key matches a null key; by default it does not.
+            nulls_equal: Whether a null key matches a null key, in all pairs that do not say; by default it does not.
             into: Keeps the result as a table of this name.
             devices: How many devices may run it, or a list of their names.
             priority: -100 to 100, by default 0; jobs of higher priority start first.
@@ -261,7 +273,7 @@ class Client:
             result.wait(progress=progress)
         return result
 
-    def submit(self, left: str, right: str, on: On, how: How = "inner", **options: Any) -> Job:
+    def submit(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Job:
         """As :meth:`join`, for those who come back later: the job, to wait for, look at or cancel.
 
         Example:
@@ -281,7 +293,7 @@ class Client:
         """Runs a command in its JSON form, such as ``{"join": {"left": "a", ...}}``."""
         return self._submit(command).result()
 
-    def explain(self, left: str, right: str, on: On, how: How = "inner", **options: Any) -> Explanation:
+    def explain(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Explanation:
         """How a join would run, and why, without running it. Takes what :meth:`join` takes."""
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
 

@@ -158,13 +158,38 @@ def from_arrow(error: BaseException) -> Error | None:
     kind = _BY_WORDING.get(wrapped["status"] or "")
     if kind is None:
         kind = next((ours for theirs, ours in _BY_CLASS if isinstance(error, theirs)), Error)
-    if kind is InternalError and _is_a_lost_connection(message):
-        kind = Unavailable
+    if kind in (InternalError, Unavailable):
+        return _of_the_connection(message) or kind(message)
     return kind(message)
 
 
-def _is_a_lost_connection(message: str) -> bool:
-    return any(words in message for words in ("Stream removed", "Connection reset", "Socket closed", "GOAWAY"))
+# How gRPC words a connection that could not be made, with the cause behind the last colon.
+_NOT_CONNECTED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: (?P<where>\S+): (?P<cause>.*)$", re.DOTALL
+)
+
+# How it words one that was there, among much else that only its authors understand.
+_BROKEN = re.compile(
+    r"(?:recvmsg|sendmsg): ?(?P<system>[A-Z][a-z]+(?: [a-z]+)*)|Socket closed|Broken pipe|Connection reset by peer"
+    r"|Stream removed|GOAWAY|ping timeout|keepalive watchdog timeout"
+)
+
+
+def _of_the_connection(message: str) -> Unavailable | None:
+    """What gRPC itself, and not the server, says of the way to the server, with what to do about it."""
+    if refused := _NOT_CONNECTED.search(message):
+        cause = re.split(r": ?", refused["cause"])[-1]
+        where = refused["where"].partition(":")[2]
+        return Unavailable(f"cannot reach a server at {where}: {cause}; `dovetail serve` starts one")
+    causes = list(_BROKEN.finditer(message))
+    if not causes:
+        return None
+    # What the system said of the socket tells more than what gRPC made of it.
+    cause = next((found["system"] for found in causes if found["system"]), causes[-1][0])
+    return Unavailable(
+        f"the connection to the server broke: {cause}; see whether it still runs (its tables end with it), and begin "
+        "again"
+    )
 
 
 @contextmanager

@@ -1,0 +1,157 @@
+"""A server that is killed, stuck, or none at all: the client soon says what happened and what to do."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dovetail
+from dovetail import _connection
+from harness import WAIT_SECONDS, Server
+
+Start = Callable[..., Server]
+
+BROKE = ["the connection to the server broke", "see whether it still runs", "begin again"]
+
+
+@contextmanager
+def unavailable(words: list[str], seconds: float = WAIT_SECONDS) -> Iterator[None]:
+    """Expects the error of a server that is gone, with these words, and no later than that."""
+    start = time.monotonic()
+    with pytest.raises(dovetail.Unavailable) as caught:
+        yield
+    assert time.monotonic() - start < seconds
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in {str(caught.value)!r}"
+    for noise in ("Flight returned", "gRPC", "debug context"):
+        assert noise not in str(caught.value), str(caught.value)
+
+
+def is_gone(client: dovetail.Client) -> None:
+    """What is asked later is answered at once: nothing is there any more."""
+    with pytest.raises(dovetail.Unavailable):
+        # The first to ask on a connection may be the one to find that it broke.
+        client.tables()
+    with unavailable(["cannot reach a server at 127.0.0.1:", "Connection refused", "`dovetail serve` starts one"]):
+        client.tables()
+
+
+def many(client: dovetail.Client, rows: int) -> None:
+    """A table whose join with itself has rows * rows rows."""
+    client.put("many", pa.table({"k": np.zeros(rows, np.int64), "v": np.arange(rows)}))
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_server_killed_in_mid_upload_is_told_apart_from_a_refusal(start: Start, streams: int) -> None:
+    server = start(devices="host:1", host_memory="1GiB")
+    batch = pa.record_batch({"k": np.arange(1000)})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        while True:
+            yield batch
+
+    def progress(state: dovetail.UploadProgress) -> None:
+        if state.rows > 20 * batch.num_rows:
+            server.kill()
+
+    with server.connect() as client:
+        # Of several streams one may still have been connecting.
+        with unavailable(BROKE if streams == 1 else []):
+            client.put("half", batches(), streams=streams, progress=progress)
+        is_gone(client)
+
+
+@pytest.mark.parametrize("endpoints", [1, 4])
+def test_a_server_killed_while_a_result_is_read_is_an_error_and_no_end_of_the_rows(
+    start: Start, endpoints: int
+) -> None:
+    server = start(devices="host:1", host_memory="1GiB", endpoints=endpoints)
+    with server.connect() as client:
+        many(client, 20_000)
+        reader = client.join("many", "many", on="k", retain_seconds=0).reader()
+        assert reader.read_next_batch().num_rows > 0
+        server.kill()
+        with unavailable(BROKE):
+            for _ in reader:
+                pass
+        is_gone(client)
+
+
+def test_a_server_killed_while_a_table_is_fetched_is_an_error(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        many(client, 20_000)
+        # 400 million rows, more than can be fetched before the server is dead.
+        result = client.join("many", "many", on="k", retain_seconds=0)
+        killer = threading.Timer(0.5, server.kill)
+        killer.start()
+        with unavailable(BROKE):
+            result.table()
+        killer.join()
+
+
+def test_a_server_killed_while_a_job_is_waited_for_is_an_error(start: Start) -> None:
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        many(client, 20_000)
+        result = client.join("many", "many", on="k", retain_seconds=0)
+        with unavailable([]):
+            # Between two questions the connection is seen to be gone before anything is asked on it.
+            result.wait(progress=lambda _: server.kill())
+        is_gone(client)
+
+
+def test_a_server_that_is_stuck_is_noticed_by_a_call_that_waits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a host without power: the connection is there, and nothing ever comes.
+    monkeypatch.setattr(_connection, "KEEPALIVE_SECONDS", 1)
+    monkeypatch.setattr(_connection, "KEEPALIVE_TIMEOUT_SECONDS", 1)
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            stat = Path(f"/proc/{server.process.pid}/stat")
+            server.wait_for(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), "the server to stand still")
+            with unavailable(BROKE):
+                client.tables()
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert len(client.tables()) == 0
+
+
+def test_what_takes_connections_and_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        expected = [uri.removeprefix("grpc"), "within 0.5 s", "no Dovetail server", "connect(timeout=...)"]
+        with unavailable(expected):
+            dovetail.connect(uri, timeout=0.5)
+
+
+def test_pings_of_a_call_that_waits_are_tolerated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's own servers end a connection that pings more often than every five minutes, unless told otherwise."""
+    monkeypatch.setattr(_connection, "KEEPALIVE_SECONDS", 1)
+    server = start(devices="host:1", host_memory="1GiB")
+    with server.connect() as client:
+        many(client, 20_000)
+        client.put("small", {"k": [1, 2, 3]})
+        # The only device is taken by a join that nobody reads: another one waits, and so does its reader.
+        running = client.join("many", "many", on="k", retain_seconds=0)
+        server.wait_for(lambda: running.status().state == "running", "the join to run")
+        waiting = client.join("small", "small", on="k")
+        read: list[pa.Table] = []
+        reading = threading.Thread(target=lambda: read.append(waiting.table()))
+        reading.start()
+        # Pings go out after each second of silence; five of them are more than a strict server would take.
+        time.sleep(6)
+        assert reading.is_alive() and waiting.status().state == "queued"
+        running.cancel()
+        reading.join(WAIT_SECONDS)
+        assert [table.num_rows for table in read] == [3]
