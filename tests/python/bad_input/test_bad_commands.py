@@ -1,0 +1,81 @@
+"""Commands and calls that the server cannot read, or does not serve."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.flight as flight
+import pytest
+
+import dovetail
+from harness import Server
+from refusals import TABLE, refused
+
+
+def command(server: Server, body: bytes) -> None:
+    connection = flight.connect(server.uri)
+    with dovetail.errors.translated():
+        connection.get_flight_info(flight.FlightDescriptor.for_command(body))
+
+
+@pytest.mark.parametrize("body", [b"SELECT 1", b"\xff\xfe\xfd", b"[]", b"", b"\x0a\x03abc"])
+def test_a_command_that_is_neither_json_nor_protobuf_is_answered_with_an_example(
+    server: Server, client: dovetail.Client, body: bytes
+) -> None:
+    with refused(dovetail.InvalidRequest, '{"join": {"left": "orders"'):
+        command(server, body)
+
+
+def test_json_that_breaks_off_says_so(server: Server, client: dovetail.Client) -> None:
+    with refused(dovetail.InvalidRequest, "JSON", "EOF"):
+        command(server, b'{"join": {"left": "a"')
+
+
+@pytest.mark.parametrize(
+    ("body", "misspelt"),
+    [
+        ({"join": {"left": "a", "right": "b", "hwo": "left"}}, "hwo"),
+        ({"jion": {}}, "jion"),
+        ({"join": {"left": "a", "right": "b", "on": [{"left": "k", "rihgt": "k"}]}}, "rihgt"),
+    ],
+)
+def test_json_with_an_unknown_field_names_it(
+    server: Server, client: dovetail.Client, body: dict[str, object], misspelt: str
+) -> None:
+    with refused(dovetail.InvalidRequest, misspelt):
+        command(server, json.dumps(body).encode())
+
+
+def test_protobuf_with_an_unknown_field_or_of_an_unknown_message_is_refused(
+    server: Server, client: dovetail.Client
+) -> None:
+    def packed(name: str, value: bytes) -> bytes:
+        return _field(1, f"type.googleapis.com/{name}".encode()) + _field(2, value)
+
+    join = _field(1, b"a") + _field(2, b"b")
+    with refused(dovetail.InvalidRequest, "field number 15"):
+        command(server, packed("dovetail.v1.Join", join + _field(15, b"x")))
+    with refused(dovetail.InvalidRequest, "some.Message"):
+        command(server, packed("some.Message", b""))
+    with refused(dovetail.Unsupported, "Flight SQL", "join command"):
+        command(server, packed("arrow.flight.protocol.sql.CommandStatementQuery", _field(1, b"SELECT 1")))
+
+
+def _field(tag: int, value: bytes) -> bytes:
+    return bytes([tag << 3 | 2, len(value)]) + value
+
+
+def test_flight_calls_that_are_not_served_say_what_to_use_instead(server: Server, client: dovetail.Client) -> None:
+    connection = flight.connect(server.uri)
+    with refused(dovetail.Unsupported, "DoPut"), dovetail.errors.translated():
+        writer, reader = connection.do_exchange(flight.FlightDescriptor.for_command(b"{}"))
+        writer.begin(TABLE.schema)
+        reader.read_chunk()
+    with refused(dovetail.InvalidRequest, '"fly"', "drop_table"), dovetail.errors.translated():
+        list(connection.do_action(flight.Action("fly", b"")))
+    with refused(dovetail.InvalidRequest, "drop_table", "tabel"), dovetail.errors.translated():
+        list(connection.do_action(flight.Action("drop_table", b'{"tabel": "a"}')))
+    with refused(dovetail.NotFound, "no job 123456"):
+        client.job(123456)
+    with refused(dovetail.InvalidRequest, "path"), dovetail.errors.translated():
+        connection.get_flight_info(flight.FlightDescriptor.for_path("a", "b"))

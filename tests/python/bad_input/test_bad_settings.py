@@ -1,0 +1,42 @@
+"""Settings with which the server refuses to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dovetail
+from harness import Server, StartFailed
+from refusals import is_unharmed
+
+Start = Callable[..., Server]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"listen": "0.0.0.0:0"}, ["0.0.0.0", "--insecure"]),
+        ({"host_memory": "plenty"}, ["host-memory", "plenty", "GiB"]),
+        ({"devices": "quantum:3"}, ["quantum:3", "host"]),
+        ({"token_file": "/nowhere"}, ["/nowhere"]),
+        ({"no_such_setting": "1"}, ["no-such-setting"]),
+    ],
+)
+def test_a_setting_that_is_wrong_stops_the_server_with_a_sentence(
+    tmp_path: Path, settings: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(StartFailed) as caught:
+        Server(tmp_path, **settings)
+    assert caught.value.code in (1, 2)
+    for word in words:
+        assert word in caught.value.log, caught.value.log
+    assert "panicked" not in caught.value.log
+
+
+def test_a_non_loopback_address_is_served_when_it_is_said_to_be_insecure(start: Start) -> None:
+    server = start(listen="0.0.0.0:0", insecure=True, devices="host:1", host_memory="256MiB")
+    port = server.address.rpartition(":")[2]
+    with dovetail.connect(f"grpc://127.0.0.1:{port}") as client:
+        is_unharmed(server, client)
