@@ -42,14 +42,14 @@ def commit() -> str:
 class Recorder:
     """Appends measurements to a file of JSON lines, each with what is needed to repeat it."""
 
-    def __init__(self, name: str, directory: Path = RESULTS) -> None:
+    def __init__(self, name: str, directory: Path = RESULTS, command: str | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f"{name}.jsonl"
         self._head = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "machine": machine(),
-            "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+            "command": command or " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         }
 
     def write(self, **measurement: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
 import signal
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import dovetail
-from harness import Server
+from harness import ROOT, Server, binary
 
 Start = Callable[..., Server]
 
@@ -133,7 +134,7 @@ def test_a_result_that_nobody_fetches_is_released_at_the_end_of_its_lease(start:
 def test_a_reader_that_stops_does_not_stop_other_jobs(start: Start, retain: str) -> None:
     server = start(devices="host:1", host_memory="3GiB")
     # A call that waits for a device which the stalled reader holds fails at its deadline.
-    with server.connect(timeout=120) as client:
+    with server.connect(call_timeout=120) as client:
         # 864 MB of result: more than connections or a window before the reader take in, and no more than the server has
         # room for. The only device is free again without a byte of it being read.
         many(client, 6000)
@@ -157,12 +158,25 @@ def checksum(table: pa.Table) -> tuple[int, int]:
     return table.num_rows, int(mixed.sum(dtype=np.uint64))
 
 
+def record(long_run: bool, **totals: object) -> None:
+    """Appends a line to benches/results/life.jsonl, as the benchmarks do to theirs."""
+    sys.path.insert(0, str(ROOT / "benches"))
+    from common import Recorder
+
+    command = "DOVETAIL_RECORD=1 ./test python -k 64_clients"
+    Recorder("life", command=f"DOVETAIL_LONG=1 {command}" if long_run else command).write(
+        benchmark="life", build=binary().parent.name, **totals
+    )
+
+
 def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, seed: int, long_run: bool) -> None:
     # Ten seconds of rounds, or a minute with DOVETAIL_LONG; on a slow machine at least one round by each client.
     server = start(devices="host:4", host_memory="3GiB", device_memory="32MiB")
     deadline = time.monotonic() + (60 if long_run else 10)
     failures: list[str] = []
     rounds = [0] * 64
+    moved = [0] * 64
+    started = time.monotonic()
 
     def live(index: int) -> None:
         rng = np.random.default_rng([seed, index])
@@ -188,6 +202,7 @@ def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, see
                     assert checksum(got) == expected, f"{strategy}: the result is wrong"
                     for name in names:
                         client.drop(name)
+                    moved[index] += left.nbytes + 2 * right.nbytes + got.nbytes
                     rounds[index] += 1
         except Exception as error:
             failures.append(f"client {index}, round {rounds[index]}: {type(error).__name__}: {error}")
@@ -197,9 +212,13 @@ def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, see
         thread.start()
     for thread in threads:
         thread.join()
-    print(f"seed {seed}: {sum(rounds)} rounds by 64 clients")
+    # A round has one join. The last ones go on beyond the deadline, and count with their time.
+    totals = {"clients": 64, "joins": sum(rounds), "bytes": sum(moved), "seconds": time.monotonic() - started}
+    print(f"seed {seed}: {totals}")
     assert failures == [], f"seed {seed}: {failures[:5]}"
     assert min(rounds) >= 1, rounds
+    if os.environ.get("DOVETAIL_RECORD"):
+        record(long_run, seed=seed, **totals)
     is_free(server)
 
 

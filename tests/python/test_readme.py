@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dovetail
-from harness import ROOT, Server, binary
+from harness import ROOT, STOP_SECONDS, Server, StartFailed, binary
 
 ADDRESS = "grpc://127.0.0.1:8815"
 
@@ -63,6 +66,64 @@ def test_the_command_line_of_the_readme_works(files: Path, server: Server, clien
     assert pq.read_metadata(files / "joined.parquet").num_rows == tables["lineitem"]
 
 
+def server_lines() -> list[str]:
+    """The command lines of the section on servers, without what is said of them."""
+    [block] = blocks("sh", "Run a server")
+    return [line.split("#")[0].strip() for line in block.splitlines()]
+
+
+def settings_of(line: str) -> dict[str, object]:
+    words = shlex.split(line)
+    assert words[:2] == ["dovetail", "serve"], line
+    names = [word.removeprefix("--").replace("-", "_") for word in words[2::2]]
+    return dict(zip(names, words[3::2], strict=True))
+
+
+@pytest.mark.parametrize("line", [line for line in server_lines() if "--print-config" not in line])
+def test_the_servers_of_the_readme_start_and_end_with_ctrl_c(tmp_path: Path, line: str) -> None:
+    settings = settings_of(line)
+    if "host_memory" in settings:
+        # Of which this machine may have less.
+        settings["host_memory"] = "1GiB"
+    try:
+        server = Server(tmp_path, **settings)
+    except StartFailed as failed:
+        # Without a GPU that line must say so, and nothing else may fail.
+        assert str(settings["devices"]).startswith("cuda"), failed.log
+        assert "cuda" in failed.log and "panicked" not in failed.log, failed.log
+        return
+    with server, server.connect() as client:
+        devices = [device["device"] for device in client.server_info()["devices"]]
+        kind, _, count = str(settings.get("devices", "auto")).partition(":")
+        assert devices if kind == "auto" else devices == [f"{kind}:{index}" for index in range(int(count))]
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(STOP_SECONDS) == 0, server.tail()
+
+
+def test_what_the_readme_says_of_settings_holds(tmp_path: Path) -> None:
+    def serve(*words: str, **env: str) -> str:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+        command = [str(binary()), "serve", *words]
+        done = subprocess.run(command, env={**clean, **env}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "dovetail serve --print-config" in server_lines()
+    printed = serve("--print-config")
+    text = (ROOT / "README.md").read_text().split("\n## Run a server\n")[1].split("\n## ")[0]
+    for address, setting in (("127.0.0.1:8815", "listen"), ("127.0.0.1:8816", "admin-listen")):
+        assert address in text and f'\n{setting} = "{address}"' in f"\n{printed}"
+    flags = set(re.findall(r"--[a-z][a-z-]+", text))
+    help_text = serve("--help")
+    assert len(flags) > 10 and {flag for flag in flags if flag not in help_text} == set()
+    # Flags win over the environment, and that over the file.
+    [variable] = re.findall(r"`(DOVETAIL_HOST_MEMORY)=64GiB`", text)
+    file = tmp_path / "dovetail.toml"
+    file.write_text('host-memory = "1GiB"\nendpoints = 3\n')
+    layered = serve("--print-config", "--config", str(file), "--endpoints", "2", **{variable: "64GiB"})
+    assert 'host-memory = "64GiB"' in layered and "endpoints = 2" in layered
+
+
 @pytest.mark.parametrize("title", ["import dovetail", "import pyarrow.flight"])
 def test_the_python_of_the_readme_works(
     files: Path, server: Server, client: dovetail.Client, monkeypatch: pytest.MonkeyPatch, title: str
@@ -87,6 +148,16 @@ def test_the_architecture_page_names_every_room_and_nothing_that_is_not_there() 
     assert not missing, f"ARCHITECTURE.md names {missing}, which are not there"
     rooms = {f"{folder.name}/" for folder in (ROOT / "src").iterdir() if folder.is_dir()}
     assert rooms <= named, f"ARCHITECTURE.md has no word on {rooms - named}"
+
+
+def test_the_tables_of_measurements_are_those_that_were_recorded() -> None:
+    spec = importlib.util.spec_from_file_location("tables_of_results", ROOT / "benches" / "tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    page = tables.README.read_text()
+    named = {found["name"] for found in tables.MARKED.finditer(page)}
+    assert named == set(tables.TABLES), "benches/README.md has a place for each of the tables, and for no other"
+    assert page == tables.with_tables(page), "results were recorded: run `python benches/tables.py --write`"
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:
