@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
@@ -19,6 +19,8 @@ pub(super) struct BuildSide {
     pub(super) arranged: Arranged,
     /// The table of the `hash` strategy; the others need none beyond the arrangement.
     table: Option<Table>,
+    /// What [`BuildSide::grouping_bytes`] has found: it looks at every partition, and is asked twice for each probe chunk.
+    grouping_bytes: OnceLock<u64>,
 }
 
 impl BuildSide {
@@ -50,7 +52,7 @@ impl BuildSide {
             Order::Partitioned(_) if ahead => arranged.group(shop)?,
             _ => {}
         }
-        Ok(Self { arranged, table })
+        Ok(Self { arranged, table, grouping_bytes: OnceLock::new() })
     }
 
     /// Whether building its table has shown that no two keys are equal.
@@ -62,6 +64,10 @@ impl BuildSide {
     /// arranged, and for the partitions that are being grouped a place per row and a table of keys, at most four slots per
     /// row.
     pub(super) fn grouping_bytes(&self, device: &dyn Device) -> u64 {
+        *self.grouping_bytes.get_or_init(|| self.find_grouping_bytes(device))
+    }
+
+    fn find_grouping_bytes(&self, device: &dyn Device) -> u64 {
         let Order::Partitioned(partitions) = &self.arranged.order else { return 0 };
         if partitions.grouped {
             return 0;
@@ -94,7 +100,7 @@ impl BuildSide {
     pub(super) fn grouped(&self, shop: &Workshop<'_>) -> Result<Self> {
         let mut arranged = self.arranged.clone();
         arranged.group(shop)?;
-        Ok(Self { arranged, table: self.table.clone() })
+        Ok(Self { arranged, table: self.table.clone(), grouping_bytes: OnceLock::new() })
     }
 
     /// Matches one wave of a probe chunk. `None`: build keys repeat, and must be [grouped](Self::grouped) first.
