@@ -38,9 +38,11 @@ use arrow::array::RecordBatch;
 
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord};
+pub(crate) use probe::CHUNKS_PER_STREAM;
 pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;
 pub use strategy::Strategy;
+pub(crate) use task::OVERLAPPED_CHUNK_ROWS_MIN;
 pub use task::{Arrangement, Expected, JoinKey, OutputColumn, OutputSource, Stretches, Task, TaskSide};
 
 use crate::Result;

@@ -29,7 +29,7 @@ use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 
 /// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
 /// overlap with nothing.
-const CHUNKS_PER_STREAM: u64 = 5;
+pub(crate) const CHUNKS_PER_STREAM: u64 = 5;
 
 /// Everything that probing needs, shared by all streams.
 pub(super) struct Probing<'a> {

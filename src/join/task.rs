@@ -47,12 +47,14 @@ pub struct Task {
     pub expected: Expected,
 }
 
+/// Rows that a chunk has at the least where several streams work on chunks, if nobody says otherwise: fewer would leave a GPU
+/// waiting for launches.
+pub(crate) const OVERLAPPED_CHUNK_ROWS_MIN: u64 = 1 << 20;
+
 impl Task {
     /// Rows that a chunk has at the least where several streams work on chunks.
     pub(super) fn chunk_rows_min(&self) -> u64 {
-        /// Fewer would leave a GPU waiting for launches.
-        const DEFAULT: u64 = 1 << 20;
-        self.chunk_rows_min.unwrap_or(DEFAULT).max(1)
+        self.chunk_rows_min.unwrap_or(OVERLAPPED_CHUNK_ROWS_MIN).max(1)
     }
 }
 

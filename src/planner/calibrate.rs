@@ -16,8 +16,8 @@ use crate::device::{
 };
 use crate::memory::{Arena, Budget};
 
-/// Rows that are measured: enough that fixed costs vanish and all threads have their share, few enough that all of it takes
-/// a tenth of a second.
+/// Rows that are measured: enough that fixed costs vanish and all threads have their share, few enough that a round takes
+/// a fifth of a second.
 const ROWS_MAX: usize = 1 << 18;
 
 /// The same on a GPU, which is through with fewer before they are launched.
@@ -26,8 +26,15 @@ const GPU_ROWS_MAX: usize = 1 << 22;
 /// Fewer rows than these measure the cost of a call, not a rate.
 const ROWS_MIN: usize = 1 << 10;
 
+/// Rows of a call that has next to nothing to do, and how often it is repeated.
+const CALL_ROWS: usize = 64;
+const CALLS: usize = 10;
+
 /// Bytes of device memory that measuring takes per row, at the most.
-const ROW_BYTES: u64 = 128;
+const ROW_BYTES: u64 = 256;
+
+/// How often all of it is measured. What else the machine does comes in bursts, longer than one measurement.
+const ROUNDS: usize = 3;
 
 /// Rows of 8 bytes whose random reads go to memory: more than the caches of most processors, shared ones included. With
 /// fewer, hash tables of tens of megabytes look twice as fast as they are.
@@ -47,7 +54,7 @@ pub fn calibrate(device: &dyn Device) -> Rates {
     measure_rates(device).unwrap_or_else(|| Rates::defaults(device))
 }
 
-/// Measures a device's rates in a tenth of a second. `None` for a device with too little memory to measure with, and for one
+/// Measures a device's rates in less than a second. `None` for a device with too little memory to measure with, and for one
 /// that refuses, which is logged. Whoever changes what is measured, or how, counts it in `kept_rates`.
 pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
@@ -56,8 +63,9 @@ pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     if rows < ROWS_MIN {
         return None;
     }
-    let measured = measure(device, rows);
+    let measured: Result<Vec<Rates>> = (0..ROUNDS).map(|_| measure(device, rows)).collect();
     measured
+        .map(|rounds| Rates::best_of(&rounds))
         .inspect_err(|error| {
             tracing::warn!(device = %device.id(), %error, "rates could not be measured; planning with defaults");
         })
@@ -126,32 +134,53 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.stream = 2.0 * 8.0 * rows / seconds;
 
     let keys = Keys { data: copied, width: KeyWidth::W8, rows: row_count };
-    let bits = RadixBits { skip: 0, bits: device.info().pass_bits_max.min(6) };
     let carry = [Carry::RowNumber];
-    let (partitions, seconds) = bench.time(|| device.partition(&keys, &carry, bits, &stream))?;
-    rates.partition = rows * (3.0 * 8.0 + 2.0 * 4.0) / seconds;
-    let count = partitions.bounds.len() - 1;
-    let (found, seconds) = bench.time(|| device.match_partitions(&partitions, &partitions, 0..count, &stream))?;
-    rates.match_rows = 2.0 * rows / seconds;
-    if let PartitionMatches::Matched(matches) = found {
-        let total = matches.pair_count(Unmatched::Skip);
-        let (_, seconds) = bench.time(|| device.expand(&matches, 0..total, Unmatched::Skip, &stream))?;
-        rates.expand_pairs = total as f64 / seconds;
+    let device_keys = |width, pick: &dyn Fn(usize) -> usize| -> Result<Keys> {
+        let host = keys_of(width, (0..row_count).map(pick));
+        Ok(Keys { data: device.copy_in(&[host], &stream)?, width, rows: row_count })
+    };
+    let bits = RadixBits { skip: 0, bits: partition_bits(device, row_count) };
+    for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
+        // Distinct keys, and others that each are one of these: so a foreign key meets a primary key.
+        let build = device_keys(width, &|at| at)?;
+        let probe = device_keys(width, &|at| mixed(at) % row_count)?;
+        let (partitioned, seconds) = bench.time(|| device.partition(&build, &carry, bits, &stream))?;
+        if width == KeyWidth::W8 {
+            rates.partition = rows * (3.0 * 8.0 + 2.0 * 4.0) / seconds;
+        }
+        let probe_partitioned = device.partition(&probe, &carry, bits, &stream)?;
+        let count = partitioned.bounds.len() - 1;
+        let (found, seconds) =
+            bench.time(|| device.match_partitions(&partitioned, &probe_partitioned, 0..count, &stream))?;
+        // A device that gives up, because a partition is too large for it, is quick.
+        if let PartitionMatches::Matched(matches) = found {
+            rates.match_rows[at] = 2.0 * rows / seconds;
+            let total = matches.pair_count(Unmatched::Skip);
+            let (_, seconds) = bench.time(|| device.expand(&matches, 0..total, Unmatched::Skip, &stream))?;
+            rates.expand_pairs = total as f64 / seconds;
+        }
+        drop((partitioned, probe_partitioned));
+        let (sorted, seconds) = bench.time(|| device.sort(&build, &carry, &stream))?;
+        rates.sort_rows[at] = rows / seconds;
+        if width == KeyWidth::W8 {
+            let wide = [Carry::RowNumber, Carry::Column(build.as_column())];
+            let (_, seconds) = bench.time(|| device.sort(&build, &wide, &stream))?;
+            let extra = seconds - rows / rates.sort_rows[at];
+            // The difference of two short measurements can vanish; moving a column is never faster than reading and
+            // writing it.
+            rates.sort_carry = (2.0 * 8.0 * rows / extra.max(1e-9)).min(rates.stream);
+            let probe = device.sort(&probe, &[], &stream)?;
+            let merge = || device.match_sorted(&sorted.keys, &probe.keys, 0..row_count, &stream);
+            rates.merge_rows = 2.0 * rows / bench.time(merge)?.1;
+        }
     }
 
-    for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
-        // The same bytes, read as keys of each width.
-        let keys = Keys { data: keys.data.clone(), width, rows: row_count * 8 / width.bytes().max(8) };
-        let (_, seconds) = bench.time(|| device.sort(&keys, &carry, &stream))?;
-        rates.sort_rows[at] = keys.rows as f64 / seconds;
+    let few = Positions::Range(1..CALL_ROWS.min(row_count));
+    rates.call_seconds = f64::INFINITY;
+    for _ in 0..CALLS {
+        let (_, seconds) = bench.time(|| device.gather(&near, &few, &stream))?;
+        rates.call_seconds = rates.call_seconds.min(seconds);
     }
-    let wide = [Carry::RowNumber, Carry::Column(keys.as_column())];
-    let (sorted, seconds) = bench.time(|| device.sort(&keys, &wide, &stream))?;
-    let extra = seconds - rows / rates.sort_rows[1];
-    // The difference of two short measurements can vanish; moving a column is never faster than reading and writing it.
-    rates.sort_carry = (2.0 * 8.0 * rows / extra.max(1e-9)).min(rates.stream);
-    let (_, seconds) = bench.time(|| device.match_sorted(&sorted.keys, &sorted.keys, 0..row_count, &stream))?;
-    rates.merge_rows = 2.0 * rows / seconds;
 
     // A table and columns that fit in cache, then ones that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
@@ -246,9 +275,28 @@ impl Bench<'_> {
     }
 }
 
+/// As few bits as give partitions of a size that the device likes, but enough for a pass to be one.
+fn partition_bits(device: &dyn Device, rows: usize) -> u32 {
+    const BITS_MIN: u32 = 6;
+    let partitions = rows.div_ceil(device.info().partition_rows.max(1)).next_power_of_two();
+    partitions.trailing_zeros().max(BITS_MIN).min(device.info().pass_bits_max)
+}
+
 /// Distinct 64-bit keys without order.
 fn shuffled_keys(rows: usize) -> Buffer {
     Buffer::from_vec((0..rows).map(|at| mixed(at) as u64).collect::<Vec<u64>>())
+}
+
+/// The keys with those numbers: distinct numbers have distinct keys, without order, over all bits of the width.
+fn keys_of(width: KeyWidth, numbers: impl Iterator<Item = usize>) -> Buffer {
+    match width {
+        KeyWidth::W4 => Buffer::from_vec(numbers.map(|at| (at as u32).wrapping_mul(0x9e37_79b1)).collect::<Vec<u32>>()),
+        KeyWidth::W8 => Buffer::from_vec(numbers.map(|at| mixed(at) as u64).collect::<Vec<u64>>()),
+        KeyWidth::W16 => {
+            let wide = |at: usize| (mixed(at) as u128) << 64 | mixed(!at) as u128;
+            Buffer::from_vec(numbers.map(wide).collect::<Vec<u128>>())
+        }
+    }
 }
 
 fn ascending_keys(rows: usize) -> Buffer {

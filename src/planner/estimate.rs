@@ -7,13 +7,18 @@
 //! as many rows as any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are
 //! known exactly. Of several key columns together no heavy values are known, and values are spread evenly.
 //!
+//! Samples of large columns leave open how many different values there are; then both sides are taken to have as many.
+//!
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
 //! correctness. What a join gives at the least is told by [`certain`](super::certain).
 
 use std::collections::HashMap;
 
 use super::{BoundJoin, JoinKind, Side};
-use crate::catalog::{Table, Value};
+use crate::catalog::{HeavyValue, Table, Value};
+
+/// A value is far more frequent than others when so many times as many rows have it as have one on average.
+const HEAVY: f64 = 4.0;
 
 /// Sizes that statistics predict.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,6 +46,10 @@ impl Estimates {
     pub fn of(join: &BoundJoin) -> Self {
         let (left_keyed, left_distinct) = keyed_and_distinct(join, Side::Left);
         let (right_keyed, right_distinct) = keyed_and_distinct(join, Side::Right);
+        let (left_distinct, right_distinct) = (
+            believed(join, Side::Left, left_distinct, right_distinct),
+            believed(join, Side::Right, right_distinct, left_distinct),
+        );
         let (left_share, right_share) = shared_ranges(join);
         let left = Spread::new(join, Side::Left, left_share, left_keyed, left_distinct);
         let right = Spread::new(join, Side::Right, right_share, right_keyed, right_distinct);
@@ -78,6 +87,17 @@ impl Estimates {
     /// Whether keys of that side repeat, as far as statistics tell. Estimates of distinct values err by a few per cent.
     pub fn repeats(&self, side: Side) -> bool {
         self.distinct(side) < 0.9 * self.keyed(side)
+    }
+
+    /// The values of the only key column of that side that far more rows have than others, and how many do, the most frequent
+    /// first; none where the key has several columns.
+    pub(super) fn heavy<'a>(&self, join: &'a BoundJoin, side: Side) -> impl Iterator<Item = (&'a HeavyValue, f64)> {
+        let table = join.table(side);
+        let average = self.keyed(side) / self.distinct(side).max(1.0);
+        let only = if join.keys.len() == 1 { join.keys.first() } else { None };
+        let values = only.into_iter().flat_map(move |key| &table.statistics[key.column(side)].heavy);
+        let rows = values.map(move |heavy| (heavy, heavy.share * table.rows as f64));
+        rows.filter(move |(_, rows)| *rows > HEAVY * average)
     }
 
     fn rows_of(&self, join: &BoundJoin) -> f64 {
@@ -192,6 +212,18 @@ fn keyed_and_distinct(join: &BoundJoin, side: Side) -> (f64, f64) {
     }
     let distinct = if known_unique(join, side) { keyed } else { distinct.min(keyed) };
     (keyed, distinct)
+}
+
+/// Different values of a side of which a sample leaves open how many there are: where the other side has fewer, and they may be
+/// as few, they are taken to be those, as a foreign key's are the primary key's. Tables of tens of millions of rows would else
+/// look as if hardly any row repeated a key.
+fn believed(join: &BoundJoin, side: Side, distinct: f64, of_other: f64) -> f64 {
+    let [key] = &join.keys[..] else { return distinct };
+    let least = join.table(side).statistics[key.column(side)].distinct_min;
+    match least {
+        Some(least) if !known_unique(join, side) && least <= of_other && of_other < distinct => of_other,
+        _ => distinct,
+    }
 }
 
 /// Whether some of the key columns together are distinct: because the rows were seen to be, or the uploader said so.

@@ -308,19 +308,14 @@ fn tree(plan: &Plan) -> Vec<String> {
     lines
 }
 
-/// The keys of a side that several times as many rows have as have one on average.
+/// The keys of a side that far more rows have than others.
 fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
-    /// So many times as many.
-    const HEAVY: f64 = 4.0;
     let [key] = &plan.join.keys[..] else { return Vec::new() };
     let table = plan.join.table(side);
-    let average = plan.estimates.keyed(side) / plan.estimates.distinct(side).max(1.0);
-    let heavy = table.statistics[key.column(side)].heavy.iter().filter_map(|heavy| {
-        let rows = heavy.share * table.rows as f64;
-        let key = table.value_text(key.column(side), heavy.row).filter(|_| rows > HEAVY * average)?;
-        Some(ExplainedHeavyKey { key, rows: rows.round() as u64 })
+    let explained = plan.estimates.heavy(&plan.join, side).filter_map(|(heavy, rows)| {
+        Some(ExplainedHeavyKey { key: table.value_text(key.column(side), heavy.row)?, rows: rows.round() as u64 })
     });
-    heavy.collect()
+    explained.collect()
 }
 
 /// The columns of a side that move with its keys.

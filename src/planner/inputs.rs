@@ -37,6 +37,9 @@ pub(super) struct Input {
     pub(super) seen_unique: bool,
     /// Rows of the most frequent key, roughly and at most.
     pub(super) heaviest_rows: f64,
+    /// The share of rows with a key whose key is one of a few that far more rows have than others: what they meet on the other
+    /// side is read again and again, and so lies in the cache.
+    pub(super) hot: f64,
     /// Whether the packed keys are in ascending order as the rows lie.
     pub(super) sorted: bool,
     /// Bytes per row of the key columns as they are stored; zero for those that the host reads.
@@ -144,6 +147,7 @@ impl Input {
             repeats: estimates.repeats(side),
             seen_unique: seen_unique(join, side),
             heaviest_rows: heaviest_rows_max(join, side),
+            hot: hot_share(join, side, estimates),
             sorted: sorted_keys(join, side, layout),
             key_source_bytes: key_source_bytes as f64,
             key_columns: join.keys.len(),
@@ -173,6 +177,11 @@ impl Input {
     pub(super) fn needs_row_numbers(&self) -> bool {
         self.host_columns > 0 || self.columns.iter().any(|column| !column.carried && !column.raw_key)
     }
+}
+
+fn hot_share(join: &BoundJoin, side: Side, estimates: &Estimates) -> f64 {
+    let rows: f64 = estimates.heavy(join, side).map(|(_, rows)| rows).sum();
+    (rows / estimates.keyed(side).max(1.0)).min(1.0)
 }
 
 /// Whether packed keys are in ascending order as the rows of that side lie.

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::carried::Carried;
-use super::cost::{Costed, MemoryNeed, PredictedPhase, probe_chunks};
+use super::cost::{Chunks, Costed, MemoryNeed, PredictedPhase};
 use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
 use crate::columns::{Role, fixed_width};
@@ -98,7 +98,13 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
     let estimates = Estimates::of(&join);
     let mut candidates = candidates(&join, strategy, &estimates, target)?;
-    candidates.sort_by(|a, b| b.fits(target).cmp(&a.fits(target)).then(a.costed.seconds.total_cmp(&b.costed.seconds)));
+    // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.
+    candidates.sort_by(|a, b| {
+        let by_need = || a.costed.memory.minimum_bytes.cmp(&b.costed.memory.minimum_bytes);
+        let by_seconds = || a.costed.seconds.total_cmp(&b.costed.seconds);
+        let within = if a.fits(target) { by_seconds() } else { by_need().then_with(by_seconds) };
+        b.fits(target).cmp(&a.fits(target)).then(within)
+    });
     let wanted = |candidate: &Candidate| strategy.is_none_or(|wanted| candidate.costed.strategy == wanted);
     let chosen = candidates.iter().position(wanted).expect("every strategy is among the candidates");
     let chosen = candidates.remove(chosen);
@@ -262,15 +268,15 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
     ))
 }
 
-/// Bytes of the keys that the host packs or hashes for the device, with their validity: those of the build side, and of one
-/// chunk of the probe side.
+/// Bytes of the keys that the host packs or hashes for the device, with their validity: those of the build side, and of the
+/// chunks of the probe side that are worked on at a time.
 fn host_scratch_bytes(inputs: &Inputs, memory: &MemoryNeed, target: &Target) -> u64 {
     let made = |input: &Input| match input.host_keys {
         true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
         false => 0.0,
     };
-    let chunks = probe_chunks(memory, inputs.probe.rows, target);
-    (made(&inputs.build) + made(&inputs.probe) / chunks) as u64
+    let chunks = Chunks::new(memory, inputs.probe.rows, target);
+    (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 
 /// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.

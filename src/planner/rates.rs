@@ -32,8 +32,8 @@ pub struct Rates {
     pub filter_rows: f64,
     /// Rows per second put into, or looked up in, a perfect-hash array that fits in cache.
     pub dense_rows: f64,
-    /// Rows per second of both sides that are matched partition by partition.
-    pub match_rows: f64,
+    /// Rows per second of both sides, by keys of 4, 8 and 16 bytes, that are matched partition by partition.
+    pub match_rows: [f64; 3],
     /// Rows per second of both sides that are matched by merging.
     pub merge_rows: f64,
     /// Pairs per second that matches are expanded to.
@@ -48,6 +48,8 @@ pub struct Rates {
     pub host_values: f64,
     /// Rows per second whose keys the host packs or hashes, because the device cannot.
     pub host_keys: f64,
+    /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
+    pub call_seconds: f64,
 }
 
 impl Rates {
@@ -68,7 +70,7 @@ impl Rates {
             probe_rows: 150e6 * threads,
             filter_rows: 300e6 * threads,
             dense_rows: 400e6 * threads,
-            match_rows: 120e6 * threads,
+            match_rows: [120e6 * threads, 110e6 * threads, 80e6 * threads],
             merge_rows: 100e6 * threads,
             expand_pairs: 400e6 * threads,
             gather_values: 400e6 * threads,
@@ -76,6 +78,7 @@ impl Rates {
             cache_bytes: 2 << 20,
             host_values: 30e6 * threads,
             host_keys: 60e6 * threads,
+            call_seconds: 5e-6,
         }
     }
 
@@ -96,7 +99,7 @@ impl Rates {
             probe_rows: 60e9,
             filter_rows: 0.0,
             dense_rows: 120e9,
-            match_rows: 50e9,
+            match_rows: [50e9, 50e9, 30e9],
             merge_rows: 50e9,
             expand_pairs: 300e9,
             gather_values: 370e9,
@@ -104,6 +107,7 @@ impl Rates {
             cache_bytes: 60 << 20,
             host_values: 30e6 * 16.0,
             host_keys: 60e6 * 16.0,
+            call_seconds: 20e-6,
         }
     }
 
@@ -115,7 +119,7 @@ impl Rates {
         }
     }
 
-    /// Whether all of them are rates: positive numbers.
+    /// Whether all of them can be: positive numbers.
     pub(super) fn are_sound(&self) -> bool {
         let Self {
             copy_in,
@@ -129,7 +133,7 @@ impl Rates {
             build_rows,
             probe_rows,
             dense_rows,
-            match_rows,
+            match_rows: [match_rows_4, match_rows_8, match_rows_16],
             merge_rows,
             expand_pairs,
             gather_values,
@@ -137,23 +141,66 @@ impl Rates {
             cache_bytes: _,
             host_values,
             host_keys,
+            call_seconds,
             filter_rows,
         } = *self;
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
-        let matching = [build_rows, probe_rows, dense_rows, match_rows, merge_rows, expand_pairs];
-        let gathers = [gather_values, random_reads, host_values, host_keys];
+        let partitions = [match_rows_4, match_rows_8, match_rows_16];
+        let matching = [build_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
+        let others = [gather_values, random_reads, host_values, host_keys, call_seconds];
         // Without filters, theirs is zero.
         let filters = filter_rows.is_finite() && filter_rows >= 0.0;
-        filters && copies.into_iter().chain(matching).chain(gathers).all(|rate| rate.is_finite() && rate > 0.0)
+        filters
+            && copies
+                .into_iter()
+                .chain(partitions)
+                .chain(matching)
+                .chain(others)
+                .all(|rate| rate.is_finite() && rate > 0.0)
+    }
+
+    /// What several rounds of measuring say together: of what was timed by itself the best, because whatever else the machine did
+    /// only made it longer; of what is the difference of two times the middle, because that errs both ways.
+    pub(super) fn best_of(rounds: &[Self]) -> Self {
+        let best = |of: &dyn Fn(&Self) -> f64| rounds.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
+        let middle = |of: &dyn Fn(&Self) -> f64| {
+            let mut values: Vec<f64> = rounds.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let each = |of: &dyn Fn(&Self) -> [f64; 3]| [0, 1, 2].map(|at| best(&|rates| of(rates)[at]));
+        let last = rounds.last().expect("there is a round");
+        Self {
+            copy_in: best(&|rates| rates.copy_in),
+            copy_out: best(&|rates| rates.copy_out),
+            stream: best(&|rates| rates.stream),
+            partition: best(&|rates| rates.partition),
+            sort_rows: each(&|rates| rates.sort_rows),
+            sort_carry: middle(&|rates| rates.sort_carry),
+            build_rows: best(&|rates| rates.build_rows),
+            probe_rows: best(&|rates| rates.probe_rows),
+            filter_rows: best(&|rates| rates.filter_rows),
+            dense_rows: best(&|rates| rates.dense_rows),
+            match_rows: each(&|rates| rates.match_rows),
+            merge_rows: best(&|rates| rates.merge_rows),
+            expand_pairs: best(&|rates| rates.expand_pairs),
+            gather_values: best(&|rates| rates.gather_values),
+            random_reads: middle(&|rates| rates.random_reads),
+            host_values: best(&|rates| rates.host_values),
+            host_keys: best(&|rates| rates.host_keys),
+            call_seconds: rounds.iter().map(|rates| rates.call_seconds).fold(f64::INFINITY, f64::min),
+            ..last.clone()
+        }
     }
 
     /// Rows per second sorted by keys of that width.
     pub(super) fn sort_rows_of(&self, width: KeyWidth) -> f64 {
-        match width {
-            KeyWidth::W4 => self.sort_rows[0],
-            KeyWidth::W8 => self.sort_rows[1],
-            KeyWidth::W16 => self.sort_rows[2],
-        }
+        of_width(self.sort_rows, width)
+    }
+
+    /// Rows per second matched by keys of that width, partition by partition.
+    pub(super) fn match_rows_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.match_rows, width)
     }
 
     /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them
@@ -161,5 +208,13 @@ impl Rates {
     pub(super) fn miss_seconds(&self, reads: f64, extent_bytes: f64) -> f64 {
         let missing = (1.0 - self.cache_bytes as f64 / extent_bytes.max(1.0)).max(0.0);
         reads * missing / self.random_reads
+    }
+}
+
+fn of_width(rates: [f64; 3], width: KeyWidth) -> f64 {
+    match width {
+        KeyWidth::W4 => rates[0],
+        KeyWidth::W8 => rates[1],
+        KeyWidth::W16 => rates[2],
     }
 }

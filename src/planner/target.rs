@@ -18,6 +18,12 @@ pub struct Target {
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves.
     pub pass_bits_max: u32,
+    /// Streams of a join that are worked on at once.
+    pub streams: usize,
+    /// Probe rows of a wave.
+    pub wave_rows: usize,
+    /// Bytes of the result that are gathered at once.
+    pub gather_bytes: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
     /// What it does how fast.
@@ -34,6 +40,9 @@ impl Target {
             parallelism: device.info().parallelism.max(1),
             partition_rows: device.info().partition_rows.max(1),
             pass_bits_max: device.info().pass_bits_max.max(1),
+            streams: device.info().streams.max(1),
+            wave_rows: device.info().wave_rows.max(1),
+            gather_bytes: device.info().gather_bytes.max(1),
             row_scratch_bytes: device.info().row_scratch_bytes,
             rates,
         }
@@ -50,6 +59,9 @@ impl Default for Target {
             parallelism: 1,
             partition_rows: 16 << 10,
             pass_bits_max: 11,
+            streams: 1,
+            wave_rows: 1 << 18,
+            gather_bytes: 4 << 20,
             row_scratch_bytes: None,
             rates: Rates::host(1),
         }

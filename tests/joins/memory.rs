@@ -156,7 +156,8 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.build_side.other());
         // Everything but a filter is slow.
         let filter = |target: Target| {
-            let rates = Rates { build_rows: 1e6, probe_rows: 1e6, match_rows: 1e6, merge_rows: 1e6, ..target.rates };
+            let rates =
+                Rates { build_rows: 1e6, probe_rows: 1e6, match_rows: [1e6; 3], merge_rows: 1e6, ..target.rates };
             Target { rates, ..target }
         };
         let label = format!("{kind:?} {spread:?}, {threads} threads, with filters");

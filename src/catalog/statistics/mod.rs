@@ -42,6 +42,8 @@ pub struct ColumnStatistics {
     pub max: Option<Value>,
     /// Roughly how many different values there are; `None` when unknown. Exact when `ascending`.
     pub distinct: Option<f64>,
+    /// So many different values there are almost certainly, where `distinct` is an estimate; `None` when unknown.
+    pub distinct_min: Option<f64>,
     /// Whether the rows are in ascending order of this column, exactly (nulls first); what the upload saw. A column without
     /// rows is in order; one of a type without order is not.
     pub ascending: bool,
@@ -143,11 +145,16 @@ impl StatisticsCollector {
             true => self.runs as f64,
             false => within_range(sample.distinct(values), &self.range),
         });
+        let distinct_min = self.sample.as_ref().map(|sample| match self.ascending {
+            true => self.runs as f64,
+            false => within_range(sample.distinct_min(values), &self.range),
+        });
         ColumnStatistics {
             nulls: self.nulls,
             min,
             max,
             distinct,
+            distinct_min,
             ascending: self.ascending,
             unique_ascending: self.ascending && self.strict && self.nulls <= 1,
             heaviest_share: self.sample.as_ref().map_or(0.0, Sample::heaviest_share),

@@ -268,6 +268,20 @@ fn distinct_values_are_estimated_within_a_factor_of_two() {
     }
 }
 
+#[test]
+fn samples_say_how_little_they_know_of_many_values() {
+    let mut random = StdRng::seed_from_u64(4);
+    for (rows, distinct) in [(1 << 22, 1i64 << 21), (1 << 20, 1 << 12), (1 << 20, 1 << 20)] {
+        let column = Int64Array::from_iter_values((0..rows).map(|_| random.random_range(0..distinct) * 1_000_003));
+        let found = collect(&[Arc::new(column)]);
+        let least = found.distinct_min.unwrap();
+        assert!(least <= 1.1 * distinct as f64, "{least} of {distinct}");
+        assert!(least > 0.3 * f64::from(1 << 20).min(distinct as f64 / 2.0), "{least} of {distinct}");
+    }
+    let all = collect(&[Arc::new(Int64Array::from_iter_values((0..3000).rev()))]);
+    assert_eq!((all.distinct, all.distinct_min), (Some(3000.0), Some(3000.0)));
+}
+
 /// One value on a fifth of the rows, which alone would make the others look four times as frequent as they are.
 #[test]
 fn a_heavy_value_does_not_hide_how_many_others_there_are() {

@@ -4,8 +4,10 @@
 use super::super::carried::Carried;
 use super::super::filter;
 use super::super::inputs::{Input, Inputs};
-use super::super::{BoundJoin, Estimates, Rates, Strategy, Target};
-use super::{Costed, Filter, Model, PredictedPhase, probe_chunks};
+use super::super::{BoundJoin, Estimates, Strategy, Target};
+use super::memory::Chunks;
+use super::phases::{phases_of, total_seconds};
+use super::{Costed, Filter, Model};
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
 
@@ -93,11 +95,12 @@ impl Choice<'_> {
     fn costed(&self, inputs: &Inputs) -> Costed {
         let model = self.model(inputs);
         let memory = model.memory();
-        let phases = model.phases(probe_chunks(&memory, inputs.probe.rows, self.target));
+        let chunks = Chunks::new(&memory, inputs.probe.rows, self.target);
+        let steps = model.steps(chunks);
         Costed {
             strategy: self.strategy,
-            seconds: total_seconds(&phases, &self.target.rates),
-            phases,
+            seconds: total_seconds(&steps, chunks, &self.target.rates),
+            phases: phases_of(&steps, &self.target.rates),
             memory,
             radix_bits: self.radix_bits,
             carried: Carried::of(self.strategy, inputs),
@@ -128,13 +131,4 @@ fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Optio
     let one_pass = wanted.min(target.pass_bits_max);
     let two_passes = wanted.min(2 * target.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
     if one_pass == two_passes { vec![Some(one_pass)] } else { vec![Some(one_pass), Some(two_passes)] }
-}
-
-fn total_seconds(phases: &[PredictedPhase], rates: &Rates) -> f64 {
-    let total: f64 = phases.iter().map(|phase| phase.seconds).sum();
-    if !rates.copies_overlap {
-        return total;
-    }
-    let copies: f64 = phases.iter().filter(|phase| phase.name == "copy in").map(|phase| phase.seconds).sum();
-    copies.max(total - copies)
 }

@@ -6,7 +6,7 @@ use super::super::inputs::Input;
 use super::super::{Strategy, Target};
 use super::Model;
 use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
-use crate::join::CHUNK_ROWS_MIN;
+use crate::join::{CHUNK_ROWS_MIN, CHUNKS_PER_STREAM, OVERLAPPED_CHUNK_ROWS_MIN};
 
 /// Bytes of device memory that a strategy takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -31,11 +31,30 @@ const PARTITION_SPREAD: f64 = 1.5;
 /// The most rows of one key for which a table reserves room ahead: it grows by distinct keys beyond that.
 const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 
-/// In how many chunks the probe side comes: each takes half of what the build side leaves free.
-pub(in crate::planner) fn probe_chunks(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> f64 {
-    let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
-    let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64;
-    (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0))
+/// How the probe side comes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::planner) struct Chunks {
+    /// In so many parts.
+    pub(in crate::planner) count: f64,
+    /// Of which so many are worked on at a time.
+    pub(in crate::planner) at_once: f64,
+}
+
+impl Chunks {
+    /// As `join::probe` divides it: each takes half of what the build side leaves free to its stream, and there are several for
+    /// each stream.
+    pub(in crate::planner) fn new(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> Self {
+        let streams = (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().clamp(1.0, target.streams as f64);
+        let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
+        let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64 / streams;
+        let by_memory = (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0));
+        let by_streams = match streams > 1.0 {
+            true => (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().min(CHUNKS_PER_STREAM as f64 * streams),
+            false => 1.0,
+        };
+        let count = by_memory.max(by_streams);
+        Self { count, at_once: streams.min(count) }
+    }
 }
 
 impl Model<'_> {

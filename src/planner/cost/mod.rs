@@ -1,12 +1,12 @@
 //! What a strategy costs: roofline arithmetic on a device's measured rates.
 //!
 //! Each phase takes the longer of the bytes it moves over the rate of their boundary, and the rows it treats over the rate
-//! of its primitive; random reads beyond the cache come on top. Phases add up, except that copies which run beside
-//! primitives count only where they are longer (the roofline of Williams et al. 2009, with one roof per boundary).
+//! of its primitive (the roofline of Williams et al. 2009, with one roof per boundary); random reads beyond the cache, and what
+//! each call takes by itself, come on top. Phases add up, except where copies run beside primitives.
 //!
 //! ```text
 //!   choice: passes, filter, what is carried ─► Model ─┬─ memory: what it must hold ─► in how many chunks
-//!                                                     └─ phases: bytes and seconds of each ─► their sum
+//!                                                     └─ phases: bytes and seconds of each ─► all together
 //! ```
 //!
 //! The names of phases are those under which a running join records its time.
@@ -15,8 +15,8 @@ mod choice;
 mod memory;
 mod phases;
 
+pub(super) use memory::Chunks;
 pub use memory::MemoryNeed;
-pub(super) use memory::probe_chunks;
 pub use phases::PredictedPhase;
 
 use super::carried::Carried;

@@ -1,9 +1,14 @@
 //! The phases of a run, each with the bytes that it moves and the seconds that it takes.
+//!
+//! A phase is made of steps: what is done for one side, with the seconds that it keeps each of three things busy, which are the
+//! device and the link in both directions, and the calls that it makes. Phases are shown as if nothing overlapped; what they
+//! take together where it does is [`total_seconds`].
 
 use serde::Serialize;
 
 use super::super::inputs::{FixedColumn, Input};
-use super::super::{OutputSource, Side, Strategy};
+use super::super::{OutputSource, Rates, Side, Strategy};
+use super::memory::Chunks;
 use super::{Filter, Model};
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
@@ -19,6 +24,79 @@ pub struct PredictedPhase {
     pub seconds: f64,
 }
 
+/// A part of a phase, for one side.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    name: &'static str,
+    role: Role,
+    /// Bytes read and written.
+    bytes: f64,
+    /// Seconds of the link to the device.
+    copy_in: f64,
+    /// Seconds of the device.
+    work: f64,
+    /// Seconds of the link from the device; they run beside the work that makes the bytes.
+    copy_out: f64,
+    /// Calls of primitives, each of which takes a while however little it does.
+    calls: f64,
+}
+
+impl Step {
+    /// Of the device alone, by one call.
+    fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
+        Self { name, role, bytes, copy_in: 0.0, work, copy_out: 0.0, calls: 1.0 }
+    }
+
+    fn copying_in(self, copy_in: f64) -> Self {
+        Self { copy_in, ..self }
+    }
+
+    fn calling(self, calls: f64) -> Self {
+        Self { calls, ..self }
+    }
+
+    fn seconds(&self, rates: &Rates) -> f64 {
+        self.copy_in + self.work.max(self.copy_out) + self.calls * rates.call_seconds
+    }
+}
+
+/// Steps of one name together, in the order of the first of each.
+pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
+    let mut phases: Vec<PredictedPhase> = Vec::new();
+    for step in steps {
+        let (bytes, seconds) = (step.bytes as u64, step.seconds(rates));
+        match phases.iter_mut().find(|phase| phase.name == step.name) {
+            Some(phase) => (phase.bytes, phase.seconds) = (phase.bytes + bytes, phase.seconds + seconds),
+            None => phases.push(PredictedPhase { name: step.name, bytes, seconds }),
+        }
+    }
+    phases
+}
+
+/// What all steps take together.
+///
+/// Where nothing overlaps, that is their sum. Where copies run beside primitives, the build side arrives while it is worked on, and
+/// then chunks of the probe side go round between link in, device and link out, several at a time. How long that takes is known from
+/// closed queueing networks: no less than the busiest of the three is needed (the roofline), and at most so long as if each
+/// chunk found all others waiting at that one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"), which is
+/// what is taken: with one chunk at a time it is the sum, with many it is the busiest.
+pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
+    let of = |role: Role| {
+        let steps = steps.iter().filter(move |step| step.role == role);
+        steps.fold((0.0, 0.0, 0.0, 0.0), |(copy_in, work, copy_out, calls), step| {
+            (copy_in + step.copy_in, work + step.work, copy_out + step.copy_out, calls + step.calls)
+        })
+    };
+    if !rates.copies_overlap {
+        return steps.iter().map(|step| step.seconds(rates)).sum();
+    }
+    let (copy_in, work, copy_out, calls) = of(Role::Build);
+    let build = copy_in.max(work).max(copy_out) + calls * rates.call_seconds;
+    let (copy_in, work, copy_out, calls) = of(Role::Probe);
+    let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
+    build + (copy_in + work + copy_out + calls * rates.call_seconds + others) / chunks.at_once
+}
+
 /// Where the rows of a gather come from.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
@@ -29,85 +107,110 @@ enum Order {
 }
 
 impl Model<'_> {
-    pub(super) fn phases(&self, chunks: f64) -> Vec<PredictedPhase> {
-        let mut phases = vec![self.pack_keys(), self.copy_in()];
-        phases.extend(self.filter());
+    pub(super) fn steps(&self, chunks: Chunks) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for role in [Role::Build, Role::Probe] {
+            steps.push(self.pack_keys(role, chunks));
+        }
+        for role in [Role::Build, Role::Probe] {
+            steps.push(self.copy_in(role, chunks));
+        }
+        steps.extend(self.filter(chunks));
         match self.strategy {
-            Strategy::Hash => phases.push(self.build_table()),
+            Strategy::Hash => steps.push(self.build_table()),
             Strategy::RadixHash | Strategy::RadixHashGfur => {
-                phases.push(self.partition("partition build", Role::Build));
-                phases.push(self.partition("partition probe", Role::Probe));
+                steps.push(self.partition("partition build", Role::Build, chunks));
+                steps.push(self.partition("partition probe", Role::Probe, chunks));
                 if self.inputs.build.repeats || self.inputs.hashed {
-                    phases.push(self.group());
+                    steps.push(self.group());
                 }
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => {
                 for (role, check, sort) in
                     [(Role::Build, "check build order", "sort build"), (Role::Probe, "check probe order", "sort probe")]
                 {
-                    phases.push(self.check_order(check, role));
+                    steps.push(self.check_order(check, role, chunks));
                     if !self.inputs.of(role).sorted {
-                        phases.push(self.sort(sort, role));
+                        steps.push(self.sort(sort, role, chunks));
                     }
                 }
             }
         }
-        phases.push(self.match_rows(chunks));
+        steps.push(self.match_rows(chunks));
         if self.inputs.hashed {
-            phases.push(self.compare());
+            steps.push(self.compare(chunks));
         }
         if self.join.spec.how.only_side().is_none() {
             let pairs = self.estimates.pairs;
-            phases.push(phase("expand", 12.0 * pairs, pairs / self.rates.expand_pairs));
+            let expand = Step::new("expand", Role::Probe, 12.0 * pairs, pairs / self.rates.expand_pairs);
+            steps.push(expand.calling(self.waves(chunks)));
         }
-        phases.push(self.gather());
-        phases.retain(|phase| phase.bytes > 0 || phase.seconds > 0.0);
-        phases
+        steps.push(self.gather(chunks));
+        steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
+        steps
+    }
+
+    /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
+    fn times(&self, role: Role, chunks: Chunks) -> f64 {
+        if role == Role::Build { 1.0 } else { chunks.count }
+    }
+
+    /// Waves of all chunks together.
+    fn waves(&self, chunks: Chunks) -> f64 {
+        let of_chunk = self.arranged(Role::Probe) / chunks.count / self.target.wave_rows as f64;
+        chunks.count * of_chunk.ceil().max(1.0)
     }
 
     /// Keys are brought in where they are packed.
-    fn pack_keys(&self) -> PredictedPhase {
-        let (mut bytes, mut seconds) = (0.0, 0.0);
-        for input in [&self.inputs.build, &self.inputs.probe] {
-            let source = input.rows * input.key_source_bytes;
-            let packed = input.rows * self.inputs.key_bytes();
-            seconds += self.copy_seconds(input, source);
-            if input.host_keys {
-                seconds += input.rows / self.rates.host_keys;
-            }
-            if !self.inputs.raw || input.keyed < input.rows {
-                seconds += (source + packed) / self.rates.stream;
-            }
-            bytes += source + packed;
+    fn pack_keys(&self, role: Role, chunks: Chunks) -> Step {
+        let input = self.inputs.of(role);
+        let source = input.rows * input.key_source_bytes;
+        let packed = input.rows * self.inputs.key_bytes();
+        let mut work = 0.0;
+        if input.host_keys {
+            work += input.rows / self.rates.host_keys;
         }
-        phase("pack keys", bytes, seconds)
+        let is_packed = !self.inputs.raw || input.keyed < input.rows;
+        if is_packed {
+            work += (source + packed) / self.rates.stream;
+        }
+        let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
+        let step = Step::new("pack keys", role, source + packed, work).copying_in(self.copy_seconds(input, source));
+        step.calling(calls * self.times(role, chunks))
     }
 
-    fn copy_in(&self) -> PredictedPhase {
-        let moved = self.strategy != Strategy::Hash;
-        let (mut bytes, mut seconds) = (0.0, 0.0);
-        for role in [Role::Build, Role::Probe] {
-            let input = self.inputs.of(role);
-            let column_bytes = input.rows * input.copied_row_bytes();
-            bytes += column_bytes;
-            seconds += self.copy_seconds(input, column_bytes);
-            // Rows that take no part are left out of columns before these are carried.
-            if moved && self.arranged(role) < input.rows {
-                let gathered = 2.0 * self.arranged(role) * input.carried_row_bytes();
-                bytes += gathered;
-                seconds += gathered / self.rates.stream;
-            }
+    fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
+        let input = self.inputs.of(role);
+        let mut bytes = input.rows * input.copied_row_bytes();
+        let copied = input.columns.iter().filter(|column| !column.raw_key).count() as f64;
+        let mut calls = self.copy_calls(input, copied);
+        let copy_in = self.copy_seconds(input, bytes);
+        let mut work = 0.0;
+        // Rows that take no part are left out of columns before these are carried.
+        if self.strategy != Strategy::Hash && self.arranged(role) < input.rows {
+            let gathered = 2.0 * self.arranged(role) * input.carried_row_bytes();
+            bytes += gathered;
+            work += gathered / self.rates.stream;
+            calls += input.columns.iter().filter(|column| column.carried).count() as f64;
         }
-        phase("copy in", bytes, seconds)
+        Step::new("copy in", role, bytes, work).copying_in(copy_in).calling(calls * self.times(role, chunks))
     }
 
     /// What lies in one piece is not copied by a device that reads host memory.
     fn copy_seconds(&self, input: &Input, bytes: f64) -> f64 {
-        if self.rates.reads_host_memory && input.one_piece { 0.0 } else { bytes / self.rates.copy_in }
+        if self.is_read_in_place(input) { 0.0 } else { bytes / self.rates.copy_in }
+    }
+
+    fn copy_calls(&self, input: &Input, columns: f64) -> f64 {
+        if self.is_read_in_place(input) { 0.0 } else { columns }
+    }
+
+    fn is_read_in_place(&self, input: &Input) -> bool {
+        self.rates.reads_host_memory && input.one_piece
     }
 
     /// Keys enter the filter once, and are looked up in it once; those that pass are written with their row numbers.
-    fn filter(&self) -> Option<PredictedPhase> {
+    fn filter(&self, chunks: Chunks) -> Option<Step> {
         let Filter { passing, bytes: FilterBytes { stays, building } } = self.filter.as_ref()?;
         let (build, probe) = (self.inputs.build.keyed, self.inputs.probe.keyed);
         let key_bytes = self.inputs.key_bytes();
@@ -117,7 +220,7 @@ impl Model<'_> {
             + 3.0 * *building as f64 / self.rates.partition
             + self.rates.miss_seconds(probe, *stays as f64)
             + 2.0 * passing * (key_bytes + 4.0) / self.rates.stream;
-        Some(phase("filter", entering + looking_up, seconds))
+        Some(Step::new("filter", Role::Probe, entering + looking_up, seconds).calling(1.0 + chunks.count))
     }
 
     /// Whether reading a column at random places when the result is gathered takes longer than moving it with the keys.
@@ -134,88 +237,95 @@ impl Model<'_> {
         if role == Role::Build && self.strategy.is_partitioned() && (input.repeats || self.inputs.hashed) {
             moving += bytes / self.rates.stream;
         }
-        self.rates.miss_seconds(self.rows_with(input), column.bytes * input.rows) > moving
+        self.reading_anywhere(input, column.bytes) > moving
     }
 
-    fn partition(&self, name: &'static str, role: Role) -> PredictedPhase {
+    fn partition(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
         let key_bytes = self.inputs.key_bytes();
         // Read and write everything, and read the keys once more for the histogram.
         let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
         let bytes = self.arranged(role) * row_bytes * self.passes;
-        phase(name, bytes, bytes / self.rates.partition)
+        // Each pass is a call, and the bounds of partitions are waited for.
+        let calls = (self.passes + 1.0) * self.times(role, chunks);
+        Step::new(name, role, bytes, bytes / self.rates.partition).calling(calls)
     }
 
     /// Makes equal build keys adjacent, one partition in cache after the other.
-    fn group(&self) -> PredictedPhase {
+    fn group(&self) -> Step {
         let build = &self.inputs.build;
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + self.carried(build));
-        phase("group build", bytes, (build.keyed / self.rates.build_rows).max(bytes / self.rates.stream))
+        let work = (build.keyed / self.rates.build_rows).max(bytes / self.rates.stream);
+        Step::new("group build", Role::Build, bytes, work)
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
-    fn check_order(&self, name: &'static str, role: Role) -> PredictedPhase {
+    fn check_order(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
         let sorted = self.inputs.of(role).sorted;
         let bytes = if sorted { self.arranged(role) * self.inputs.key_bytes() } else { 0.0 };
-        phase(name, bytes, bytes / self.rates.stream)
+        Step::new(name, role, bytes, bytes / self.rates.stream).calling(self.times(role, chunks))
     }
 
-    fn sort(&self, name: &'static str, role: Role) -> PredictedPhase {
+    fn sort(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
         let (key_bytes, rows) = (self.inputs.key_bytes(), self.arranged(role));
         let carried = self.carried(self.inputs.of(role));
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
-        phase(name, bytes, seconds)
+        Step::new(name, role, bytes, seconds).calling(self.times(role, chunks))
     }
 
-    fn build_table(&self) -> PredictedPhase {
+    fn build_table(&self) -> Step {
         let build = &self.inputs.build;
         if let Some(slots) = self.inputs.dense_slots {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
-            return phase("build table", bytes, build.keyed / self.rates.dense_rows + misses);
+            return Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses);
         }
         let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
         let reads = build.keyed * if build.repeats { 3.0 } else { 2.0 };
         let seconds = build.keyed / self.rates.build_rows + self.rates.miss_seconds(reads, extent);
-        phase("build table", build.keyed * self.inputs.key_bytes() + extent, seconds)
+        Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
     }
 
     /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.
-    fn match_rows(&self, chunks: f64) -> PredictedPhase {
+    fn match_rows(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (key_bytes, probe_rows) = (self.inputs.key_bytes(), self.arranged(Role::Probe));
+        let cold_rows = probe_rows * (1.0 - probe.hot);
         let bytes = probe_rows * (2.0 * key_bytes + 8.0);
-        let rows = build.keyed * chunks + probe_rows;
+        let rows = build.keyed * chunks.count + probe_rows;
         let seconds = match self.strategy {
             Strategy::Hash => match self.inputs.dense_slots {
                 Some(slots) => {
-                    let misses = if probe.sorted { 0.0 } else { self.rates.miss_seconds(probe_rows, 4.0 * slots) };
+                    let misses = if probe.sorted { 0.0 } else { self.rates.miss_seconds(cold_rows, 4.0 * slots) };
                     probe_rows / self.rates.dense_rows + misses
                 }
                 None => {
                     let extent = self.table(build.keyed, build.repeats).stays as f64;
-                    probe_rows / self.rates.probe_rows + self.rates.miss_seconds(probe_rows, extent)
+                    probe_rows / self.rates.probe_rows + self.rates.miss_seconds(cold_rows, extent)
                 }
             },
             Strategy::RadixHash | Strategy::RadixHashGfur => {
                 // Partitions that outgrow the cache are built and probed at random places of memory.
                 let extent = self.table(build.keyed / self.partitions, build.repeats).stays as f64;
-                rows / self.rates.match_rows + self.rates.miss_seconds(rows, extent)
+                rows / self.rates.match_rows_of(self.inputs.key_width) + self.rates.miss_seconds(rows, extent)
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.merge_rows,
         };
-        phase("match", bytes, seconds.max(bytes / self.rates.stream))
+        let work = seconds.max(bytes / self.rates.stream);
+        Step::new("match", Role::Probe, bytes, work).calling(self.waves(chunks))
     }
 
     /// Values behind equal hashes are compared on the host, at random places of both sides.
-    fn compare(&self) -> PredictedPhase {
+    fn compare(&self, chunks: Chunks) -> Step {
         let rows = self.estimates.pairs + self.inputs.build.keyed;
-        phase("compare keys", 0.0, rows / self.rates.host_values)
+        Step::new("compare keys", Role::Probe, 0.0, rows / self.rates.host_values).calling(self.waves(chunks))
     }
 
-    fn gather(&self) -> PredictedPhase {
+    /// Rows of the result, as many at once as the device likes, each column by a call; row numbers are looked up once for each side
+    /// that needs them, and what is copied out is waited for.
+    fn gather(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         for output in &self.join.output {
@@ -241,10 +351,24 @@ impl Model<'_> {
             out_bytes += width * rows;
             seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
             if self.gather_order(input, column) == Order::Random {
-                seconds += self.rates.miss_seconds(rows, width * input.rows);
+                seconds += self.reading_anywhere(input, width);
             }
         }
-        phase("gather", bytes, seconds.max(out_bytes / self.rates.copy_out))
+        let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
+        let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
+        let at_once = (out_bytes / self.target.gather_bytes as f64).max(self.waves(chunks));
+        Step {
+            copy_out: out_bytes / self.rates.copy_out,
+            ..Step::new("gather", Role::Probe, bytes, seconds)
+                .calling(at_once * (self.join.output.len() + lookups + 1) as f64)
+        }
+    }
+
+    /// Seconds that the rows of the result cost on top for being read from anywhere in a column of that side. Rows that meet the
+    /// other side's heavy keys are few, and read again and again.
+    fn reading_anywhere(&self, input: &Input, width: f64) -> f64 {
+        let other = if input.side == self.inputs.build.side { &self.inputs.probe } else { &self.inputs.build };
+        self.rates.miss_seconds(self.rows_with(input) * (1.0 - other.hot), width * input.rows)
     }
 
     fn gather_order(&self, input: &Input, column: &FixedColumn) -> Order {
@@ -259,8 +383,4 @@ impl Model<'_> {
         };
         if clustered { Order::Clustered } else { Order::Random }
     }
-}
-
-fn phase(name: &'static str, bytes: f64, seconds: f64) -> PredictedPhase {
-    PredictedPhase { name, bytes: bytes as u64, seconds }
 }

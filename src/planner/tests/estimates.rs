@@ -57,6 +57,21 @@ fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
     }
 }
 
+#[test]
+fn a_foreign_key_of_which_a_sample_tells_little_is_taken_to_be_of_the_primary_key() {
+    let users = sparse(16_000_000, 1);
+    let clicks = |distinct_min| TableSpec { distinct_min: Some(distinct_min), ..sparse(32_000_000, 1) };
+    let estimates = |clicks: &TableSpec| Estimates::of(&bound(&users, clicks, JoinKind::Inner));
+    // As many values as rows are likely, but so are far fewer.
+    let open = estimates(&clicks(3e6));
+    assert_eq!((open.pairs, open.right_matched), (32e6, 32e6));
+    assert!(open.repeats(Side::Right) && !open.repeats(Side::Left));
+    // More values than there are users: half of the clicks are of none.
+    let more = estimates(&clicks(20e6));
+    assert_eq!((more.pairs, more.right_matched), (16e6, 16e6));
+    assert!(!more.repeats(Side::Right));
+}
+
 /// A join of two tables of those key columns, in batches of 4000 rows.
 fn join_of(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) -> BoundJoin {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));

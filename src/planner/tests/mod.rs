@@ -22,6 +22,8 @@ struct TableSpec {
     /// Smallest and largest key.
     range: (i128, i128),
     distinct: f64,
+    /// `None`: it is what `distinct` says.
+    distinct_min: Option<f64>,
     ascending: bool,
     /// `None`: as without skew.
     heaviest_share: Option<f64>,
@@ -37,6 +39,7 @@ impl TableSpec {
             key: DataType::Int32,
             range: (0, i128::from(rows) - 1),
             distinct: rows as f64,
+            distinct_min: None,
             ascending: false,
             heaviest_share: None,
             nulls: 0,
@@ -53,6 +56,7 @@ impl TableSpec {
             min: Some(Value::Integer(self.range.0)),
             max: Some(Value::Integer(self.range.1)),
             distinct: Some(self.distinct),
+            distinct_min: Some(self.distinct_min.unwrap_or(self.distinct)),
             ascending: self.ascending,
             heaviest_share: self.heaviest_share.unwrap_or(1.0 / self.distinct),
             heavy: self.heaviest_share.iter().map(|&share| HeavyValue { hash: 1, share, row: 0 }).collect(),
@@ -101,7 +105,7 @@ fn a100() -> Target {
         probe_rows: 40e9,
         filter_rows: 0.0,
         dense_rows: 40e9,
-        match_rows: 40e9,
+        match_rows: [40e9; 3],
         merge_rows: 40e9,
         expand_pairs: 150e9,
         gather_values: rows / clustered,
@@ -109,6 +113,7 @@ fn a100() -> Target {
         cache_bytes: 40 << 20,
         host_values: 1e9,
         host_keys: 1e9,
+        call_seconds: 20e-6,
     };
     Target {
         name: "cuda:0".into(),
@@ -117,6 +122,10 @@ fn a100() -> Target {
         parallelism: 108,
         partition_rows: 4096,
         pass_bits_max: 8,
+        // Tables and result are on the device as a whole.
+        streams: 1,
+        wave_rows: usize::MAX,
+        gather_bytes: usize::MAX,
         row_scratch_bytes: None,
         rates,
     }
