@@ -13,6 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import dovetail
 from tables import take
 
 LEFT_ROW, RIGHT_ROW = "l_row", "r_row"
@@ -30,8 +31,21 @@ class Case:
     on: list[tuple[str, str]]
     how: str
     nulls_equal: bool = False
+    """Whether nulls match nulls in the keys that do not say."""
+    key_nulls_equal: list[bool | None] | None = None
+    """The same for each key; ``None`` for one that does not say, or for all."""
     columns: list[str] | None = None
     story: dict[str, object] = field(default_factory=dict)
+
+    def nulls_match(self, key: int) -> bool:
+        """Whether a null matches a null in that key."""
+        said = self.key_nulls_equal[key] if self.key_nulls_equal else None
+        return self.nulls_equal if said is None else said
+
+    def pairs(self) -> list[dovetail.On]:
+        """The keys, as the client takes them."""
+        said = self.key_nulls_equal or [None] * len(self.on)
+        return [dovetail.On(left, right, equal) for (left, right), equal in zip(self.on, said, strict=True)]
 
 
 def matching_rows(case: Case, limit: int = 1 << 62) -> tuple[pa.Array, pa.Array]:
@@ -43,8 +57,8 @@ def matching_rows(case: Case, limit: int = 1 << 62) -> tuple[pa.Array, pa.Array]
     with duckdb.connect(config={"threads": 2}) as db:
         db.register("l", _keys(case.left, LEFT_ROW, [left for left, _ in case.on]))
         db.register("r", _keys(case.right, RIGHT_ROW, [right for _, right in case.on]))
-        equal = "IS NOT DISTINCT FROM" if case.nulls_equal else "="
-        condition = " AND ".join(f"l.k{index} {equal} r.k{index}" for index in range(len(case.on)))
+        equal = ["IS NOT DISTINCT FROM" if case.nulls_match(index) else "=" for index in range(len(case.on))]
+        condition = " AND ".join(f"l.k{index} {operator} r.k{index}" for index, operator in enumerate(equal))
         kind = case.how.upper()
         match case.how:
             case "inner" | "left" | "right" | "full":

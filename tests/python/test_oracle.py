@@ -69,12 +69,11 @@ def send(client: dovetail.Client, name: str, table: pa.Table, rng: tables.Rng) -
 
 def run(client: dovetail.Client, case: Case, strategy: str, rng: tables.Rng, **options: object) -> pa.Table:
     """Runs the join and fetches the result in one of the ways that there are."""
-    on = [(left, right) for left, right in case.on]
     retain = 0 if rng.random() < 0.3 else None
     result = client.join(
         "l",
         "r",
-        on=on,
+        on=case.pairs(),
         how=case.how,
         columns=case.columns,
         strategy=strategy,
@@ -131,9 +130,11 @@ def random_case(rng: tables.Rng) -> Case:
     if rng.random() < 0.3:
         columns = some_columns(rng, left, right, how)
     case = Case(left, right, on, how, nulls_equal=bool(rng.random() < 0.3), columns=columns)
+    if rng.random() < 0.4:
+        case.key_nulls_equal = [[None, False, True][rng.integers(0, 3)] for _ in on]
     case.story = {
         "rows": sizes, "keys": story, "nulls": nulls, "payloads": payloads, "how": how,
-        "nulls_equal": case.nulls_equal, "columns": columns,
+        "nulls_equal": case.nulls_equal, "key_nulls_equal": case.key_nulls_equal, "columns": columns,
     }  # fmt: skip
     return case
 
@@ -180,15 +181,18 @@ def test_every_kind_and_strategy_agrees_with_duckdb(host: dovetail.Client, seed:
     right = side(rng, rights, RIGHT_ROW, ["float64", "dictionary"], "p")
     host.put("l", left)
     host.put("r", right)
-    for on in ([("k", "k")], [("k", "k"), ("s", "t")]):
-        for nulls_equal in (False, True):
-            case = Case(left, right, on, how, nulls_equal)
-            rows = oracle.matching_rows(case)
-            for strategy in [*STRATEGIES, "auto"]:
-                try:
-                    oracle.check(case, run(host, case, strategy, rng), rows)
-                except AssertionError as error:
-                    raise AssertionError(f"{strategy}, {how}, on {on}, nulls_equal {nulls_equal}: {error}") from error
+    one, both = [("k", "k")], [("k", "k"), ("s", "t")]
+    cases = [Case(left, right, on, how, nulls_equal) for on in (one, both) for nulls_equal in (False, True)]
+    # Of two keys, one whose nulls match and one whose nulls do not, whatever the join says.
+    cases += [Case(left, right, both, how, False, [None, True]), Case(left, right, both, how, True, [None, False])]
+    for case in cases:
+        rows = oracle.matching_rows(case)
+        for strategy in [*STRATEGIES, "auto"]:
+            try:
+                oracle.check(case, run(host, case, strategy, rng), rows)
+            except AssertionError as error:
+                story = f"nulls_equal {case.nulls_equal}, by key {case.key_nulls_equal}"
+                raise AssertionError(f"{strategy}, {how}, on {case.on}, {story}: {error}") from error
 
 
 @pytest.mark.parametrize("key", tables.KEY_TYPES, ids=lambda key: key.name)
