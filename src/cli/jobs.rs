@@ -82,7 +82,7 @@ fn render(jobs: &[Value]) -> String {
         let waits = Waits::of(job);
         vec![
             waits.as_ref().and_then(|waits| waits.behind).map(output::count).unwrap_or_default(),
-            waits.as_ref().and_then(|waits| waits.start.clone()).unwrap_or_default(),
+            waits.as_ref().and_then(|waits| waits.start_seconds).map(human::whole_seconds).unwrap_or_default(),
             waits.and_then(|waits| waits.for_what).unwrap_or_default(),
         ]
     };
@@ -108,7 +108,7 @@ struct Waits {
     /// Jobs that start before it.
     behind: Option<u64>,
     /// From now until it is expected to start.
-    start: Option<String>,
+    start_seconds: Option<u64>,
     /// What keeps it: a device, or memory.
     for_what: Option<String>,
 }
@@ -116,13 +116,11 @@ struct Waits {
 impl Waits {
     fn of(job: &Value) -> Option<Self> {
         let start = job["predicted_start"].as_str().and_then(|time| humantime::parse_rfc3339(time).ok());
-        let from_now = |start: SystemTime| {
-            let left = start.duration_since(SystemTime::now()).unwrap_or_default();
-            human::whole_seconds(left.as_secs_f64().ceil() as u64)
-        };
+        let from_now =
+            |start: SystemTime| start.duration_since(SystemTime::now()).unwrap_or_default().as_secs_f64().ceil() as u64;
         (job["state"] == "queued").then(|| Self {
             behind: job["queue_position"].as_u64(),
-            start: start.map(from_now),
+            start_seconds: start.map(from_now),
             for_what: job["waiting_for"].as_str().map(str::to_owned),
         })
     }
@@ -137,8 +135,11 @@ impl Waits {
         if let Some(what) = &self.for_what {
             words += &format!(", waits for {what}");
         }
-        if let Some(start) = &self.start {
-            words += &format!(", starts in about {start}");
+        match self.start_seconds {
+            // What runs before it takes longer than was predicted.
+            Some(0) => words += ", starts soon",
+            Some(seconds) => words += &format!(", starts in about {}", human::whole_seconds(seconds)),
+            None => {}
         }
         words
     }
@@ -267,6 +268,8 @@ mod tests {
         let words = Waits::of(&queued).unwrap().in_words();
         assert!(words.starts_with("queued behind 2, waits for host:0, starts in about 59 min"), "{words}");
         assert!(Waits::of(&running).is_none());
+        let late = json!({"state": "queued", "queue_position": 0, "predicted_start": "2026-01-01T00:00:00Z"});
+        assert_eq!(Waits::of(&late).unwrap().in_words(), "next in the queue, starts soon");
         assert_eq!(
             Waits::of(&json!({"state": "queued", "queue_position": 0})).unwrap().in_words(),
             "next in the queue"

@@ -287,7 +287,8 @@ def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: d
         # A device, or the memory that the joins which run have filled meanwhile.
         assert "host" in str(status.waiting_for)
         assert status.predicted_start is not None and status.start_in is not None
-        assert f"waits for {status.waiting_for}, starts in about " in status.summary
+        assert f", waits for {status.waiting_for}, starts " in status.summary
+    assert [status.summary.split(", ")[0] for status in statuses] == ["next in the queue", "queued behind 1"]
     heading, *lines = repr(client.jobs()).splitlines()
     assert heading.split("  ")[-1] == "waiting for" and "behind" in heading and "starts in" in heading
     assert "queued" in lines[-1] and "host" in lines[-1], lines

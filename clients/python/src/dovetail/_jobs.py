@@ -94,11 +94,13 @@ class JobStatus:
     def summary(self) -> str:
         """State and rows, for people; with rates and times as far as they are known."""
         if self.state == "queued":
-            words = ["queued" if self.queue_position is None else f"queued behind {self.queue_position}"]
+            behind = {None: "queued", 0: "next in the queue"}.get(self.queue_position)
+            words = [behind or f"queued behind {self.queue_position}"]
             if self.waiting_for:
                 words.append(f"waits for {self.waiting_for}")
             if self.start_in is not None:
-                words.append(f"starts in about {human_seconds(self.start_in)}")
+                # In the past when what runs before it takes longer than was predicted.
+                words.append(f"starts in about {human_seconds(self.start_in)}" if self.start_in else "starts soon")
             return ", ".join(words)
         words = [self.state, counted(self.rows, "row")]
         if self.state == "running" and self.bytes and self.seconds:
