@@ -93,8 +93,8 @@ def test_a_result_too_large_for_the_memory_says_what_would_help(start: Start) ->
         with refused(dovetail.Exhausted, "host-memory", "at least"):
             client.join("skewed", "skewed", on="k")
         client.drop("skewed")
-        # 16 million rows that statistics do not tell of, because two columns that always agree look like many keys: it fails
-        # when the memory is full.
+        # 16 million rows that statistics do not tell of, because two columns that always agree look like many keys: it
+        # fails when the memory is full.
         keys = np.arange(30_000) % 55
         client.put("agreeing", pa.table({"a": keys, "b": keys, "v": np.arange(len(keys))}))
         with refused(dovetail.Exhausted, "host-memory"):
