@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def draw_phases(panel: Axes, lines: list[Line], title: str) -> None:
             bottom += seconds * 1e3
     for name in names:
         panel.bar(0, 0, color=plt.get_cmap("tab20")(names.index(name) % 20), label=name)
-    mark(panel, at, f"{axis['label']}; bars: {', '.join(asked)}", title)
+    mark(panel, at, f"{axis['label']}\nbars: {', '.join(asked)}", title)
     panel.set_ylabel("milliseconds")
 
 
@@ -165,8 +166,11 @@ def draw(suite: str, lines: list[Line], kind: str, path: Path) -> None:
     if handles:
         figure.legend(handles, labels, loc="outside right center", fontsize=8)
     machine = lines[0]["machine"]
-    host = machine["cpu"] if isinstance(machine, dict) else ""
-    figure.suptitle(f"{suite}: {lines[0]['about']}\n{lines[0]['device']}, {host}, {lines[0]['version']}", fontsize=10)
+    where = str(lines[0]["device"])
+    if isinstance(machine, dict) and machine["cpu"] not in where:
+        where += f", {machine['cpu']}"
+    about = textwrap.fill(f"{suite}: {lines[0]['about']}", 70 * columns)
+    figure.suptitle(f"{about}\n{where}, {lines[0]['version']}", fontsize=10)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     print(path)

@@ -176,7 +176,7 @@ impl Choices {
             ]
         };
         let columns = [
-            ("elsewhere", Align::Left),
+            ("missed", Align::Left),
             ("chosen", Align::Left),
             ("time", Align::Right),
             ("best", Align::Left),

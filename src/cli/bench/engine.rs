@@ -69,7 +69,7 @@ pub struct Measured {
     pub plan: String,
     /// Predicted seconds.
     pub predicted_seconds: f64,
-    /// Of the untimed run.
+    /// Of the run with the middle time: the first one touches memory that later ones find.
     pub phases: Vec<PhaseRecord>,
     /// The most device memory that was in use.
     pub device_memory_max_bytes: u64,
@@ -87,6 +87,13 @@ struct Run {
 }
 
 impl Measured {
+    /// Takes what the timed runs gave; there is one at the least.
+    pub fn set_runs(&mut self, mut runs: Vec<(f64, Vec<PhaseRecord>)>) {
+        runs.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        self.phases = runs[runs.len() / 2].1.clone();
+        self.seconds = runs.into_iter().map(|(seconds, _)| seconds).collect();
+    }
+
     /// The middle one of the runs' times.
     pub fn median(&self) -> f64 {
         self.seconds[self.seconds.len() / 2]
@@ -160,7 +167,7 @@ impl Engine {
         upload.commit().map(drop).context(|| format!("uploading table {name}"))
     }
 
-    /// One run that is checked and not timed: all but the times is known then.
+    /// One run that is checked and not timed: all but times and phases is known then.
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
@@ -192,17 +199,18 @@ impl Engine {
             strategy: strategies.join(", "),
             plan: run.plans.iter().map(plan).collect::<Vec<_>>().join("; "),
             predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
-            phases: run.phases,
+            phases: Vec::new(),
             device_memory_max_bytes: memory.used_bytes_max(),
         })
     }
 
-    /// One timed run: seconds.
+    /// One timed run: seconds, and the phases that they went by in.
     ///
     /// # Errors
     /// What the engine answers.
-    pub fn time(&self, asked: Option<Strategy>) -> Result<f64> {
-        Ok(self.run(asked, &*self.device)?.seconds)
+    pub fn time(&self, asked: Option<Strategy>) -> Result<(f64, Vec<PhaseRecord>)> {
+        let run = self.run(asked, &*self.device)?;
+        Ok((run.seconds, run.phases))
     }
 
     /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while

@@ -83,9 +83,6 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 40, value_parser = parse_cases)]
     cases: usize,
 
-    #[command(flatten)]
-    axes: AxisArgs,
-
     /// Device to measure: host, or cuda:N for GPU number N
     #[arg(long, default_value = "host", value_parser = parse_device)]
     device: DeviceId,
@@ -109,6 +106,10 @@ pub struct BenchArgs {
     /// File to which results are appended, as JSON lines
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+
+    // The last, because what follows would stand under its heading.
+    #[command(flatten)]
+    axes: AxisArgs,
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -230,18 +231,17 @@ fn measure(
     // noise alone.
     let same_plan = |of: usize| (0..of).find(|&earlier| measured[earlier].plan == measured[of].plan);
     let measured_with: Vec<usize> = (0..measured.len()).map(|at| same_plan(at).unwrap_or(at)).collect();
+    let mut timed = vec![Vec::new(); measured.len()];
     for _ in 0..runs {
         for at in 0..measured.len() {
             if measured_with[at] == at {
-                let seconds = engine.time(asked[at]).context(|| measured[at].asked.to_owned())?;
-                measured[at].seconds.push(seconds);
+                timed[at].push(engine.time(asked[at]).context(|| measured[at].asked.to_owned())?);
             }
             progress.advance(1);
         }
     }
-    for at in 0..measured.len() {
-        measured[at].seconds.sort_by(f64::total_cmp);
-        measured[at].seconds = measured[measured_with[at]].seconds.clone();
+    for (measured, with) in measured.iter_mut().zip(measured_with) {
+        measured.set_runs(timed[with].clone());
     }
     progress.finish();
     Ok((rows, measured))

@@ -123,6 +123,7 @@ fn every_suite_runs_small_with_every_strategy_and_is_verified() {
             assert!(line["result_rows"].as_u64() > Some(0), "{line}");
             assert!(line["seconds"].as_f64() > Some(0.0), "{line}");
             assert!(line["floor_seconds"].as_f64() > Some(0.0), "{line}");
+            assert!(line["phase_seconds"].as_object().is_some_and(|phases| !phases.is_empty()), "{line}");
         }
     }
 }

@@ -120,7 +120,7 @@ impl Workload {
                 label += &text;
             }
         };
-        add(self.match_ratio < 1.0, format!(", {:.4} match", self.match_ratio));
+        add(self.match_ratio < 1.0, format!(", {} match", self.match_ratio));
         add(self.copies > 1, format!(", {} copies", self.copies));
         add(self.probe_keys.zipf() > 0.0, format!(", {}", self.probe_keys));
         add(self.nulls > 0.0, format!(", {} null", self.nulls));
