@@ -11,7 +11,7 @@ const SMALL: [&str; 11] = [
     "bench",
     "joins",
     "--rows=1000",
-    "--width=4",
+    "--key-bytes=4",
     "--runs=2",
     "--threads=2",
     "--device-memory=64MiB",
@@ -68,9 +68,9 @@ fn a_suite_prints_and_appends_a_line_for_each_strategy() {
 fn wrong_arguments_are_refused_with_what_would_be_right() {
     for (wrong, words) in [
         (&["--rows=many"][..], "a number of rows such as"),
-        (&["--width=5"], "write 4"),
+        (&["--key-bytes=5"], "write 4"),
         (&["--keys=pretty"], "write dense, sparse"),
-        (&["--keys=zipf:-1"], "is not an exponent"),
+        (&["--probe-keys=zipf:-1"], "is not an exponent"),
         (&["--match-ratio=2"], "write a number from 0 to 1"),
         (&["--runs=0"], "1..=1000"),
         (&["--device=quantum:1"], "quantum:1"),
@@ -81,7 +81,7 @@ fn wrong_arguments_are_refused_with_what_would_be_right() {
         assert!(stderr(&output).contains(words), "{wrong:?}: {}", stderr(&output));
     }
     for (wrong, words) in [
-        (&["nothing"][..], "there is no suite \"nothing\"; there are joins"),
+        (&["nothing"][..], "there is no suite \"nothing\"; there are wu-7"),
         (&["joins", "--strategies=magic"], "radix-hash"),
         (&["joins", "--rows=1000", "--out=no/such/folder.jsonl"], "opening no/such/folder.jsonl"),
     ] {

@@ -49,7 +49,8 @@ use crate::memory::{human_bytes, parse_bytes, process_memory_limit};
 use crate::planner::{self, Strategy};
 use crate::{Context, Error, Result};
 
-/// Tables and result of the largest case, where nobody says a scale and the CPU joins: a suite takes a minute then.
+/// Tables and result of the largest case, where nobody says a scale and the CPU joins: more than its caches hold, and little
+/// enough that a suite is a matter of minutes.
 const CPU_CASE_BYTES: u64 = 256 << 20;
 
 /// Device memory is never made smaller than this by scaling: pieces of work have a size of their own.
@@ -67,7 +68,7 @@ pub struct BenchArgs {
     /// Suite to run; without one, the suites are listed
     suite: Option<String>,
 
-    /// Part of the suite's sizes, such as 1/16; by default what fits the device, or takes a CPU a minute
+    /// Part of the suite's sizes, such as 1/16; by default what fits, and on a CPU 256 MiB of tables and result per join
     #[arg(long, value_parser = parse_scale)]
     scale: Option<f64>,
 
@@ -144,7 +145,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if args.device_memory.is_none() {
         machine.device_memory = device_memory(suite, scale);
     }
-    output::remark(format!("{}: {}; scale {}", suite.name, suite.about, show_scale(scale)));
     let device = machine.open()?;
     let on = Measurable::new(machine, &*device, planner::calibrate(&*device));
     drop(device);
@@ -173,6 +173,9 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
     let cases = suite.cases(&args.axes, Size { scale, seed: args.seed, cases: args.cases })?;
     let strategies = strategies(suite, &args.strategies)?;
     let mut report = Report::begin(suite, scale, &cases, on, args.out.as_deref(), on_stdout)?;
+    if on_stdout {
+        output::remark(format!("{}: {}; scale {}", suite.name, suite.about, show_scale(scale)));
+    }
     let mut choices = Choices::default();
     for case in cases {
         if let Some(reason) = case.impossible() {
