@@ -51,7 +51,7 @@ def trigger(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def failing(start: Callable[..., Server], trigger: Path) -> tuple[Server, Path]:
-    server = start(devices=f"{KIND}:1", host_memory="2GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    server = start(devices=f"{KIND}:1", host_memory="2GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     return server, trigger
 
 
@@ -143,7 +143,7 @@ def test_a_lost_device_takes_only_its_own_jobs_along(
 ) -> None:
     topology = tmp_path / "slow.toml"
     topology.write_text(SLOW)
-    server = start(topology=topology, host_memory="1GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    server = start(topology=topology, host_memory="1GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
         upload(client)
         doomed, unharmed = submit(client, "host:0"), submit(client, "host:1")
