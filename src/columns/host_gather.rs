@@ -186,6 +186,11 @@ fn interleave_places(
              their keys can number in one batch of the result; upload it with wider dictionary keys, or ask for smaller batches \
              with batch_rows"
         )),
+        // As with strings, whoever asked may ask for fewer rows at a time.
+        ArrowError::OffsetOverflowError(_) => Error::Invalid(format!(
+            "values of a column of type {data_type} are so long that one batch of the result cannot hold them; ask for smaller \
+             batches with batch_rows"
+        )),
         error => Error::Internal(format!("gathering a {data_type} column: {error}")),
     })
 }

@@ -233,8 +233,8 @@ impl Reclaim for ColumnCache {
         self.inner.lock().entries.values().filter(|entry| !entry.is_in_use()).map(Entry::bytes).sum()
     }
 
-    fn reclaim(&self, bytes: u64) {
-        self.give_way(bytes);
+    fn reclaim(&self, bytes: u64) -> u64 {
+        self.give_way(bytes)
     }
 }
 
@@ -283,6 +283,7 @@ mod tests {
         let settled = Arc::new(AtomicUsize::new(0));
         let counter = settled.clone();
         let settle = Box::new(move || {
+            std::thread::sleep(std::time::Duration::from_micros(200));
             counter.fetch_add(1, Ordering::Relaxed);
         });
         Bench { cache: ColumnCache::new(&memory, limit * PIECE, settle), memory, settled }
@@ -356,6 +357,24 @@ mod tests {
         assert_eq!(bench.memory.free_bytes(), 1000 * PIECE);
         assert!(bench.memory.reserve(1000 * PIECE, "a large job").is_ok());
         assert_eq!(bench.cache.stats().bytes, 0);
+    }
+
+    #[test]
+    fn several_jobs_that_ask_at_once_all_get_what_columns_keep() {
+        for _ in 0..20 {
+            let bench = bench(1000, 1000);
+            let table = Arc::new("t".to_string());
+            for column in 0..8 {
+                bench.copy_in(&rows(&table, column, 0..10), 125);
+            }
+            assert_eq!(bench.memory.unused_bytes(), 0);
+            std::thread::scope(|scope| {
+                let job = || bench.memory.reserve(125 * PIECE, "a job");
+                let jobs: Vec<_> = (0..8).map(|_| scope.spawn(job)).collect();
+                let held: Vec<_> = jobs.into_iter().map(|job| job.join().unwrap().unwrap()).collect();
+                assert_eq!(held.len(), 8);
+            });
+        }
     }
 
     #[test]

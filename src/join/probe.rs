@@ -67,7 +67,9 @@ impl Probing<'_> {
         let chunks = self.probe.table.rows.div_ceil(self.task.chunk_rows_min());
         let streams = (device.info().streams as u64).min(chunks) as usize;
         if streams <= 1 {
-            return beside(device, || self.take_chunks(shop, 1, &AtomicBool::new(false)));
+            // The caller's stream for copies is not waited for.
+            let shop = Workshop { copies: shop.stream, ..*shop };
+            return beside(device, || self.take_chunks(&shop, 1, &AtomicBool::new(false)));
         }
         // What other streams are about to read has to be there.
         device.synchronize(shop.stream)?;

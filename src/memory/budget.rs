@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
+
 use super::{ReservedPool, human_bytes};
 use crate::{Error, Result};
 
@@ -12,8 +14,8 @@ pub trait Reclaim: fmt::Debug + Send + Sync {
     /// Bytes that it could give back now.
     fn reclaimable_bytes(&self) -> u64;
 
-    /// Gives back so many bytes, or what it can.
-    fn reclaim(&self, bytes: u64);
+    /// Gives back so many bytes, or what it can; how many it were.
+    fn reclaim(&self, bytes: u64) -> u64;
 }
 
 /// A bounded amount of memory of one kind. Clones share the same bound.
@@ -33,6 +35,8 @@ struct Inner {
     used_bytes_max: AtomicU64,
     /// Who gives back what nobody needs.
     reclaim: OnceLock<Weak<dyn Reclaim>>,
+    /// One at a time asks for it: another would find nothing left, and not wait until that is free.
+    reclaiming: Mutex<()>,
     /// What this one is a part of; given back with its last clone.
     _part_of: Option<Reservation>,
 }
@@ -53,9 +57,18 @@ impl Budget {
 
     fn with_limit(name: String, knob: String, limit_bytes: u64, part_of: Option<Reservation>) -> Self {
         let (used_bytes, used_bytes_max) = (AtomicU64::new(0), AtomicU64::new(0));
-        let reclaim = OnceLock::new();
+        let (reclaim, reclaiming) = (OnceLock::new(), Mutex::default());
         Self {
-            inner: Arc::new(Inner { name, knob, limit_bytes, used_bytes, used_bytes_max, reclaim, _part_of: part_of }),
+            inner: Arc::new(Inner {
+                name,
+                knob,
+                limit_bytes,
+                used_bytes,
+                used_bytes_max,
+                reclaim,
+                reclaiming,
+                _part_of: part_of,
+            }),
         }
     }
 
@@ -118,8 +131,14 @@ impl Budget {
         };
         let taken = take().or_else(|used| match self.reclaimer() {
             Some(reclaim) if bytes <= inner.limit_bytes => {
-                reclaim.reclaim(bytes.saturating_sub(inner.limit_bytes - used));
-                take()
+                let _one_at_a_time = inner.reclaiming.lock();
+                let mut outcome = take();
+                while let Err(used) = outcome
+                    && reclaim.reclaim(bytes.saturating_sub(inner.limit_bytes - used)) > 0
+                {
+                    outcome = take();
+                }
+                outcome
             }
             _ => Err(used),
         });

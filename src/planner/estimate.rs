@@ -12,7 +12,7 @@
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
 //! correctness. What a join gives at the least is told by [`certain`](super::certain).
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{BoundJoin, JoinKind, Side};
 use crate::catalog::{HeavyValue, Table, Value};
@@ -117,8 +117,9 @@ impl Estimates {
 
 /// How the rows of one side that have a key are spread over its values.
 struct Spread {
-    /// Rows of each heavy value, by its hash.
-    heavy: HashMap<u64, f64>,
+    /// Rows of each heavy value, by its hash: in one order, because sums in another differ in their last bits, and with them the choice
+    /// between plans that are equally good.
+    heavy: BTreeMap<u64, f64>,
     /// Rows whose key is null, where nulls match.
     nulls: f64,
     /// The other rows, and the different values that they have.
@@ -130,7 +131,7 @@ struct Spread {
 
 impl Spread {
     fn new(join: &BoundJoin, side: Side, shared: f64, keyed: f64, distinct: f64) -> Self {
-        let even = Self { heavy: HashMap::new(), nulls: 0.0, rest_rows: keyed, rest_distinct: distinct, shared };
+        let even = Self { heavy: BTreeMap::new(), nulls: 0.0, rest_rows: keyed, rest_distinct: distinct, shared };
         let [key] = &join.keys[..] else { return even };
         let table = join.table(side);
         let statistics = &table.statistics[key.column(side)];
@@ -139,7 +140,7 @@ impl Spread {
         if known_unique(join, side) {
             return Self { nulls, rest_rows: values, rest_distinct: distinct.min(values), ..even };
         }
-        let heavy: HashMap<u64, f64> =
+        let heavy: BTreeMap<u64, f64> =
             statistics.heavy.iter().map(|heavy| (heavy.hash, heavy.share * table.rows as f64)).collect();
         // Samples and counts of distinct values err apart: what is left is never less than nothing, and rows have values.
         let rest_rows = (values - heavy.values().sum::<f64>()).max(0.0);

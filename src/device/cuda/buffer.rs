@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 
 use super::driver::Queue;
 use super::fault;
@@ -14,31 +15,19 @@ use crate::{Error, Result};
 /// What the pool hands out is a multiple of this many bytes; kernels that write whole words rely on it.
 const GRANULE_BYTES: usize = 256;
 
-/// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream that it is freed on: the one it was made for, unless
-/// it was made to stay.
+/// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream it was made for, unless it [stays](Self::stay).
 #[derive(Debug)]
 pub(super) struct CudaBuffer {
     pointer: sys::CUdeviceptr,
     bytes: usize,
-    queue: Arc<Queue>,
+    /// Where it is freed.
+    queue: Mutex<Arc<Queue>>,
     reservation: Reservation,
 }
 
 impl CudaBuffer {
     /// `bytes` bytes whose contents are unspecified.
     pub(super) fn new(queue: &Arc<Queue>, budget: &Budget, bytes: usize, purpose: &str) -> Result<Self> {
-        Self::freed_on(queue, queue, budget, bytes, purpose)
-    }
-
-    /// The same, freed on another stream than it was made for, which lives on as long as the memory does. Whoever drops it sees
-    /// to it that nothing uses it any more.
-    pub(super) fn freed_on(
-        freed_on: &Arc<Queue>,
-        queue: &Arc<Queue>,
-        budget: &Budget,
-        bytes: usize,
-        purpose: &str,
-    ) -> Result<Self> {
         let taken = bytes.max(1).checked_next_multiple_of(GRANULE_BYTES);
         let taken = taken.ok_or_else(|| Error::Exhausted(format!("{purpose} needs more than can be addressed")))?;
         let reservation = budget.reserve(taken as u64, purpose)?;
@@ -48,7 +37,13 @@ impl CudaBuffer {
         let allocated = unsafe { result::malloc_async(queue.raw(), taken) };
         let mut pointer = 0;
         queue.gpu.check(allocated.map(|allocated| pointer = allocated), purpose)?;
-        Ok(Self { pointer, bytes, queue: freed_on.clone(), reservation })
+        Ok(Self { pointer, bytes, queue: Mutex::new(queue.clone()), reservation })
+    }
+
+    /// From now on it is freed on that stream, so that the one it was made for need not live as long. Whoever drops it then sees
+    /// to it that nothing uses it any more.
+    pub(super) fn stay(&self, queue: &Arc<Queue>) {
+        *self.queue.lock() = queue.clone();
     }
 
     /// Bytes that may be used.
@@ -75,9 +70,10 @@ impl CudaBuffer {
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         // On a lost device there is nothing to be freed.
-        if self.queue.gpu.bind().is_ok() {
+        let queue = self.queue.get_mut();
+        if queue.gpu.bind().is_ok() {
             // SAFETY: work that uses it was queued before, on this stream or one that this stream waits for, or is done.
-            let _ = unsafe { result::free_async(self.pointer, self.queue.raw()) };
+            let _ = unsafe { result::free_async(self.pointer, queue.raw()) };
         }
     }
 }

@@ -220,19 +220,20 @@ impl Device for CudaDevice {
         let bytes = transfer::bytes_of(parts) as u64;
         let Some(room) = cache.room(bytes).filter(|_| bytes > 0) else { return transfer::copy_in(&work, parts) };
         // Charged to the device and not to the job, because it stays.
-        match transfer::copy_in_to_stay(&work, cache.memory(), &kept.queue, parts) {
+        match transfer::copy_in(&Work { memory: cache.memory(), ..work }, parts) {
             Ok(buffer) => match cache.keep(room, rows, &buffer, self.record_event(stream)?) {
-                None => Ok(buffer),
+                None => {
+                    buffer::cuda(&buffer).stay(&kept.queue);
+                    Ok(buffer)
+                }
+                // Another stream has brought the same rows in meanwhile.
                 Some((first, ready)) => {
-                    // Another stream has brought the same rows in meanwhile. Nothing but the copy has used these.
-                    self.synchronize(stream)?;
-                    drop(buffer);
                     self.wait_event(&ready, stream)?;
                     Ok(first)
                 }
             },
             // Somebody was quicker to take the room.
-            Err(Error::Exhausted(_)) => transfer::copy_in(&work, parts),
+            Err(Error::Exhausted(_)) => transfer::copy_in(&self.work(stream)?, parts),
             Err(error) => Err(error),
         }
     }

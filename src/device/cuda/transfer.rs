@@ -9,35 +9,17 @@ use arrow::util::bit_mask;
 use cudarc::driver::result;
 
 use super::buffer::{CudaBuffer, cuda};
-use super::driver::Queue;
 use super::fault;
 use super::work::Work;
 use crate::Result;
 use crate::device::{BitSlice, DeviceBuffer};
-use crate::memory::{Arena, ArenaBuffer, Budget};
+use crate::memory::{Arena, ArenaBuffer};
 
 const COPY_IN: &str = "copying a column to the device";
 
 pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
-    copy_parts(work, work.buffer(bytes_of(parts), COPY_IN)?, parts)
-}
-
-/// As [`copy_in`], to memory of `budget` that is freed on another stream.
-pub(super) fn copy_in_to_stay(
-    work: &Work<'_>,
-    budget: &Budget,
-    freed_on: &Arc<Queue>,
-    parts: &[Buffer],
-) -> Result<DeviceBuffer> {
-    copy_parts(work, CudaBuffer::freed_on(freed_on, work.queue, budget, bytes_of(parts), COPY_IN)?, parts)
-}
-
-pub(super) fn bytes_of(parts: &[Buffer]) -> usize {
-    parts.iter().map(Buffer::len).sum()
-}
-
-fn copy_parts(work: &Work<'_>, buffer: CudaBuffer, parts: &[Buffer]) -> Result<DeviceBuffer> {
     fault::before_copy(work.queue, COPY_IN)?;
+    let buffer = work.buffer(bytes_of(parts), COPY_IN)?;
     let _watched = work.watch(COPY_IN, buffer.size());
     let mut end = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
@@ -50,6 +32,11 @@ fn copy_parts(work: &Work<'_>, buffer: CudaBuffer, parts: &[Buffer]) -> Result<D
         end += part.len();
     }
     Ok(Arc::new(buffer))
+}
+
+/// Bytes of all parts.
+pub(super) fn bytes_of(parts: &[Buffer]) -> usize {
+    parts.iter().map(Buffer::len).sum()
 }
 
 pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<DeviceBuffer> {

@@ -7,8 +7,8 @@ use super::*;
 /// A device that runs `jobs` short jobs at a time.
 fn stage(jobs: usize) -> Stage {
     let stage = Stage::with_jobs(1, jobs, SchedulerOptions::default());
-    // So many rows that their join does not fit into a part of the device's memory in one chunk.
-    stage.catalog.create(rows_of("large", 20_000)).unwrap();
+    // So many rows that their join does not fit into a part of the device's memory in one chunk, whichever side is indexed.
+    stage.catalog.create(rows_of("large", 160_000)).unwrap();
     stage
 }
 
