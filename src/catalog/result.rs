@@ -16,7 +16,7 @@
 mod parts;
 mod reading;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -147,6 +147,8 @@ struct Held {
     bytes: u64,
     pushed_bytes: u64,
     rows: u64,
+    /// Endpoints of a result that is consumed, which somebody has begun to read.
+    begun: BTreeSet<usize>,
     parts: Parts,
     adopter: Option<Adopter>,
     meter: Meter,

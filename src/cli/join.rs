@@ -218,6 +218,10 @@ async fn finish(
 ) -> Result<()> {
     let what = format!("{} ⋈ {}", args.spec.left, args.spec.right);
     if let Some(to) = to {
+        if args.retain_seconds != Some(0) {
+            // A job that somebody asks about is not taken to be abandoned when the rest of its rows is not read.
+            jobs::status(client, job).await?;
+        }
         let received = get::receive(client, &what, info, to, start).await?;
         // A result that is released while it is read, and was read in part, ends its job with it.
         if args.retain_seconds != Some(0) && args.to.output.is_none() {

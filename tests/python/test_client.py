@@ -421,3 +421,21 @@ class Cookie(pyarrow.flight.ClientMiddleware):
     def received_headers(self, headers: dict[str, list[str]]) -> None:
         for cookie in headers.get("set-cookie", []):
             self.factory.cookie = cookie.split(";")[0]
+
+
+def test_a_reader_that_stops_early_does_not_end_a_join_that_is_kept(client: dovetail.Client) -> None:
+    # 9 million rows: the join still runs when the first of them are there.
+    client.put("pairs", pa.table({"k": pa.array([1] * 3000, pa.int32()), "v": pa.array(range(3000), pa.int32())}))
+    result = client.join("pairs", "pairs", on="k")
+    for _ in result.reader():
+        break
+    assert result.table().num_rows == 9_000_000
+    result.close()
+
+
+def test_a_result_that_is_released_as_it_is_read_says_so_the_second_time(client: dovetail.Client) -> None:
+    client.put("once", pa.table({"k": range(1000)}))
+    result = client.join("once", "once", on="k", retain_seconds=0)
+    assert result.table().num_rows == 1000
+    with pytest.raises(dovetail.FailedPrecondition, match="read already|was released"):
+        result.table()

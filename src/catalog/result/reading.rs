@@ -16,6 +16,8 @@ pub struct ResultReader {
     step: usize,
     /// The batch after the last of its share; `usize::MAX` where the result's end is the share's.
     end: usize,
+    /// Whether it was asked for a batch.
+    begun: bool,
 }
 
 impl ResultReader {
@@ -24,9 +26,14 @@ impl ResultReader {
     /// Dropping the future before it is ready loses nothing.
     ///
     /// # Errors
-    /// As [`ResultSpool::batch`].
+    /// As [`ResultSpool::batch`]; [`Error::Precondition`] when the result is consumed as it is read, and this endpoint was read before.
     pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
         if self.spool.is_consumed_by_reading() {
+            // Whoever reads an endpoint once more would be told that it has no rows.
+            if !self.begun && !self.spool.inner.held.lock().begun.insert(self.next) {
+                return Err(consumed());
+            }
+            self.begun = true;
             return self.spool.next_of_all().await;
         }
         if self.next >= self.end {
@@ -66,12 +73,12 @@ impl ResultSpool {
     /// When `endpoint` is not less than `endpoints`.
     pub fn reader(&self, endpoint: usize, endpoints: usize) -> ResultReader {
         assert!(endpoint < endpoints, "endpoint {endpoint} of {endpoints}");
-        ResultReader { spool: self.clone(), next: endpoint, step: endpoints, end: usize::MAX }
+        ResultReader { spool: self.clone(), next: endpoint, step: endpoints, end: usize::MAX, begun: false }
     }
 
     /// A reader of those batches of a result that is kept, which are one of its [parts](Self::parts).
     pub fn part_reader(&self, batches: Range<usize>) -> ResultReader {
-        ResultReader { spool: self.clone(), next: batches.start, step: 1, end: batches.end }
+        ResultReader { spool: self.clone(), next: batches.start, step: 1, end: batches.end, begun: false }
     }
 
     /// The first batch that nobody has taken; waits for it.

@@ -193,6 +193,8 @@ async fn a_client_that_reads_consumed_endpoints_in_turn_gets_everything() {
     }
     writer.join().unwrap();
     assert_eq!(found, (0..50).collect::<Vec<_>>());
+    let again = read(&spool, 1, 3).await.unwrap_err();
+    assert!(matches!(&again, Error::Precondition(text) if text.contains("read already")), "{again}");
 }
 
 #[test]

@@ -142,7 +142,11 @@ impl Model<'_> {
         }
         if self.join.spec.how.only_side().is_none() {
             let pairs = self.estimates.pairs;
-            let expand = Step::new("expand", Role::Probe, 12.0 * pairs, pairs / self.rates.expand_pairs);
+            // The rate is that of distinct build keys, whose matches are the pairs. Where they repeat, runs are walked, about as a
+            // merge walks rows: two steps for a pair.
+            let walked = if self.inputs.build.repeats { self.arranged(Role::Probe) + 2.0 * pairs } else { 0.0 };
+            let seconds = pairs / self.rates.expand_pairs + walked / self.rates.merge_rows;
+            let expand = Step::new("expand", Role::Probe, 12.0 * pairs, seconds);
             steps.push(expand.calling(self.waves(chunks)));
         }
         steps.push(self.gather(chunks));

@@ -215,6 +215,9 @@ class Result:
         minute, or when it has waited for five minutes in all; sooner when other joins wait for its device. The order of
         the rows is not defined.
         """
+        if self._job is not None:
+            # A job that somebody asks about is not taken to be abandoned when a reader stops before the end.
+            self._job.status()
         parallel = _ParallelReader(self._connections, self._info)
         self._readers.append(parallel)
         return pa.RecordBatchReader.from_batches(self.schema, parallel.batches())
