@@ -11,10 +11,12 @@ use std::collections::{HashMap, hash_map};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
-use super::{DeviceBuffer, Event};
+use super::{Device, DeviceBuffer, Event, Stream};
 use crate::memory::{Budget, Reclaim};
+use crate::{Error, Result};
 
 /// Consecutive rows of a column of a table, by which a device recognizes what it has copied before.
 #[derive(Clone, Debug)]
@@ -98,7 +100,7 @@ impl Entry {
 }
 
 /// Room for a column that is being copied.
-pub(super) struct Room {
+struct Room {
     cache: Arc<ColumnCache>,
     bytes: u64,
 }
@@ -124,13 +126,48 @@ impl ColumnCache {
         cache
     }
 
-    /// All of the device's memory, which columns that are to be kept are charged to.
-    pub(super) fn memory(&self) -> &Budget {
-        &self.memory
+    /// Those rows on the device: as they are kept, or else copied there from `parts`, and kept if there is room. `copy` charges a budget,
+    /// or the job where it is given none; `stays` is told of what is kept from now on.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn copy_in(
+        self: &Arc<Self>,
+        rows: &ColumnRows,
+        parts: &[Buffer],
+        device: &dyn Device,
+        stream: &Stream,
+        copy: impl Fn(Option<&Budget>) -> Result<DeviceBuffer>,
+        stays: impl FnOnce(&DeviceBuffer),
+    ) -> Result<DeviceBuffer> {
+        if let Some((buffer, ready)) = self.find(rows) {
+            device.wait_event(&ready, stream)?;
+            return Ok(buffer);
+        }
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        let Some(room) = self.room(bytes).filter(|_| bytes > 0) else { return copy(None) };
+        // Charged to the device and not to the job, because it stays.
+        let buffer = match copy(Some(&self.memory)) {
+            Ok(buffer) => buffer,
+            // Somebody was quicker to take the room.
+            Err(Error::Exhausted(_)) => return copy(None),
+            Err(error) => return Err(error),
+        };
+        match self.keep(room, rows, &buffer, device.record_event(stream)?) {
+            None => {
+                stays(&buffer);
+                Ok(buffer)
+            }
+            // Another stream has brought the same rows in meanwhile.
+            Some((first, ready)) => {
+                device.wait_event(&ready, stream)?;
+                Ok(first)
+            }
+        }
     }
 
     /// Those rows, if they are there, and the event after which they may be read.
-    pub(super) fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
+    fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
         let mut inner = self.inner.lock();
         inner.clock += 1;
         let Inner { entries, clock, stats, .. } = &mut *inner;
@@ -146,7 +183,7 @@ impl ColumnCache {
 
     /// Room for so many bytes more, once others have given way to them; `None` when there is none. Memory that jobs have or are
     /// free to take is not asked for.
-    pub(super) fn room(self: &Arc<Self>, bytes: u64) -> Option<Room> {
+    fn room(self: &Arc<Self>, bytes: u64) -> Option<Room> {
         /// What devices charge is a multiple of less.
         const GRANULE_BYTES: u64 = 256;
         let bytes = bytes.checked_next_multiple_of(GRANULE_BYTES)?;
@@ -171,7 +208,7 @@ impl ColumnCache {
     }
 
     /// Keeps what was copied where there is room for it, from `ready` on; unless these rows are kept already, which it answers with.
-    pub(super) fn keep(
+    fn keep(
         &self,
         _room: Room,
         rows: &ColumnRows,

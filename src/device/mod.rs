@@ -32,6 +32,7 @@ mod cancel;
 #[cfg(dovetail_cuda)]
 #[allow(unsafe_code)]
 pub mod cuda;
+mod fault;
 pub mod host;
 mod open;
 mod types;

@@ -25,7 +25,8 @@ use parking_lot::Mutex;
 
 use super::abi::DovetailStream;
 use super::observe::Observer;
-use crate::device::DeviceHandle;
+use crate::device::fault::Trigger;
+use crate::device::{DeviceHandle, DeviceId, DeviceKind};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
@@ -57,6 +58,8 @@ pub(super) struct Gpu {
     pub(super) ordinal: u16,
     context: Arc<CudaContext>,
     lost: AtomicBool,
+    /// Asks for deliberate failures.
+    pub(super) faults: Trigger,
     /// Told of all work that is queued.
     pub(super) observer: Observer,
 }
@@ -67,8 +70,9 @@ impl Gpu {
         let context = CudaContext::new(usize::from(ordinal))
             .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
         // Opening it has made its context the calling thread's.
-        let gpu =
-            Self { ordinal, context, lost: AtomicBool::new(false), observer: Observer::from_environment(ordinal)? };
+        let observer = Observer::from_environment(ordinal)?;
+        let faults = Trigger::of(DeviceId { kind: DeviceKind::Cuda, index: ordinal });
+        let gpu = Self { ordinal, context, lost: AtomicBool::new(false), faults, observer };
         gpu.keep_freed_memory()?;
         Ok(gpu)
     }

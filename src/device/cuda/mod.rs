@@ -210,32 +210,14 @@ impl Device for CudaDevice {
     }
 
     fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let work = self.work(stream)?;
-        let Some(kept) = self.kept.get() else { return transfer::copy_in(&work, parts) };
-        let cache = &kept.cache;
-        if let Some((buffer, ready)) = cache.find(rows) {
-            self.wait_event(&ready, stream)?;
-            return Ok(buffer);
-        }
-        let bytes = transfer::bytes_of(parts) as u64;
-        let Some(room) = cache.room(bytes).filter(|_| bytes > 0) else { return transfer::copy_in(&work, parts) };
-        // Charged to the device and not to the job, because it stays.
-        match transfer::copy_in(&Work { memory: cache.memory(), ..work }, parts) {
-            Ok(buffer) => match cache.keep(room, rows, &buffer, self.record_event(stream)?) {
-                None => {
-                    buffer::cuda(&buffer).stay(&kept.queue);
-                    Ok(buffer)
-                }
-                // Another stream has brought the same rows in meanwhile.
-                Some((first, ready)) => {
-                    self.wait_event(&ready, stream)?;
-                    Ok(first)
-                }
-            },
-            // Somebody was quicker to take the room.
-            Err(Error::Exhausted(_)) => transfer::copy_in(&self.work(stream)?, parts),
-            Err(error) => Err(error),
-        }
+        let copy = |memory: Option<&Budget>| {
+            let work = self.work(stream)?;
+            transfer::copy_in(&Work { memory: memory.unwrap_or(work.memory), ..work }, parts)
+        };
+        let Some(kept) = self.kept.get() else { return copy(None) };
+        stream.cancel.check()?;
+        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).stay(&kept.queue);
+        kept.cache.copy_in(rows, parts, self, stream, copy, stays)
     }
 
     fn keep_columns(&self, limit_bytes: u64) -> Result<()> {

@@ -19,7 +19,7 @@ const COPY_IN: &str = "copying a column to the device";
 
 pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
     fault::before_copy(work.queue, COPY_IN)?;
-    let buffer = work.buffer(bytes_of(parts), COPY_IN)?;
+    let buffer = work.buffer(parts.iter().map(Buffer::len).sum(), COPY_IN)?;
     let _watched = work.watch(COPY_IN, buffer.size());
     let mut end = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
@@ -32,11 +32,6 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
         end += part.len();
     }
     Ok(Arc::new(buffer))
-}
-
-/// Bytes of all parts.
-pub(super) fn bytes_of(parts: &[Buffer]) -> usize {
-    parts.iter().map(Buffer::len).sum()
 }
 
 pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<DeviceBuffer> {

@@ -1,43 +1,32 @@
-//! Deliberate failures, for tests of what becomes of jobs and of the server when a device fails.
-//!
-//! `DOVETAIL_TEST_FAULT` names a file. Whenever that file exists, the next call that its text applies to removes it and fails
-//! in that way: `launch-error`, `copy-error`, `out-of-memory` (as when the system has not what the budget promises), or
-//! `lost`, after which the device answers every call with its loss. The text may begin with the device that it is for:
-//! `host:1 lost`. Without the variable nothing is looked at. (A GPU's own failures are in `cuda/fault.rs`.)
+//! The deliberate failures of a host device: `launch-error`, `copy-error`, `out-of-memory` (as when the system has not what the
+//! budget promises), and `lost`, after which the device answers every call with its loss. `device/fault.rs` says how a test asks
+//! for one.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::device::DeviceId;
+use crate::device::fault::Trigger;
 use crate::{Error, Result};
 
 /// The failures of one device. Clones, which are that device for several jobs, are lost together.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     device: DeviceId,
-    /// The file that asks for failures; `None`: nothing fails.
-    trigger: Option<Arc<PathBuf>>,
+    trigger: Trigger,
     lost: Arc<AtomicBool>,
 }
 
 impl Faults {
-    /// As the environment says.
-    pub(super) fn of(device: DeviceId) -> Self {
-        Self::at(device, std::env::var_os("DOVETAIL_TEST_FAULT").map(PathBuf::from))
-    }
-
-    fn at(device: DeviceId, trigger: Option<PathBuf>) -> Self {
-        Self { device, trigger: trigger.map(Arc::new), lost: Arc::default() }
+    /// Those that the trigger asks for.
+    pub(super) fn of(device: DeviceId, trigger: Trigger) -> Self {
+        Self { device, trigger, lost: Arc::default() }
     }
 
     /// The failures of any primitive.
     pub(super) fn before_primitive(&self) -> Result<()> {
-        if self.trigger.is_none() {
-            return Ok(());
-        }
         let device = self.device;
-        if self.is_due("lost") {
+        if self.trigger.is_due("lost") {
             self.lost.store(true, Ordering::Relaxed);
         }
         if self.lost.load(Ordering::Relaxed) {
@@ -46,10 +35,10 @@ impl Faults {
                  brings it back"
             )));
         }
-        if self.is_due("launch-error") {
+        if self.trigger.is_due("launch-error") {
             return Err(Error::Internal(format!("starting a primitive on device {device}: a deliberate failure")));
         }
-        if self.is_due("out-of-memory") {
+        if self.trigger.is_due("out-of-memory") {
             return Err(Error::Exhausted(format!(
                 "the system refused memory to device {device}: a deliberate failure"
             )));
@@ -59,21 +48,10 @@ impl Faults {
 
     /// The failures of a copy.
     pub(super) fn before_copy(&self) -> Result<()> {
-        match self.is_due("copy-error") {
+        match self.trigger.is_due("copy-error") {
             true => Err(Error::Internal(format!("a copy to or from device {}: a deliberate failure", self.device))),
             false => Ok(()),
         }
-    }
-
-    /// Whether this call is to fail in that way. Of several calls at a time, the one that removes the file.
-    fn is_due(&self, fault: &str) -> bool {
-        let Some(trigger) = self.trigger.as_deref() else { return false };
-        let Ok(text) = std::fs::read_to_string(trigger) else { return false };
-        let is_for_this = match text.trim().split_once(' ') {
-            Some((device, asked)) => device == self.device.to_string() && asked == fault,
-            None => text.trim() == fault,
-        };
-        is_for_this && std::fs::remove_file(trigger).is_ok()
     }
 }
 
@@ -86,8 +64,10 @@ mod tests {
     fn a_file_makes_one_call_of_the_device_that_it_names_fail() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("fault");
-        let [one, other] =
-            [0, 1].map(|index| Faults::at(DeviceId { kind: DeviceKind::Host, index }, Some(file.clone())));
+        let [one, other] = [0, 1].map(|index| {
+            let device = DeviceId { kind: DeviceKind::Host, index };
+            Faults::of(device, Trigger::at(device, Some(file.clone())))
+        });
         let ask = |text: &str| std::fs::write(&file, text).unwrap();
         assert!(one.before_primitive().is_ok() && one.before_copy().is_ok());
         ask("launch-error\n");

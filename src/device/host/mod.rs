@@ -63,6 +63,7 @@ use self::fault::Faults;
 use self::hash::with_key;
 use self::link::Transfer;
 use super::cache::ColumnCache;
+use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
     DeviceInfo, DeviceKind, Event, Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
@@ -115,7 +116,7 @@ impl HostDevice {
             threads: Crews::new(index, threads).crew()?,
             route,
             kept: Default::default(),
-            faults: Faults::of(id),
+            faults: Faults::of(id, Trigger::of(id)),
         })
     }
 
@@ -285,21 +286,11 @@ impl Device for HostDevice {
 
     fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
-        if let Some((buffer, _)) = cache.find(rows) {
-            return Ok(buffer);
-        }
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
-        let Some(room) = cache.room(bytes).filter(|_| bytes > 0) else { return self.copy_in(parts, stream) };
-        // Charged to the device and not to the job, because it stays.
-        match self.copy_in_to(&self.pool.charged_to(cache.memory().clone()), parts, stream) {
-            Ok(buffer) => {
-                let first = cache.keep(room, rows, &buffer, self.record_event(stream)?);
-                Ok(first.map_or(buffer, |(first, _)| first))
-            }
-            // Somebody was quicker to take the room.
-            Err(Error::Exhausted(_)) => self.copy_in(parts, stream),
-            Err(error) => Err(error),
-        }
+        let copy = |memory: Option<&Budget>| match memory {
+            Some(memory) => self.copy_in_to(&self.pool.charged_to(memory.clone()), parts, stream),
+            None => self.copy_in(parts, stream),
+        };
+        cache.copy_in(rows, parts, self, stream, copy, |_| ())
     }
 
     fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
