@@ -226,7 +226,6 @@ impl Metrics {
     /// Takes over what the scheduler counts.
     fn read_caches(&self, shared: &Shared) {
         let _reading = self.reading.lock();
-        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
         for device in &shared.devices {
             let Some(cache) = device.cache_stats() else { continue };
             let id = device.id().to_string();
@@ -239,7 +238,6 @@ impl Metrics {
 
     fn read_scheduler(&self, stats: &SchedulerStats) {
         let _reading = self.reading.lock();
-        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
         let raise_seconds = |counter: &Counter, total: f64| counter.inc_by((total - counter.get()).max(0.0));
         let outcomes = [
             ("submitted", stats.submitted_total),
@@ -262,6 +260,11 @@ impl Metrics {
             raise_seconds(&self.device_busy_seconds.with_label_values(&[&id]), device.busy_seconds_total);
         }
     }
+}
+
+/// Brings a counter up to a total that is counted elsewhere.
+fn raise(counter: &IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 impl Default for Metrics {
