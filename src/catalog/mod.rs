@@ -34,7 +34,7 @@ pub use editor::Editor;
 pub use names::{Catalog, NameReservation};
 pub use quota::{Charge, TenantLimits, TenantUsage};
 pub use result::{GiveWay, Interrupt, ResultReader, ResultSpool, SpoolOptions, SpoolState};
-pub use statistics::{ColumnStatistics, HeavyValue, StatisticsCollector, Value};
+pub use statistics::{ColumnStatistics, HeavyValue, Sketch, StatisticsCollector, Value};
 pub use table::Table;
 pub use upload::{Upload, UploadMode, UploadOptions};
 pub use uploads::{Finished, UploadStream, Uploads, UploadsLimits};

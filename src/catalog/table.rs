@@ -4,17 +4,23 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use arrow::util::display::array_value_to_string;
 
 use super::adopt::Meter;
 use super::quota::Charge;
-use super::{ColumnStatistics, StatisticsCollector};
+use super::{ColumnStatistics, Sketch, StatisticsCollector};
 use crate::{Error, Result, listed};
 
-/// For each column, once somebody has asked: how many rows have each value of its sample, by the value's hash.
-pub(super) type CountedValues = Vec<OnceLock<HashMap<u64, u64>>>;
+/// What is known of a column once somebody has asked.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    /// How many rows have each value of its sample, by the value's hash.
+    values: OnceLock<HashMap<u64, u64>>,
+    /// Which different values it has; `None` where nobody can tell.
+    sketch: OnceLock<Option<Sketch>>,
+}
 
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]
@@ -40,8 +46,8 @@ pub struct Table {
     /// When it appeared.
     pub created: SystemTime,
     pub(super) collectors: Vec<StatisticsCollector>,
-    /// Of each column, what [`Table::counted_values`] has counted.
-    pub(super) counted: CountedValues,
+    /// What was asked of each column.
+    pub(super) counted: Vec<Counted>,
     /// What its rows cost whom; shared by the tables that share batches.
     pub(super) charges: Vec<Arc<Charge>>,
 }
@@ -91,8 +97,20 @@ impl Table {
     /// How many rows have each value that a sample of the column holds, exactly, by hashes as in
     /// [`HeavyValue`](super::HeavyValue). The first call passes over the column, which takes some nanoseconds per row.
     pub fn counted_values(&self, column: usize) -> &HashMap<u64, u64> {
-        let count = || self.collectors[column].count_sampled(self.batches.iter().map(|batch| batch.column(column)));
-        self.counted[column].get_or_init(count)
+        let count = || self.collectors[column].count_sampled(self.arrays(column));
+        self.counted[column].values.get_or_init(count)
+    }
+
+    /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.
+    /// The first call passes over the column on all processors, which takes about a nanosecond per row of numbers on each.
+    pub fn sketch(&self, column: usize) -> Option<&Sketch> {
+        let is_here = self.rows == 0 || !self.batches.is_empty();
+        let sketch = || self.collectors[column].sketch(self.arrays(column)).filter(|_| is_here);
+        self.counted[column].sketch.get_or_init(sketch).as_ref()
+    }
+
+    fn arrays(&self, column: usize) -> impl Iterator<Item = &ArrayRef> {
+        self.batches.iter().map(move |batch| batch.column(column))
     }
 
     /// The value of one row of a column in words; `None` beyond the last row.
@@ -118,8 +136,8 @@ impl Table {
 }
 
 /// Nothing is counted yet.
-pub(super) fn uncounted(columns: usize) -> CountedValues {
-    (0..columns).map(|_| OnceLock::new()).collect()
+pub(super) fn uncounted(columns: usize) -> Vec<Counted> {
+    (0..columns).map(|_| Counted::default()).collect()
 }
 
 /// The index of a column; `of` says whose, for the error.

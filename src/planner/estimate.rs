@@ -1,13 +1,11 @@
 //! How many rows a join gives, from the statistics of its keys.
 //!
 //! Equal values are counted as in Selinger et al. 1979, section 4: values are spread evenly, and the side with fewer
-//! different values has all of them in common with the other (containment), within the range that both sides share. Values
-//! that far more rows have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and
+//! different values has all of them in common with the other (containment), within the range that both sides share. Where
+//! sketches of both key columns tell how many values they have in common, that is taken instead. Values that far more rows have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and
 //! Poosala 1995: where both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet
 //! as many rows as any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are
 //! known exactly. Of several key columns together no heavy values are known, and values are spread evenly.
-//!
-//! Samples of large columns leave open how many different values there are; then both sides are taken to have as many.
 //!
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
 //! correctness. What a join gives at the least is told by [`certain`](super::certain).
@@ -15,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use super::{BoundJoin, JoinKind, Side};
-use crate::catalog::{HeavyValue, Table, Value};
+use crate::catalog::{HeavyValue, Sketch, Table, Value};
 
 /// A value is far more frequent than others when so many times as many rows have it as have one on average.
 const HEAVY: f64 = 4.0;
@@ -46,11 +44,8 @@ impl Estimates {
     pub fn of(join: &BoundJoin) -> Self {
         let (left_keyed, left_distinct) = keyed_and_distinct(join, Side::Left);
         let (right_keyed, right_distinct) = keyed_and_distinct(join, Side::Right);
-        let (left_distinct, right_distinct) = (
-            believed(join, Side::Left, left_distinct, right_distinct),
-            believed(join, Side::Right, right_distinct, left_distinct),
-        );
-        let (left_share, right_share) = shared_ranges(join);
+        let (left_share, right_share) =
+            common_values(join, left_distinct, right_distinct).unwrap_or_else(|| shared_ranges(join));
         let left = Spread::new(join, Side::Left, left_share, left_keyed, left_distinct);
         let right = Spread::new(join, Side::Right, right_share, right_keyed, right_distinct);
         let (left_met, pairs) = left.meet(&right);
@@ -209,22 +204,15 @@ fn keyed_and_distinct(join: &BoundJoin, side: Side) -> (f64, f64) {
         if !key.nulls_equal && rows > 0.0 {
             keyed *= 1.0 - statistics.nulls as f64 / rows;
         }
-        distinct *= statistics.distinct.unwrap_or(rows).max(1.0);
+        let sampled = || statistics.distinct.unwrap_or(rows);
+        distinct *= match statistics.ascending {
+            true => sampled(),
+            false => table.sketch(key.column(side)).map_or_else(sampled, Sketch::distinct),
+        }
+        .max(1.0);
     }
     let distinct = if known_unique(join, side) { keyed } else { distinct.min(keyed) };
     (keyed, distinct)
-}
-
-/// Different values of a side of which a sample leaves open how many there are: where the other side has fewer, and they may be
-/// as few, they are taken to be those, as a foreign key's are the primary key's. Tables of tens of millions of rows would else
-/// look as if hardly any row repeated a key.
-fn believed(join: &BoundJoin, side: Side, distinct: f64, of_other: f64) -> f64 {
-    let [key] = &join.keys[..] else { return distinct };
-    let least = join.table(side).statistics[key.column(side)].distinct_min;
-    match least {
-        Some(least) if !known_unique(join, side) && least <= of_other && of_other < distinct => of_other,
-        _ => distinct,
-    }
 }
 
 /// Whether some of the key columns together are distinct: because the rows were seen to be, or the uploader said so.
@@ -262,6 +250,14 @@ impl BoundJoin {
             && table.sorted_by.iter().zip(&self.keys).all(|(sorted, key)| *sorted == key.column(side));
         detected || declared
     }
+}
+
+/// The share of each side's values that the other side has too; `None` where that is not known.
+fn common_values(join: &BoundJoin, left_distinct: f64, right_distinct: f64) -> Option<(f64, f64)> {
+    let [key] = &join.keys[..] else { return None };
+    let common = join.left.sketch(key.left)?.common(join.right.sketch(key.right)?)?;
+    let share = |distinct: f64| if distinct > 0.0 { (common / distinct).min(1.0) } else { 0.0 };
+    Some((share(left_distinct), share(right_distinct)))
 }
 
 /// The share of each side's values that lies in the range which both sides have in common.

@@ -9,14 +9,19 @@
 //! most frequent ones are estimates from the sample (the former is exact where the column is in order). A column in order
 //! costs one pass over its values, any other one as well: the check for order ends at the first row that breaks it.
 //!
-//! How many rows have a sampled value exactly is not counted on the way in, because it would cost every column of every
-//! upload a slower pass than all else together, for joins that most of them never see. It is counted where it decides
-//! something, which is whether a join is refused, and then kept ([`Table::counted_values`](super::Table::counted_values)).
+//! A sample of rows cannot tell a column of ten million values from one of twenty. Two more things are known of columns that are
+//! keys of joins, and not taken on the way in, because they would cost every column of every upload a slower pass than all else
+//! together. Each is taken when it is first asked for, and then kept:
+//!
+//! - [`Sketch`], which different values there are, when a join is planned ([`Table::sketch`](super::Table::sketch));
+//! - how many rows have each sampled value, exactly, where it decides whether a join is refused
+//!   ([`Table::counted_values`](super::Table::counted_values)).
 
 mod dictionary;
 mod hash;
 mod numbers;
 mod sample;
+mod sketch;
 mod strings;
 mod summary;
 mod value;
@@ -25,7 +30,9 @@ use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::DataType;
+use rayon::prelude::*;
 
+pub use sketch::Sketch;
 pub use value::Value;
 
 use sample::Sample;
@@ -40,10 +47,9 @@ pub struct ColumnStatistics {
     pub min: Option<Value>,
     /// The largest value, exactly.
     pub max: Option<Value>,
-    /// Roughly how many different values there are; `None` when unknown. Exact when `ascending`.
+    /// Roughly how many different values there are, from a sample of rows: of columns of many values, [`Sketch`] knows better.
+    /// `None` when unknown; exact when `ascending`.
     pub distinct: Option<f64>,
-    /// So many different values there are almost certainly, where `distinct` is an estimate; `None` when unknown.
-    pub distinct_min: Option<f64>,
     /// Whether the rows are in ascending order of this column, exactly (nulls first); what the upload saw. A column without
     /// rows is in order; one of a type without order is not.
     pub ascending: bool,
@@ -145,16 +151,11 @@ impl StatisticsCollector {
             true => self.runs as f64,
             false => within_range(sample.distinct(values), &self.range),
         });
-        let distinct_min = self.sample.as_ref().map(|sample| match self.ascending {
-            true => self.runs as f64,
-            false => within_range(sample.distinct_min(values), &self.range),
-        });
         ColumnStatistics {
             nulls: self.nulls,
             min,
             max,
             distinct,
-            distinct_min,
             ascending: self.ascending,
             unique_ascending: self.ascending && self.strict && self.nulls <= 1,
             heaviest_share: self.sample.as_ref().map_or(0.0, Sample::heaviest_share),
@@ -165,21 +166,27 @@ impl StatisticsCollector {
 
     /// How many rows of those arrays, which are all of the column, have each value of the sample, by its hash.
     pub(super) fn count_sampled<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> HashMap<u64, u64> {
-        /// Rows that are hashed before they are counted.
-        const STEP: usize = 4096;
         let Some(sample) = &self.sample else { return HashMap::new() };
         let mut counts = sample.uncounted();
-        for array in arrays {
-            for start in (0..array.len()).step_by(STEP) {
-                let rows: Vec<usize> = (start..array.len().min(start + STEP)).collect();
-                for hash in hash::hashes_of(array, &rows) {
-                    if let Some(count) = counts.get_mut(&hash) {
-                        *count += 1;
-                    }
+        for piece in arrays.flat_map(pieces) {
+            for hash in hash::hashes(&piece) {
+                if let Some(count) = counts.get_mut(&hash) {
+                    *count += 1;
                 }
             }
         }
         counts
+    }
+
+    /// The different values of those arrays, which are all of the column; `None` of a type that is not sampled.
+    pub(super) fn sketch<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> Option<Sketch> {
+        self.sample.as_ref()?;
+        let pieces: Vec<ArrayRef> = arrays.flat_map(pieces).collect();
+        let add = |mut sketch: Sketch, piece: &ArrayRef| {
+            sketch.insert(&hash::hashes(piece));
+            sketch
+        };
+        Some(pieces.par_iter().fold(Sketch::default, add).reduce(Sketch::default, Sketch::merge))
     }
 
     fn add(&mut self, nulls: u64, later: Summary, rows: u64) {
@@ -207,6 +214,12 @@ impl StatisticsCollector {
         // Without a range there is nothing to compare the next batch's first value with.
         self.ascending &= self.range_known;
     }
+}
+
+/// An array in pieces whose hashes fit in a processor's cache.
+fn pieces(array: &ArrayRef) -> impl Iterator<Item = ArrayRef> {
+    const ROWS: usize = 4096;
+    (0..array.len()).step_by(ROWS).map(|start| array.slice(start, ROWS.min(array.len() - start)))
 }
 
 /// Between two integers there are no more values than integers.

@@ -118,26 +118,6 @@ impl Sample {
         estimate.clamp(often + distinct, (values as f64).max(often + distinct))
     }
 
-    /// So many different values there are at the least among `values` rows, in 19 of 20 samples.
-    ///
-    /// Of the pairs of rows in a sample of `n`, `n^2 / 2 D` have the same one of `D` values, with the spread of a Poisson
-    /// distribution: where there is no such pair, three at the most were to be expected. Of a column of tens of millions of rows a
-    /// sample without any tells little more than that there are millions of values. Values that were seen often are counted
-    /// apart.
-    pub(super) fn distinct_min(&self, values: u64) -> f64 {
-        let counts = self.counts();
-        let seen = counts.len() as f64;
-        if counts.values().sum::<u64>() >= values {
-            // All rows are in the sample.
-            return seen;
-        }
-        let rare = || counts.values().filter(|&&count| count <= OFTEN).map(|&count| count as f64);
-        let (sampled, often) = (rare().sum::<f64>(), seen - rare().count() as f64);
-        let pairs: f64 = rare().map(|count| count * (count - 1.0) / 2.0).sum();
-        let expected_max = pairs + 2.0 * pairs.sqrt() + 3.0;
-        (often + sampled * sampled / (2.0 * expected_max)).clamp(seen, values as f64)
-    }
-
     /// The share of all sampled rows that the most frequent value has.
     pub(super) fn heaviest_share(&self) -> f64 {
         let heaviest = self.counts().into_values().max().unwrap_or(0);

@@ -268,18 +268,56 @@ fn distinct_values_are_estimated_within_a_factor_of_two() {
     }
 }
 
+/// The sketch of a column that was uploaded in those batches.
+fn sketch(batches: &[ArrayRef]) -> Sketch {
+    StatisticsCollector::new(batches[0].data_type()).sketch(batches.iter()).unwrap()
+}
+
 #[test]
-fn samples_say_how_little_they_know_of_many_values() {
+fn sketches_count_different_values_whatever_rows_have_them() {
     let mut random = StdRng::seed_from_u64(4);
-    for (rows, distinct) in [(1 << 22, 1i64 << 21), (1 << 20, 1 << 12), (1 << 20, 1 << 20)] {
-        let column = Int64Array::from_iter_values((0..rows).map(|_| random.random_range(0..distinct) * 1_000_003));
-        let found = collect(&[Arc::new(column)]);
-        let least = found.distinct_min.unwrap();
-        assert!(least <= 1.1 * distinct as f64, "{least} of {distinct}");
-        assert!(least > 0.3 * f64::from(1 << 20).min(distinct as f64 / 2.0), "{least} of {distinct}");
+    for (rows, distinct) in [(1 << 21, 1i64 << 20), (1 << 20, 1 << 12), (1 << 20, i64::MAX), (100_000, 1), (0, 1)] {
+        // A quarter of the rows has one value.
+        let mut value = |row| if row % 4 == 0 { 0 } else { random.random_range(0..distinct).wrapping_mul(1_000_003) };
+        let values: Vec<i64> = (0..rows).map(&mut value).collect();
+        let expected = values.iter().collect::<std::collections::HashSet<_>>().len() as f64;
+        let batches: Vec<ArrayRef> =
+            values.chunks(30_000).map(|c| Arc::new(Int64Array::from(c.to_vec())) as _).collect();
+        let found = if batches.is_empty() { Sketch::default() } else { sketch(&batches) }.distinct();
+        assert!((found - expected).abs() <= 0.06 * expected, "{expected} values in {rows} rows, {found} found");
     }
-    let all = collect(&[Arc::new(Int64Array::from_iter_values((0..3000).rev()))]);
-    assert_eq!((all.distinct, all.distinct_min), (Some(3000.0), Some(3000.0)));
+}
+
+#[test]
+fn few_values_are_counted_exactly_and_nulls_are_none() {
+    let numbers: Vec<Option<i64>> = (0..40_000).map(|row| (row % 3 != 0).then_some(row % 100)).collect();
+    for array in columns(&numbers) {
+        let one = sketch(std::slice::from_ref(&array));
+        let distinct = hash::hashes(&array).into_iter().filter(|&hash| hash != hash::NULL);
+        let distinct = distinct.collect::<std::collections::HashSet<_>>().len() as f64;
+        assert_eq!(one.distinct(), distinct, "{}", array.data_type());
+        assert_eq!(one.common(&one), Some(distinct));
+        let other = sketch(&[array.slice(20_000, 10), array.slice(39_000, 0)]);
+        assert!(other.distinct() <= 7.0, "of ten rows, three or four are null");
+        assert_eq!(one.common(&other), Some(other.distinct()));
+    }
+    let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1)]), None]));
+    assert!(StatisticsCollector::new(lists.data_type()).sketch([&lists].into_iter()).is_none());
+}
+
+#[test]
+fn sketches_count_values_that_two_columns_have_in_common() {
+    let column = |range: std::ops::Range<i32>| -> ArrayRef { Arc::new(Int32Array::from_iter_values(range.rev())) };
+    let wide = |array: &ArrayRef| arrow::compute::cast(array, &DataType::Int64).unwrap();
+    let left = sketch(&[column(0..1_000_000)]);
+    for (range, expected) in [(900_000..1_600_000, 100_000.0), (2_000_000..3_000_000, 0.0)] {
+        let right = sketch(&[wide(&column(range.clone()))]);
+        assert_eq!(left.common(&right), right.common(&left));
+        let found = left.common(&right).unwrap();
+        assert!((found - expected).abs() <= 0.15 * expected + 200.0, "{range:?}: {found} of {expected}");
+    }
+    // A few values of a million fall into no sample.
+    assert_eq!(left.common(&sketch(&[column(5..15)])), None);
 }
 
 /// One value on a fifth of the rows, which alone would make the others look four times as frequent as they are.
@@ -341,7 +379,7 @@ fn heavy_values_are_named_with_their_shares_and_a_row_that_has_each() {
 
 #[test]
 fn values_that_are_equal_as_keys_have_equal_hashes() {
-    let hashes = |array: &ArrayRef| hash::hashes_of(array, &(0..array.len()).collect::<Vec<_>>());
+    let hashes = hash::hashes;
     let cast = |array: &ArrayRef, to: DataType| arrow::compute::cast(array, &to).unwrap();
     let integers: ArrayRef = Arc::new(Int8Array::from(vec![Some(-128), Some(-1), None, Some(0), Some(127)]));
     for to in [DataType::Int16, DataType::Int32, DataType::Int64] {
@@ -380,7 +418,7 @@ fn sampled_values_are_counted_exactly() {
         let mut collector = StatisticsCollector::new(array.data_type());
         batches.iter().for_each(|batch| collector.update(batch));
         let mut expected = HashMap::new();
-        for hash in hash::hashes_of(&array, &(0..array.len()).collect::<Vec<_>>()) {
+        for hash in hash::hashes(&array) {
             *expected.entry(hash).or_insert(0u64) += 1;
         }
         expected.remove(&hash::NULL);

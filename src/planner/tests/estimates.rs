@@ -58,18 +58,22 @@ fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
 }
 
 #[test]
-fn a_foreign_key_of_which_a_sample_tells_little_is_taken_to_be_of_the_primary_key() {
-    let users = sparse(16_000_000, 1);
-    let clicks = |distinct_min| TableSpec { distinct_min: Some(distinct_min), ..sparse(32_000_000, 1) };
-    let estimates = |clicks: &TableSpec| Estimates::of(&bound(&users, clicks, JoinKind::Inner));
-    // As many values as rows are likely, but so are far fewer.
-    let open = estimates(&clicks(3e6));
-    assert_eq!((open.pairs, open.right_matched), (32e6, 32e6));
-    assert!(open.repeats(Side::Right) && !open.repeats(Side::Left));
-    // More values than there are users: half of the clicks are of none.
-    let more = estimates(&clicks(20e6));
-    assert_eq!((more.pairs, more.right_matched), (16e6, 16e6));
-    assert!(!more.repeats(Side::Right));
+fn keys_of_many_values_and_those_in_common_are_counted() {
+    let random = &mut StdRng::seed_from_u64(3);
+    let (users, clicks) = (400_000i64, 800_000);
+    let mut ids: Vec<i64> = (0..users).collect();
+    ids.shuffle(random);
+    let users: ArrayRef = Arc::new(Int64Array::from(ids));
+    // Of all users; of a tenth of them; of a range of which users are a tenth.
+    for (of, spread) in [(400_000, 1), (40_000, 1), (400_000, 10)] {
+        let clicks = Int64Array::from_iter_values((0..clicks).map(|_| random.random_range(0..of) * spread));
+        let clicks: ArrayRef = Arc::new(clicks);
+        for how in [JoinKind::Inner, JoinKind::LeftSemi, JoinKind::LeftAnti, JoinKind::RightAnti, JoinKind::Full] {
+            let found = Estimates::of(&join_of(&users, &clicks, how, false)).rows;
+            let rows = naive_rows(&users, &clicks, how, false) as f64;
+            assert!((found - rows).abs() <= 0.1 * rows + 10_000.0, "{how} with {of} users: {found} of {rows} rows");
+        }
+    }
 }
 
 /// A join of two tables of those key columns, in batches of 4000 rows.

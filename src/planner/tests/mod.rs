@@ -22,8 +22,6 @@ struct TableSpec {
     /// Smallest and largest key.
     range: (i128, i128),
     distinct: f64,
-    /// `None`: it is what `distinct` says.
-    distinct_min: Option<f64>,
     ascending: bool,
     /// `None`: as without skew.
     heaviest_share: Option<f64>,
@@ -39,7 +37,6 @@ impl TableSpec {
             key: DataType::Int32,
             range: (0, i128::from(rows) - 1),
             distinct: rows as f64,
-            distinct_min: None,
             ascending: false,
             heaviest_share: None,
             nulls: 0,
