@@ -230,6 +230,14 @@ impl ColumnCache {
         }
     }
 
+    /// What it keeps of a table.
+    pub(super) fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        let address = table.as_ptr().cast::<()>() as usize;
+        let inner = self.inner.lock();
+        let of_table = inner.entries.keys().filter(|key| key.table == address);
+        of_table.map(|key| ColumnRows { table: table.clone(), column: key.column, rows: key.start..key.end }).collect()
+    }
+
     /// What it has done and holds.
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats { limit_bytes: self.limit_bytes, ..self.inner.lock().stats }

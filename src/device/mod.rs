@@ -37,9 +37,10 @@ pub mod host;
 mod open;
 mod types;
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arrow::buffer::Buffer;
 
@@ -131,7 +132,12 @@ pub trait Device: Send + Sync + Debug {
         Ok(())
     }
 
-    /// What of them it keeps; `None` from a device that keeps none.
+    /// What of a table it keeps.
+    fn kept_rows(&self, _table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        Vec::new()
+    }
+
+    /// How much it keeps; `None` from a device that keeps nothing.
     fn cache_stats(&self) -> Option<CacheStats> {
         None
     }

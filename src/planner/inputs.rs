@@ -158,7 +158,7 @@ impl Input {
         }
     }
 
-    /// Bytes per row of the columns that are copied in. One that is the key, bit for bit, came in to be packed.
+    /// Bytes per row of the columns that are on the device beside the keys. One that is the key, bit for bit, came in to be packed.
     pub(super) fn copied_row_bytes(&self) -> f64 {
         self.columns.iter().filter(|column| !column.raw_key).map(|column| column.bytes).sum()
     }

@@ -1,10 +1,13 @@
 //! What the planner knows of the device that it plans for.
 
+use std::sync::Arc;
+
 use super::Rates;
-use crate::device::Device;
+use crate::catalog::Table;
+use crate::device::{ColumnRows, Device};
 
 /// A device as the planner sees it: sizes and rates.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Target {
     /// The device's name: `host:0`.
     pub name: String,
@@ -28,6 +31,8 @@ pub struct Target {
     pub row_scratch_bytes: Option<usize>,
     /// What it does how fast.
     pub rates: Rates,
+    /// Columns that are there already from earlier joins, as they were when the plan was made.
+    pub kept: Vec<ColumnRows>,
 }
 
 impl Target {
@@ -45,7 +50,20 @@ impl Target {
             gather_bytes: device.info().gather_bytes.max(1),
             row_scratch_bytes: device.info().row_scratch_bytes,
             rates,
+            kept: Vec::new(),
         }
+    }
+
+    /// The share of a column's rows that need not be copied. What is kept is what was copied, and it is found again by a join that
+    /// asks for the same rows: all of them at once, or chunk by chunk.
+    pub(super) fn kept_share(&self, table: &Arc<Table>, column: usize, at_once: bool) -> f64 {
+        let of_column = self
+            .kept
+            .iter()
+            .filter(|kept| kept.column == column && std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table)));
+        let rows =
+            of_column.map(|kept| kept.rows.end - kept.rows.start).filter(|&rows| (rows == table.rows) == at_once);
+        (rows.sum::<u64>() as f64 / table.rows.max(1) as f64).min(1.0)
     }
 }
 
@@ -64,6 +82,7 @@ impl Default for Target {
             gather_bytes: 4 << 20,
             row_scratch_bytes: None,
             rates: Rates::host(1),
+            kept: Vec::new(),
         }
     }
 }

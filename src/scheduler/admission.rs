@@ -67,7 +67,7 @@ pub(super) fn admit(
     let mut plans = BTreeMap::new();
     let mut refusal: Option<Error> = None;
     for device in candidates {
-        match planner::plan_on(join.clone(), strategy, &executors[device].target) {
+        match planner::plan_on(join.clone(), strategy, &executors[device].target_for(&join)) {
             Ok(plan) => {
                 plans.insert(device, plan);
             }

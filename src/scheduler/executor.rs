@@ -1,13 +1,15 @@
 //! What runs jobs: a device with its rates, behind a seam that tests take the place of.
 
+use std::any::Any;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::Result;
-use crate::device::{Device, DeviceId};
+use crate::catalog::Table;
+use crate::device::{ColumnRows, Device, DeviceId};
 use crate::join::{self, BatchSink, Monitor};
 use crate::memory::{Arena, Budget, ReservedPool};
-use crate::planner::{Plan, Rates, Target};
+use crate::planner::{BoundJoin, Plan, Rates, Target};
 
 /// The memory that was reserved for a job before it runs.
 #[derive(Debug)]
@@ -26,6 +28,11 @@ pub trait Runner: Send + Sync + Debug {
     /// [`Unavailable`](crate::Error::Unavailable) when the device is lost, so that it is taken out of service; everything
     /// else is the job's own failure.
     fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
+
+    /// What of a table is on the device from earlier jobs.
+    fn kept_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
+        Vec::new()
+    }
 }
 
 /// A device as the scheduler sees it.
@@ -56,6 +63,14 @@ impl Executor {
     }
 }
 
+impl Executor {
+    /// The device as the planner sees it for a join of those tables now.
+    pub fn target_for(&self, join: &BoundJoin) -> Target {
+        let kept = [&join.left, &join.right].into_iter().flat_map(|table| self.runner.kept_rows(table)).collect();
+        Target { kept, ..self.target.clone() }
+    }
+}
+
 /// Runs joins.
 #[derive(Debug)]
 struct JoinRunner {
@@ -71,5 +86,10 @@ impl Runner for JoinRunner {
             Some(memory) => join::run(&task, &*self.device.for_job(memory.clone())?, &arena, sink, monitor),
             None => join::run(&task, &*self.device, &arena, sink, monitor),
         }
+    }
+
+    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        let table: Weak<Table> = Arc::downgrade(table);
+        self.device.kept_rows(&(table as Weak<dyn Any + Send + Sync>))
     }
 }

@@ -35,8 +35,9 @@ mod tests;
 mod transfer;
 mod work;
 
+use std::any::Any;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use arrow::buffer::Buffer;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -226,6 +227,10 @@ impl Device for CudaDevice {
         let settle = Box::new(move || gpu.settle());
         self.kept.get_or_init(|| Kept { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
         Ok(())
+    }
+
+    fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |kept| kept.cache.kept_rows(table))
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {

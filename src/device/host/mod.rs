@@ -47,7 +47,7 @@ mod transfer;
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use arrow::buffer::Buffer;
 use bytemuck::Pod;
@@ -299,6 +299,10 @@ impl Device for HostDevice {
             self.kept.get_or_init(|| ColumnCache::new(self.memory(), limit_bytes, Box::new(|| ())));
         }
         Ok(())
+    }
+
+    fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
+        self.kept.get().map_or_else(Vec::new, |cache| cache.kept_rows(table))
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {

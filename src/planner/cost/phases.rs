@@ -10,7 +10,7 @@ use super::super::inputs::{FixedColumn, Input};
 use super::super::{OutputSource, Rates, Side, Strategy};
 use super::memory::Chunks;
 use super::{Filter, Model};
-use crate::columns::Role;
+use crate::columns::{Role, fixed_width};
 use crate::device::host::FilterBytes;
 
 /// A phase as it is predicted.
@@ -178,14 +178,22 @@ impl Model<'_> {
         if is_packed {
             work += (source + packed) / self.rates.stream;
         }
+        let key_columns = if source > 0.0 { &self.join.keys[..] } else { &[] };
+        let copied = key_columns.iter().map(|key| {
+            let column = key.column(input.side);
+            let width = fixed_width(self.join.table(input.side).schema.field(column).data_type());
+            width.map_or(0.0, |width| width.bytes() as f64) * self.copied_rows(role, column, chunks)
+        });
+        let copy_in = self.copy_seconds(input, copied.sum());
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
-        let step = Step::new("pack keys", role, source + packed, work).copying_in(self.copy_seconds(input, source));
+        let step = Step::new("pack keys", role, source + packed, work).copying_in(copy_in);
         step.calling(calls * self.times(role, chunks))
     }
 
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
-        let mut bytes = input.rows * input.copied_row_bytes();
+        let columns = input.columns.iter().filter(|column| !column.raw_key);
+        let mut bytes = columns.map(|column| column.bytes * self.copied_rows(role, column.index, chunks)).sum();
         let copied = input.columns.iter().filter(|column| !column.raw_key).count() as f64;
         let mut calls = self.copy_calls(input, copied);
         let copy_in = self.copy_seconds(input, bytes);
@@ -198,6 +206,13 @@ impl Model<'_> {
             calls += input.columns.iter().filter(|column| column.carried).count() as f64;
         }
         Step::new("copy in", role, bytes, work).copying_in(copy_in).calling(calls * self.times(role, chunks))
+    }
+
+    /// Rows of a column that are copied, because the device has not kept them.
+    fn copied_rows(&self, role: Role, column: usize, chunks: Chunks) -> f64 {
+        let input = self.inputs.of(role);
+        let at_once = role == Role::Build || chunks.count <= 1.0;
+        input.rows * (1.0 - self.target.kept_share(self.join.table(input.side), column, at_once))
     }
 
     /// What lies in one piece is not copied by a device that reads host memory.

@@ -1,6 +1,11 @@
 //! Predicted seconds and bytes, what explains them, and the rates that they rest on.
 
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Weak;
+
 use super::*;
+use crate::device::ColumnRows;
 
 #[test]
 fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
@@ -122,6 +127,33 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
     }
     let hash = match_seconds(Strategy::Hash, 5) / match_seconds(Strategy::Hash, 1);
     assert!((0.99..1.3).contains(&hash), "a table that stays is passed over by none: {hash}");
+}
+
+#[test]
+fn what_a_device_has_kept_is_not_copied_again() {
+    let join = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
+    let seconds = |copy_in: f64, kept: &[ColumnRows]| {
+        let mut target = Target { kept: kept.to_vec(), ..two_pass(a100()) };
+        // Nor are there calls to copy it.
+        (target.rates.copy_in, target.rates.call_seconds) = (copy_in, 0.0);
+        plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap().seconds
+    };
+    let rows_of = |table: &Arc<Table>, column: usize, rows: Range<u64>| {
+        let table: Weak<Table> = Arc::downgrade(table);
+        ColumnRows { table: table as Weak<dyn Any + Send + Sync>, column, rows }
+    };
+    let whole = |table: &Arc<Table>| (0..2).map(|column| rows_of(table, column, 0..table.rows)).collect::<Vec<_>>();
+    let (left, both) = (whole(&join.left), [whole(&join.left), whole(&join.right)].concat());
+    let none = seconds(1e9, &[]);
+    assert!(seconds(1e9, &left) < none && seconds(1e9, &both) < seconds(1e9, &left));
+    assert_eq!(seconds(1e9, &both), seconds(f64::INFINITY, &[]));
+    // Halves are found again by nobody who asks for all rows at once.
+    let half = join.right.rows / 2;
+    let halves = [rows_of(&join.right, 0, 0..half), rows_of(&join.right, 0, half..join.right.rows)];
+    assert_eq!(seconds(1e9, &halves), none);
+    // Another table with the same rows is another table.
+    let other = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
+    assert_eq!(seconds(1e9, &whole(&other.left)), none);
 }
 
 #[test]

@@ -53,7 +53,6 @@ impl TableSpec {
             min: Some(Value::Integer(self.range.0)),
             max: Some(Value::Integer(self.range.1)),
             distinct: Some(self.distinct),
-            distinct_min: Some(self.distinct_min.unwrap_or(self.distinct)),
             ascending: self.ascending,
             heaviest_share: self.heaviest_share.unwrap_or(1.0 / self.distinct),
             heavy: self.heaviest_share.iter().map(|&share| HeavyValue { hash: 1, share, row: 0 }).collect(),
@@ -125,6 +124,7 @@ fn a100() -> Target {
         gather_bytes: usize::MAX,
         row_scratch_bytes: None,
         rates,
+        kept: Vec::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::Device;
-use crate::device::host::HostDevice;
+use crate::device::host::{EmulatedLink, HostDevice};
 use crate::planner::{Explanation, Strategy};
 
 fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
@@ -58,4 +58,29 @@ fn many_jobs_on_many_devices_all_complete_and_give_everything_back() {
     assert_eq!(catalog.arena().budget().used_bytes(), empty, "results that were released take memory");
     assert!(budgets.iter().all(|budget| budget.used_bytes() == 0));
     assert_eq!(scheduler.stats().completed_total, 120);
+}
+
+#[test]
+fn a_join_of_columns_that_a_device_has_kept_is_planned_without_their_copies() {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
+    for name in ["r", "s"] {
+        catalog.create(table(name)).unwrap();
+    }
+    let memory = Budget::new("memory of host:0", "--device-memory", 16 << 20);
+    let link = EmulatedLink { to_device_bytes_per_second: 1e9, from_device_bytes_per_second: 1e9 };
+    let device = HostDevice::new(0, 1, memory, Some(link)).unwrap();
+    device.keep_columns(1 << 20).unwrap();
+    let scheduler = Scheduler::new(catalog, vec![Arc::new(device)]);
+    let bytes = |explanation: Explanation, name: &str| {
+        let phase = explanation.phases.iter().find(|phase| phase.name == name);
+        phase.and_then(|phase| phase.predicted_bytes).unwrap_or(0)
+    };
+    let spec = JoinSpec { strategy: Some(Strategy::Hash), columns: Vec::new(), ..spec("r0") };
+    let first = scheduler.explain(spec.clone()).unwrap();
+    let job = scheduler.submit(spec.clone(), "").unwrap();
+    assert!(scheduler.wait_idle(PATIENCE));
+    assert_eq!(job.status().state, JobState::Complete);
+    let second = scheduler.explain(spec).unwrap();
+    assert!(bytes(first, "copy in") > 0);
+    assert_eq!(bytes(second, "copy in"), 0);
 }
