@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 import dovetail
 from dovetail._command import join_command
 from dovetail._connection import Connections
-from harness import Server
+from harness import Server, slow_devices
 
 TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
 
@@ -274,9 +275,11 @@ def test_what_is_shown_of_progress_has_rates_and_the_time_left() -> None:
     assert just_begun.summary == "running, 0 rows" and just_begun.seconds_left is None
 
 
-def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: dovetail.Client) -> None:
+def test_a_job_that_waits_says_for_what_and_until_when(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s", "4MB/s"), host_memory="1GiB")
+    client = server.connect()
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
-    # Both devices are taken by joins that nobody reads.
+    # Both devices are taken by joins of 400 million rows.
     running = [client.join("a", "a", on="k", retain_seconds=0) for _ in range(2)]
     server.wait_for(lambda: all(result.status().state == "running" for result in running), "both joins to run")
     first, second = (client.join("a", "a", on="k", retain_seconds=0) for _ in range(2))
@@ -284,8 +287,7 @@ def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: d
     assert [status.state for status in statuses] == ["queued", "queued"]
     assert [status.queue_position for status in statuses] == [0, 1]
     for status in statuses:
-        # A device, or the memory that the joins which run have filled meanwhile.
-        assert "host" in str(status.waiting_for)
+        assert "host:" in str(status.waiting_for)
         assert status.predicted_start is not None and status.start_in is not None
         assert f", waits for {status.waiting_for}, starts " in status.summary
     assert [status.summary.split(", ")[0] for status in statuses] == ["next in the queue", "queued behind 1"]
@@ -295,6 +297,7 @@ def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: d
     for result in (first, second, *running):
         result.cancel()
     assert first.status().waiting_for is None
+    client.close()
 
 
 def test_the_server_tells_about_itself(client: dovetail.Client) -> None:
