@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::RecordBatch;
 use parking_lot::RwLock;
@@ -21,6 +22,7 @@ pub struct Catalog {
     tables_max: Option<usize>,
     ledger: Ledger,
     names: Arc<RwLock<Names>>,
+    samples: Arc<AtomicU64>,
 }
 
 /// What names stand for. One lock over both maps: whether a name is free is a question to both.
@@ -45,12 +47,24 @@ impl Catalog {
 
     /// As [`Catalog::new`], with a limit to what each tenant may hold.
     pub fn with_limits(arena: Arena, limits: TenantLimits) -> Self {
-        Self { arena, tables_max: limits.tables, ledger: Ledger::new(limits), names: Arc::default() }
+        Self {
+            arena,
+            tables_max: limits.tables,
+            ledger: Ledger::new(limits),
+            names: Arc::default(),
+            samples: Arc::default(),
+        }
     }
 
     /// Where the tables' buffers live.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Another seed for each stream of rows, since the samples of several may be put together. The same streams in the same
+    /// order have the same seeds, and so the same statistics.
+    pub(super) fn sample_seed(&self) -> u64 {
+        self.samples.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The table of that name.

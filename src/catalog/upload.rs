@@ -286,12 +286,13 @@ pub(super) struct Rows {
 impl Rows {
     pub(super) fn new(target: &Target) -> Self {
         let fields = target.schema.fields();
+        let seed = target.catalog.sample_seed();
         Self {
             schema: target.schema.clone(),
             adopter: Adopter::new(target.catalog.arena().clone()),
             meter: Meter::default(),
             batches: Vec::new(),
-            collectors: fields.iter().map(|field| StatisticsCollector::new(field.data_type())).collect(),
+            collectors: fields.iter().map(|field| StatisticsCollector::seeded(field.data_type(), seed)).collect(),
             rows: 0,
             bytes: 0,
             charge: target.catalog.charge(&target.editor.tenant),

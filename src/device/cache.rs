@@ -140,11 +140,12 @@ impl ColumnCache {
         copy: impl Fn(Option<&Budget>) -> Result<DeviceBuffer>,
         stays: impl FnOnce(&DeviceBuffer),
     ) -> Result<DeviceBuffer> {
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
         if let Some((buffer, ready)) = self.find(rows) {
             device.wait_event(&ready, stream)?;
+            stream.spared.add_kept(bytes);
             return Ok(buffer);
         }
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
         let Some(room) = self.room(bytes).filter(|_| bytes > 0) else { return copy(None) };
         // Charged to the device and not to the job, because it stays.
         let buffer = match copy(Some(&self.memory)) {

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::buffer::Buffer;
 
@@ -447,6 +448,32 @@ pub struct Stream {
     pub handle: Arc<dyn DeviceHandle>,
     /// Raised when the job should stop.
     pub cancel: CancelFlag,
+    /// What copies on this stream were asked for, and did not have to move.
+    pub spared: Arc<SparedBytes>,
+}
+
+/// Bytes that copies to a device did not have to move.
+#[derive(Debug, Default)]
+pub struct SparedBytes {
+    kept: AtomicU64,
+    in_place: AtomicU64,
+}
+
+impl SparedBytes {
+    /// Says that the device had kept so many bytes of what was asked for.
+    pub(super) fn add_kept(&self, bytes: u64) {
+        self.kept.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Says that the device reads so many bytes where they lie.
+    pub(super) fn add_in_place(&self, bytes: u64) {
+        self.in_place.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that the device had kept, and those that it reads where they lie, so far.
+    pub fn so_far(&self) -> (u64, u64) {
+        (self.kept.load(Ordering::Relaxed), self.in_place.load(Ordering::Relaxed))
+    }
 }
 
 /// A mark in a stream.

@@ -88,8 +88,7 @@ pub(super) fn arrange(
         keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
     }
     let mut originals = BTreeMap::new();
-    let copy_bytes = (row_count * input.device_row_bytes()) as u64;
-    monitor.phase("copy in", copy_bytes, || {
+    monitor.counted_phase("copy in", |moved| {
         for &column in &input.output_columns {
             // A raw key column is gathered from the keys themselves.
             if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
@@ -99,7 +98,16 @@ pub(super) fn arrange(
             let original = match is_key {
                 // It was copied in to be the key, and packing left no row out.
                 true => packed.keys.as_column(),
-                false => rows.copy_in(column, device, shop.copies)?,
+                false => {
+                    let (kept_before, in_place_before) = shop.copies.spared.so_far();
+                    let copied = rows.copy_in(column, device, shop.copies)?;
+                    let (kept_after, in_place_after) = shop.copies.spared.so_far();
+                    let (kept, in_place) = (kept_after - kept_before, in_place_after - in_place_before);
+                    moved.bytes += ((row_count * copied.width.bytes()) as u64).saturating_sub(kept + in_place);
+                    moved.kept_bytes += kept;
+                    moved.in_place_bytes += in_place;
+                    copied
+                }
             };
             originals.insert(column, original);
         }

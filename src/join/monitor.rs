@@ -17,6 +17,21 @@ pub struct PhaseRecord {
     pub seconds: f64,
     /// Bytes that had to be read and written.
     pub bytes: u64,
+    /// Bytes that were asked for and did not have to be copied, because the device had kept them.
+    pub kept_bytes: u64,
+    /// Bytes that did not have to be copied, because the device reads them where they lie.
+    pub in_place_bytes: u64,
+}
+
+/// What a piece of a phase has moved, where that is known only when it is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// Of [`PhaseRecord::bytes`].
+    pub(super) bytes: u64,
+    /// Of [`PhaseRecord::kept_bytes`].
+    pub(super) kept_bytes: u64,
+    /// Of [`PhaseRecord::in_place_bytes`].
+    pub(super) in_place_bytes: u64,
 }
 
 /// Between a join and whoever watches it: progress and phases come out, the wish to stop goes in.
@@ -63,17 +78,32 @@ impl Monitor {
     /// # Errors
     /// [`Cancelled`](crate::Error::Cancelled), and what `work` returns.
     pub fn phase<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.counted_phase(name, |moved| {
+            moved.bytes = bytes;
+            work()
+        })
+    }
+
+    /// As [`phase`](Self::phase), for work that finds out by itself what it moves.
+    ///
+    /// # Errors
+    /// As [`phase`](Self::phase).
+    pub(super) fn counted_phase<T>(&self, name: &'static str, work: impl FnOnce(&mut Moved) -> Result<T>) -> Result<T> {
         self.cancel.check()?;
         let start = Instant::now();
-        let outcome = work();
+        let mut moved = Moved::default();
+        let outcome = work(&mut moved);
         let seconds = start.elapsed().as_secs_f64();
+        let Moved { bytes, kept_bytes, in_place_bytes } = moved;
         let mut phases = self.phases.lock();
         match phases.iter_mut().find(|phase| phase.name == name) {
             Some(phase) => {
                 phase.seconds += seconds;
                 phase.bytes += bytes;
+                phase.kept_bytes += kept_bytes;
+                phase.in_place_bytes += in_place_bytes;
             }
-            None => phases.push(PhaseRecord { name, seconds, bytes }),
+            None => phases.push(PhaseRecord { name, seconds, bytes, kept_bytes, in_place_bytes }),
         }
         outcome
     }

@@ -288,6 +288,34 @@ fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_
     }
 }
 
+/// Columns that had stayed on the device were said to be copied, in no time.
+#[test]
+fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
+    const ROWS: i32 = 4000;
+    let left = batch(vec![("k", numbers(0..ROWS)), ("a", numbers(0..ROWS))]);
+    let right = batch(vec![("k", numbers((0..ROWS).rev())), ("b", numbers(0..ROWS))]);
+    let mut bench = Bench::new(64 << 20, left, right);
+    let copied = |bench: &Bench| {
+        let monitor = Monitor::default();
+        let task = bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left).task().unwrap();
+        run(&task, &bench.device, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
+        let phases = monitor.phases();
+        let phase = phases.iter().find(|phase| phase.name == "copy in").unwrap();
+        (phase.bytes, phase.kept_bytes, phase.in_place_bytes)
+    };
+    // The columns a and b; the keys are copied to be packed.
+    let bytes = 2 * 4 * ROWS as u64;
+    assert_eq!(copied(&bench), (0, 0, bytes), "a host device without a link reads what lies in one piece");
+
+    let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
+    let budget = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
+    bench.device = HostDevice::new(0, 2, budget, Some(link)).unwrap();
+    assert_eq!(copied(&bench), (bytes, 0, 0));
+    bench.device.keep_columns(16 << 20).unwrap();
+    assert_eq!(copied(&bench), (bytes, 0, 0), "nothing was kept before");
+    assert_eq!(copied(&bench), (0, bytes, 0));
+}
+
 /// Keys that look distinct and are not make a build side be grouped while a chunk of the probe side is there. A large probe side
 /// once left no room for that.
 ///

@@ -8,6 +8,7 @@ use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::Inputs;
 use super::{Carried, Plan, Rates, Side, Strategy};
 use crate::human;
+use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 
 /// Everything that can be said about a plan. Its JSON form is what the action `explain` answers; its text form is what the
@@ -117,6 +118,10 @@ pub struct ExplainedPhase {
     pub measured_bytes: Option<u64>,
     /// Those bytes per second.
     pub measured_bytes_per_second: Option<f64>,
+    /// Bytes that did not have to be copied, because the device had kept them from an earlier join. `None`: it has not run.
+    pub kept_bytes: Option<u64>,
+    /// Bytes that did not have to be copied, because the device reads them where they lie. `None`: it has not run.
+    pub in_place_bytes: Option<u64>,
     /// What the bytes cross: `device memory`, or the way between host and device.
     pub boundary: &'static str,
     /// The measured rate of that boundary, in bytes per second: no phase can be faster.
@@ -139,8 +144,8 @@ pub struct ExplainedAlternative {
 /// What a job that ran, or runs, has shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Name, seconds and bytes of each phase so far.
-    pub phases: Vec<(String, f64, u64)>,
+    /// Each phase so far.
+    pub phases: Vec<PhaseRecord>,
     /// Seconds on the device so far.
     pub seconds: f64,
     /// Rows of the result so far.
@@ -207,25 +212,27 @@ impl Explanation {
 
 /// Predicted phases in order, each with its measurement, then those that ran unexpectedly.
 fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Rates) -> Vec<ExplainedPhase> {
-    let measured: &[(String, f64, u64)] = measured.map_or(&[], |measured| &measured.phases);
+    let measured: &[PhaseRecord] = measured.map_or(&[], |measured| &measured.phases);
     let explained = |name: &str, predicted: Option<&PredictedPhase>| {
-        let found = measured.iter().find(|(measured, ..)| measured == name);
-        let rate = found.filter(|(_, seconds, bytes)| *seconds > 0.0 && *bytes > 0);
+        let found = measured.iter().find(|measured| measured.name == name);
+        let rate = found.filter(|phase| phase.seconds > 0.0 && phase.bytes > 0);
         let (boundary, boundary_bytes_per_second) = boundary(name, rates);
         ExplainedPhase {
             name: name.into(),
             predicted_seconds: predicted.map(|phase| phase.seconds),
             predicted_bytes: predicted.map(|phase| phase.bytes),
-            measured_seconds: found.map(|(_, seconds, _)| *seconds),
-            measured_bytes: found.map(|(.., bytes)| *bytes),
-            measured_bytes_per_second: rate.map(|(_, seconds, bytes)| *bytes as f64 / seconds),
+            measured_seconds: found.map(|phase| phase.seconds),
+            measured_bytes: found.map(|phase| phase.bytes),
+            measured_bytes_per_second: rate.map(|phase| phase.bytes as f64 / phase.seconds),
+            kept_bytes: found.map(|phase| phase.kept_bytes),
+            in_place_bytes: found.map(|phase| phase.in_place_bytes),
             boundary,
             boundary_bytes_per_second,
         }
     };
     let expected = predicted.iter().map(|phase| explained(phase.name, Some(phase)));
     let is_expected = |name: &str| predicted.iter().any(|phase| phase.name == name);
-    let unexpected = measured.iter().filter(|(name, ..)| !is_expected(name)).map(|(name, ..)| explained(name, None));
+    let unexpected = measured.iter().filter(|phase| !is_expected(phase.name)).map(|phase| explained(phase.name, None));
     expected.chain(unexpected).collect()
 }
 
@@ -363,9 +370,16 @@ impl fmt::Display for Explanation {
                 None => "-".into(),
             };
             let rate = |bytes_per_second: f64| format!("{}/s", human_bytes(bytes_per_second as u64));
-            let achieved = phase.measured_bytes_per_second.map_or("-".into(), |achieved| {
+            let achieved = phase.measured_bytes_per_second.map(|achieved| {
                 format!("{} of {} ({})", rate(achieved), rate(phase.boundary_bytes_per_second), phase.boundary)
             });
+            let spared = |bytes: Option<u64>, how: &str| {
+                bytes.filter(|&bytes| bytes > 0).map(|bytes| format!("{} {how}", human_bytes(bytes)))
+            };
+            let kept = spared(phase.kept_bytes, "kept on the device");
+            let in_place = spared(phase.in_place_bytes, "read where they lie");
+            let told: Vec<String> = [achieved, kept, in_place].into_iter().flatten().collect();
+            let achieved = if told.is_empty() { "-".into() } else { told.join("; ") };
             writeln!(
                 f,
                 "{:17} {:>21}  {:>21}  {achieved}",

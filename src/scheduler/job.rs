@@ -210,10 +210,9 @@ impl Job {
             (life.planned.clone(), name, life.device_reason.clone())
         };
         let measured = status.started.map(|started| {
-            let phases = status.phases.iter().map(|phase| (phase.name.to_string(), phase.seconds, phase.bytes));
             let end = status.finished.unwrap_or_else(SystemTime::now);
             let seconds = end.duration_since(started).unwrap_or_default().as_secs_f64();
-            Measured { phases: phases.collect(), seconds, rows: status.rows }
+            Measured { phases: status.phases, seconds, rows: status.rows }
         });
         Explanation::new(&plan, &device, reason, measured.as_ref())
     }

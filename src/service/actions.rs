@@ -1,7 +1,7 @@
 //! Actions: what has no RPC of its own.
 //!
-//! Bodies are JSON objects, both ways; unknown fields are refused. The standard Flight actions carry their protobuf
-//! messages.
+//! Bodies are JSON objects, both ways; unknown fields are refused. `proto/dovetail.proto` describes the answers that have
+//! more than a few fields. The standard Flight actions carry their protobuf messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

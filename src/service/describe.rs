@@ -1,4 +1,7 @@
 //! Tables, jobs, devices and the server as JSON: the one form that actions, listings and `app_metadata` share.
+//!
+//! It is the JSON form of the messages in `proto/dovetail.proto` (`tests/service/answers.rs` compares them), and not made by what
+//! is generated of these: that writes 64-bit integers as strings, and leaves out what is empty or zero.
 
 use std::time::{Duration, SystemTime};
 
@@ -42,7 +45,15 @@ pub fn job(job: &Job) -> Value {
         }
         _ => None,
     };
-    let phase = |phase: &PhaseRecord| json!({"name": phase.name, "seconds": phase.seconds, "bytes": phase.bytes});
+    let phase = |phase: &PhaseRecord| {
+        json!({
+            "name": phase.name,
+            "seconds": phase.seconds,
+            "bytes": phase.bytes,
+            "kept_bytes": phase.kept_bytes,
+            "in_place_bytes": phase.in_place_bytes,
+        })
+    };
     let times = JobTimes::of(job.submitted, &status);
     json!({
         "job": job.id.0,

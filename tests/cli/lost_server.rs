@@ -100,7 +100,13 @@ fn what_takes_connections_and_never_answers_is_given_up() {
 
 #[test]
 fn a_job_that_waits_is_shown_with_what_it_waits_for() {
-    let server = Server::start(&["--devices", "host:1"]);
+    // A device that moves so little that the first join is far from its end, and from filling the memory, all the while.
+    let folder = tempfile::tempdir().unwrap();
+    let topology = folder.path().join("slow.toml");
+    let devices = "[[device]]\nname = \"host:0\"\nthreads = 1\n";
+    let links = "[[link]]\nbetween = [\"cpu0\", \"host:0\"]\nrate = \"4MB/s\"\n";
+    fs::write(&topology, format!("name = \"slow\"\n[[socket]]\nname = \"cpu0\"\n{devices}{links}")).unwrap();
+    let server = Server::start(&["--topology", topology.to_str().unwrap()]);
     put_many(&server);
     fs::write(server.path().join("few.csv"), "k\n1\n2\n3\n").unwrap();
     server.ok(&["put", "few.csv"]);
@@ -112,9 +118,8 @@ fn a_job_that_waits_is_shown_with_what_it_waits_for() {
     let shown = server.ok(&["jobs"]);
     let lines: Vec<&str> = shown.lines().collect();
     assert!(lines[0].contains("behind") && lines[0].ends_with("starts in  waiting for"), "{shown}");
-    // The device, or the memory that the running join has filled meanwhile.
     let awaited = &lines[2][lines[0].find("waiting for").unwrap()..];
-    assert!(lines[2].contains("queued") && awaited.contains("host"), "{shown}");
+    assert!(lines[2].contains("queued") && awaited.contains("host:0"), "{shown}");
     let one = server.ok(&["jobs", &server.json(&["jobs"])[1]["job"].to_string()]);
     assert!(one.contains("waiting for") && one.contains("queue position") && one.contains("predicted start"), "{one}");
     for child in [&mut running, &mut waiting] {

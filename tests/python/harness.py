@@ -39,6 +39,22 @@ def binary() -> Path:
     return path
 
 
+def slow_devices(folder: Path, *rates: str) -> Path:
+    """A topology file of a device for each of these rates, such as ``"4MB/s"``, that its link to host memory has.
+
+    A join on such a device takes as long as its input and its result are large, on any machine. One of many rows that
+    nobody reads holds its device for minutes; over a fast link it would soon have filled the memory, and would have to
+    give way to others within seconds.
+    """
+    text = 'name = "slow"\n[[socket]]\nname = "cpu0"\n'
+    for index, rate in enumerate(rates):
+        text += f'[[device]]\nname = "host:{index}"\nthreads = 1\n'
+        text += f'[[link]]\nbetween = ["cpu0", "host:{index}"]\nrate = "{rate}"\n'
+    file = folder / "slow.toml"
+    file.write_text(text)
+    return file
+
+
 class Server:
     """A server process on free ports.
 
@@ -74,8 +90,8 @@ class Server:
         self.admin = f"http://{addresses['admin']}" if addresses.get("admin") else None
 
     def connect(self, **options: object) -> dovetail.Client:
-        """A client of it."""
-        return dovetail.connect(self.uri, **options)
+        """A client of it. A busy machine may take longer to answer than a person would wait."""
+        return dovetail.connect(self.uri, **{"timeout": WAIT_SECONDS, **options})
 
     def log(self) -> str:
         """What it has written so far."""

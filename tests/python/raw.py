@@ -69,7 +69,12 @@ class Raw:
     """A plain gRPC channel to a server."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            # A connection of its own: channels to one address share one otherwise.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
         self._channel = grpc.insecure_channel(address, options=options)
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ import pytest
 import dovetail
 from dovetail._command import join_command
 from dovetail._connection import Connections
-from harness import Server
+from harness import Server, slow_devices
 
 TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
 
@@ -72,11 +74,183 @@ def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dove
             client.put("t", data)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         client.put("t", "nowhere.parquet")
-    with pytest.raises(ValueError, match="streams"):
-        client.put("t", TABLE, streams=0)
     with pytest.raises(ValueError, match="streams=1"):
         client.put("t", TABLE, sorted_by="k", streams=2)
     assert len(client.tables()) == 0
+
+
+WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Exception], str]] = {
+    "name": (lambda client: client.put(5, TABLE), TypeError, "name is 5 (int); it takes the name of a table, as a str"),
+    "mode": (lambda client: client.put("t", TABLE, mode=1), TypeError, "mode is 1 (int); it takes"),
+    "streams": (
+        lambda client: client.put("t", TABLE, streams="4"),
+        TypeError,
+        "streams is '4' (str); it takes a whole number of at least 1",
+    ),
+    "no streams": (
+        lambda client: client.put("t", TABLE, streams=0),
+        ValueError,
+        "streams is 0; it takes a whole number of at least 1",
+    ),
+    "true streams": (lambda client: client.put("t", TABLE, streams=True), TypeError, "streams is True (bool)"),
+    "sorted_by": (
+        lambda client: client.put("t", TABLE, sorted_by=1),
+        TypeError,
+        "sorted_by is 1 (int); it takes a name",
+    ),
+    "sorted_by of numbers": (
+        lambda client: client.put("t", TABLE, sorted_by=[1]),
+        TypeError,
+        "sorted_by holds 1 (int)",
+    ),
+    "unique": (
+        lambda client: client.put("t", TABLE, unique=3),
+        TypeError,
+        "unique is 3 (int); it takes a name, or a list",
+    ),
+    "unique of numbers": (lambda client: client.put("t", TABLE, unique=["k", 3]), TypeError, "unique is 3 (int)"),
+    "progress": (
+        lambda client: client.put("t", TABLE, progress="bar"),
+        TypeError,
+        "progress is 'bar' (str); it takes True",
+    ),
+    "get": (lambda client: client.get(None), TypeError, "name is None; it takes the name of a table"),
+    "get progress": (lambda client: client.get("t", progress=1), TypeError, "progress is 1 (int)"),
+    "reader": (lambda client: client.reader(b"t"), TypeError, "name is b't' (bytes)"),
+    "schema": (lambda client: client.schema(1.5), TypeError, "name is 1.5 (float)"),
+    "drop": (lambda client: client.drop(["t"]), TypeError, "name is ['t'] (list)"),
+    "left": (lambda client: client.join(1, "t", on="k"), TypeError, "left is 1 (int); it takes the name of a table"),
+    "right": (lambda client: client.join("t", TABLE, on="k"), TypeError, "right is "),
+    "on": (lambda client: client.join("t", "t", on=5), TypeError, "on is 5 (int); it takes the name of a column"),
+    "On": (lambda client: client.join("t", "t", on=dovetail.On(5)), TypeError, "On.left is 5 (int)"),
+    "how": (lambda client: client.join("t", "t", on="k", how=None), TypeError, "how is None; it takes a kind of join"),
+    "columns": (
+        lambda client: client.join("t", "t", on="k", columns="k"),
+        TypeError,
+        "columns is 'k' (str); it takes a list",
+    ),
+    "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
+    "nulls_equal": (
+        lambda client: client.join("t", "t", on="k", nulls_equal="no"),
+        TypeError,
+        "nulls_equal is 'no' (str)",
+    ),
+    "into": (lambda client: client.join("t", "t", on="k", into=1), TypeError, "into is 1 (int)"),
+    "devices": (
+        lambda client: client.join("t", "t", on="k", devices=1.5),
+        TypeError,
+        "devices is 1.5 (float); it takes a number",
+    ),
+    "no devices": (
+        lambda client: client.join("t", "t", on="k", devices=0),
+        ValueError,
+        "devices is 0; it takes a number",
+    ),
+    "priority": (
+        lambda client: client.join("t", "t", on="k", priority=1.5),
+        TypeError,
+        "priority is 1.5 (float); it takes a whole number",
+    ),
+    "retain_seconds": (
+        lambda client: client.join("t", "t", on="k", retain_seconds=0.5),
+        TypeError,
+        "retain_seconds is 0.5",
+    ),
+    "batch_rows": (lambda client: client.join("t", "t", on="k", batch_rows="9"), TypeError, "batch_rows is '9' (str)"),
+    "join progress": (
+        lambda client: client.join("t", "t", on="k", progress="bar"),
+        TypeError,
+        "progress is 'bar' (str)",
+    ),
+    "submit": (lambda client: client.submit("t", "t", "k", device=1), TypeError, "submit() has no argument 'device'"),
+    "explain": (
+        lambda client: client.explain("t", "t", "k", retain=1),
+        TypeError,
+        "explain() has no argument 'retain'",
+    ),
+    "command": (
+        lambda client: client.command("join"),
+        TypeError,
+        "command is 'join' (str); it takes a mapping such as",
+    ),
+    "command of an object": (lambda client: client.command({"join": object()}), TypeError, "cannot be sent as JSON"),
+    "job": (lambda client: client.job("7"), TypeError, "identity is '7' (str); it takes a whole number"),
+    "wait": (
+        lambda client: dovetail.Job(client._connections, 7).wait("1"),
+        TypeError,
+        "timeout is '1' (str); it takes",
+    ),
+    "uri": (lambda client: dovetail.connect(8815), TypeError, "uri is 8815 (int); it takes the address of a server"),
+    "token": (lambda client: dovetail.connect(client.uri, token=b"t"), TypeError, "token is b't' (bytes)"),
+    "timeout": (
+        lambda client: dovetail.connect(client.uri, timeout=0),
+        ValueError,
+        "timeout is 0; it takes a number of seconds",
+    ),
+    "call_timeout": (
+        lambda client: dovetail.connect(client.uri, call_timeout="9"),
+        TypeError,
+        "call_timeout is '9' (str)",
+    ),
+    "cert": (lambda client: dovetail.connect(client.uri, cert="c.pem"), ValueError, "cert is given, and key is not"),
+    "certs": (
+        lambda client: dovetail.connect(client.uri, tls_root_certs="nowhere.pem"),
+        FileNotFoundError,
+        "tls_root_certs cannot be read",
+    ),
+    "certs of a number": (
+        lambda client: dovetail.connect(client.uri, tls_root_certs=1),
+        TypeError,
+        "tls_root_certs is 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_named_with_what_it_was_and_what_it_takes(client: dovetail.Client, case: str) -> None:
+    call, kind, words = WRONG_ARGUMENTS[case]
+    with pytest.raises(kind) as caught:
+        call(client)
+    assert type(caught.value) is kind and words in str(caught.value), str(caught.value)
+    # Before anything was sent.
+    assert len(client.tables()) == 0 and len(client.jobs()) == 0
+
+
+def test_arguments_may_be_of_numpy_and_in_any_sequence(client: dovetail.Client) -> None:
+    client.put("t", TABLE, streams=np.int64(2), unique=(("k",),))
+    options = {"priority": np.int32(1), "retain_seconds": np.int64(60), "nulls_equal": np.True_, "devices": "host:1"}
+    with client.join("t", "t", on=("k",), columns=np.array(["k"]).tolist(), **options) as result:
+        assert result.wait().status().raw["device"] == "host:1"
+        assert result.table().num_rows == 4
+
+
+def test_a_call_that_reaches_its_limit_says_which_and_what_to_do(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield TABLE.to_batches()[0]
+        time.sleep(3)
+        yield TABLE.to_batches()[0]
+
+    with server.connect() as patient, server.connect(call_timeout=2) as client:
+        patient.put("many", {"k": np.zeros(20_000, np.int64)})
+        # The only device is taken for minutes.
+        running = patient.join("many", "many", on="k", retain_seconds=0)
+        server.wait_for(lambda: running.status().state == "running", "the join to run")
+        one, other = (client.submit("many", "many", on="k", how="left_semi") for _ in range(2))
+        for call, what in (
+            (lambda: one.result().table(), f"fetching the result of job {one.id}"),
+            (lambda: other.result().reader().read_all(), f"fetching the result of job {other.id}"),
+            (lambda: client.put("slow", batches()), "uploading table 'slow'"),
+        ):
+            with pytest.raises(dovetail.DeadlineExceeded) as caught:
+                call()
+            assert str(caught.value).startswith(
+                f"{what} was not done within 2 s, the limit of each call of this client"
+            )
+            assert "connect(call_timeout=...)" in str(caught.value)
+        for job in (one, other, running):
+            job.cancel()
 
 
 def test_modes_do_what_they_say(client: dovetail.Client) -> None:
@@ -134,8 +308,6 @@ def test_on_takes_names_pairs_and_mappings(client: dovetail.Client) -> None:
     for wrong in ([("x",)], [1], [("x", 1)]):
         with pytest.raises(TypeError, match="on"):
             client.join("a", "b", on=wrong)
-    with pytest.raises(TypeError, match="columns"):
-        client.join("a", "b", on="x", columns="x")
 
 
 def test_a_result_is_a_table_a_stream_a_frame(client: dovetail.Client) -> None:
@@ -274,9 +446,11 @@ def test_what_is_shown_of_progress_has_rates_and_the_time_left() -> None:
     assert just_begun.summary == "running, 0 rows" and just_begun.seconds_left is None
 
 
-def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: dovetail.Client) -> None:
+def test_a_job_that_waits_says_for_what_and_until_when(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s", "4MB/s"), host_memory="1GiB")
+    client = server.connect()
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
-    # Both devices are taken by joins that nobody reads.
+    # Both devices are taken by joins of 400 million rows.
     running = [client.join("a", "a", on="k", retain_seconds=0) for _ in range(2)]
     server.wait_for(lambda: all(result.status().state == "running" for result in running), "both joins to run")
     first, second = (client.join("a", "a", on="k", retain_seconds=0) for _ in range(2))
@@ -284,8 +458,7 @@ def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: d
     assert [status.state for status in statuses] == ["queued", "queued"]
     assert [status.queue_position for status in statuses] == [0, 1]
     for status in statuses:
-        # A device, or the memory that the joins which run have filled meanwhile.
-        assert "host" in str(status.waiting_for)
+        assert "host:" in str(status.waiting_for)
         assert status.predicted_start is not None and status.start_in is not None
         assert f", waits for {status.waiting_for}, starts " in status.summary
     assert [status.summary.split(", ")[0] for status in statuses] == ["next in the queue", "queued behind 1"]
@@ -295,6 +468,7 @@ def test_a_job_that_waits_says_for_what_and_until_when(server: Server, client: d
     for result in (first, second, *running):
         result.cancel()
     assert first.status().waiting_for is None
+    client.close()
 
 
 def test_the_server_tells_about_itself(client: dovetail.Client) -> None:

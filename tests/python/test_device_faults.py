@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import dovetail
-from harness import Server
+from harness import Server, slow_devices
 
 KIND = "cuda" if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda" else "host"
 
@@ -23,25 +23,6 @@ KIND = "cuda" if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda" else "host"
 LOSS = {"cuda": "illegal-access", "host": "lost"}[KIND]
 
 ROWS = 300_000
-
-# Two devices that move 40 MB per second, so that a join of ROWS takes half a second on any machine.
-SLOW = """
-name = "two slow devices"
-[[socket]]
-name = "cpu0"
-[[device]]
-name = "host:0"
-threads = 1
-[[link]]
-between = ["cpu0", "host:0"]
-rate = "40MB/s"
-[[device]]
-name = "host:1"
-threads = 1
-[[link]]
-between = ["cpu0", "host:1"]
-rate = "40MB/s"
-"""
 
 
 @pytest.fixture
@@ -141,8 +122,8 @@ def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callab
 def test_a_lost_device_takes_only_its_own_jobs_along(
     start: Callable[..., Server], trigger: Path, tmp_path: Path
 ) -> None:
-    topology = tmp_path / "slow.toml"
-    topology.write_text(SLOW)
+    # A join of ROWS moves 17 MB: some seconds on the device that will fail, and half a second on the other.
+    topology = slow_devices(tmp_path, "3MB/s", "40MB/s")
     server = start(topology=topology, host_memory="1GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
         upload(client)
@@ -170,3 +151,6 @@ def test_a_lost_device_takes_only_its_own_jobs_along(
             join(client)
         assert not server.is_ready()
         assert client.get("r").num_rows == ROWS
+        # Else the server would wait for somebody to read what became of them before it ends.
+        doomed.cancel()
+        stranded.cancel()

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import dovetail
-from harness import ROOT, Server, binary
+from harness import ROOT, Server, binary, slow_devices
 
 Start = Callable[..., Server]
 
@@ -48,13 +49,15 @@ def is_free(server: Server, used: int = 0) -> None:
 
 
 UPLOAD_FOR_EVER = """
-import sys, numpy, pyarrow as pa, dovetail
+import sys, time, numpy, pyarrow as pa, dovetail
 uri, streams, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 batch = pa.record_batch({"k": numpy.arange(size)})
+shown = []
 def batches():
     while True:
         yield batch
-shown = []
+        # Slowly, once the test looks: it may take its time, and the server's memory must not be full by then.
+        time.sleep(0.02 if shown else 0.001)
 def progress(state):
     if state.rows > 20 * size and not shown:
         shown.append(print("under way", flush=True))
@@ -64,7 +67,6 @@ dovetail.connect(uri).put("half", batches(), streams=streams, progress=progress)
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_client_killed_in_mid_upload_leaves_nothing(start: Start, streams: int) -> None:
-    # Batches of eight kilobytes, so that the server has room for what comes until the client is dead.
     server = start(devices="host:1", host_memory="1GiB", upload_idle_seconds=5)
     with server.connect() as client:
         with program(UPLOAD_FOR_EVER, server.uri, str(streams), "1000") as uploader:
@@ -101,8 +103,13 @@ def many(client: dovetail.Client, rows: int) -> None:
     client.put("many", pa.table({"k": np.zeros(rows, np.int64), "v": np.arange(rows)}))
 
 
-def test_a_client_killed_in_mid_fetch_frees_what_it_held(start: Start) -> None:
-    server = start(devices="host:1", host_memory="1GiB")
+def held(folder: Path) -> dict[str, object]:
+    """Settings of a server whose only device is taken for minutes by a join of hundreds of millions of rows."""
+    return {"topology": slow_devices(folder, "4MB/s"), "host_memory": "1GiB"}
+
+
+def test_a_client_killed_in_mid_fetch_frees_what_it_held(start: Start, tmp_path: Path) -> None:
+    server = start(**held(tmp_path))
     with server.connect() as client:
         many(client, 20_000)
         used = server.arena_used()
@@ -112,6 +119,7 @@ def test_a_client_killed_in_mid_fetch_frees_what_it_held(start: Start) -> None:
             reader.send_signal(signal.SIGKILL)
         # 400 million rows that nobody will read: the job ends with its reader.
         server.wait_for(lambda: client.job(job).status().done, "the job to end")
+        assert client.job(job).status().state == "cancelled"
         is_free(server, used)
 
 
@@ -222,8 +230,8 @@ def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, see
     is_free(server)
 
 
-def test_a_job_is_cancelled_soon_in_every_state(start: Start) -> None:
-    server = start(devices="host:1", host_memory="1GiB")
+def test_a_job_is_cancelled_soon_in_every_state(start: Start, tmp_path: Path) -> None:
+    server = start(**held(tmp_path))
     with server.connect() as client:
         many(client, 20_000)
         used = server.arena_used()
@@ -264,8 +272,8 @@ def test_sigterm_lets_what_runs_finish_and_refuses_what_is_new(start: Start) -> 
     server.stop()
 
 
-def test_a_second_sigterm_ends_the_server_at_once(start: Start) -> None:
-    server = start(devices="host:1", host_memory="1GiB", drain_seconds=600)
+def test_a_second_sigterm_ends_the_server_at_once(start: Start, tmp_path: Path) -> None:
+    server = start(**held(tmp_path), drain_seconds=600)
     client = server.connect()
     many(client, 20_000)
     reader = client.join("many", "many", on="k", retain_seconds=0).reader()
@@ -283,8 +291,8 @@ def test_a_second_sigterm_ends_the_server_at_once(start: Start) -> None:
     client.close()
 
 
-def test_a_drain_that_takes_too_long_is_ended(start: Start) -> None:
-    server = start(devices="host:1", host_memory="1GiB", drain_seconds=1)
+def test_a_drain_that_takes_too_long_is_ended(start: Start, tmp_path: Path) -> None:
+    server = start(**held(tmp_path), drain_seconds=1)
     client = server.connect()
     many(client, 20_000)
     reader = client.join("many", "many", on="k", retain_seconds=0).reader()

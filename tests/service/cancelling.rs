@@ -86,7 +86,9 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
         }
         println!("{strategy}: {run:?}; cancelled and free within {times:?}");
         let best = times.iter().min().expect("one of the joins ran when it was cancelled");
-        assert!(*best <= SOON, "{strategy}: {times:?}");
+        // A machine that is so slow that this is less than a tenth of the join takes a tenth of it. To the end of the join it was
+        // two tenths at the least.
+        assert!(*best <= SOON.max(run / 10), "{strategy}: {times:?} of {run:?}");
     }
     server.expect_used_bytes(used).await;
 }

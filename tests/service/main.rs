@@ -1,5 +1,6 @@
 //! The server as its clients meet it: a real one on a free port, in this process.
 
+mod answers;
 mod bad_requests;
 mod cancelling;
 mod harness;

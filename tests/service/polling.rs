@@ -28,11 +28,11 @@ fn endpoints(poll: &PollInfo) -> usize {
     poll.info.as_ref().unwrap().endpoint.len()
 }
 
-/// A server whose devices move 64 MB per second, and a table `many` whose join with itself has 12 million rows of 8 bytes:
-/// it runs for a second and a half.
-async fn slow_server(devices: usize, flags: &[&str]) -> (TestServer, Client, tempfile::TempDir) {
+/// A server whose device moves so many bytes per second, and a table `many` whose join with itself has 12 million rows of 8
+/// bytes: 96 MB.
+async fn slow_server(bytes_per_second: u64, flags: &[&str]) -> (TestServer, Client, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let topology = slow_devices(folder.path(), devices, 64_000_000);
+    let topology = slow_devices(folder.path(), 1, bytes_per_second);
     let server = TestServer::start(&[&[&*topology, "--host-memory=512MiB"], flags].concat()).await;
     let mut client = server.client().await;
     put(&mut client, "many", vec![few_keys(6000)]).await.unwrap();
@@ -40,6 +40,12 @@ async fn slow_server(devices: usize, flags: &[&str]) -> (TestServer, Client, tem
 }
 
 const MANY_ROWS: usize = 12_000_000;
+
+/// The join runs for four seconds, and a test that reads it to its end does not wait for long.
+const SECONDS: u64 = 24_000_000;
+
+/// The join runs for most of a minute.
+const MINUTE: u64 = 2_000_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn polling_ends_with_the_result() {
@@ -80,7 +86,7 @@ async fn polling_ends_with_the_result() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endpoints_are_listed_as_they_become_whole() {
-    let (server, mut client, _folder) = slow_server(1, &["--endpoints=4"]).await;
+    let (server, mut client, _folder) = slow_server(SECONDS, &["--endpoints=4"]).await;
     let mut answer = poll(&mut client, join("many", "")).await;
     assert_eq!(endpoints(&answer), 0);
     let job = server.shared.scheduler.job(JobId(said(&answer)["job"].as_u64().unwrap())).unwrap();
@@ -111,7 +117,7 @@ async fn endpoints_are_listed_as_they_become_whole() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_result_that_is_consumed_is_read_while_it_is_made() {
-    let (_server, mut client, _folder) = slow_server(1, &["--endpoints=2"]).await;
+    let (_server, mut client, _folder) = slow_server(SECONDS, &["--endpoints=2"]).await;
     let answer = poll(&mut client, join("many", r#", "retain_seconds": 0"#)).await;
     assert!(answer.flight_descriptor.is_some(), "it has hardly begun");
     assert_eq!(endpoints(&answer), 2);
@@ -120,7 +126,7 @@ async fn a_result_that_is_consumed_is_read_while_it_is_made() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_grows_and_never_falls() {
-    let (_server, mut client, _folder) = slow_server(1, &[]).await;
+    let (_server, mut client, _folder) = slow_server(SECONDS, &[]).await;
     let mut answer = poll(&mut client, join("many", "")).await;
     let mut told = vec![answer.progress.unwrap()];
     while let Some(descriptor) = answer.flight_descriptor {
@@ -136,7 +142,7 @@ async fn progress_grows_and_never_falls() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_waits_says_where_it_stands_for_what_and_until_when() {
-    let (server, mut client, _folder) = slow_server(1, &[]).await;
+    let (server, mut client, _folder) = slow_server(MINUTE, &[]).await;
     let before = SystemTime::now() - Duration::from_secs(1);
     let first = poll(&mut client, join("many", "")).await;
     eventually("the first runs", async || !server.shared.scheduler.stats().devices[0].running.eq(&0)).await;

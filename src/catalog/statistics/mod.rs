@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Minimum, maximum, nulls, order and the longest value are exact. The number of distinct values and the shares of the
-//! most frequent ones are estimates from the sample (the former is exact where the column is in order). A column in order
+//! most frequent ones are estimates from the sample. The former is exact where the column is in order, and known from above where
+//! only its batches are, as when several streams filled a table with what was in order. A column in order
 //! costs one pass over its values, any other one as well: the check for order ends at the first row that breaks it.
 //!
 //! A sample of rows cannot tell a column of ten million values from one of twenty. Two more things are known of columns that are
@@ -88,8 +89,9 @@ pub struct StatisticsCollector {
     ascending: bool,
     /// Whether no value repeats, given that the rows are ascending.
     strict: bool,
-    /// Different values so far, given that the rows are ascending.
-    runs: u64,
+    /// Runs of equal values so far, as long as the rows come in pieces (batches, parts) that are ascending by themselves; else
+    /// `None`. Given that all rows are ascending, that is how many different values there are; else there are no more.
+    runs: Option<u64>,
     max_value_bytes: Option<u64>,
     sample: Option<Sample>,
 }
@@ -97,6 +99,12 @@ pub struct StatisticsCollector {
 impl StatisticsCollector {
     /// A collector for a column of that type.
     pub fn new(data_type: &DataType) -> Self {
+        Self::seeded(data_type, 0)
+    }
+
+    /// A collector that takes its sample by that seed. Collectors of different seeds that see the same rows differ in what they
+    /// estimate; those that are to be merged should.
+    pub fn seeded(data_type: &DataType, seed: u64) -> Self {
         let ordered = summary::is_ordered(data_type);
         Self {
             rows: 0,
@@ -105,9 +113,9 @@ impl StatisticsCollector {
             range_known: ordered,
             ascending: ordered,
             strict: ordered,
-            runs: 0,
+            runs: ordered.then_some(0),
             max_value_bytes: summary::has_value_bytes(data_type).then_some(0),
-            sample: ordered.then(Sample::default),
+            sample: ordered.then(|| Sample::new(seed)),
         }
     }
 
@@ -115,8 +123,9 @@ impl StatisticsCollector {
     pub fn update(&mut self, array: &ArrayRef) {
         let nulls = array.logical_null_count() as u64;
         if !array.is_empty() && self.sample.is_some() {
-            let summary = summary::summarize(array, nulls as usize, self.ascending);
-            self.add(nulls, summary, array.len() as u64);
+            let summary = summary::summarize(array, nulls as usize, self.runs.is_some());
+            let runs = summary.ascending.then_some(summary.runs);
+            self.add(nulls, summary, runs, array.len() as u64);
             self.sample.as_mut().expect("checked above").update(array);
         } else {
             self.nulls += nulls;
@@ -134,10 +143,10 @@ impl StatisticsCollector {
             range_known: later.range_known,
             ascending: later.ascending,
             strict: later.strict,
-            runs: later.runs,
+            runs: later.runs.unwrap_or(0),
             max_value_bytes: later.max_value_bytes,
         };
-        self.add(later.nulls, summary, later.rows);
+        self.add(later.nulls, summary, later.runs, later.rows);
         if let (Some(sample), Some(later)) = (&mut self.sample, &later.sample) {
             sample.merge(later);
         }
@@ -147,10 +156,13 @@ impl StatisticsCollector {
     pub fn finish(&self) -> ColumnStatistics {
         let values = self.rows - self.nulls;
         let (min, max) = self.range.clone().unzip();
-        let distinct = self.sample.as_ref().map(|sample| match self.ascending {
-            true => self.runs as f64,
-            false => within_range(sample.distinct(values), &self.range),
-        });
+        let known = if self.ascending { self.runs.map(|runs| runs as f64) } else { None };
+        let estimated = |estimate: f64| {
+            known.unwrap_or_else(|| {
+                within_range(estimate, &self.range).min(self.runs.map_or(f64::INFINITY, |runs| runs as f64))
+            })
+        };
+        let distinct = self.sample.as_ref().map(|sample| estimated(sample.distinct(values)));
         ColumnStatistics {
             nulls: self.nulls,
             min,
@@ -189,19 +201,19 @@ impl StatisticsCollector {
         Some(pieces.par_iter().fold(Sketch::default, add).reduce(Sketch::default, Sketch::merge))
     }
 
-    fn add(&mut self, nulls: u64, later: Summary, rows: u64) {
+    fn add(&mut self, nulls: u64, later: Summary, runs: Option<u64>, rows: u64) {
         let seen_values = self.rows > self.nulls;
         self.ascending &= later.ascending && !(nulls > 0 && seen_values);
+        self.runs = self.runs.zip(runs).map(|(before, after)| before + after);
         if self.ascending
             && let (Some((_, last)), Some((first, _))) = (&self.range, &later.range)
         {
             // In a column that is in order so far, the last value is the largest.
             self.ascending = last <= first;
             self.strict &= last < first;
-            self.runs -= u64::from(last == first);
+            self.runs = self.runs.map(|runs| runs - u64::from(last == first));
         }
         self.strict &= later.strict;
-        self.runs += later.runs;
         self.range_known &= later.range_known;
         self.range = match (self.range.take(), later.range) {
             _ if !self.range_known => None,

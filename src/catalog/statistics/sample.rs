@@ -1,9 +1,13 @@
 //! A bounded sample of a column's rows, for what cannot be counted exactly at the speed of an upload.
 //!
-//! The column is cut into windows of equal length, and one row of each is taken at random: a random row rather than the
-//! first, so that a pattern in the data with the period of the windows deceives nobody. When the sample is full, one of
-//! every two neighbours is dropped and the windows become twice as long. The cost is thus a few thousand rows, and a
-//! logarithm of the column's length times that, whatever the length.
+//! Each row is taken with the same probability, independently of all others (a Bernoulli sample). When the sample is full, each
+//! of its rows stays with probability one half, and so does the chance of those that follow. The cost is thus a few
+//! thousand rows, and a logarithm of the column's length times that, whatever the length.
+//!
+//! The estimators below take rows for independent, and tell how often values repeat from rows that were taken together. One
+//! row out of each stretch of equal length would be a steadier sample, but it never takes two neighbours: the items of an order,
+//! which lie side by side, would all look as if they belonged to different orders. Two samples with one probability make
+//! one of the rows of both, so that it does not matter in how many parts rows come, nor in which order.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -40,10 +44,10 @@ struct Picked {
 /// Some rows of a column.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    /// One per window, in row order.
+    /// In row order.
     picked: Vec<Picked>,
-    /// Rows in a window: a power of two.
-    window: u64,
+    /// One row of so many is taken: a power of two.
+    one_in: u64,
     /// Rows seen.
     rows: u64,
     /// The row, counted from the first ever seen, that is taken next.
@@ -51,27 +55,30 @@ pub(super) struct Sample {
     random: SmallRng,
 }
 
-impl Default for Sample {
-    fn default() -> Self {
-        Self { picked: Vec::new(), window: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(0x5eed) }
-    }
-}
-
 impl Sample {
+    /// An empty sample. Those that will be merged need different seeds: with the same one they take rows at the same places,
+    /// and values that repeat from part to part look as if all others did, too.
+    pub(super) fn new(seed: u64) -> Self {
+        Self { picked: Vec::new(), one_in: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(seed) }
+    }
+
     /// Takes what falls to it out of the next rows.
     pub(super) fn update(&mut self, array: &ArrayRef) {
         let end = self.rows + array.len() as u64;
         while self.next < end {
             let mut picks = Vec::new();
+            let mut seen = self.next;
             while self.next < end && self.picked.len() + picks.len() < ROWS_MAX {
                 picks.push((self.next - self.rows) as usize);
-                self.next =
-                    (self.picked.len() + picks.len()) as u64 * self.window + self.random.random_range(0..self.window);
+                seen = self.next + 1;
+                self.next = self.first_from(seen);
             }
             let rows = picks.iter().map(|&pick| self.rows + pick as u64);
             self.picked.extend(hashes_of(array, &picks).into_iter().zip(rows).map(|(hash, row)| Picked { hash, row }));
-            if self.picked.len() == ROWS_MAX {
+            if self.picked.len() >= ROWS_MAX {
                 self.halve();
+                // Drawn anew, as the rows from there on are now taken less often.
+                self.next = self.first_from(seen);
             }
         }
         self.rows = end;
@@ -80,10 +87,10 @@ impl Sample {
     /// Adds the sample of the rows that came after.
     pub(super) fn merge(&mut self, later: &Self) {
         let mut later = later.clone();
-        while self.window < later.window {
+        while self.one_in < later.one_in {
             self.halve();
         }
-        while later.window < self.window {
+        while later.one_in < self.one_in {
             later.halve();
         }
         self.picked.extend(later.picked.iter().map(|&Picked { hash, row }| Picked { hash, row: self.rows + row }));
@@ -91,8 +98,8 @@ impl Sample {
         while self.picked.len() >= ROWS_MAX {
             self.halve();
         }
-        // The last window of each side may be cut short; from here on windows are counted from the end.
-        self.next = self.rows.max(self.picked.len() as u64 * self.window);
+        // Whether a row is taken does not depend on those before it.
+        self.next = self.first_from(self.rows);
     }
 
     /// An estimate of the number of different values among `values` rows that are not null.
@@ -158,11 +165,19 @@ impl Sample {
         counts
     }
 
-    /// Makes the windows twice as long.
+    /// Takes half as many rows, of those in the sample and of those to come.
     fn halve(&mut self) {
-        let pairs = self.picked.chunks(2).map(|pair| pair[self.random.random_range(0..pair.len())]).collect();
-        self.picked = pairs;
-        self.window *= 2;
-        self.next = self.next.max(self.picked.len() as u64 * self.window) + self.random.random_range(0..self.window);
+        self.picked.retain(|_| self.random.random());
+        self.one_in *= 2;
+    }
+
+    /// The first row from that one on that is taken.
+    fn first_from(&mut self, row: u64) -> u64 {
+        if self.one_in == 1 {
+            return row;
+        }
+        // How many rows are left out is distributed geometrically.
+        let left_out = (1.0 - self.random.random::<f64>()).ln() / (-1.0 / self.one_in as f64).ln_1p();
+        row.saturating_add(left_out as u64)
     }
 }

@@ -256,6 +256,8 @@ fn merge(all: &mut Vec<PhaseRecord>, more: Vec<PhaseRecord>) {
             Some(known) => {
                 known.seconds += phase.seconds;
                 known.bytes += phase.bytes;
+                known.kept_bytes += phase.kept_bytes;
+                known.in_place_bytes += phase.in_place_bytes;
             }
             None => all.push(phase),
         }

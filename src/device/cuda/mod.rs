@@ -183,7 +183,8 @@ impl Device for CudaDevice {
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
         let queue = Arc::new(Queue::new(self.gpu.clone())?);
-        Ok(Stream { handle: Arc::new(CudaStream { queue, known_pairs: Default::default() }), cancel })
+        let handle = Arc::new(CudaStream { queue, known_pairs: Default::default() });
+        Ok(Stream { handle, cancel, spared: Arc::default() })
     }
 
     fn record_event(&self, stream: &Stream) -> Result<Event> {

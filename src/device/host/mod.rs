@@ -130,6 +130,9 @@ impl HostDevice {
 
     fn copy_in_to(&self, pool: &Pool, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let bytes = parts.iter().map(Buffer::len).sum();
+        if let ([part], None) = (parts, &self.route) {
+            stream.spared.add_in_place(part.len() as u64);
+        }
         let copy = |run: &Run<'_>| transfer::copy_in(run, parts, self.route.is_some());
         self.pass_in(stream, bytes, || self.run_in(pool, stream, copy))
     }
@@ -261,7 +264,7 @@ impl Device for HostDevice {
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
-        Ok(Stream { handle: Arc::new(Done), cancel })
+        Ok(Stream { handle: Arc::new(Done), cancel, spared: Arc::default() })
     }
 
     fn record_event(&self, _stream: &Stream) -> Result<Event> {

@@ -6,6 +6,7 @@ use std::sync::Weak;
 
 use super::*;
 use crate::device::ColumnRows;
+use crate::join::PhaseRecord;
 
 #[test]
 fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
@@ -175,8 +176,19 @@ fn small_joins_are_priced_by_their_calls() {
 fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
     let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
     let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
-    let measured =
-        Measured { phases: vec![("match".into(), 0.5, 1000), ("verify".into(), 0.25, 10)], seconds: 0.75, rows: 7 };
+    let phase = |name, seconds, bytes, kept_bytes, in_place_bytes| PhaseRecord {
+        name,
+        seconds,
+        bytes,
+        kept_bytes,
+        in_place_bytes,
+    };
+    let phases = vec![
+        phase("copy in", 0.0, 0, 3 << 20, 5 << 20),
+        phase("match", 0.5, 1000, 0, 0),
+        phase("verify", 0.25, 10, 0, 0),
+    ];
+    let measured = Measured { phases, seconds: 0.75, rows: 7 };
     let explanation = Explanation::new(&plan, "host:0", "the only device".into(), Some(&measured));
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!(json["strategy"], "radix-hash");
@@ -193,6 +205,8 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
     assert_eq!(named("match")["measured_bytes_per_second"], 2000.0);
     assert_eq!(named("match")["boundary_bytes_per_second"], Target::default().rates.stream);
     assert_eq!(named("copy in")["boundary"], "host to device");
+    assert_eq!((&named("copy in")["measured_bytes"], &named("copy in")["kept_bytes"]), (&0.into(), &(3 << 20).into()));
+    assert!(named("partition probe")["kept_bytes"].is_null());
 
     let text = explanation.to_string();
     for part in [
@@ -200,6 +214,7 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
         "on host:0: the only device",
         "build: partition",
         "2.0 KiB/s of",
+        "0 B  3.0 MiB kept on the device; 5.0 MiB read where they lie\n",
         "not chosen",
         "sort-merge-gfur",
     ] {

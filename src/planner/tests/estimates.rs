@@ -1,6 +1,7 @@
 //! How many rows a join is predicted to give, and how many it certainly gives.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use arrow::array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
@@ -10,6 +11,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::*;
+use crate::catalog::{UploadOptions, Uploads, UploadsLimits};
 
 #[test]
 fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
@@ -186,6 +188,48 @@ fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
     let facts = shuffled((0..50_000).map(|row| if row % 10 < 7 { 3 } else { row % 10 }), random);
     let error = error_of(&dimension, &facts, false);
     assert!((0.99..1.01).contains(&error), "each fact has one row of the dimension: {error}");
+}
+
+/// Orders, their items, and notes on orders, of which the batches are dealt out to four streams in turn: the keys of each were in
+/// order, and the tables' are not.
+#[test]
+fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
+    let random = &mut StdRng::seed_from_u64(13);
+    let mut repeated = |repeats: std::ops::RangeInclusive<usize>| -> Vec<i64> {
+        (0..30_000).flat_map(|order| std::iter::repeat_n(4 * order, random.random_range(repeats.clone()))).collect()
+    };
+    let (orders, items, notes) = (repeated(1..=1), repeated(1..=7), repeated(0..=3));
+    for streams in [1, 4] {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
+        let uploads = Uploads::new(catalog.clone(), UploadsLimits { under_way: 4, idle: Duration::from_secs(600) });
+        for (name, keys) in [("orders", &orders), ("items", &items), ("notes", &notes)] {
+            let batches: Vec<RecordBatch> = keys
+                .chunks(2000)
+                .map(|keys| RecordBatch::try_from_iter([("k", numbers(keys.to_vec()))]).unwrap())
+                .collect();
+            let options = UploadOptions { upload: Some(name.into()), ..UploadOptions::default() };
+            let open = || uploads.open("", name, batches[0].schema(), options.clone()).unwrap();
+            let mut parts: Vec<_> = (0..streams).map(|_| open()).collect();
+            for (at, batch) in batches.into_iter().enumerate() {
+                parts[at % streams].append(batch).unwrap();
+            }
+            for part in parts {
+                part.finish().unwrap();
+            }
+            uploads.commit("", name).unwrap();
+        }
+        for (left, left_keys, right, right_keys) in [
+            ("orders", &orders, "items", &items),
+            ("items", &items, "orders", &orders),
+            ("notes", &notes, "items", &items),
+        ] {
+            let spec = JoinSpec::inner(left, right, vec![KeyPair::new("k", "k")]);
+            let estimates = Estimates::of(&bind(spec, &catalog).unwrap());
+            let rows = naive_rows(&numbers(left_keys.clone()), &numbers(right_keys.clone()), JoinKind::Inner, false);
+            let error = estimates.rows / rows as f64;
+            assert!((0.75..1.35).contains(&error), "{left} with {right}, {streams} streams: {error}");
+        }
+    }
 }
 
 #[test]

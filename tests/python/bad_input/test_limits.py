@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pytest
 
 import dovetail
-from harness import Server
+from harness import Server, slow_devices
 from refusals import TABLE, is_unharmed, refused, slow_join
 
 Start = Callable[..., Server]
@@ -33,11 +33,11 @@ def test_a_quota_that_is_exceeded_is_named_with_its_setting(start: Start, token_
         is_unharmed(server, ann)
 
 
-def test_a_full_queue_is_exhausted(start: Start) -> None:
-    server = start(devices="host:1", queue_limit=2, host_memory="512MiB")
+def test_a_full_queue_is_exhausted(start: Start, tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), queue_limit=2, host_memory="512MiB")
     with server.connect() as client:
         slow_join(client)
-        # Released while it is read, and not read: it takes as long as we like.
+        # Released while it is read, and of more rows than the device can move in hours: it takes as long as we like.
         results = [client.join("slow", "slow", on="k", retain_seconds=0, strategy="hash")]
         server.wait_for(lambda: results[0].status().state == "running", "the first job to run")
         results += [client.join("slow", "slow", on="k", retain_seconds=0) for _ in range(2)]
@@ -51,8 +51,9 @@ def test_a_full_queue_is_exhausted(start: Start) -> None:
         is_unharmed(server, client)
 
 
-def test_a_tenant_with_too_many_jobs_is_exhausted(start: Start, token_file: Path) -> None:
-    server = start(devices="host:1", token_file=token_file, tenant_jobs=1, host_memory="512MiB")
+def test_a_tenant_with_too_many_jobs_is_exhausted(start: Start, token_file: Path, tmp_path: Path) -> None:
+    slow = slow_devices(tmp_path, "4MB/s")
+    server = start(topology=slow, token_file=token_file, tenant_jobs=1, host_memory="512MiB")
     with server.connect(token="ann-writes") as ann, server.connect(token="bob-writes") as bob:
         slow_join(ann)
         first = ann.join("slow", "slow", on="k", retain_seconds=0)
@@ -131,8 +132,8 @@ def test_a_build_side_that_fits_no_device_is_refused_with_the_numbers(start: Sta
         is_unharmed(server, client, used)
 
 
-def test_a_deadline_that_passes_is_told_apart_from_a_cancel(start: Start) -> None:
-    server = start(devices="host:1", host_memory="512MiB")
+def test_a_deadline_that_passes_is_told_apart_from_a_cancel(start: Start, tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="512MiB")
     with server.connect() as client:
         slow_join(client)
         result = client.join("slow", "slow", on="k", retain_seconds=0)

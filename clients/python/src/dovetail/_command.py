@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from . import _arguments
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,19 @@ def key_pairs(on: OnArgument) -> list[dict[str, Any]]:
         return [_key_pair(on)]
     if isinstance(on, Mapping):
         return [_key_pair(pair) for pair in on.items()]
+    if isinstance(on, bytes) or not isinstance(on, Iterable):
+        raise TypeError(
+            f"on is {on!r} ({type(on).__name__}); it takes the name of a column, a list of names and of pairs of them, "
+            'or a mapping of names of the left table to those of the right: {"o_orderkey": "l_orderkey"}'
+        )
     return [_key_pair(item) for item in on]
 
 
 def _key_pair(item: object) -> dict[str, Any]:
+    if isinstance(item, On):
+        _arguments.text("On.left", item.left, "the name of a column")
+        _arguments.optional_text("On.right", item.right, "the name of a column")
+        item = On(item.left, item.right, _arguments.truth("On.nulls_equal", item.nulls_equal))
     match item:
         case str():
             return {"left": item, "right": item}
@@ -70,7 +81,7 @@ def _key_pair(item: object) -> dict[str, Any]:
         case (str(left), str(right)):
             return {"left": left, "right": right}
     raise TypeError(
-        f'"on" holds {item!r}; it takes names of columns, pairs of them, or On: '
+        f"on holds {item!r} ({type(item).__name__}); it takes names of columns, pairs of them, or On: "
         '["a", ("b", "c"), On("d", nulls_equal=True)]'
     )
 
@@ -84,7 +95,7 @@ def join_command(
     strategy: str | None = None,
     nulls_equal: bool | None = None,
     into: str | None = None,
-    devices: int | Sequence[str] | None = None,
+    devices: int | str | Sequence[str] | None = None,
     priority: int | None = None,
     retain_seconds: int | None = None,
     batch_rows: int | None = None,
@@ -100,26 +111,37 @@ def join_command(
     >>> {name: said[name] for name in ("strategy", "nulls_equal", "priority", "retain_seconds")}
     {'strategy': 'auto', 'nulls_equal': False, 'priority': 0, 'retain_seconds': 0}
     """
-    join: dict[str, Any] = {"left": left, "right": right, "on": key_pairs(on), "how": how}
-    if columns is not None:
-        if isinstance(columns, str):
-            raise TypeError(f'"columns" is {columns!r}; it takes a list of names')
-        join["columns"] = list(columns)
-    if strategy is not None:
-        join["strategy"] = strategy
-    if nulls_equal is not None:
-        join["nulls_equal"] = nulls_equal
-    if into is not None:
-        join["into"] = into
-    if devices is not None:
-        join["devices"] = devices if isinstance(devices, int) else list(devices)
-    if priority is not None:
-        join["priority"] = priority
-    if retain_seconds is not None:
-        join["retain_seconds"] = retain_seconds
-    if batch_rows is not None:
-        join["batch_rows"] = batch_rows
+    join: dict[str, Any] = {
+        "left": _arguments.text("left", left, "the name of a table"),
+        "right": _arguments.text("right", right, "the name of a table"),
+        "on": key_pairs(on),
+        "how": _arguments.text("how", how, "a kind of join"),
+    }
+    said = {
+        "columns": None if columns is None else _arguments.names("columns", columns),
+        "strategy": _arguments.optional_text("strategy", strategy, "the name of a strategy"),
+        "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
+        "into": _arguments.optional_text("into", into, "the name of a table to make"),
+        "devices": _devices(devices),
+        "priority": _arguments.optional_whole("priority", priority),
+        "retain_seconds": _arguments.optional_whole("retain_seconds", retain_seconds, least=0),
+        "batch_rows": _arguments.optional_whole("batch_rows", batch_rows, least=1),
+    }
+    join.update({name: value for name, value in said.items() if value is not None})
     return {"join": join}
+
+
+def _devices(devices: object) -> int | str | list[str] | None:
+    takes = 'a number of devices of at least 1, the name of one, or a list of names, such as ["host:0"]'
+    if devices is None or isinstance(devices, str):
+        return devices
+    if isinstance(devices, Iterable):
+        return _arguments.names("devices", devices, takes)
+    return _arguments.whole("devices", devices, least=1, takes=takes)
+
+
+OPTIONS = ("how", "columns", "strategy", "nulls_equal", "into", "devices", "priority", "retain_seconds", "batch_rows")
+"""What a join takes beside its tables and its keys."""
 
 
 def encode(command: Mapping[str, Any]) -> bytes:

@@ -9,13 +9,13 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow.flight as flight
 
+from . import _arguments
 from .errors import DeadlineExceeded, Error, Unavailable, translated
 
 Pem = str | bytes | os.PathLike[str]
@@ -63,15 +63,6 @@ def location_of(uri: str) -> str:
     return f"{scheme}://{host}:{parts.port or DEFAULT_PORT}"
 
 
-def read_pem(pem: Pem | None) -> bytes | None:
-    """The bytes of a certificate or key: given as they are, or as the path of a file."""
-    if pem is None or isinstance(pem, bytes):
-        return pem
-    if isinstance(pem, str) and pem.lstrip().startswith("-----BEGIN"):
-        return pem.encode()
-    return Path(pem).read_bytes()
-
-
 class Connections:
     """Opens connections to one server, all with the same credentials.
 
@@ -89,7 +80,7 @@ class Connections:
         call_timeout: float | None,
     ) -> None:
         self.location = location_of(uri)
-        self.call_timeout = call_timeout
+        self.call_timeout = _arguments.seconds("call_timeout", call_timeout)
         if token and not (token.isascii() and token.isprintable()):
             raise ValueError("the token has characters that no header can carry; it is printable ASCII")
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
@@ -108,12 +99,13 @@ class Connections:
             ]
         }
         if tls_root_certs is not None:
-            self._options["tls_root_certs"] = read_pem(tls_root_certs)
+            self._options["tls_root_certs"] = _arguments.pem("tls_root_certs", tls_root_certs)
         if (cert is None) != (key is None):
-            raise ValueError("mutual TLS takes both cert and key")
+            given, lacking = ("key", "cert") if cert is None else ("cert", "key")
+            raise ValueError(f"{given} is given, and {lacking} is not; mutual TLS takes both")
         if cert is not None:
-            self._options["cert_chain"] = read_pem(cert)
-            self._options["private_key"] = read_pem(key)
+            self._options["cert_chain"] = _arguments.pem("cert", cert)
+            self._options["private_key"] = _arguments.pem("key", key)
         self._lock = threading.Lock()
         self._idle: dict[str, list[flight.FlightClient]] = {}
         self._closed = False
@@ -143,6 +135,10 @@ class Connections:
             timeout=self.call_timeout if timeout is None else timeout, headers=[*self._headers, *headers]
         )
 
+    def calling(self, call: str) -> AbstractContextManager[None]:
+        """Around a call: raises what goes wrong as an :class:`Error`, which names the call when it took too long."""
+        return translated(call, self.call_timeout)
+
     def greet(self, timeout: float | None) -> None:
         """Makes sure that a server answers within so many seconds.
 
@@ -161,7 +157,8 @@ class Connections:
     def action(self, kind: str, body: Any = None, timeout: float | None = None) -> list[Any]:
         """The answers of an action, read as JSON. `body` is sent as JSON, or as it is when it is bytes."""
         encoded = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        with translated():
+        limit = self.call_timeout if timeout is None else timeout
+        with translated(f"the action {kind!r}", limit):
             answers = [
                 result.body.to_pybytes()
                 for result in self.main.do_action(flight.Action(kind, encoded), self.options(timeout))

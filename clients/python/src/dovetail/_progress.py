@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from . import _arguments
+
 ProgressArgument: TypeAlias = "bool | Callable[[Any], None] | None"
 """``True`` draws a bar on standard error; a function is called with each new state; ``None`` keeps quiet."""
 
 
 def reporter(progress: ProgressArgument, title: str) -> Callable[[Any], None]:
     """The function to call with each new state (which has a ``fraction`` and a ``summary``)."""
+    progress = _arguments.progress(progress)
     if callable(progress):
         return progress
     return Bar(title) if progress else lambda _state: None

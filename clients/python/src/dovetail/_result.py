@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from . import _arguments
 from ._command import length_delimited
 from ._connection import Connections
 from ._display import Described, columns, html_schema
 from ._jobs import JobStatus
 from ._progress import ProgressArgument, Transfer, reporter
-from .errors import Cancelled, Error, InternalError, NotFound, translated
+from .errors import Cancelled, Error, InternalError, NotFound
 
 if TYPE_CHECKING:
     import pandas
@@ -68,6 +69,7 @@ class Job:
             Cancelled: When somebody stopped it.
             TimeoutError: When it is not done in time. It goes on.
         """
+        timeout = _arguments.seconds("timeout", timeout, zero=True)
         report = reporter(progress, f"job {self.id}")
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.005
@@ -77,7 +79,9 @@ class Job:
             if status.done:
                 break
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"job {self.id} is {status.summary} after {timeout} seconds; it goes on")
+                raise TimeoutError(
+                    f"job {self.id} is {status.summary} after {timeout:g} s, as wait(timeout=...) says; it goes on"
+                )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.25)
         if status.state == "failed":
@@ -104,7 +108,7 @@ class Job:
 
     def _find_info(self) -> flight.FlightInfo:
         """A job that somebody else submitted, or this client earlier: the listing has its endpoints."""
-        with translated():
+        with self._connections.calling(f"looking for the result of job {self.id} in the list of flights"):
             for info in self._connections.main.list_flights(options=self._connections.options()):
                 if metadata(info).get("job") == self.id:
                     self._info = info
@@ -192,16 +196,16 @@ class Result:
         return self.job.explain()
 
     def table(self, progress: ProgressArgument = None) -> pa.Table:
-        """The whole result, fetched over one connection per endpoint.
+        """The whole result as a pyarrow Table, fetched over one connection per endpoint.
 
-        The order of its rows is not defined.
+        The order of its rows is not defined. :meth:`to_pandas` and :meth:`to_polars` give data frames.
 
         Args:
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`FetchProgress`. How many rows there will be is known of a result that is complete; so
                 ``result.wait(progress=True).table(progress=True)`` shows first how far the join is, then the rows.
         """
-        if not progress or self._job is None:
+        if not _arguments.progress(progress) or self._job is None:
             return fetch(self._connections, self._info)
         status = self._job.status()
         report = reporter(progress, f"fetch job {self._job.id}")
@@ -304,7 +308,7 @@ def fetch(
 
     def one(endpoint: flight.FlightEndpoint) -> list[pa.RecordBatch]:
         nonlocal rows, size
-        with connections.stream(endpoint.locations) as client, translated():
+        with connections.stream(endpoint.locations) as client, connections.calling(_fetching(info)):
             reader = client.do_get(endpoint.ticket, connections.options())
             batches = []
             while (chunk := _next(reader)) is not None:
@@ -330,6 +334,15 @@ def read(connections: Connections, info: flight.FlightInfo) -> pa.RecordBatchRea
     return pa.RecordBatchReader.from_batches(info.schema, _ParallelReader(connections, info).batches())
 
 
+def _fetching(info: flight.FlightInfo) -> str:
+    """What is being fetched, for an error."""
+    job = metadata(info).get("job")
+    if job is not None:
+        return f"fetching the result of job {job}"
+    path = info.descriptor.path if info.descriptor.descriptor_type == flight.DescriptorType.PATH else None
+    return f"fetching table {path[0].decode()!r}" if path else "fetching rows"
+
+
 def _next(reader: flight.FlightStreamReader) -> pa.RecordBatch | None:
     try:
         return reader.read_chunk().data
@@ -349,6 +362,7 @@ class _ParallelReader:
     def __init__(self, connections: Connections, info: flight.FlightInfo) -> None:
         self._connections = connections
         self._endpoints: Sequence[flight.FlightEndpoint] = info.endpoints
+        self._call = _fetching(info)
         ahead = max(1, len(self._endpoints)) * self._AHEAD_PER_ENDPOINT
         self._ready: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(maxsize=ahead)
         self._stopped = threading.Event()
@@ -380,7 +394,8 @@ class _ParallelReader:
 
     def _read(self, endpoint: flight.FlightEndpoint) -> None:
         try:
-            with self._connections.stream(endpoint.locations) as client, translated():
+            calling = self._connections.calling(self._call)
+            with self._connections.stream(endpoint.locations) as client, calling:
                 reader = client.do_get(endpoint.ticket, self._connections.options())
                 while not self._stopped.is_set() and (batch := _next(reader)) is not None:
                     if batch.num_rows:

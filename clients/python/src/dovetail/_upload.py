@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 from ._connection import Connections
 from ._progress import Transfer
 from ._source import Source
-from .errors import Error, translated
+from .errors import Error
 
 OPTIONS_HEADER = b"dovetail-upload-options"
 """pyarrow cannot put metadata on the first message of an upload, so the options travel as a header of the call."""
@@ -98,7 +98,7 @@ def _send(
     tally: _Tally,
 ) -> None:
     header = [(OPTIONS_HEADER, json.dumps(options).encode())]
-    with connections.stream() as client, translated():
+    with connections.stream() as client, connections.calling(f"uploading table {name!r}"):
         descriptor = flight.FlightDescriptor.for_path(name)
         writer, acks = client.do_put(descriptor, schema, connections.options(headers=header))
         # Acknowledgements are read beside the writing, so that neither side waits for the other.

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from ._command import OnArgument, encode, join_command
+from . import _arguments
+from ._command import OPTIONS, OnArgument, encode, join_command
 from ._connection import Connections, Pem
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
@@ -18,7 +19,7 @@ from ._result import Explanation, Job, Result, fetch, metadata, read
 from ._source import source
 from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
-from .errors import InternalError, translated
+from .errors import InternalError
 
 How = Literal["inner", "left", "right", "full", "left_semi", "left_anti", "right_semi", "right_anti"]
 """Which rows of a join survive."""
@@ -68,8 +69,10 @@ def connect(
         >>> client
         <Client of grpc://...>
     """
-    uri = uri or os.environ.get("DOVETAIL_SERVER") or DEFAULT_URI
-    token = token or os.environ.get("DOVETAIL_TOKEN") or None
+    uri = _arguments.optional_text("uri", uri, "the address of a server") or os.environ.get("DOVETAIL_SERVER")
+    uri = uri or DEFAULT_URI
+    token = _arguments.optional_text("token", token, "a bearer token") or os.environ.get("DOVETAIL_TOKEN") or None
+    timeout = _arguments.seconds("timeout", timeout)
     client = Client(uri, Connections(uri, token, tls_root_certs, cert, key, call_timeout))
     try:
         client._connections.greet(timeout)
@@ -147,16 +150,17 @@ class Client:
             >>> client.drop("letters")
             3
         """
-        if streams < 1:
-            raise ValueError(f"streams is {streams}; an upload takes at least one")
-        if sorted_by and streams > 1:
-            raise ValueError("sorted_by needs streams=1: several streams do not keep the order of the rows")
-        options: dict[str, Any] = {"mode": mode}
-        if sorted_by:
-            options["sorted_by"] = [sorted_by] if isinstance(sorted_by, str) else list(sorted_by)
-        if unique:
-            sets = [unique] if isinstance(unique, str) else list(unique)
-            options["unique"] = [[columns] if isinstance(columns, str) else list(columns) for columns in sets]
+        name = _arguments.text("name", name, "the name of a table")
+        streams = _arguments.whole("streams", streams, least=1)
+        options: dict[str, Any] = {"mode": _arguments.text("mode", mode, "what to do with a table of that name")}
+        if order := _arguments.name_or_names("sorted_by", sorted_by):
+            options["sorted_by"] = order
+        if sets := _arguments.sets_of_names("unique", unique):
+            options["unique"] = sets
+        if order and streams > 1:
+            raise ValueError(
+                f"sorted_by needs streams=1, not {streams}: several streams do not keep the order of the rows"
+            )
         report = reporter(progress, f"put {name}")
         return upload(self._connections, name, source(data), options, streams, report).rows
 
@@ -168,6 +172,10 @@ class Client:
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`FetchProgress`.
 
+        Returns:
+            A pyarrow Table: ``.to_pandas()`` makes a pandas DataFrame of it, and ``polars.from_arrow(table)`` a Polars
+            one without copying.
+
         Example:
             >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
             2
@@ -176,17 +184,17 @@ class Client:
             >>> client.drop("letters")
             2
         """
-        info = self._info(flight.FlightDescriptor.for_path(name))
-        return fetch(self._connections, info, reporter(progress, f"get {name}"))
+        report = reporter(progress, f"get {name}")
+        return fetch(self._connections, self._table_info(name), report)
 
     def reader(self, name: str) -> pa.RecordBatchReader:
         """A table batch by batch, over several connections; the order of the batches is not kept."""
-        return read(self._connections, self._info(flight.FlightDescriptor.for_path(name)))
+        return read(self._connections, self._table_info(name))
 
     def schema(self, name: str) -> pa.Schema:
         """The columns of a table."""
-        with translated():
-            descriptor = flight.FlightDescriptor.for_path(name)
+        descriptor = flight.FlightDescriptor.for_path(_arguments.text("name", name, "the name of a table"))
+        with self._connections.calling(f"asking for the columns of table {name!r}"):
             return self._connections.main.get_schema(descriptor, self._connections.options()).schema
 
     def tables(self) -> Tables:
@@ -201,7 +209,7 @@ class Client:
             2
         """
         found = []
-        with translated():
+        with self._connections.calling("listing the tables"):
             for info in self._connections.main.list_flights(options=self._connections.options()):
                 path = info.descriptor.path
                 if info.descriptor.descriptor_type == flight.DescriptorType.PATH and path:
@@ -212,7 +220,7 @@ class Client:
 
     def drop(self, name: str) -> int:
         """Removes a table and returns how many rows it had. Whoever reads it at the moment finishes."""
-        answer = self._answer("drop_table", {"name": name})
+        answer = self._answer("drop_table", {"name": _arguments.text("name", name, "the name of a table")})
         return int(answer.get("rows", 0))
 
     # Joins
@@ -228,7 +236,7 @@ class Client:
         *,
         nulls_equal: bool | None = None,
         into: str | None = None,
-        devices: int | Sequence[str] | None = None,
+        devices: int | str | Sequence[str] | None = None,
         priority: int | None = None,
         retain_seconds: int | None = None,
         batch_rows: int | None = None,
@@ -252,7 +260,7 @@ class Client:
                 it chose.
             nulls_equal: Whether a null key matches a null key, in all pairs that do not say; by default it does not.
             into: Keeps the result as a table of this name.
-            devices: How many devices may run it, or a list of their names.
+            devices: How many devices may run it, the name of one, or a list of names.
             priority: -100 to 100, by default 0; jobs of higher priority start first.
             retain_seconds: How long the result is kept once it is complete. 0: released as it is read, by one reader,
                 so that it may be larger than the server's memory.
@@ -265,6 +273,7 @@ class Client:
             InvalidRequest: When a column is missing, types do not fit, or an option has no such value.
             Exhausted: When the queue is full, or no strategy fits into the devices' memory.
         """
+        progress = _arguments.progress(progress)
         command = join_command(
             left, right, on, how, columns, strategy, nulls_equal, into, devices, priority, retain_seconds, batch_rows
         )
@@ -287,14 +296,17 @@ class Client:
             >>> [client.drop(name) for name in ("a", "b", "both")]
             [2, 2, 1]
         """
+        _arguments.known("submit", options, OPTIONS)
         return self._submit(join_command(left, right, on, how, **options))
 
     def command(self, command: Mapping[str, Any]) -> Result:
         """Runs a command in its JSON form, such as ``{"join": {"left": "a", ...}}``."""
-        return self._submit(command).result()
+        takes = 'a mapping such as {"join": {"left": "a", "right": "b", "on": [{"left": "k", "right": "k"}]}}'
+        return self._submit(_arguments.mapping("command", command, takes)).result()
 
     def explain(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Explanation:
         """How a join would run, and why, without running it. Takes what :meth:`join` takes."""
+        _arguments.known("explain", options, OPTIONS)
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
 
     def jobs(self) -> Jobs:
@@ -307,7 +319,7 @@ class Client:
         Raises:
             NotFound: When the server does not know it (any more).
         """
-        job = Job(self._connections, identity)
+        job = Job(self._connections, _arguments.whole("identity", identity, least=0))
         job.status()
         return job
 
@@ -341,12 +353,16 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {self.uri}>"
 
-    def _info(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        with translated():
+    def _table_info(self, name: str) -> flight.FlightInfo:
+        descriptor = flight.FlightDescriptor.for_path(_arguments.text("name", name, "the name of a table"))
+        return self._info(descriptor, f"asking for table {name!r}")
+
+    def _info(self, descriptor: flight.FlightDescriptor, call: str) -> flight.FlightInfo:
+        with self._connections.calling(call):
             return self._connections.main.get_flight_info(descriptor, self._connections.options())
 
     def _submit(self, command: Mapping[str, Any]) -> Job:
-        info = self._info(flight.FlightDescriptor.for_command(encode(command)))
+        info = self._info(flight.FlightDescriptor.for_command(encode(command)), "submitting a join")
         details = metadata(info)
         if "job" not in details:
             raise InternalError("the server answered a join without naming its job")

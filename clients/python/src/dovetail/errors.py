@@ -193,12 +193,21 @@ def _of_the_connection(message: str) -> Unavailable | None:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raises what pyarrow raises inside as an :class:`Error`."""
+def translated(call: str = "the call", limit: float | None = None) -> Iterator[None]:
+    """Raises what pyarrow raises inside as an :class:`Error`.
+
+    `call` says what was being done, and `limit` for how many seconds it might go on: pyarrow itself only says that a
+    deadline was exceeded.
+    """
     try:
         yield
     except (pa.ArrowException, flight.FlightError, KeyError, OSError) as error:
         ours = from_arrow(error)
         if ours is None or ours is error:
             raise
+        if limit is not None and isinstance(ours, DeadlineExceeded):
+            ours = DeadlineExceeded(
+                f"{call} was not done within {limit:g} s, the limit of each call of this client, transfers included: "
+                "dovetail.connect(call_timeout=...) takes a longer one, or None for no limit"
+            )
         raise ours from None

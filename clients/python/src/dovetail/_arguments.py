@@ -1,0 +1,178 @@
+"""What callers give, checked before anything is sent: the error names the argument, what it was, and what it takes.
+
+A value of the wrong type is a :class:`TypeError`, a number out of range a :class:`ValueError`. Whether a name or
+a word exists is the server's to say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def text(argument: str, value: object, takes: str = "a name") -> str:
+    """A string.
+
+    >>> text("name", 5)
+    Traceback (most recent call last):
+    TypeError: name is 5 (int); it takes a name, as a str
+    """
+    if not isinstance(value, str):
+        raise _type_error(argument, value, f"{takes}, as a str")
+    return value
+
+
+def optional_text(argument: str, value: object, takes: str = "a name") -> str | None:
+    """A string, or ``None``."""
+    return None if value is None else text(argument, value, takes)
+
+
+def whole(argument: str, value: object, least: int | None = None, takes: str | None = None) -> int:
+    """A whole number, also one of NumPy's.
+
+    >>> whole("streams", "4", least=1)
+    Traceback (most recent call last):
+    TypeError: streams is '4' (str); it takes a whole number of at least 1
+    >>> whole("streams", 0, least=1)
+    Traceback (most recent call last):
+    ValueError: streams is 0; it takes a whole number of at least 1
+    """
+    if takes is None:
+        takes = "a whole number" if least is None else f"a whole number of at least {least}"
+    if isinstance(value, bool):
+        raise _type_error(argument, value, takes)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _type_error(argument, value, takes) from None
+    if least is not None and number < least:
+        raise ValueError(f"{argument} is {number}; it takes {takes}")
+    return number
+
+
+def optional_whole(argument: str, value: object, least: int | None = None) -> int | None:
+    """A whole number, or ``None``."""
+    return None if value is None else whole(argument, value, least)
+
+
+def seconds(argument: str, value: object, *, zero: bool = False) -> float | None:
+    """A span of time; ``None``: without a limit.
+
+    >>> seconds("timeout", -1)
+    Traceback (most recent call last):
+    ValueError: timeout is -1; it takes a number of seconds above 0, or None for no limit
+    """
+    takes = f"a number of seconds {'of at least' if zero else 'above'} 0, or None for no limit"
+    if value is None:
+        return None
+    if isinstance(value, (bool, str, bytes)):
+        raise _type_error(argument, value, takes)
+    try:
+        span = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise _type_error(argument, value, takes) from None
+    if not math.isfinite(span) or span < 0 or (span == 0 and not zero):
+        raise ValueError(f"{argument} is {value}; it takes {takes}")
+    return span
+
+
+def truth(argument: str, value: object) -> bool | None:
+    """``True``, ``False``, also NumPy's, or ``None``."""
+    if value is None or isinstance(value, bool):
+        return value
+    if type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy":
+        return bool(value)
+    raise _type_error(argument, value, "True or False, or None for what holds by default")
+
+
+def names(argument: str, value: object, takes: str = 'a list of names, such as ["a", "b"]') -> list[str]:
+    """Several strings; one string is none of that kind, since its letters would pass for names.
+
+    >>> names("columns", "a")
+    Traceback (most recent call last):
+    TypeError: columns is 'a' (str); it takes a list of names, such as ["a", "b"]
+    """
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _type_error(argument, value, takes)
+    found = list(value)
+    for name in found:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} holds {_shown(name)}; it takes {takes}")
+    return found
+
+
+def name_or_names(argument: str, value: object) -> list[str]:
+    """One string, or several."""
+    return (
+        [value] if isinstance(value, str) else names(argument, value, 'a name, or a list of names such as ["a", "b"]')
+    )
+
+
+def sets_of_names(argument: str, value: object) -> list[list[str]]:
+    """One string, several, or several sets of them."""
+    takes = 'a name, or a list of names and of lists of names, such as ["a", ["b", "c"]]'
+    if isinstance(value, str):
+        return [[value]]
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _type_error(argument, value, takes)
+    return [[item] if isinstance(item, str) else names(argument, item, takes) for item in value]
+
+
+def progress(value: object) -> Any:
+    """What :data:`dovetail._progress.ProgressArgument` describes."""
+    if value is None or isinstance(value, bool) or callable(value):
+        return value
+    raise _type_error("progress", value, "True for a bar on standard error, or a function to call with each state")
+
+
+def mapping(argument: str, value: object, takes: str) -> Mapping[str, Any]:
+    """A mapping that JSON can say."""
+    if not isinstance(value, Mapping):
+        raise _type_error(argument, value, takes)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{argument} cannot be sent as JSON: {error}; it takes {takes}") from None
+    return value
+
+
+def pem(argument: str, value: object) -> bytes | None:
+    """The bytes of a certificate or key: given as they are, or as the path of a file."""
+    takes = "PEM, as bytes or str, or the path of a file of it"
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str) and value.lstrip().startswith("-----BEGIN"):
+        return value.encode()
+    if not isinstance(value, (str, os.PathLike)):
+        raise _type_error(argument, value, takes)
+    try:
+        return Path(value).read_bytes()
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"{argument} cannot be read ({error.strerror}); it takes {takes}", str(value)
+        ) from None
+
+
+def known(function: str, options: Mapping[str, Any], takes: Iterable[str]) -> None:
+    """Refuses options that a function does not have."""
+    takes = list(takes)
+    for option in options:
+        if option not in takes:
+            raise TypeError(f"{function}() has no argument {option!r}; besides the tables it takes {', '.join(takes)}")
+
+
+def _type_error(argument: str, value: object, takes: str) -> TypeError:
+    return TypeError(f"{argument} is {_shown(value)}; it takes {takes}")
+
+
+def _shown(value: object) -> str:
+    """A value and its type, on one line of bearable length."""
+    if value is None:
+        return "None"
+    shown = repr(value).split("\n", 1)[0]
+    return f"{shown if len(shown) <= 60 else shown[:57] + '...'} ({type(value).__name__})"
