@@ -449,6 +449,15 @@ pub struct Stream {
     pub cancel: CancelFlag,
 }
 
+impl Stream {
+    /// The same queue for what has to be done whether or not the job is stopped, such as to wait before memory is let go of
+    /// that queued work still reads.
+    #[must_use]
+    pub fn uncancelled(&self) -> Self {
+        Self { handle: self.handle.clone(), cancel: CancelFlag::new() }
+    }
+}
+
 /// A mark in a stream.
 #[derive(Clone, Debug)]
 pub struct Event {
