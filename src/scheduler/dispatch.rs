@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::admission::{Admitted, Terms, admit};
+use super::admission::{Admitted, Proposed, Terms, admit, propose};
 use super::ending::count_failure;
 use super::executor::Executor;
 use super::handle::Submission;
@@ -22,10 +22,24 @@ use crate::{Error, Result};
 const HOPELESS_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    pub(super) fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
-        let lost: Vec<bool> = self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect();
-        let terms = Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() };
-        admit(spec, &self.catalog, &self.executors, terms, |device| !lost[device])
+    fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
+        let lost = self.lost();
+        admit(spec, &self.catalog, &self.executors, self.terms(), |device| !lost[device])
+    }
+
+    /// What would run, without a place in the queue.
+    pub(super) fn propose(&self, spec: JoinSpec) -> Result<Proposed> {
+        let lost = self.lost();
+        propose(spec, &self.catalog, &self.executors, self.terms(), |device| !lost[device])
+    }
+
+    /// Which devices are out of service.
+    fn lost(&self) -> Vec<bool> {
+        self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect()
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() }
     }
 
     /// Jobs that a device runs at a time, at the most.
