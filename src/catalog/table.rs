@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use arrow::util::display::array_value_to_string;
 
 use super::adopt::Meter;
@@ -42,6 +42,8 @@ pub struct Table {
     pub(super) collectors: Vec<StatisticsCollector>,
     /// Of each column, what [`Table::counted_values`] has counted.
     pub(super) counted: CountedValues,
+    /// Of each column, what [`Table::gathered_type`] was told.
+    pub(super) gathered: Vec<OnceLock<DataType>>,
     /// What its rows cost whom; shared by the tables that share batches.
     pub(super) charges: Vec<Arc<Charge>>,
 }
@@ -82,7 +84,8 @@ impl Table {
             statistics,
             unique: Vec::new(),
             created: SystemTime::now(),
-            counted: uncounted(collectors.len()),
+            counted: unasked(collectors.len()),
+            gathered: unasked(collectors.len()),
             collectors,
             charges: Vec::new(),
         })
@@ -93,6 +96,12 @@ impl Table {
     pub fn counted_values(&self, column: usize) -> &HashMap<u64, u64> {
         let count = || self.collectors[column].count_sampled(self.batches.iter().map(|batch| batch.column(column)));
         self.counted[column].get_or_init(count)
+    }
+
+    /// The type that a column has in a result of this table alone. Whoever gathers columns finds it once: the batches stay as they
+    /// are, and to compare the dictionaries of thousands of them with each join takes longer than all else that binding does.
+    pub fn gathered_type(&self, column: usize, find: impl FnOnce() -> DataType) -> &DataType {
+        self.gathered[column].get_or_init(find)
     }
 
     /// The value of one row of a column in words; `None` beyond the last row.
@@ -117,8 +126,8 @@ impl Table {
     }
 }
 
-/// Nothing is counted yet.
-pub(super) fn uncounted(columns: usize) -> CountedValues {
+/// For each column, what nobody has asked for yet.
+pub(super) fn unasked<T>(columns: usize) -> Vec<OnceLock<T>> {
     (0..columns).map(|_| OnceLock::new()).collect()
 }
 
