@@ -93,16 +93,16 @@ impl Emitter<'_> {
         // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
         let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
-        let mut ranges: VecDeque<_> =
-            (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once)).collect();
-        while let Some(range) = ranges.pop_front() {
+        let mut ranges = (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once));
+        // Parts of a range that was too large, the first one last.
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        while let Some(range) = parts.pop().or_else(|| ranges.next()) {
             match self.queue(build, probe, &range) {
                 Ok(queued) => in_flight.push_back(queued),
                 // How long strings are is known on average only: these are too long for the offsets of one batch.
                 Err(Error::Invalid(_)) if range.len() > 1 => {
                     let middle = range.start + range.len() / 2;
-                    ranges.push_front(middle..range.end);
-                    ranges.push_front(range.start..middle);
+                    parts.extend([middle..range.end, range.start..middle]);
                 }
                 Err(error) => return Err(error),
             }
