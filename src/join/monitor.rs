@@ -27,6 +27,9 @@ pub struct Monitor {
     work_done: AtomicU64,
     work_total: AtomicU64,
     phases: Mutex<Vec<PhaseRecord>>,
+    /// How often the flag was looked at in each phase.
+    #[cfg(test)]
+    looks: Mutex<std::collections::BTreeMap<&'static str, u64>>,
 }
 
 impl Monitor {
@@ -64,9 +67,15 @@ impl Monitor {
     /// [`Cancelled`](crate::Error::Cancelled), and what `work` returns.
     pub fn phase<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.cancel.check()?;
+        #[cfg(test)]
+        let looks_before = self.cancel.looks();
         let start = Instant::now();
         let outcome = work();
         let seconds = start.elapsed().as_secs_f64();
+        #[cfg(test)]
+        {
+            *self.looks.lock().entry(name).or_default() += self.cancel.looks() - looks_before;
+        }
         let mut phases = self.phases.lock();
         match phases.iter_mut().find(|phase| phase.name == name) {
             Some(phase) => {
@@ -76,6 +85,12 @@ impl Monitor {
             None => phases.push(PhaseRecord { name, seconds, bytes }),
         }
         outcome
+    }
+
+    /// How often the flag was looked at in each phase so far.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        self.looks.lock().clone()
     }
 
     /// The phases so far, in the order they first ran.
