@@ -5,7 +5,7 @@
 //!                                                └─ dictionary ─────────────────► a piece of its own, shared by batches
 //! ```
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use arrow::array::{Array, ArrayData, ArrayRef, BooleanBufferBuilder, RecordBatch, layout, make_array};
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
@@ -123,14 +123,35 @@ fn with_rows(schema: SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<R
 /// Counts the bytes that batches refer to; what several batches share counts once.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
-    /// Where shared buffers start, and their length. They stay alive with the batches that were counted.
-    shared: HashSet<(usize, usize)>,
+    /// Memory with buffers that batches may share, by its address. It is held, because an address is a name only as long as
+    /// nobody else can have it.
+    shared: HashMap<usize, SharedMemory>,
+}
+
+#[derive(Debug)]
+struct SharedMemory {
+    memory: Buffer,
+    /// Where the buffers in it that were counted start, and their length.
+    counted: HashSet<(usize, usize)>,
 }
 
 impl Meter {
     /// Bytes of the parts of buffers that the batch's rows refer to and that no batch before it did.
     pub(super) fn referenced_bytes(&mut self, batch: &RecordBatch) -> u64 {
         batch.columns().iter().map(|column| self.outline_bytes(&Outline::of(&column.to_data()))).sum()
+    }
+
+    /// Lets go of memory that only this meter holds any more. For whoever lets batches go before the last one is counted; what
+    /// comes later at the same address counts then.
+    pub(super) fn forget_unused(&mut self) {
+        self.shared.retain(|_, shared| shared.memory.strong_count() > 1);
+    }
+
+    /// Whether the buffer was not counted before.
+    fn is_new(&mut self, buffer: &Buffer) -> bool {
+        let place = (buffer.as_ptr() as usize, buffer.len());
+        let memory = || SharedMemory { memory: buffer.clone(), counted: HashSet::new() };
+        self.shared.entry(buffer.data_ptr().as_ptr() as usize).or_insert_with(memory).counted.insert(place)
     }
 
     fn outline_bytes(&mut self, outline: &Outline) -> u64 {
@@ -145,7 +166,7 @@ impl Meter {
 
     fn part_bytes(&mut self, part: &Part) -> u64 {
         let new = match part {
-            Part::Shared(buffer) => self.shared.insert((buffer.as_ptr() as usize, buffer.len())),
+            Part::Shared(buffer) => self.is_new(buffer),
             _ => true,
         };
         if new { part.len() as u64 } else { 0 }
@@ -153,8 +174,7 @@ impl Meter {
 
     fn dictionary_bytes(&mut self, values: &ArrayData) -> u64 {
         let outline = Outline::of(values);
-        let first = values.buffers().last().map(|buffer| (buffer.as_ptr() as usize, buffer.len()));
-        match first.is_none_or(|first| self.shared.insert(first)) {
+        match values.buffers().last().is_none_or(|last| self.is_new(last)) {
             true => self.outline_bytes(&outline),
             false => 0,
         }

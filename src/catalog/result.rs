@@ -223,6 +223,9 @@ impl ResultSpool {
             Some(adopter) => adopter.adopt(batch).map_err(|error| self.too_large(held.bytes, error))?,
             None => batch,
         };
+        if self.is_consumed_by_reading() {
+            held.meter.forget_unused();
+        }
         let bytes = held.meter.referenced_bytes(&batch);
         if self.is_consumed_by_reading() {
             self.wait_for_room(&mut held, bytes)?;
@@ -250,6 +253,8 @@ impl ResultSpool {
         let mut held = self.inner.held.lock();
         let state = outcome.map_or_else(SpoolState::Failed, |()| SpoolState::Complete);
         held.expires = Some(SystemTime::now() + self.inner.retain);
+        // Nothing is counted any more, so nothing is held for that.
+        let meter = std::mem::take(&mut held.meter);
         let batches = if matches!(state, SpoolState::Failed(_)) { held.let_go() } else { VecDeque::new() };
         self.inner.progress.send_modify(|progress| {
             if progress.1 == SpoolState::Open {
@@ -258,7 +263,7 @@ impl ResultSpool {
         });
         drop(held);
         self.inner.room.notify_all();
-        drop(batches);
+        drop((batches, meter));
     }
 
     /// Lets go of all batches, now. Readers find them gone; a writer is stopped.
@@ -372,6 +377,8 @@ impl ResultSpool {
             if let Some(interrupt) = &self.inner.interrupt {
                 interrupt()?;
             }
+            // What readers are done with makes room.
+            held.meter.forget_unused();
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
             let wanted = self.inner.give_way.as_ref().filter(|give_way| give_way.is_wanted.load(Ordering::Relaxed));
             let stall = wanted.map_or(self.inner.stall, |wanted| wanted.stall.min(self.inner.stall));

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use arrow::array::{ArrayRef, RecordBatch};
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use arrow::util::display::array_value_to_string;
 
 use super::adopt::Meter;
@@ -15,11 +15,13 @@ use crate::{Error, Result, listed};
 
 /// What is known of a column once somebody has asked.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct Asked {
     /// How many rows have each value of its sample, by the value's hash.
     values: OnceLock<HashMap<u64, u64>>,
     /// Which different values it has; `None` where nobody can tell.
     sketch: OnceLock<Option<Sketch>>,
+    /// The type that it has in a result of this table alone.
+    gathered_type: OnceLock<DataType>,
 }
 
 /// An immutable table whose buffers live in the arena.
@@ -47,7 +49,7 @@ pub struct Table {
     pub created: SystemTime,
     pub(super) collectors: Vec<StatisticsCollector>,
     /// What was asked of each column.
-    pub(super) counted: Vec<Counted>,
+    pub(super) asked: Vec<Asked>,
     /// What its rows cost whom; shared by the tables that share batches.
     pub(super) charges: Vec<Arc<Charge>>,
 }
@@ -88,7 +90,7 @@ impl Table {
             statistics,
             unique: Vec::new(),
             created: SystemTime::now(),
-            counted: uncounted(collectors.len()),
+            asked: unasked(collectors.len()),
             collectors,
             charges: Vec::new(),
         })
@@ -98,7 +100,7 @@ impl Table {
     /// [`HeavyValue`](super::HeavyValue). The first call passes over the column, which takes some nanoseconds per row.
     pub fn counted_values(&self, column: usize) -> &HashMap<u64, u64> {
         let count = || self.collectors[column].count_sampled(self.arrays(column));
-        self.counted[column].values.get_or_init(count)
+        self.asked[column].values.get_or_init(count)
     }
 
     /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.
@@ -106,11 +108,17 @@ impl Table {
     pub fn sketch(&self, column: usize) -> Option<&Sketch> {
         let is_here = self.rows == 0 || !self.batches.is_empty();
         let sketch = || self.collectors[column].sketch(self.arrays(column)).filter(|_| is_here);
-        self.counted[column].sketch.get_or_init(sketch).as_ref()
+        self.asked[column].sketch.get_or_init(sketch).as_ref()
     }
 
     fn arrays(&self, column: usize) -> impl Iterator<Item = &ArrayRef> {
         self.batches.iter().map(move |batch| batch.column(column))
+    }
+
+    /// The type that a column has in a result of this table alone. Whoever gathers columns finds it once: the batches stay as they
+    /// are, and to compare the dictionaries of thousands of them with each join takes longer than all else that binding does.
+    pub fn gathered_type(&self, column: usize, find: impl FnOnce() -> DataType) -> &DataType {
+        self.asked[column].gathered_type.get_or_init(find)
     }
 
     /// The value of one row of a column in words; `None` beyond the last row.
@@ -135,9 +143,9 @@ impl Table {
     }
 }
 
-/// Nothing is counted yet.
-pub(super) fn uncounted(columns: usize) -> Vec<Counted> {
-    (0..columns).map(|_| Counted::default()).collect()
+/// Nobody has asked yet.
+pub(super) fn unasked(columns: usize) -> Vec<Asked> {
+    (0..columns).map(|_| Asked::default()).collect()
 }
 
 /// The index of a column; `of` says whose, for the error.

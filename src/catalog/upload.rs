@@ -11,7 +11,7 @@ use super::adopt::{Adopter, Meter};
 use super::names::{exists, no_table};
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
-use super::table::{column_index, detected_order, uncounted};
+use super::table::{column_index, detected_order, unasked};
 use super::{Catalog, Editor, NameReservation, StatisticsCollector, Table};
 use crate::{Context, Error, Result};
 
@@ -214,7 +214,7 @@ impl Target {
             unique: self.unique.clone(),
             created: SystemTime::now(),
             collectors: rows.collectors.clone(),
-            counted: uncounted(rows.collectors.len()),
+            asked: unasked(rows.collectors.len()),
             charges: rows.charges.clone(),
         }
     }
@@ -253,7 +253,7 @@ impl Target {
             statistics,
             sorted_by,
             unique,
-            counted: uncounted(collectors.len()),
+            asked: unasked(collectors.len()),
             collectors,
         })
     }

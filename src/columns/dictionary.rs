@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!   table     batch 0: [red, green]   batch 1: [green, blue]      one dictionary each
-//!   result    gathered as values ── encode ──► keys 0 1 1 2 of [red, green, blue]
+//!   result    keys 0 1 1 2 of [red, green, blue]              gathered by key, and each value once
 //! ```
+//!
+//! Values are not gathered row by row on the way: a value that a million rows share would be there a million times. Only a key
+//! that an outer join puts together from both sides takes that way ([`decoded_bytes`] says what it costs).
 //!
 //! A batch's dictionary holds the values of its rows, in the order in which they come, so it is not ordered, whatever those of the
 //! table were. Its keys are of the table's type; where all values together are too many for that, of the next wider one that
@@ -12,10 +15,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayData, ArrayRef, UInt32Array, UInt64Array, make_array};
-use arrow::compute::{CastOptions, cast_with_options, take};
-use arrow::datatypes::DataType;
+use arrow::array::{
+    Array, ArrayAccessor, ArrayData, ArrayRef, AsArray, DictionaryArray, UInt32Array, UInt64Array, make_array,
+};
+use arrow::compute::{CastOptions, cast, cast_with_options, take};
+use arrow::datatypes::{DataType, UInt32Type, UInt64Type};
+use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
+use arrow::util::display::FormatOptions;
 
 use crate::{Error, Result};
 
@@ -25,10 +32,7 @@ pub fn encoded_type(data_type: &DataType, dictionaries: &[&ArrayRef]) -> DataTyp
     let mut apart: Vec<&ArrayRef> = Vec::new();
     for dictionary in dictionaries {
         // What batches share lies next to each other.
-        if apart
-            .last()
-            .is_none_or(|last| !Arc::ptr_eq(last, dictionary) && !last.to_data().ptr_eq(&dictionary.to_data()))
-        {
+        if apart.last().is_none_or(|last| !is_same(last, dictionary)) {
             apart.push(dictionary);
         }
     }
@@ -57,6 +61,11 @@ pub fn encoded_type(data_type: &DataType, dictionaries: &[&ArrayRef]) -> DataTyp
     DataType::Dictionary(Box::new(fitting.clone()), value_type.clone())
 }
 
+/// Whether two dictionaries are the same values in the same memory.
+pub(super) fn is_same(one: &ArrayRef, other: &ArrayRef) -> bool {
+    Arc::ptr_eq(one, other) || one.to_data().ptr_eq(&other.to_data())
+}
+
 /// Whether dictionaries have so many different values together, or fewer.
 fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usize) -> bool {
     let Ok(converter) = RowConverter::new(vec![SortField::new(value_type.clone())]) else { return false };
@@ -80,25 +89,99 @@ fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usi
 /// # Errors
 /// [`Error::Internal`] when its keys cannot number them, which [`encoded_type`] rules out.
 pub fn encode(values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
-    let DataType::Dictionary(key_type, value_type) = data_type else {
+    let DataType::Dictionary(_, value_type) = data_type else {
         return Err(Error::Internal(format!("{data_type} is no dictionary type")));
     };
-    let failed = |error| {
-        Error::Internal(format!(
-            "making a dictionary of {} rows of {}, as {data_type}: {error}",
-            values.len(),
-            values.data_type()
-        ))
-    };
-    let strict = CastOptions { safe: false, ..CastOptions::default() };
     if is_packed_by_arrow(value_type) {
-        return cast_with_options(values, data_type, &strict).map_err(failed);
+        return cast_with_options(values, data_type, &STRICT).map_err(|error| failed(values, data_type, &error));
     }
-    let (keys, values) = distinct(&cast_with_options(values, value_type, &strict).map_err(failed)?).map_err(failed)?;
-    let keys = cast_with_options(&keys, key_type, &strict).map_err(failed)?.to_data();
+    let encode = || {
+        let values = cast_with_options(values, value_type, &STRICT)?;
+        let Distinct { number_of, firsts } = Distinct::of(&values)?;
+        with_keys(&UInt32Array::from(number_of), &take(&values, &UInt32Array::from(firsts), None)?, data_type)
+    };
+    encode().map_err(|error| failed(values, data_type, &error))
+}
+
+/// A dictionary column as one of another type, whose dictionary has the values of its rows, each once.
+///
+/// # Errors
+/// [`Error::Internal`] when the keys of that type cannot number them, which [`encoded_type`] rules out.
+pub fn encode_again(array: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
+    let encode = || {
+        let dictionary = array.as_any_dictionary();
+        let keys = cast(dictionary.keys(), &DataType::UInt64)?;
+        let mut numbers: HashMap<u64, u32> = HashMap::new();
+        let mut used: Vec<u64> = Vec::new();
+        let mut number = |key: u64| {
+            *numbers.entry(key).or_insert_with(|| {
+                used.push(key);
+                used.len() as u32 - 1
+            })
+        };
+        let keys: UInt32Array = keys.as_primitive::<UInt64Type>().iter().map(|key| key.map(&mut number)).collect();
+        let values = take(dictionary.values(), &UInt64Array::from(used), None)?;
+        let Distinct { number_of, firsts } = Distinct::of(&values)?;
+        let keys: UInt32Array = keys.iter().map(|key| number_of[key? as usize]).collect();
+        with_keys(&keys, &take(&values, &UInt32Array::from(firsts), None)?, data_type)
+    };
+    encode().map_err(|error| failed(array, data_type, &error))
+}
+
+/// A dictionary column as one of another type, with the same dictionary.
+///
+/// # Errors
+/// [`Error::Internal`] when keys of that type cannot number it.
+pub fn with_wanted_keys(array: &DictionaryArray<UInt32Type>, data_type: &DataType) -> Result<ArrayRef> {
+    with_keys(array.keys(), array.values(), data_type).map_err(|error| failed(array, data_type, &error))
+}
+
+/// Bytes that a dictionary column takes as its plain values; nothing for any other column.
+pub fn decoded_bytes(array: &ArrayRef) -> u64 {
+    let Some(dictionary) = array.as_any_dictionary_opt().filter(|dictionary| !dictionary.values().is_empty()) else {
+        return 0;
+    };
+    let value_bytes = value_sizes(dictionary.values());
+    let keys = dictionary.normalized_keys();
+    let of_row = |(row, &key): (usize, &usize)| if array.is_null(row) { 0 } else { value_bytes(key) };
+    keys.iter().enumerate().map(of_row).sum()
+}
+
+/// Bytes of each value, by its index; of nested values, what they are on average.
+pub(super) fn value_sizes(values: &ArrayRef) -> Box<dyn Fn(usize) -> u64 + '_> {
+    match values.data_type() {
+        DataType::Utf8 => Box::new(move |at| 4 + values.as_string::<i32>().value_length(at) as u64),
+        DataType::LargeUtf8 => Box::new(move |at| 8 + values.as_string::<i64>().value_length(at) as u64),
+        DataType::Binary => Box::new(move |at| 4 + values.as_binary::<i32>().value_length(at) as u64),
+        DataType::LargeBinary => Box::new(move |at| 8 + values.as_binary::<i64>().value_length(at) as u64),
+        // Views of the same bytes, however many there are.
+        DataType::Utf8View | DataType::BinaryView => Box::new(|_| 16),
+        other => {
+            let average = || (values.get_array_memory_size() / values.len().max(1)) as u64;
+            let bytes = other.primitive_width().map_or_else(average, |width| width as u64);
+            Box::new(move |_| bytes)
+        }
+    }
+}
+
+const STRICT: CastOptions<'static> = CastOptions { safe: false, format_options: FormatOptions::new() };
+
+fn failed(array: &dyn Array, data_type: &DataType, error: &ArrowError) -> Error {
+    Error::Internal(format!(
+        "making a dictionary of {} rows of {}, as {data_type}: {error}",
+        array.len(),
+        array.data_type()
+    ))
+}
+
+/// The dictionary column of those keys and values.
+fn with_keys(keys: &UInt32Array, values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+    let DataType::Dictionary(key_type, _) = data_type else {
+        return Err(ArrowError::CastError("it is no dictionary type".into()));
+    };
+    let keys = cast_with_options(keys, key_type, &STRICT)?.to_data();
     let data = ArrayData::builder(data_type.clone()).len(keys.len()).add_buffer(keys.buffers()[0].clone());
-    let data = data.nulls(keys.nulls().cloned()).add_child_data(values.to_data()).build().map_err(failed)?;
-    Ok(make_array(data))
+    Ok(make_array(data.nulls(keys.nulls().cloned()).add_child_data(values.to_data()).build()?))
 }
 
 /// Whether Arrow's cast makes dictionaries of the type's values. (`can_cast_types` says so of every type.)
@@ -111,33 +194,58 @@ fn is_packed_by_arrow(value_type: &DataType) -> bool {
     }
 }
 
-/// Which of the different values each row has, and these in the order in which they come.
-fn distinct(values: &ArrayRef) -> Result<(ArrayRef, ArrayRef), arrow::error::ArrowError> {
-    let converter = RowConverter::new(vec![SortField::new(values.data_type().clone())])?;
-    let rows = converter.convert_columns(&[Arc::clone(values)])?;
-    let nulls = values.logical_nulls();
-    let mut numbers: HashMap<&[u8], u64> = HashMap::new();
-    let mut firsts: Vec<u32> = Vec::new();
-    let mut number = |at: usize| {
-        if nulls.as_ref().is_some_and(|nulls| nulls.is_null(at)) {
-            return None;
-        }
-        Some(*numbers.entry(rows.row(at).data()).or_insert_with(|| {
-            firsts.push(at as u32);
-            firsts.len() as u64 - 1
-        }))
-    };
-    let keys: UInt64Array = (0..values.len()).map(&mut number).collect();
-    Ok((Arc::new(keys), take(values, &UInt32Array::from(firsts), None)?))
+/// Which of the different values each row has.
+pub(super) struct Distinct {
+    /// The number of each row's value; `None` for a null.
+    pub(super) number_of: Vec<Option<u32>>,
+    /// The first row of each value, by number.
+    pub(super) firsts: Vec<u32>,
+}
+
+impl Distinct {
+    pub(super) fn of(values: &ArrayRef) -> Result<Self, ArrowError> {
+        Ok(match values.data_type() {
+            DataType::Utf8 => Self::of_bytes(values, values.as_string::<i32>()),
+            DataType::LargeUtf8 => Self::of_bytes(values, values.as_string::<i64>()),
+            DataType::Utf8View => Self::of_bytes(values, values.as_string_view()),
+            DataType::Binary => Self::of_bytes(values, values.as_binary::<i32>()),
+            DataType::LargeBinary => Self::of_bytes(values, values.as_binary::<i64>()),
+            DataType::BinaryView => Self::of_bytes(values, values.as_binary_view()),
+            other => {
+                let converter = RowConverter::new(vec![SortField::new(other.clone())])?;
+                let rows = converter.convert_columns(&[Arc::clone(values)])?;
+                Self::by(values, |at| rows.row(at).data())
+            }
+        })
+    }
+
+    fn of_bytes<'a, A: ArrayAccessor<Item = &'a T>, T: AsRef<[u8]> + ?Sized + 'a>(values: &ArrayRef, typed: A) -> Self {
+        Self::by(values, |at| typed.value(at).as_ref())
+    }
+
+    fn by<'a>(values: &ArrayRef, bytes_of: impl Fn(usize) -> &'a [u8]) -> Self {
+        let nulls = values.logical_nulls();
+        let mut numbers: HashMap<&[u8], u32> = HashMap::new();
+        let mut firsts: Vec<u32> = Vec::new();
+        let mut number = |at: usize| {
+            if nulls.as_ref().is_some_and(|nulls| nulls.is_null(at)) {
+                return None;
+            }
+            Some(*numbers.entry(bytes_of(at)).or_insert_with(|| {
+                firsts.push(at as u32);
+                firsts.len() as u32 - 1
+            }))
+        };
+        let number_of = (0..values.len()).map(&mut number).collect();
+        Self { number_of, firsts }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use arrow::array::{
-        AsArray, BooleanArray, DurationSecondArray, FixedSizeBinaryArray, Int8Array, ListArray, StringArray,
-        StringViewArray,
+        BooleanArray, DurationSecondArray, FixedSizeBinaryArray, Int8Array, ListArray, StringArray, StringViewArray,
     };
-    use arrow::compute::cast;
     use arrow::datatypes::Int32Type;
 
     use super::*;
@@ -197,6 +305,14 @@ mod tests {
             let values = take(dictionary.values(), &cast(dictionary.keys(), &DataType::UInt32).unwrap(), None).unwrap();
             assert_eq!(&values, &array, "{wanted}");
             assert_eq!(encode(&array.slice(0, 0), &wanted).unwrap().len(), 0);
+            // The same by way of a dictionary with values that no row has, and with one twice.
+            let all = take(&array, &UInt32Array::from(vec![1, 5, 3, 0, 2]), None).unwrap();
+            let keys = UInt32Array::from(vec![Some(3), None, Some(4), Some(2), Some(3), Some(0)]);
+            let wordy: ArrayRef = Arc::new(DictionaryArray::try_new(keys, all).unwrap());
+            let again = encode_again(&wordy, &wanted).unwrap();
+            again.to_data().validate_full().unwrap();
+            assert_eq!(again.data_type(), &wanted);
+            assert_eq!(&again.to_data(), &encoded.to_data(), "{wanted}");
         }
         let too_many = encode(&texts(0..300), &dictionary_of(DataType::Int8, &DataType::Utf8));
         assert!(matches!(too_many, Err(Error::Internal(text)) if text.contains("300 rows")));

@@ -1,9 +1,11 @@
 //! Gathering on the host: columns that a device does not move (variable length, nested, booleans), by row number.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
-    AnyDictionaryArray, Array, ArrayData, ArrayRef, AsArray, GenericByteArray, new_empty_array, new_null_array,
+    AnyDictionaryArray, Array, ArrayData, ArrayRef, AsArray, DictionaryArray, GenericByteArray, UInt32Array,
+    new_empty_array, new_null_array,
 };
 use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::compute::interleave;
@@ -14,25 +16,44 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 use rayon::prelude::*;
 
+use super::dictionary::{Distinct, is_same, value_sizes};
 use super::rows::{BatchIndex, Rows};
 use crate::device::{HostColumn, NO_ROW};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
 /// The rows `numbers` of a column, in that order; [`NO_ROW`] gives a null. Strings and binaries are written straight into
-/// the arena; what else there is goes through Arrow's own kernels. A dictionary column comes as its plain values.
+/// the arena; what else there is goes through Arrow's own kernels. A dictionary column comes as one with 32-bit keys, whose
+/// dictionary has the values of these rows, each once.
 ///
 /// # Errors
 /// [`Error::Exhausted`] when the arena refuses; [`Error::Invalid`] when strings gathered into one batch exceed what
 /// their 32-bit offsets can address (fewer rows per batch help, or the type's large variant).
 pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef> {
-    match rows.data_type(column) {
-        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(rows, column, numbers, arena),
-        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(rows, column, numbers, arena),
-        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(rows, column, numbers, arena),
-        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(rows, column, numbers, arena),
-        DataType::Dictionary(key_type, _) => gather_dictionary(rows, column, numbers, key_type),
-        _ => gather_any(rows, column, numbers),
+    let data_type = rows.data_type(column);
+    if let DataType::Dictionary(key_type, value_type) = data_type {
+        return gather_dictionary(rows, column, numbers, key_type, value_type, arena);
+    }
+    let arrays: Vec<&ArrayRef> = rows.column(column).collect();
+    let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
+    let place = |at: usize| (numbers[at] != NO_ROW).then(|| index.find(numbers[at] as usize));
+    gather_places(&arrays, data_type, numbers.len(), place, arena)
+}
+
+/// For each of `count` rows, the value at its place (array, index); a null where there is none.
+fn gather_places(
+    arrays: &[&ArrayRef],
+    data_type: &DataType,
+    count: usize,
+    place: impl Fn(usize) -> Option<(usize, usize)> + Sync,
+    arena: &Arena,
+) -> Result<ArrayRef> {
+    match data_type {
+        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(arrays, count, place, arena),
+        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(arrays, count, place, arena),
+        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(arrays, count, place, arena),
+        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(arrays, count, place, arena),
+        _ => gather_any(arrays, data_type, count, place),
     }
 }
 
@@ -55,27 +76,28 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
 /// Rows that one task gathers; a multiple of 8, so that tasks share no byte of the validity.
 const TASK_ROWS: usize = 16 * 1024;
 
-fn gather_bytes<T: ByteArrayType>(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef>
+fn gather_bytes<T: ByteArrayType>(
+    arrays: &[&ArrayRef],
+    count: usize,
+    place: impl Fn(usize) -> Option<(usize, usize)> + Sync,
+    arena: &Arena,
+) -> Result<ArrayRef>
 where
     T::Offset: bytemuck::Pod,
 {
-    let arrays: Vec<&GenericByteArray<T>> = rows.column(column).map(|array| array.as_bytes::<T>()).collect();
-    let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
-    let value = |number: u32| -> Option<&[u8]> {
-        if number == NO_ROW {
-            return None;
-        }
-        let (batch, at) = index.find(number as usize);
-        let array = arrays[batch];
+    let arrays: Vec<&GenericByteArray<T>> = arrays.iter().map(|array| array.as_bytes::<T>()).collect();
+    let value = |row: usize| -> Option<&[u8]> {
+        let (array, at) = place(row)?;
+        let array = arrays[array];
         (!array.is_null(at)).then(|| AsRef::<[u8]>::as_ref(array.value(at)))
     };
 
     // Where each value lies, and how many bytes each task writes, so that tasks know where to start. Looking all places
     // up before any value is read keeps many reads from random places in flight.
-    let found: Vec<(Vec<Option<&[u8]>>, usize)> = numbers
-        .par_chunks(TASK_ROWS)
+    let found: Vec<(Vec<Option<&[u8]>>, usize)> = (0..count.div_ceil(TASK_ROWS))
+        .into_par_iter()
         .map(|task| {
-            let values: Vec<_> = task.iter().map(|&number| value(number)).collect();
+            let values: Vec<_> = (task * TASK_ROWS..count.min((task + 1) * TASK_ROWS)).map(&value).collect();
             let length = values.iter().map(|value| value.map_or(0, <[u8]>::len)).sum();
             (values, length)
         })
@@ -83,17 +105,16 @@ where
     let total: usize = found.iter().map(|(_, length)| length).sum();
     let too_long = || {
         Error::Invalid(format!(
-            "{total} bytes of strings in one batch of {} rows exceed the 32-bit offsets of type {}; ask for smaller batches with \
-             batch_rows, or upload the column with 64-bit offsets",
-            numbers.len(),
+            "{total} bytes of strings in one batch of {count} rows exceed the 32-bit offsets of type {}; ask for smaller batches \
+             with batch_rows, or upload the column with 64-bit offsets",
             T::DATA_TYPE
         ))
     };
     T::Offset::from_usize(total).ok_or_else(too_long)?;
 
-    let mut offsets = arena.allocate((numbers.len() + 1) * size_of::<T::Offset>(), "string offsets of a result")?;
+    let mut offsets = arena.allocate((count + 1) * size_of::<T::Offset>(), "string offsets of a result")?;
     let mut bytes = arena.allocate(total, "strings of a result")?;
-    let mut validity = arena.allocate(numbers.len().div_ceil(8), "the validity of a result")?;
+    let mut validity = arena.allocate(count.div_ceil(8), "the validity of a result")?;
     let (first, ends) = bytemuck::cast_slice_mut::<u8, T::Offset>(&mut offsets).split_at_mut(1);
     first[0] = T::Offset::default();
     let mut pieces: Vec<(usize, &mut [u8])> = Vec::with_capacity(found.len());
@@ -124,14 +145,22 @@ where
             nulls
         })
         .sum();
-    let nulls = (nulls > 0).then(|| NullBuffer::new(BooleanBuffer::new(validity.freeze(), 0, numbers.len())));
-    let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, numbers.len() + 1));
+    let nulls = (nulls > 0).then(|| NullBuffer::new(BooleanBuffer::new(validity.freeze(), 0, count)));
+    let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, count + 1));
     Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, bytes.freeze(), nulls)?))
 }
 
-/// Dictionary columns whose batches do not share a dictionary: the values behind the keys, as a plain column. (The
-/// batches' dictionaries together may have more values than the key type can number.)
-fn gather_dictionary(rows: &Rows, column: usize, numbers: &[u32], key_type: &DataType) -> Result<ArrayRef> {
+/// Dictionary columns whose batches do not share a dictionary. (The batches' dictionaries together may have more values than
+/// the key type can number.) Each value that a row has is gathered once, so that what this takes is what the result takes, however
+/// many rows share a value.
+fn gather_dictionary(
+    rows: &Rows,
+    column: usize,
+    numbers: &[u32],
+    key_type: &DataType,
+    value_type: &DataType,
+    arena: &Arena,
+) -> Result<ArrayRef> {
     fn value_index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> Option<usize> {
         let keys = keys.as_primitive::<K>();
         (!keys.is_null(row)).then(|| keys.value(row).as_usize())
@@ -148,38 +177,73 @@ fn gather_dictionary(rows: &Rows, column: usize, numbers: &[u32], key_type: &Dat
     };
     let batches: Vec<&dyn AnyDictionaryArray> = rows.column(column).map(|array| array.as_any_dictionary()).collect();
     let index = BatchIndex::of(batches.iter().map(|batch| batch.len()));
-    let values: Vec<ArrayRef> = batches.iter().map(|batch| batch.values().clone()).collect();
-    let DataType::Dictionary(_, value_type) = rows.data_type(column) else { unreachable!("a dictionary column") };
-    let place = |number: u32| {
+    // What batches share lies next to each other.
+    let mut dictionaries: Vec<&ArrayRef> = Vec::new();
+    let mut dictionary_of: Vec<usize> = Vec::with_capacity(batches.len());
+    for batch in &batches {
+        if dictionaries.last().is_none_or(|last| !is_same(last, batch.values())) {
+            dictionaries.push(batch.values());
+        }
+        dictionary_of.push(dictionaries.len() - 1);
+    }
+    let mut places: Vec<(usize, usize)> = Vec::new();
+    let mut number_at: HashMap<(usize, usize), u32> = HashMap::new();
+    let mut key_of = |&number: &u32| {
+        if number == NO_ROW {
+            return None;
+        }
         let (batch, at) = index.find(number as usize);
-        Some((batch, value_index(batches[batch].keys(), at)?))
+        let place = (dictionary_of[batch], value_index(batches[batch].keys(), at)?);
+        Some(*number_at.entry(place).or_insert_with(|| {
+            places.push(place);
+            places.len() as u32 - 1
+        }))
     };
-    interleave_places(&values, value_type, numbers, place)
+    let mut keys: UInt32Array = numbers.iter().map(&mut key_of).collect();
+    let mut values = gather_values(&dictionaries, value_type, &places, arena)?;
+    // Several dictionaries may have the same value, or one of them a null.
+    let failed = |error| Error::Internal(format!("making one dictionary of several of type {value_type}: {error}"));
+    let Distinct { number_of, firsts } = Distinct::of(&values).map_err(failed)?;
+    if firsts.len() < values.len() {
+        keys = keys.iter().map(|key| number_of[key? as usize]).collect();
+        let places: Vec<(usize, usize)> = firsts.iter().map(|&first| (0, first as usize)).collect();
+        values = gather_values(&[&values], value_type, &places, arena)?;
+    }
+    Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
 }
 
-fn gather_any(rows: &Rows, column: usize, numbers: &[u32]) -> Result<ArrayRef> {
-    let arrays: Vec<ArrayRef> = rows.column(column).cloned().collect();
-    let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
-    let place = |number: u32| Some(index.find(number as usize));
-    interleave_places(&arrays, rows.data_type(column), numbers, place)
-}
-
-/// The values at `place` (array, index) of each row number; a null where there is no place, or no row.
-fn interleave_places(
-    arrays: &[ArrayRef],
-    data_type: &DataType,
-    numbers: &[u32],
-    place: impl Fn(u32) -> Option<(usize, usize)>,
+/// The values at those places (dictionary, index). Those that do not lie in the arena are paid for while they are made.
+fn gather_values(
+    dictionaries: &[&ArrayRef],
+    value_type: &DataType,
+    places: &[(usize, usize)],
+    arena: &Arena,
 ) -> Result<ArrayRef> {
-    if numbers.is_empty() {
+    let _paid = match value_type {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary => None,
+        _ => {
+            let sizes: Vec<_> = dictionaries.iter().map(|dictionary| value_sizes(dictionary)).collect();
+            let bytes = places.iter().map(|&(dictionary, at)| sizes[dictionary](at)).sum();
+            Some(arena.reserve(bytes, "the values of a result's dictionary")?)
+        }
+    };
+    gather_places(dictionaries, value_type, places.len(), |at| Some(places[at]), arena)
+}
+
+fn gather_any(
+    arrays: &[&ArrayRef],
+    data_type: &DataType,
+    count: usize,
+    place: impl Fn(usize) -> Option<(usize, usize)>,
+) -> Result<ArrayRef> {
+    if count == 0 {
         return Ok(new_empty_array(data_type));
     }
     // A row that does not exist is row 0 of an array of one null.
     let null = new_null_array(data_type, 1);
     let missing = (arrays.len(), 0);
-    let arrays: Vec<&dyn Array> = arrays.iter().chain([&null]).map(|array| &**array).collect();
-    let found = |&number: &u32| if number == NO_ROW { missing } else { place(number).unwrap_or(missing) };
-    let places: Vec<_> = numbers.iter().map(found).collect();
+    let arrays: Vec<&dyn Array> = arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
+    let places: Vec<_> = (0..count).map(|row| place(row).unwrap_or(missing)).collect();
     interleave(&arrays, &places).map_err(|error| match error {
         ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
             "the batches of a column of type {data_type} have dictionaries of their own inside, with more values together than \
@@ -256,6 +320,41 @@ mod tests {
             None,
         ]);
         assert_eq!(gathered.as_list::<i32>(), &expected);
+    }
+
+    fn dictionary(keys: Vec<Option<i8>>, values: Vec<Option<&str>>) -> ArrayRef {
+        Arc::new(DictionaryArray::<Int8Type>::try_new(keys.into(), Arc::new(StringArray::from(values))).unwrap())
+    }
+
+    #[test]
+    fn rows_of_several_dictionaries_get_one_with_each_of_their_values_once() {
+        let first = dictionary(vec![Some(1), Some(0), None], vec![Some("green"), Some("red"), Some("unused")]);
+        let second = dictionary(vec![Some(0), Some(1), Some(2)], vec![Some("blue"), Some("green"), None]);
+        let rows = rows_of(vec![first.clone(), first, second]);
+        let gathered = gather_on_host(&rows, 0, &[8, 7, 0, 4, NO_ROW, 2, 3, 6, 1], &arena()).unwrap();
+        let gathered = gathered.as_dictionary::<UInt32Type>();
+        let values: Vec<_> = gathered.values().as_string::<i32>().iter().collect();
+        assert_eq!(values, [Some("green"), Some("red"), Some("blue")]);
+        let keys: Vec<_> = gathered.keys().iter().collect();
+        assert_eq!(keys, [None, Some(0), Some(1), Some(0), None, None, Some(1), Some(2), Some(0)]);
+        assert_eq!(gather_on_host(&rows, 0, &[], &arena()).unwrap().len(), 0);
+    }
+
+    /// Such rows were once gathered as plain values on the heap: 3 GB of them here, whatever the budget.
+    #[test]
+    fn a_value_that_many_rows_share_is_paid_for_once_and_never_gathered_for_each() {
+        const VALUE_BYTES: usize = 1 << 20;
+        let long = ["a", "b", "c"].map(|text| text.repeat(VALUE_BYTES));
+        let own = |at: usize| dictionary(vec![Some(0); 1000], vec![Some(long[at].as_str())]);
+        let rows = rows_of((0..3).map(own).collect());
+        let numbers: Vec<u32> = (0..3000).collect();
+        let budget = |bytes: usize| Budget::new("host memory", "--host-memory", bytes as u64);
+        let (enough, little) = (budget(16 * VALUE_BYTES), budget(2 * VALUE_BYTES));
+        let gathered = gather_on_host(&rows, 0, &numbers, &Arena::new(enough.clone())).unwrap();
+        assert_eq!(gathered.as_dictionary::<UInt32Type>().values().len(), 3);
+        assert!((3 * VALUE_BYTES..4 * VALUE_BYTES).contains(&(enough.used_bytes() as usize)), "the budget knows of it");
+        let refused = gather_on_host(&rows, 0, &numbers, &Arena::new(little)).unwrap_err();
+        assert!(matches!(&refused, Error::Exhausted(text) if text.contains("--host-memory")), "{refused}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod layout;
 mod reader;
 mod rows;
 
-pub use dictionary::{encode, encoded_type};
+pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wanted_keys};
 pub use host_gather::{fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};

@@ -3,18 +3,29 @@
 //!
 //! What is kept is what was copied: some consecutive rows of a column of a table, known by the table itself and not by its name, so
 //! that a table which is replaced is another one. Joins cut a table of one size in one way, so that they ask for the same rows.
-//! Kept columns are charged to the device's memory, and give way when a job asks for it: the least recently used first,
-//! those of tables that are gone before all.
+//! Kept columns are charged to the device's memory, and give way when a job asks for it: those of tables that are gone before
+//! all, then those that were asked for once, and last those that were asked for again; of each, the least recently used first.
+//!
+//! ```text
+//!   copied in ─► on probation ── asked for again ─► protected: at most PROTECTED_SHARE of the bytes
+//!                  │      ▲                             │
+//!                  ▼      └── the least recently used ──┘
+//!               gives way
+//! ```
+//!
+//! So one pass over a large table that nobody asks for again takes the place of others like it, and not of what every join
+//! reads. (Segmented LRU: Karedla, Love and Wherry 1994.)
 
 use std::any::Any;
 use std::collections::{HashMap, hash_map};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
-use super::{Device, DeviceBuffer, Event, Stream};
+use super::{Device, DeviceBuffer, DeviceMemory, Event, Stream};
 use crate::memory::{Budget, Reclaim};
 use crate::{Error, Result};
 
@@ -46,6 +57,10 @@ pub struct CacheStats {
     pub evictions: u64,
 }
 
+/// What protected columns may take of the bytes that are kept, as (numerator, denominator). The rest is for columns that may yet be
+/// asked for again.
+const PROTECTED_SHARE: (u64, u64) = (4, 5);
+
 /// The columns that one device keeps.
 pub(super) struct ColumnCache {
     /// All of the device's memory.
@@ -54,6 +69,17 @@ pub(super) struct ColumnCache {
     /// Waits until everything is done that was queued on the device.
     settle: Box<dyn Fn() + Send + Sync>,
     inner: Mutex<Inner>,
+    /// Totals of `inner`, for those who ask for them with every chunk of every join.
+    totals: Arc<Totals>,
+}
+
+/// Bytes of columns.
+#[derive(Debug, Default)]
+struct Totals {
+    /// That are kept.
+    kept: AtomicU64,
+    /// That are kept, and in use.
+    lent: AtomicU64,
 }
 
 #[derive(Default)]
@@ -63,7 +89,25 @@ struct Inner {
     clock: u64,
     /// Bytes that are being copied, and have room.
     coming_bytes: u64,
+    /// Bytes of the entries that are protected.
+    protected_bytes: u64,
     stats: CacheStats,
+}
+
+impl Inner {
+    /// Protects what was asked for again, and puts others back on probation, from where they may rise again, when that is too much.
+    fn protect(&mut self, key: Key, bytes_max: u64) {
+        let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.is_protected) else { return };
+        entry.is_protected = true;
+        self.protected_bytes += entry.bytes();
+        while self.protected_bytes > bytes_max {
+            let protected = self.entries.values_mut().filter(|entry| entry.is_protected);
+            let Some(oldest) = protected.min_by_key(|entry| entry.last_used) else { break };
+            oldest.is_protected = false;
+            oldest.last_used = self.clock;
+            self.protected_bytes -= oldest.bytes();
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +131,10 @@ struct Entry {
     /// When the copy is complete.
     ready: Event,
     last_used: u64,
+    /// Whether it was asked for again.
+    is_protected: bool,
+    /// The buffer in the hands of those who use it.
+    lent: Weak<Lent>,
 }
 
 impl Entry {
@@ -96,6 +144,54 @@ impl Entry {
 
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.buffer) > 1
+    }
+
+    /// The buffer for one more who uses it.
+    fn lend(&mut self, totals: &Arc<Totals>) -> DeviceBuffer {
+        if let Some(lent) = self.lent.upgrade() {
+            return lent;
+        }
+        totals.lent.fetch_add(self.bytes(), Ordering::Relaxed);
+        let lent = Arc::new(Lent { buffer: Some(self.buffer.clone()), totals: totals.clone() });
+        self.lent = Arc::downgrade(&lent);
+        lent
+    }
+}
+
+/// A kept buffer as those have it who use it. It is the buffer in all but that its end is noticed.
+#[derive(Debug)]
+struct Lent {
+    /// There until it is dropped.
+    buffer: Option<DeviceBuffer>,
+    totals: Arc<Totals>,
+}
+
+impl Lent {
+    fn buffer(&self) -> &DeviceBuffer {
+        self.buffer.as_ref().expect("it is not dropped")
+    }
+}
+
+impl DeviceMemory for Lent {
+    fn size_bytes(&self) -> usize {
+        self.buffer().size_bytes()
+    }
+
+    fn charged_bytes(&self) -> u64 {
+        self.buffer().charged_bytes()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self.buffer().as_any()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let bytes = self.charged_bytes();
+        // First, so that what is said to be out of use is.
+        self.buffer = None;
+        self.totals.lent.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -120,7 +216,8 @@ impl std::fmt::Debug for ColumnCache {
 impl ColumnCache {
     /// A cache of at most `limit_bytes` of a device's memory, which columns give back when it is asked for.
     pub(super) fn new(memory: &Budget, limit_bytes: u64, settle: Box<dyn Fn() + Send + Sync>) -> Arc<Self> {
-        let cache = Arc::new(Self { memory: memory.clone(), limit_bytes, settle, inner: Mutex::default() });
+        let (inner, totals) = (Mutex::default(), Arc::default());
+        let cache = Arc::new(Self { memory: memory.clone(), limit_bytes, settle, inner, totals });
         let reclaim: Weak<dyn Reclaim> = Arc::downgrade(&(cache.clone() as Arc<dyn Reclaim>));
         memory.reclaim_from(reclaim);
         cache
@@ -154,32 +251,32 @@ impl ColumnCache {
             Err(Error::Exhausted(_)) => return copy(None),
             Err(error) => return Err(error),
         };
-        match self.keep(room, rows, &buffer, device.record_event(stream)?) {
-            None => {
-                stays(&buffer);
-                Ok(buffer)
-            }
+        let (kept, first_ready) = self.keep(room, rows, &buffer, device.record_event(stream)?);
+        match first_ready {
+            None => stays(&buffer),
             // Another stream has brought the same rows in meanwhile.
-            Some((first, ready)) => {
-                device.wait_event(&ready, stream)?;
-                Ok(first)
-            }
+            Some(ready) => device.wait_event(&ready, stream)?,
         }
+        Ok(kept)
     }
 
     /// Those rows, if they are there, and the event after which they may be read.
     fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
         let mut inner = self.inner.lock();
         inner.clock += 1;
+        let key = Key::of(rows);
         let Inner { entries, clock, stats, .. } = &mut *inner;
-        let Some(entry) = entries.get_mut(&Key::of(rows)) else {
+        let Some(entry) = entries.get_mut(&key) else {
             stats.misses += 1;
             return None;
         };
         entry.last_used = *clock;
         stats.hits += 1;
         stats.hit_bytes += entry.bytes();
-        Some((entry.buffer.clone(), entry.ready.clone()))
+        let found = (entry.lend(&self.totals), entry.ready.clone());
+        let (numerator, denominator) = PROTECTED_SHARE;
+        inner.protect(key, self.limit_bytes / denominator * numerator);
+        Some(found)
     }
 
     /// Room for so many bytes more, once others have given way to them; `None` when there is none. Memory that jobs have or are
@@ -197,7 +294,7 @@ impl ColumnCache {
         };
         if surplus > 0 {
             // Several at once, because each time everything on the device is waited for.
-            self.give_way(surplus.max(self.limit_bytes / 16));
+            self.give_way(surplus, self.limit_bytes / 16);
         }
         let mut inner = self.inner.lock();
         let fits = inner.stats.bytes + inner.coming_bytes + bytes <= self.limit_bytes;
@@ -208,25 +305,31 @@ impl ColumnCache {
         Some(Room { cache: self.clone(), bytes })
     }
 
-    /// Keeps what was copied where there is room for it, from `ready` on; unless these rows are kept already, which it answers with.
+    /// Keeps what was copied where there is room for it, from `ready` on, and answers with what is kept: where these rows are
+    /// already, those, and the event after which they may be read.
     fn keep(
         &self,
         _room: Room,
         rows: &ColumnRows,
         buffer: &DeviceBuffer,
         ready: Event,
-    ) -> Option<(DeviceBuffer, Event)> {
+    ) -> (DeviceBuffer, Option<Event>) {
         let mut inner = self.inner.lock();
         inner.clock += 1;
         let last_used = inner.clock;
         match inner.entries.entry(Key::of(rows)) {
-            hash_map::Entry::Occupied(kept) => Some((kept.get().buffer.clone(), kept.get().ready.clone())),
+            hash_map::Entry::Occupied(mut kept) => {
+                let kept = kept.get_mut();
+                (kept.lend(&self.totals), Some(kept.ready.clone()))
+            }
             hash_map::Entry::Vacant(place) => {
-                let entry = Entry { table: rows.table.clone(), buffer: buffer.clone(), ready, last_used };
-                let bytes = entry.bytes();
-                place.insert(entry);
+                let (table, buffer) = (rows.table.clone(), buffer.clone());
+                let entry = Entry { table, buffer, ready, last_used, is_protected: false, lent: Weak::new() };
+                let entry = place.insert(entry);
+                let (kept, bytes) = (entry.lend(&self.totals), entry.bytes());
                 inner.stats.bytes += bytes;
-                None
+                self.totals.kept.store(inner.stats.bytes, Ordering::Relaxed);
+                (kept, None)
             }
         }
     }
@@ -244,26 +347,29 @@ impl ColumnCache {
         CacheStats { limit_bytes: self.limit_bytes, ..self.inner.lock().stats }
     }
 
-    /// Lets go of columns that nobody uses until so many bytes are free, or no such column is left; the bytes that became
-    /// free.
-    fn give_way(&self, bytes: u64) -> u64 {
+    /// Lets go of columns that nobody uses until `bytes` are free, of those that are not protected until `more_bytes` are, or
+    /// no such column is left; the bytes that became free.
+    fn give_way(&self, bytes: u64, more_bytes: u64) -> u64 {
         let mut inner = self.inner.lock();
         let unused = inner.entries.iter().filter(|(_, entry)| !entry.is_in_use());
-        // The tables that are gone first, then by last use.
-        let mut victims: Vec<_> =
-            unused.map(|(&key, entry)| (entry.table.strong_count() > 0, entry.last_used, key)).collect();
-        victims.sort_unstable_by_key(|&(lives, last_used, _)| (lives, last_used));
+        // The tables that are gone first, then what is on probation, then by last use.
+        let turn = |entry: &Entry| (entry.table.strong_count() > 0, entry.is_protected, entry.last_used);
+        let mut victims: Vec<_> = unused.map(|(&key, entry)| (turn(entry), key)).collect();
+        victims.sort_unstable_by_key(|&(turn, _)| turn);
         let mut gone = Vec::new();
         let mut free = 0;
-        for (lives, _, key) in victims {
-            if free >= bytes && lives {
+        for ((lives, is_protected, _), key) in victims {
+            let wanted = if is_protected { bytes } else { bytes.max(more_bytes) };
+            if free >= wanted && lives {
                 break;
             }
             let Some(entry) = inner.entries.remove(&key) else { continue };
             free += entry.bytes();
+            inner.protected_bytes -= if entry.is_protected { entry.bytes() } else { 0 };
             gone.push(entry);
         }
         inner.stats.bytes -= free;
+        self.totals.kept.store(inner.stats.bytes, Ordering::Relaxed);
         inner.stats.evictions += gone.len() as u64;
         drop(inner);
         if !gone.is_empty() {
@@ -276,11 +382,12 @@ impl ColumnCache {
 
 impl Reclaim for ColumnCache {
     fn reclaimable_bytes(&self) -> u64 {
-        self.inner.lock().entries.values().filter(|entry| !entry.is_in_use()).map(Entry::bytes).sum()
+        let Totals { kept, lent } = &*self.totals;
+        kept.load(Ordering::Relaxed).saturating_sub(lent.load(Ordering::Relaxed))
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        self.give_way(bytes)
+        self.give_way(bytes, 0)
     }
 }
 
@@ -349,11 +456,10 @@ mod tests {
             }
             let room = self.cache.room(bytes);
             let buffer: DeviceBuffer = Arc::new(Piece(bytes as usize, self.memory.reserve(bytes, "a column").unwrap()));
-            if let Some(room) = room {
-                let kept = self.cache.keep(room, rows, &buffer, Event { handle: Arc::new(Done) });
-                assert!(kept.is_none());
-            }
-            buffer
+            let Some(room) = room else { return buffer };
+            let (kept, first_ready) = self.cache.keep(room, rows, &buffer, Event { handle: Arc::new(Done) });
+            assert!(first_ready.is_none());
+            kept
         }
     }
 
@@ -435,6 +541,66 @@ mod tests {
         bench.copy_in(&rows(&stays, 2, 0..10), 100);
         assert!(bench.cache.find(&gone).is_none());
         assert!(bench.cache.find(&rows(&stays, 0, 0..10)).is_some());
+    }
+
+    #[test]
+    fn one_pass_over_a_large_table_leaves_what_was_asked_for_again() {
+        let bench = bench(2000, 500);
+        let (hot, cold) = (Arc::new("hot".to_string()), Arc::new("cold".to_string()));
+        for _ in 0..2 {
+            for column in 0..4 {
+                bench.copy_in(&rows(&hot, column, 0..10), 100);
+            }
+        }
+        for chunk in 0..20 {
+            bench.copy_in(&rows(&cold, 0, 10 * chunk..10 * chunk + 10), 100);
+        }
+        assert_eq!(bench.cache.stats().hits, 4);
+        for column in 0..4 {
+            assert!(bench.cache.find(&rows(&hot, column, 0..10)).is_some(), "column {column}");
+        }
+        assert_eq!(bench.cache.stats().evictions, 19, "each chunk but the first took the place of the one before");
+        // A job needs the memory more than any column does.
+        drop(bench.memory.reserve(2000 * PIECE, "a job").unwrap());
+        assert_eq!(bench.cache.stats().bytes, 0);
+    }
+
+    #[test]
+    fn what_nobody_asks_for_any_more_gives_way_to_what_is_asked_for_now() {
+        let bench = bench(2000, 500);
+        let (before, now) = (Arc::new("before".to_string()), Arc::new("now".to_string()));
+        let column = |table: &Arc<String>, at: usize| rows(table, at, 0..10);
+        for _ in 0..2 {
+            (0..4).for_each(|at| drop(bench.copy_in(&column(&before, at), 100)));
+        }
+        for at in 0..4 {
+            (0..2).for_each(|_| drop(bench.copy_in(&column(&now, at), 100)));
+        }
+        (0..4).for_each(|at| assert!(bench.cache.find(&column(&now, at)).is_some(), "column {at}"));
+        let left = (0..4).filter(|&at| bench.cache.find(&column(&before, at)).is_some()).count();
+        assert_eq!(left, 1, "of five places, the new ones have four");
+    }
+
+    #[test]
+    fn what_could_be_given_back_is_known_whoever_uses_what() {
+        let bench = bench(1000, 900);
+        let table = Arc::new("t".to_string());
+        let column = |at: usize| rows(&table, at, 0..10);
+        let reclaimable = || bench.cache.reclaimable_bytes() / PIECE;
+        let first = bench.copy_in(&column(0), 100);
+        assert_eq!(reclaimable(), 0);
+        let again = bench.copy_in(&column(0), 100);
+        let other = bench.copy_in(&column(1), 300);
+        drop(first);
+        assert_eq!(reclaimable(), 0, "somebody else uses it");
+        drop(again);
+        assert_eq!(reclaimable(), 100);
+        drop(other);
+        assert_eq!(reclaimable(), 400);
+        bench.cache.give_way(100 * PIECE, 0);
+        assert_eq!(reclaimable(), 100, "the larger one was on probation");
+        let first = bench.copy_in(&column(0), 100);
+        assert_eq!((reclaimable(), first.size_bytes() as u64), (0, 100 * PIECE));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The flag that stops a job's work on a device.
 
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Error, Result};
@@ -9,6 +11,36 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag {
     raised: Arc<AtomicBool>,
+    #[cfg(test)]
+    looks: Arc<Looks>,
+}
+
+/// How often a flag was looked at, by which tests tell what works without looking.
+#[cfg(test)]
+#[derive(Debug, Default)]
+struct Looks {
+    count: AtomicU64,
+    /// The look that raises the flag; 0: none does.
+    raising: u64,
+}
+
+#[cfg(test)]
+impl CancelFlag {
+    /// A flag that is raised when it is looked at for that time, counting from 1: at one place in the work, however fast it is.
+    pub(crate) fn raised_at_look(look: u64) -> Self {
+        Self { looks: Arc::new(Looks { raising: look, ..Looks::default() }), ..Self::default() }
+    }
+
+    /// How often it was looked at.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.count.load(Ordering::Relaxed)
+    }
+
+    fn count_look(&self) {
+        if self.looks.count.fetch_add(1, Ordering::Relaxed) + 1 == self.looks.raising {
+            self.raise();
+        }
+    }
 }
 
 impl CancelFlag {
@@ -24,6 +56,8 @@ impl CancelFlag {
 
     /// Whether the work should stop.
     pub fn is_raised(&self) -> bool {
+        #[cfg(test)]
+        self.count_look();
         self.raised.load(Ordering::Acquire)
     }
 

@@ -476,6 +476,15 @@ impl SparedBytes {
     }
 }
 
+impl Stream {
+    /// The same queue for what has to be done whether or not the job is stopped, such as to wait before memory is let go of
+    /// that queued work still reads.
+    #[must_use]
+    pub fn uncancelled(&self) -> Self {
+        Self { cancel: CancelFlag::new(), ..self.clone() }
+    }
+}
+
 /// A mark in a stream.
 #[derive(Clone, Debug)]
 pub struct Event {

@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::kernels::zip::zip;
 use arrow::compute::{CastOptions, cast_with_options, is_null};
-use arrow::datatypes::{DataType, FieldRef};
+use arrow::datatypes::{DataType, FieldRef, UInt32Type};
 
 use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
 use super::{BatchSink, OutputColumn, OutputSource, Side, Task};
-use crate::columns::{KeyLayout, encode, fixed_array, gather_on_host};
+use crate::columns::{KeyLayout, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, with_wanted_keys};
 use crate::device::{Event, HostColumn, Positions};
+use crate::memory::{Arena, Reservation};
 use crate::{Error, Result};
 
 /// The rows of one side that a batch is made of.
@@ -63,6 +64,8 @@ pub(super) struct BatchSizes {
 enum Pending {
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     Ready(ArrayRef),
+    /// Gathered from batches that share no dictionary: it has one of its own, with 32-bit keys.
+    Encoded(ArrayRef),
     /// The first, and where that is null, the second.
     Either(Box<Pending>, Box<Pending>),
 }
@@ -93,16 +96,16 @@ impl Emitter<'_> {
         // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
         let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
-        let mut ranges: VecDeque<_> =
-            (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once)).collect();
-        while let Some(range) = ranges.pop_front() {
+        let mut ranges = (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once));
+        // Parts of a range that was too large, the first one last.
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        while let Some(range) = parts.pop().or_else(|| ranges.next()) {
             match self.queue(build, probe, &range) {
                 Ok(queued) => in_flight.push_back(queued),
                 // How long strings are is known on average only: these are too long for the offsets of one batch.
                 Err(Error::Invalid(_)) if range.len() > 1 => {
                     let middle = range.start + range.len() / 2;
-                    ranges.push_front(middle..range.end);
-                    ranges.push_front(range.start..middle);
+                    parts.extend([middle..range.end, range.start..middle]);
                 }
                 Err(error) => return Err(error),
             }
@@ -119,12 +122,14 @@ impl Emitter<'_> {
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
         let InFlight { range, columns, complete } = in_flight;
         let rows = range.len();
+        // Until the batch is in the sink's hands.
+        let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
         let columns = self.shop.monitor.phase("gather", 0, || {
             self.shop.device.wait(&complete, self.shop.stream)?;
             columns
                 .into_iter()
                 .zip(self.task.schema.fields())
-                .map(|(column, field)| finish(column, field))
+                .map(|(column, field)| finisher.finish(column, field))
                 .collect::<Result<Vec<_>>>()
         })?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -183,45 +188,54 @@ impl Emitter<'_> {
     }
 }
 
-fn finish(column: Pending, field: &FieldRef) -> Result<ArrayRef> {
-    let array = match column {
-        Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
-        Pending::Ready(array) => array,
-        Pending::Either(first, second) => {
-            // Dictionaries of two sides have to become one, by their values.
-            let plain = match field.data_type() {
-                DataType::Dictionary(_, values) => {
-                    Arc::new(field.as_ref().clone().with_data_type(values.as_ref().clone()))
-                }
-                _ => field.clone(),
-            };
-            let (first, second) = (finish(*first, &plain)?, finish(*second, &plain)?);
-            is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
-                Error::Internal(format!("putting key {:?} together from both sides: {error}", field.name()))
-            })?
-        }
-    };
-    // A key of an outer join has a type that holds the values of both sides, and either may have a narrower one; a dictionary
-    // that is not shared is gathered as its values.
-    match (array.data_type(), field.data_type()) {
-        (found, wanted) if found == wanted => Ok(array),
-        (DataType::Dictionary(..), DataType::Dictionary(_, values)) => {
+/// Makes the arrays of a batch of what was gathered.
+struct Finisher<'a> {
+    arena: &'a Arena,
+    /// For values that were taken out of their dictionaries, and are many times as large then.
+    paid: Vec<Reservation>,
+}
+
+impl Finisher<'_> {
+    fn finish(&mut self, column: Pending, field: &FieldRef) -> Result<ArrayRef> {
+        let array = match column {
+            Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
+            Pending::Ready(array) => array,
+            Pending::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {
+                return with_wanted_keys(array.as_dictionary::<UInt32Type>(), field.data_type());
+            }
+            Pending::Encoded(array) => array,
+            Pending::Either(first, second) => {
+                // Dictionaries of two sides have to become one, by their values.
+                let plain = match field.data_type() {
+                    DataType::Dictionary(_, values) => {
+                        Arc::new(field.as_ref().clone().with_data_type(values.as_ref().clone()))
+                    }
+                    _ => field.clone(),
+                };
+                let (first, second) = (self.finish(*first, &plain)?, self.finish(*second, &plain)?);
+                is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
+                    Error::Internal(format!("putting key {:?} together from both sides: {error}", field.name()))
+                })?
+            }
+        };
+        // A key of an outer join has a type that holds the values of both sides, and either may have a narrower one.
+        match (array.data_type(), field.data_type()) {
+            (found, wanted) if found == wanted => Ok(array),
             // Its keys may be of a type that cannot number a dictionary as it lies.
-            let plain = cast_with_options(&array, values, &CastOptions::default()).map_err(|error| {
-                Error::Internal(format!("taking column {:?} out of its dictionary: {error}", field.name()))
-            })?;
-            encode(&plain, field.data_type())
+            (DataType::Dictionary(..), wanted @ DataType::Dictionary(..)) => encode_again(&array, wanted),
+            (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
+            (found, wanted) => {
+                let purpose = || format!("column {:?} as its values, out of its dictionary,", field.name());
+                match decoded_bytes(&array) {
+                    0 => {}
+                    bytes => self.paid.push(self.arena.reserve(bytes, &purpose())?),
+                }
+                let strict = CastOptions { safe: false, ..CastOptions::default() };
+                cast_with_options(&array, wanted, &strict).map_err(|error| {
+                    Error::Internal(format!("casting column {:?} from {found} to {wanted}: {error}", field.name()))
+                })
+            }
         }
-        (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
-        _ => cast_with_options(&array, field.data_type(), &CastOptions { safe: false, ..CastOptions::default() })
-            .map_err(|error| {
-                let from = array.data_type();
-                Error::Internal(format!(
-                    "casting column {:?} from {from} to {}: {error}",
-                    field.name(),
-                    field.data_type()
-                ))
-            }),
     }
 }
 
@@ -260,7 +274,10 @@ impl<'a> Gatherer<'a> {
             let numbers = self.row_numbers_on_host()?;
             let array =
                 gather_on_host(&arranged.rows, column, bytemuck::cast_slice(&numbers[..4 * self.count]), arena)?;
-            return Ok(Pending::Ready(array));
+            return Ok(match data_type {
+                DataType::Dictionary(..) => Pending::Encoded(array),
+                _ => Pending::Ready(array),
+            });
         };
         let dictionary = movable.dictionary.clone();
         if let SideRows::Arranged(arranged, positions) = &self.rows {

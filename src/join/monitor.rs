@@ -42,6 +42,9 @@ pub struct Monitor {
     work_done: AtomicU64,
     work_total: AtomicU64,
     phases: Mutex<Vec<PhaseRecord>>,
+    /// How often the flag was looked at in each phase.
+    #[cfg(test)]
+    looks: Mutex<std::collections::BTreeMap<&'static str, u64>>,
 }
 
 impl Monitor {
@@ -90,10 +93,16 @@ impl Monitor {
     /// As [`phase`](Self::phase).
     pub(super) fn counted_phase<T>(&self, name: &'static str, work: impl FnOnce(&mut Moved) -> Result<T>) -> Result<T> {
         self.cancel.check()?;
+        #[cfg(test)]
+        let looks_before = self.cancel.looks();
         let start = Instant::now();
         let mut moved = Moved::default();
         let outcome = work(&mut moved);
         let seconds = start.elapsed().as_secs_f64();
+        #[cfg(test)]
+        {
+            *self.looks.lock().entry(name).or_default() += self.cancel.looks() - looks_before;
+        }
         let Moved { bytes, kept_bytes, in_place_bytes } = moved;
         let mut phases = self.phases.lock();
         match phases.iter_mut().find(|phase| phase.name == name) {
@@ -106,6 +115,12 @@ impl Monitor {
             None => phases.push(PhaseRecord { name, seconds, bytes, kept_bytes, in_place_bytes }),
         }
         outcome
+    }
+
+    /// How often the flag was looked at in each phase so far.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        self.looks.lock().clone()
     }
 
     /// The phases so far, in the order they first ran.

@@ -1,5 +1,7 @@
 //! Which rows a kind of join emits, and how a chunk of the probe side becomes them.
 
+use std::ops::Range;
+
 use super::Task;
 use super::arrange::{Arranged, Workshop};
 use super::emit::{Emitter, SideRows};
@@ -83,7 +85,7 @@ impl Outcome {
     ) -> Result<()> {
         let shop = emitter.shop;
         let mut built = build.current();
-        for wave in waves(probe, wave_rows) {
+        let mut join_wave = |wave: Range<usize>| -> Result<()> {
             let mut matches = loop {
                 match built.match_wave(probe, wave.clone(), shop)? {
                     Some(matches) => break matches,
@@ -101,8 +103,14 @@ impl Outcome {
                 of_wave = share * rows;
             })?;
             emitted(rows - of_wave);
-        }
-        Ok(())
+            Ok(())
+        };
+        let outcome = waves(probe, wave_rows).into_iter().try_for_each(&mut join_wave);
+        // Where another stream has put a grouped build side in the place of this one, nobody else may hold it any more; and what
+        // this stream was given to do reads it, however the last wave came out, and whether or not the job was stopped.
+        let settled = shop.device.synchronize(&shop.stream.uncancelled());
+        drop(built);
+        outcome.and(settled)
     }
 
     /// Emits what one wave of matches gives, and tells `done` which share of it has left.

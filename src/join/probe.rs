@@ -149,8 +149,7 @@ impl Probing<'_> {
         })?;
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);
-        // What this chunk used of the build side is used no more, whoever drops it.
-        shop.device.synchronize(shop.stream)
+        Ok(())
     }
 
     fn arranged(&self, rows: f64) {

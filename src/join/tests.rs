@@ -131,6 +131,85 @@ fn a_join_that_is_stopped_pushes_no_further_batch() {
     }
 }
 
+/// A join for each way of making keys: one number (raw), two numbers (packed), a long text (hashed and compared).
+fn joins_of_every_kind_of_key(rows: i32) -> Vec<(&'static str, Bench, JoinSpec)> {
+    let key = |row: i32, factor: i32| (i64::from(row) * i64::from(factor) % i64::from(rows)) as i32;
+    let text = |number: i32| format!("key number {number} of a long list");
+    let side = |factor: i32, mask: i32| {
+        let keys = || (0..rows).map(move |row| key(row, factor) & mask);
+        let texts: ArrayRef = Arc::new(StringArray::from_iter_values(keys().map(text)));
+        batch(vec![("k", numbers(keys())), ("l", numbers(keys())), ("t", texts), ("v", numbers(0..rows))])
+    };
+    let spec = |keys: &[&str]| JoinSpec {
+        columns: vec!["left.v".into(), "right.v".into()],
+        ..JoinSpec::inner("l", "r", keys.iter().map(|key| KeyPair::new(key, key)).collect())
+    };
+    // Factors that have no divisor in common with the number of rows. Each even key is there twice on the left, so that no stage
+    // is over at once because keys are distinct.
+    let bench = || Bench::new(1 << 30, side(7919, !1), side(104_729, !0));
+    vec![
+        ("a number", bench(), spec(&["k"])),
+        ("two numbers", bench(), spec(&["k", "l"])),
+        ("a text", bench(), spec(&["t"])),
+    ]
+}
+
+/// Time would tell which stage takes no notice only where that stage takes long, and on a machine that does nothing else: how
+/// often the flag is looked at tells it anywhere.
+#[test]
+fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
+    const ROWS: i32 = 1 << 20;
+    /// A few morsels.
+    const ROWS_PER_LOOK: i32 = 1 << 16;
+    for (keys, bench, spec) in joins_of_every_kind_of_key(ROWS) {
+        for strategy in Strategy::ALL {
+            let monitor = Monitor::default();
+            let plan = bench.plan(JoinSpec { strategy: Some(strategy), ..spec.clone() }, Side::Left);
+            bench.run(&plan, &Each(|_| Ok(())), &monitor).unwrap();
+            let looks = monitor.looks();
+            println!("{strategy} on {keys}: {looks:?}");
+            // These are over at the first row that tells, or have nothing to do where nothing has to be copied.
+            let is_brief = |phase: &str| match phase {
+                "copy in" | "check build order" | "check probe order" => true,
+                "pack keys" => keys == "a number",
+                _ => false,
+            };
+            for (phase, looks) in looks.into_iter().filter(|(phase, _)| !is_brief(phase)) {
+                let expected = (ROWS / ROWS_PER_LOOK) as u64;
+                assert!(looks >= expected, "{strategy} on {keys}: {looks} looks in {phase:?}, fewer than {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_join_that_is_stopped_anywhere_does_next_to_nothing_more() {
+    const ROWS: i32 = 1 << 19;
+    /// Places in the work where it is stopped.
+    const PLACES: u64 = 8;
+    /// Of threads that have begun a task, and of those who learn of it from them.
+    const LOOKS_AFTER: u64 = 16;
+    for (keys, bench, spec) in joins_of_every_kind_of_key(ROWS) {
+        for strategy in Strategy::ALL {
+            let plan = bench.plan(JoinSpec { strategy: Some(strategy), ..spec.clone() }, Side::Left);
+            let run = |monitor: &Monitor| bench.run(&plan, &Each(|_| Ok(())), monitor);
+            let whole = Monitor::default();
+            run(&whole).unwrap();
+            let looks = whole.cancel().looks();
+            let mut after = Vec::new();
+            for place in 0..PLACES {
+                let look = 1 + (looks - 1) * place / PLACES;
+                let monitor = Monitor::new(CancelFlag::raised_at_look(look));
+                let outcome = run(&monitor);
+                assert!(matches!(outcome, Err(Error::Cancelled(_))), "{strategy} on {keys}, look {look}: {outcome:?}");
+                after.push(monitor.cancel().looks() - look);
+            }
+            println!("{strategy} on {keys}: {looks} looks in all; {after:?} after the flag was raised");
+            assert!(after.iter().all(|&looks| looks <= LOOKS_AFTER), "{strategy} on {keys} went on: {after:?}");
+        }
+    }
+}
+
 /// The values of a column as text; floats as their bits.
 fn shown(array: &ArrayRef) -> Vec<String> {
     let value = |row: usize| match array.data_type() {

@@ -251,6 +251,13 @@ fn is_ordered(table: &Table, index: usize) -> bool {
 /// The type that a column is gathered in, or two that become one: the first's own; but for dictionary columns of which not all
 /// batches have the same dictionary, one whose keys can number the values of all of them.
 fn gathered_type(columns: &[(&Table, usize)]) -> DataType {
+    match columns {
+        &[(table, index)] => table.gathered_type(index, || find_gathered_type(columns)).clone(),
+        _ => find_gathered_type(columns),
+    }
+}
+
+fn find_gathered_type(columns: &[(&Table, usize)]) -> DataType {
     let (first, first_index) = columns[0];
     let data_type = first.schema.field(first_index).data_type();
     if !matches!(data_type, DataType::Dictionary(..)) || is_as_it_lies(columns) {
@@ -348,5 +355,22 @@ mod tests {
         // A right row without a match shows `a` as `k`, and its `b` may be another.
         assert_eq!(names(JoinKind::Right), ["k", "v", "b", "w"]);
         assert_eq!(names(JoinKind::LeftSemi), ["k", "v"]);
+    }
+
+    #[test]
+    fn what_the_dictionaries_of_a_table_come_to_is_found_once() {
+        use arrow::array::{DictionaryArray, Int8Array, RecordBatch, StringArray};
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+        let batch = |part: i32| {
+            let values = StringArray::from_iter_values((0..100).map(|number| format!("value {}", 100 * part + number)));
+            let dictionary = DictionaryArray::new(Int8Array::from_iter_values(0..100), Arc::new(values));
+            RecordBatch::try_from_iter([("d", Arc::new(dictionary) as ArrayRef)]).unwrap()
+        };
+        let batches = vec![batch(0), batch(1)];
+        catalog.create(Table::from_batches("t", batches[0].schema(), batches).unwrap()).unwrap();
+        let bound = bind(JoinSpec::inner("t", "t", vec![KeyPair::new("d", "d")]), &catalog).unwrap();
+        let found = bound.left.gathered_type(0, || unreachable!("binding has found it"));
+        assert_eq!(found, &DataType::Dictionary(Box::new(DataType::Int16), Box::new(DataType::Utf8)));
+        assert_eq!(bound.schema.field(0).data_type(), found);
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::Inputs;
 use super::{Carried, Plan, Rates, Side, Strategy};
+use crate::Error;
 use crate::human;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
@@ -19,6 +20,8 @@ pub struct Explanation {
     pub strategy: &'static str,
     /// Why this one.
     pub reason: String,
+    /// Why the join is refused as things are, and what would let it run; `None` for one that may run.
+    pub refusal: Option<String>,
     /// The kind of join.
     pub how: &'static str,
     /// Steps of the plan, the last one first, indented as a tree.
@@ -191,6 +194,7 @@ impl Explanation {
         Self {
             strategy: plan.strategy.name(),
             reason: plan.reason.clone(),
+            refusal: None,
             how: join.spec.how.name(),
             tree: tree(plan),
             device: ExplainedDevice {
@@ -207,6 +211,12 @@ impl Explanation {
             measured_seconds: measured.map(|measured| measured.seconds),
             alternatives: alternatives.collect(),
         }
+    }
+
+    /// The same of a join that is refused for that reason, if there is one.
+    #[must_use]
+    pub fn refused(self, refusal: Option<&Error>) -> Self {
+        Self { refusal: refusal.map(|refusal| refusal.message().into()), ..self }
     }
 }
 
@@ -341,6 +351,9 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.strategy, self.reason)?;
         writeln!(f, "on {}: {}", self.device.name, self.device.reason)?;
+        if let Some(refusal) = &self.refusal {
+            writeln!(f, "it is refused as things are: {refusal}")?;
+        }
         writeln!(f)?;
         for line in &self.tree {
             writeln!(f, "  {line}")?;

@@ -44,7 +44,7 @@ pub use explain::{
     Explanation, Measured,
 };
 pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
-pub use plan::{Alternative, Plan, plan, plan_on};
+pub use plan::{Alternative, Plan, plan, plan_on, propose};
 pub use rates::Rates;
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};
 pub use target::Target;

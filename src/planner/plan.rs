@@ -96,6 +96,15 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 /// [`Error::Exhausted`] when nothing, or not the strategy asked for, fits in device memory; [`Error::Unsupported`] when both
 /// sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
+    let (plan, refusal) = propose(join, strategy, target)?;
+    refusal.map_or(Ok(plan), Err)
+}
+
+/// As [`plan_on`], for those who only want to know: where nothing fits, the plan that is nearest to fitting, and why it is refused.
+///
+/// # Errors
+/// [`Error::Unsupported`] when both sides have more rows than positions can address.
+pub fn propose(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<(Plan, Option<Error>)> {
     let estimates = Estimates::of(&join);
     let mut candidates = candidates(&join, strategy, &estimates, target)?;
     // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.
@@ -108,9 +117,7 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
     let wanted = |candidate: &Candidate| strategy.is_none_or(|wanted| candidate.costed.strategy == wanted);
     let chosen = candidates.iter().position(wanted).expect("every strategy is among the candidates");
     let chosen = candidates.remove(chosen);
-    if !chosen.fits(target) {
-        return Err(too_large(&join, &chosen, strategy.is_some(), &candidates, target));
-    }
+    let refusal = (!chosen.fits(target)).then(|| too_large(&join, &chosen, strategy.is_some(), &candidates, target));
 
     let forced = strategy.is_some();
     let mut alternatives = Vec::with_capacity(candidates.len());
@@ -118,11 +125,14 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         let another_was_asked_for = forced && candidate.costed.strategy != chosen.costed.strategy;
         alternatives.push(candidate.into_alternative(&chosen.costed, another_was_asked_for, target));
     }
-    let reason = why(&chosen.costed, forced, &alternatives);
+    let reason = match (&refusal, forced) {
+        (Some(_), false) => "none fits in device memory, and this one is the nearest to it".into(),
+        _ => why(&chosen.costed, forced, &alternatives),
+    };
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
-    Ok(Plan {
+    let plan = Plan {
         strategy: chosen.costed.strategy,
         build_side: chosen.build_side,
         radix_bits: chosen.costed.radix_bits,
@@ -142,7 +152,8 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         alternatives,
         estimates,
         join,
-    })
+    };
+    Ok((plan, refusal))
 }
 
 /// A strategy on a build side, with its price.

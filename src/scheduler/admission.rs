@@ -43,6 +43,76 @@ impl Admitted {
     }
 }
 
+/// What would run, for those who only want to know.
+#[derive(Debug)]
+pub(super) struct Proposed {
+    pub(super) plan: Plan,
+    /// Why it was planned for this device.
+    pub(super) device_reason: String,
+    /// Why the join is refused as things are; `None` when it is not.
+    pub(super) refusal: Option<Error>,
+}
+
+/// As [`admit`], without a queue in mind. A join that does not fit has a plan all the same: that of the device that lacks the least
+/// for it, or the fastest where only host memory is too small for the result.
+///
+/// # Errors
+/// What is wrong with the request.
+pub(super) fn propose(
+    spec: JoinSpec,
+    catalog: &Catalog,
+    executors: &[Executor],
+    terms: Terms,
+    in_service: impl Fn(usize) -> bool,
+) -> Result<Proposed> {
+    let strategy = spec.strategy;
+    let (join, candidates) = bind(spec, catalog, executors, in_service)?;
+    let plans =
+        candidates.into_iter().map(|device| planner::propose(join.clone(), strategy, &executors[device].target));
+    let mut fitting: Vec<Plan> = Vec::new();
+    let mut refused: Vec<(Plan, Error)> = Vec::new();
+    for planned in plans {
+        match planned? {
+            (plan, None) => fitting.push(plan),
+            (plan, Some(refusal)) => refused.push((plan, refusal)),
+        }
+    }
+    let (fitting_count, refused_count) = (fitting.len(), refused.len());
+    if let Some(plan) = fitting.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
+        let device_reason = match fitting_count {
+            1 => "the only device that may run it".into(),
+            _ => format!("predicted to run it fastest, of {fitting_count}; when it is submitted, queues count as well"),
+        };
+        let refusal = host_bytes(&plan, catalog, terms).err();
+        return Ok(Proposed { plan, device_reason, refusal });
+    }
+    let lacking = |(plan, _): &(Plan, Error)| plan.memory.minimum_bytes.saturating_sub(plan.target.memory_bytes);
+    let (plan, refusal) = refused.into_iter().min_by_key(lacking).expect("every candidate was planned or refused");
+    let device_reason = match refused_count {
+        1 => "the only device that might run it, with more memory".into(),
+        _ => format!("of {refused_count} that might run it with more memory, the one that lacks the least"),
+    };
+    Ok(Proposed { plan, device_reason, refusal: Some(refusal) })
+}
+
+/// Finds the tables and columns of a join, and the devices in service that it may run on, by index.
+fn bind(
+    spec: JoinSpec,
+    catalog: &Catalog,
+    executors: &[Executor],
+    in_service: impl Fn(usize) -> bool,
+) -> Result<(BoundJoin, Vec<usize>)> {
+    let candidates = candidates(&spec.devices, executors)?;
+    let join = planner::bind(spec, catalog)?;
+    let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
+    if candidates.is_empty() {
+        return Err(Error::Unavailable(
+            "no device that may run this join is in service; see the topology, and the server's log".into(),
+        ));
+    }
+    Ok((join, candidates))
+}
+
 /// Binds a join, and plans it for each of the devices that it asks for and fits on: sizes and rates decide how it is best
 /// composed, and they differ between devices.
 ///
@@ -55,15 +125,8 @@ pub(super) fn admit(
     terms: Terms,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let candidates = candidates(&spec.devices, executors)?;
     let strategy = spec.strategy;
-    let join = planner::bind(spec, catalog)?;
-    let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
-    if candidates.is_empty() {
-        return Err(Error::Unavailable(
-            "no device that may run this join is in service; see the topology, and the server's log".into(),
-        ));
-    }
+    let (join, candidates) = bind(spec, catalog, executors, in_service)?;
     let mut plans = BTreeMap::new();
     let mut refusal: Option<Error> = None;
     for device in candidates {

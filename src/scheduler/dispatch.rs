@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use super::admission::{Admitted, Terms, admit};
+use super::admission::{Admitted, Proposed, Terms, admit, propose};
 use super::ending::count_failure;
-use super::executor::{Executor, Grant};
+use super::executor::Executor;
 use super::handle::Submission;
 use super::job::{Job, JobId, JobState, QueueTurn};
 use super::placing::{HostMemory, Load, Seated, Turn, Wait};
@@ -22,10 +22,24 @@ use crate::{Error, Result};
 const HOPELESS_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    pub(super) fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
-        let lost: Vec<bool> = self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect();
-        let terms = Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() };
-        admit(spec, &self.catalog, &self.executors, terms, |device| !lost[device])
+    fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
+        let lost = self.lost();
+        admit(spec, &self.catalog, &self.executors, self.terms(), |device| !lost[device])
+    }
+
+    /// What would run, without a place in the queue.
+    pub(super) fn propose(&self, spec: JoinSpec) -> Result<Proposed> {
+        let lost = self.lost();
+        propose(spec, &self.catalog, &self.executors, self.terms(), |device| !lost[device])
+    }
+
+    /// Which devices are out of service.
+    fn lost(&self) -> Vec<bool> {
+        self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect()
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() }
     }
 
     /// Jobs that a device runs at a time, at the most.
@@ -135,7 +149,7 @@ impl Shared {
     }
 
     /// Starts what can start, and tells everybody else when it is their turn. Those that fail for want of memory leave
-    /// something for the caller to drop without the lock.
+    /// something for the caller to drop without the lock. Nothing here waits for a device.
     pub(super) fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         // Whoever fails may have kept others waiting.
         while self.take_turns(state, leftovers) {}
@@ -210,15 +224,17 @@ impl Shared {
             let late = 0.1 * now.saturating_sub(running.started).as_secs_f64();
             let ahead = if left > 0.0 { left * beside as f64 } else { late };
             let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);
-            Seated { until: now.saturating_add(ahead), alone: running.alone }
+            Seated { until: now.saturating_add(ahead), alone: running.shared_bytes.is_none() }
         };
         let load = |(slot, executor): (&mut Slot, &Executor)| {
             slot.count_time(now);
+            // What was promised to those who are about to reserve it is nobody else's.
+            let promised_bytes = slot.running.iter().map(|running| running.promised_bytes).sum();
             match &slot.lost {
                 Some(_) => Load::Lost,
                 None => Load::InService {
                     seats: self.seats(executor),
-                    free_bytes: executor.memory.free_bytes(),
+                    free_bytes: executor.memory.free_bytes().saturating_sub(promised_bytes),
                     running: slot.running.iter().map(|running| seated(running, slot.running.len())).collect(),
                 },
             }
@@ -249,18 +265,16 @@ impl Shared {
         HostMemory { free_bytes, returns: returns.collect() }
     }
 
-    /// Reserves what the job needs, all of it or nothing, and gives it to the device's workers.
+    /// Reserves the host memory that the job needs, promises it its part of the device's, and gives it to the device's workers.
+    /// One of them reserves that part without the lock, because columns that the device keeps may have to give way first,
+    /// which can wait for all that runs there; see [`Shared::grant`].
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is less; the job waits on then.
+    /// [`Error::Exhausted`] when there is less host memory; the job waits on then.
     fn start(&self, state: &mut State, job: &Arc<Job>, turn: &Turn, now: Duration) -> Result<()> {
         let (device, seconds) = (turn.place.device, turn.place.seconds);
         let Some(host_bytes) = state.queue.waiting(turn.id).map(|entry| entry.host_bytes) else { return Ok(()) };
-        let purpose = format!("job {}", job.id);
-        let part = turn.place.shared_bytes.map(|bytes| self.executors[device].memory.reserve(bytes, &purpose));
-        let device_memory = part.transpose()?.map(Budget::within);
-        job.host_memory.open(self.host_budget().reserve(host_bytes, &purpose)?);
-        let grant = Grant { device_memory, host_memory: job.host_memory.clone() };
+        job.host_memory.open(self.host_budget().reserve(host_bytes, &format!("job {}", job.id))?);
 
         let Some(entry) = state.queue.start(turn.id, seconds) else { return Ok(()) };
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
@@ -283,11 +297,17 @@ impl Shared {
                 life.device_reason += &format!("; it is short, and started beside {beside} more");
             }
         }
-        let (job, alone) = (job.clone(), turn.place.shared_bytes.is_none());
-        let grant = Some(grant);
-        let running =
-            Running { job, entry, started: now, predicted_seconds: seconds, device_seconds: 0.0, alone, grant };
-        slot.running.push(running);
+        let shared_bytes = turn.place.shared_bytes;
+        slot.running.push(Running {
+            job: job.clone(),
+            entry,
+            started: now,
+            predicted_seconds: seconds,
+            device_seconds: 0.0,
+            shared_bytes,
+            promised_bytes: shared_bytes.unwrap_or(0),
+            is_taken: false,
+        });
         self.work[device].notify_one();
         Ok(())
     }

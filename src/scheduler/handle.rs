@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::admission::Proposed;
 use super::clock::{Clock, SystemClock};
 use super::executor::Executor;
 use super::job::{Job, JobId};
@@ -163,19 +164,14 @@ impl Scheduler {
         submitted
     }
 
-    /// Says what would run, and why, without running it.
+    /// Says what would run, and why, without running it. Of a join that would be refused because it does not fit, also that, and
+    /// what would let it run.
     ///
     /// # Errors
     /// What is wrong with the request, as when it is submitted.
     pub fn explain(&self, spec: JoinSpec) -> Result<Explanation> {
-        let shared = self.shared();
-        let admitted = shared.admit(spec)?;
-        let (plan, devices) = (admitted.plan(), admitted.plans.len());
-        let reason = match devices {
-            1 => "the only device that may run it".to_string(),
-            _ => format!("predicted to run it fastest, of {devices}; when it is submitted, queues count as well"),
-        };
-        Ok(Explanation::new(plan, &plan.target.name, reason, None))
+        let Proposed { plan, device_reason, refusal } = self.shared().propose(spec)?;
+        Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
     }
 
     /// The job of that number, as long as it is remembered.

@@ -239,6 +239,14 @@ impl Job {
 }
 
 impl Life {
+    /// Says that it is in the queue again, and why.
+    pub(super) fn wait_again(&mut self, reason: String) {
+        self.state = JobState::Queued;
+        self.device = None;
+        self.started = None;
+        self.device_reason = reason;
+    }
+
     /// Says on which device it runs, by index.
     pub(super) fn place_on(&mut self, device: usize) {
         if let Some(plan) = self.plans.get(&device) {

@@ -17,7 +17,10 @@
 //! A job is given all the memory that it is predicted to take before it runs, or it waits and holds none:
 //!
 //! * of its device, a part that nobody else draws on, when it runs beside others; and all that is free, which must be what
-//!   its plan needs at the least, when it is alone, since nobody else draws on the device then;
+//!   its plan needs at the least, when it is alone, since nobody else draws on the device then. A part is promised with the
+//!   turn, and reserved by the worker that takes the job: columns that the device keeps may have to give way first, and to
+//!   wait for that with the scheduler's lock would hold up everybody. Should somebody have been quicker, the job is put back
+//!   and holds nothing;
 //! * of the host, what its result and the keys that the host makes are predicted to take. Its pieces of the arena are
 //!   drawn from that, and from what is free beyond it when the prediction was too low; what it did not use goes back at its
 //!   end. A prediction of more than there is beside the tables is given all of that; a join whose result certainly has

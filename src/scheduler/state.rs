@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::clock::Clock;
-use super::executor::{Executor, Grant};
+use super::executor::Executor;
 use super::handle::SchedulerOptions;
 use super::job::{Job, JobId};
 use super::queue::{Queue, Waiting};
@@ -86,10 +86,12 @@ pub(super) struct Running {
     pub(super) predicted_seconds: f64,
     /// What it has had of the device's time.
     pub(super) device_seconds: f64,
-    /// Whether it has the device alone.
-    pub(super) alone: bool,
-    /// `None` once a worker has taken it.
-    pub(super) grant: Option<Grant>,
+    /// Bytes of device memory that are its part; `None`: it has the device alone.
+    pub(super) shared_bytes: Option<u64>,
+    /// Of these, what its worker has yet to reserve.
+    pub(super) promised_bytes: u64,
+    /// Whether a worker has it in hand.
+    pub(super) is_taken: bool,
 }
 
 /// A job on its way through a worker's hands.
@@ -98,5 +100,7 @@ pub(super) struct Taken {
     pub(super) device: usize,
     pub(super) job: Arc<Job>,
     pub(super) entry: Waiting,
+    pub(super) started: Duration,
     pub(super) predicted_seconds: f64,
+    pub(super) shared_bytes: Option<u64>,
 }

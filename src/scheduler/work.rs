@@ -2,44 +2,103 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
 
 use super::ending::count_failure;
 use super::executor::Grant;
-use super::job::{Job, JobState};
+use super::job::{Job, QueueTurn};
+use super::placing::RETRY;
 use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
 use crate::join::{BatchSink, Monitor};
+use crate::memory::Budget;
 use crate::{Context, Error, Result};
 
 impl Shared {
     /// The life of a device's thread; there are as many as the device runs jobs at a time.
     pub(super) fn work(&self, device: usize) {
-        while let Some((taken, grant)) = self.take(device) {
-            let outcome = self.run(&taken, &grant);
-            // Before anybody else is given a turn.
-            drop(grant);
+        while let Some(taken) = self.take(device) {
+            let granted = self.grant(&taken);
+            let is_short = granted.is_err();
+            // Memory goes back before anybody else is given a turn.
+            let outcome = granted.and_then(|grant| self.run(&taken, &grant));
             taken.job.host_memory.close();
-            self.end(&taken, outcome);
+            match outcome {
+                Err(error) if is_short && self.put_back(&taken, &error) => {}
+                outcome => self.end(&taken, outcome),
+            }
         }
     }
 
     /// The next job of a device; waits for it. `None` when the scheduler is dropped.
-    fn take(&self, device: usize) -> Option<(Taken, Grant)> {
+    fn take(&self, device: usize) -> Option<Taken> {
         let mut state = self.state.lock();
         loop {
-            for running in &mut state.slots[device].running {
-                if let Some(grant) = running.grant.take() {
-                    let (job, entry) = (running.job.clone(), running.entry.clone());
-                    return Some((Taken { device, job, entry, predicted_seconds: running.predicted_seconds }, grant));
-                }
+            if let Some(running) = state.slots[device].running.iter_mut().find(|running| !running.is_taken) {
+                running.is_taken = true;
+                return Some(Taken {
+                    device,
+                    job: running.job.clone(),
+                    entry: running.entry.clone(),
+                    started: running.started,
+                    predicted_seconds: running.predicted_seconds,
+                    shared_bytes: running.shared_bytes,
+                });
             }
             if state.shutdown {
                 return None;
             }
             self.work[device].wait(&mut state);
         }
+    }
+
+    /// Reserves the part of the device's memory that the job was promised. That may wait until columns have given way to it,
+    /// so it is done here, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when somebody has taken that memory since: a column that a job beside it has in use, say.
+    fn grant(&self, taken: &Taken) -> Result<Grant> {
+        let host_memory = taken.job.host_memory.clone();
+        let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
+        let part = self.executors[taken.device].memory.reserve(bytes, &format!("job {}", taken.job.id))?;
+        let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
+        let running = state.slots[taken.device].running.iter_mut().find(|running| running.job.id == taken.job.id);
+        running.expect("a job that was taken is on its device").promised_bytes = 0;
+        // Until now these bytes counted twice, and somebody may have been told to wait for them.
+        if state.queue.len() > 0 {
+            self.dispatch(&mut state, &mut leftovers);
+        }
+        drop(state);
+        drop(leftovers);
+        Ok(Grant { device_memory: Some(Budget::within(part)), host_memory })
+    }
+
+    /// Puts a job that was not granted its memory back in the queue, holding none; `false` when somebody has stopped it
+    /// meanwhile. It is not tried again at once but with the next turns, a second later at the latest.
+    fn put_back(&self, taken: &Taken, error: &Error) -> bool {
+        let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
+        let now = self.clock.now();
+        {
+            let mut life = taken.job.life.lock();
+            if life.stop.is_some() {
+                return false;
+            }
+            life.wait_again("not placed yet".into());
+            let waiting_for = error.message().to_string();
+            life.turn = Some(QueueTurn { position: 0, start: SystemTime::now() + RETRY, waiting_for });
+        }
+        let slot = &mut state.slots[taken.device];
+        slot.count_time(now);
+        slot.running.retain(|running| running.job.id != taken.job.id);
+        state.totals.waited_seconds_total -= taken.started.saturating_sub(taken.entry.submitted).as_secs_f64();
+        state.queue.push_back(taken.entry.clone(), taken.predicted_seconds);
+        self.fail_homeless(&mut state, &mut leftovers);
+        self.ended.notify_all();
+        drop(state);
+        drop(leftovers);
+        true
     }
 
     /// Runs a job on the device's thread. A panic is the job's failure, not the thread's.
@@ -118,10 +177,7 @@ impl Shared {
             if life.stop.is_some() {
                 return false;
             }
-            life.state = JobState::Queued;
-            life.device = None;
-            life.started = None;
-            life.device_reason = format!("{} was lost; waiting for another", self.executors[taken.device].id);
+            life.wait_again(format!("{} was lost; waiting for another", self.executors[taken.device].id));
             life.monitor = Arc::new(Monitor::new(job.cancel.clone()));
         }
         self.free(state, taken);

@@ -40,7 +40,7 @@ const ACTIONS: &[(&str, &str)] = &[
     ("cancel_job", r#"Stops a job and releases its result. Body {"job": 7}"#),
     (
         "explain",
-        r#"The plan of a join that is not run, body {"join": {...}}, or of a job with measured times, body {"job": 7}"#,
+        r#"The plan of a join that is not run, body {"join": {...}}, or of a job with measured times, body {"job": 7}. "refusal" says why the join does not fit, where it does not"#,
     ),
     ("topology", "The devices, their memory, their measured rates and their links. No body"),
     ("server_info", "Version, devices, memory and the limits that a client meets. No body"),

@@ -392,12 +392,13 @@ impl BatchSink for Discard {
     }
 }
 
-/// The promise is 100 ms from raising the flag to the end of the job. A test machine that does other things may take its
-/// processors away for longer, so the best of several must keep it, wherever in the join it was stopped.
+/// The promise is 100 ms from raising the flag to the end of the job, wherever in the join it is stopped. A test machine that does
+/// other things may take its processors away for longer, so that a stage has several attempts to keep it.
 #[test]
 fn a_join_under_way_stops_within_100_ms_of_its_flag() {
     const BEST: Duration = Duration::from_millis(100);
     const WORST: Duration = Duration::from_secs(5);
+    const ATTEMPTS: usize = 6;
     let mut rng = StdRng::seed_from_u64(seed() ^ 9);
     let bench = Bench::new(2, 1 << 30);
     for (name, rows) in [("l", 3_000_000), ("r", 6_000_000)] {
@@ -414,10 +415,10 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
         };
         let start = Instant::now();
         run(CancelFlag::new()).unwrap();
-        let whole = start.elapsed();
-        let mut taken = Vec::new();
-        for share in [0.02, 0.2, 0.4, 0.6, 0.8] {
+        let mut whole = start.elapsed();
+        let mut stop_at = |share: f64| {
             let cancel = CancelFlag::new();
+            let start = Instant::now();
             let (outcome, ended, raised) = std::thread::scope(|scope| {
                 let join = scope.spawn(|| (run(cancel.clone()), Instant::now()));
                 std::thread::sleep(whole.mul_f64(share));
@@ -426,18 +427,33 @@ fn a_join_under_way_stops_within_100_ms_of_its_flag() {
                 let (outcome, ended) = join.join().unwrap();
                 (outcome, ended, raised)
             });
+            let taken = ended.saturating_duration_since(raised);
+            assert!(taken < WORST, "{strategy} stopped after {taken:?}");
+            assert_eq!(bench.device.memory().used_bytes(), 0, "{strategy}");
             match outcome {
-                Err(dovetail::Error::Cancelled(_)) => taken.push(ended.saturating_duration_since(raised)),
+                Err(dovetail::Error::Cancelled(_)) => Some(taken),
                 // The machine was less busy than before, and it was done already.
-                Ok(()) => assert!(ended <= raised + WORST, "{strategy} took no notice of the flag"),
+                Ok(()) => {
+                    whole = whole.min(ended - start);
+                    None
+                }
                 Err(other) => panic!("{strategy}: {other}"),
             }
-            assert_eq!(bench.device.memory().used_bytes(), 0, "{strategy}");
+        };
+        for share in [0.02, 0.2, 0.4, 0.6, 0.8] {
+            let mut taken = Vec::new();
+            while taken.len() < ATTEMPTS && !taken.iter().flatten().any(|&time| time < BEST) {
+                taken.push(stop_at(share));
+            }
+            println!("{strategy}: at {share} of its time, stopped after {taken:?}");
+            let best = taken.iter().flatten().min();
+            assert!(
+                best.is_none_or(|&best| best < BEST),
+                "{strategy}, at {share} of its time, stopped after {taken:?}"
+            );
+            // Near its end it may be done each time.
+            assert!(share > 0.5 || best.is_some(), "{strategy} was never stopped under way, at {share} of its time");
         }
-        println!("{strategy}: {whole:?} in all; stopped after {taken:?}");
-        let best = taken.iter().min().unwrap_or_else(|| panic!("{strategy} was never stopped under way"));
-        assert!(*best < BEST, "{strategy} stopped after {taken:?}, never within {BEST:?}");
-        assert!(taken.iter().all(|&time| time < WORST), "{strategy} stopped after {taken:?}");
     }
 }
 

@@ -364,6 +364,20 @@ def test_explain_tells_the_plan_and_after_the_run_what_was_measured(client: dove
     assert any(strategy in after for strategy in ("hash", "sort-merge"))
 
 
+def test_explain_of_a_join_that_does_not_fit_tells_the_plan_and_why(start: Callable[..., Server]) -> None:
+    server = start(devices="host:1", device_memory="64KiB", host_memory="256MiB")
+    with server.connect() as client:
+        client.put("a", {"k": list(range(50_000))})
+        plan = client.explain("a", "a", on="k")
+        assert plan["strategy"] and plan["phases"]
+        assert "needs at least" in plan["refusal"] and "--device-memory" in plan["refusal"]
+        assert plan["refusal"] in repr(plan)
+        with pytest.raises(dovetail.Exhausted, match="--device-memory"):
+            client.join("a", "a", on="k").wait()
+        client.put("b", {"k": [1]})
+        assert client.explain("b", "b", on="k")["refusal"] is None
+
+
 def test_what_is_shown_in_a_notebook_tells_enough(client: dovetail.Client) -> None:
     assert repr(client.tables()) == "no tables"
     client.put("a<b>", {"k": [1, 2, 3]})

@@ -21,6 +21,9 @@ const SOON: Duration = Duration::from_millis(100);
 /// The same on a machine that does: the test's own threads may wait this long for their turn.
 const LATE: Duration = Duration::from_secs(5);
 
+/// How often a job is stopped at a stage until one is free soon. One that takes no notice there is late each time.
+const ATTEMPTS: usize = 6;
+
 /// Keys `0..ROWS` in an order of no use to anybody, and a number with each.
 fn shuffled(factor: i64) -> Vec<RecordBatch> {
     let key = |row: i64| row.wrapping_mul(factor).rem_euclid(ROWS);
@@ -61,34 +64,49 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
     for strategy in STRATEGIES {
         let (whole, info) = submit(&server, &mut client, strategy).await;
         eventually("the join ends", async || whole.status().state == JobState::Complete).await;
-        let run = whole.status().finished.unwrap().duration_since(whole.status().started.unwrap()).unwrap();
+        let mut run = whole.status().finished.unwrap().duration_since(whole.status().started.unwrap()).unwrap();
         assert_eq!(whole.status().rows, ROWS as u64, "{strategy}");
         cancel(&mut client, info).await;
-        let mut times = Vec::new();
         // At all stages of the join: while it builds, matches, and writes.
         for tenth in [1, 3, 5, 7, 8] {
-            let (job, info) = submit(&server, &mut client, strategy).await;
-            eventually("it runs", async || job.status().state != JobState::Queued).await;
-            tokio::time::sleep(run * tenth / 10).await;
-            let ran = matches!(job.status().state, JobState::Running(_));
-            let start = Instant::now();
-            cancel(&mut client, info).await;
-            while !(job.status().state.is_final() && is_free()) {
-                assert!(
-                    start.elapsed() < LATE,
-                    "{strategy}, cancelled after {tenth} tenths of {run:?}, holds its device"
-                );
-                tokio::time::sleep(Duration::from_millis(1)).await;
+            // A machine that is so slow that this is less than a tenth of the join takes a tenth of it. To the end of the join it was
+            // two tenths at the least.
+            let soon = SOON.max(run / 10);
+            let mut times = Vec::new();
+            for _ in 0..ATTEMPTS {
+                let (job, info) = submit(&server, &mut client, strategy).await;
+                eventually("it runs", async || job.status().state != JobState::Queued).await;
+                tokio::time::sleep(run * tenth / 10).await;
+                let ran = matches!(job.status().state, JobState::Running(_));
+                let start = Instant::now();
+                cancel(&mut client, info).await;
+                while !(job.status().state.is_final() && is_free()) {
+                    assert!(
+                        start.elapsed() < LATE,
+                        "{strategy}, cancelled after {tenth} tenths of {run:?}, holds its device"
+                    );
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                let end = job.status();
+                if ran && end.state == JobState::Cancelled {
+                    times.push(start.elapsed());
+                } else if let (Some(started), Some(finished)) = (end.started, end.finished) {
+                    // The machine was less busy than before, and it was done already.
+                    run = run.min(finished.duration_since(started).unwrap());
+                }
+                if times.last().is_some_and(|time| *time <= soon) {
+                    break;
+                }
             }
-            if ran && job.status().state == JobState::Cancelled {
-                times.push(start.elapsed());
-            }
+            println!("{strategy}: {run:?}; cancelled after {tenth} tenths, and free within {times:?}");
+            let best = times.iter().min();
+            assert!(best.is_none_or(|best| *best <= soon), "{strategy}, after {tenth} tenths of {run:?}: {times:?}");
+            // Near its end it may be done each time.
+            assert!(
+                tenth > 5 || best.is_some(),
+                "{strategy} never ran {tenth} tenths of {run:?} when it was cancelled"
+            );
         }
-        println!("{strategy}: {run:?}; cancelled and free within {times:?}");
-        let best = times.iter().min().expect("one of the joins ran when it was cancelled");
-        // A machine that is so slow that this is less than a tenth of the join takes a tenth of it. To the end of the join it was
-        // two tenths at the least.
-        assert!(*best <= SOON.max(run / 10), "{strategy}: {times:?} of {run:?}");
     }
     server.expect_used_bytes(used).await;
 }

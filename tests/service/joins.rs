@@ -76,6 +76,30 @@ async fn schema_and_explain_run_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_join_that_does_not_fit_is_explained_and_refused_when_it_is_run() {
+    let server = TestServer::start(&["--devices=host:1", "--device-memory=64KiB"]).await;
+    let mut client = server.client().await;
+    for name in ["left", "right"] {
+        put(&mut client, name, vec![few_keys(100_000)]).await.unwrap();
+    }
+    let body = r#"{"join": {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}]}}"#;
+    let plan: Value = serde_json::from_str(&act(&mut client, "explain", body).await.unwrap()[0]).unwrap();
+    let (refusal, text) = (plan["refusal"].as_str().unwrap(), plan["text"].as_str().unwrap());
+    for needed in ["of device memory to hold table", "has 64.0 KiB", "--device-memory"] {
+        assert!(refusal.contains(needed), "{refusal}");
+    }
+    assert!(plan["strategy"].is_string() && !plan["phases"].as_array().unwrap().is_empty(), "{plan}");
+    assert!(text.contains(refusal), "{text}");
+    assert!(plan["memory"]["minimum_bytes"].as_u64().unwrap() > 64 << 10, "{plan}");
+    refused(client.get_flight_info(join("")).await, Code::ResourceExhausted, "of device memory to hold table");
+    // One that fits has nothing of the sort.
+    put(&mut client, "few", keyed(10, 10)).await.unwrap();
+    let body = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
+    let plan: Value = serde_json::from_str(&act(&mut client, "explain", body).await.unwrap()[0]).unwrap();
+    assert!(plan["refusal"].is_null() && !plan["text"].as_str().unwrap().contains("refused"), "{plan}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_result_is_listed_until_it_is_cancelled() {
     let (server, mut client) = server(&[]).await;
     let used = server.used_bytes().await;

@@ -287,7 +287,6 @@ fn values_whose_rows_lie_side_by_side_are_counted_however_the_rows_are_dealt_out
             let situation = format!("{parts} parts of rows {what}");
             // The estimator takes all orders to have as many items, and so finds 4 of 5.
             assert!((0.6..1.3).contains(&distinct), "{distinct} times as many as there are, {situation}");
-            assert!((0.4..1.1).contains(&least), "at least {least} times as many as there are, {situation}");
             // Pieces in order have few more runs than values: an order may begin in one piece and end in the next.
             assert!(!order_known || distinct <= 1.01, "{distinct} times as many as there are, {situation}");
         }

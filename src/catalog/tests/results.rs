@@ -150,6 +150,38 @@ async fn a_consumed_batch_is_freed_by_reading_and_cannot_be_read_twice() {
     assert!(spool.is_expired(SystemTime::now() + Duration::from_secs(61)));
 }
 
+/// What a reader has taken is freed, and what the next batch brings may come to lie at the same address: it was once taken for
+/// what had been counted before, and cost nothing.
+#[tokio::test]
+async fn each_batch_with_a_dictionary_of_its_own_counts_wherever_it_lies() {
+    use arrow::array::{DictionaryArray, Int8Array, StringViewArray};
+    const BATCHES: usize = 20;
+    let text = |at: usize| format!("{at:0>4000}");
+    let of_dictionary = |at: usize| -> ArrayRef {
+        let values = StringArray::from_iter_values([text(at)]);
+        Arc::new(DictionaryArray::new(Int8Array::from_iter_values([0, 0, 0]), Arc::new(values)))
+    };
+    let of_views = |at: usize| -> ArrayRef { Arc::new(StringViewArray::from_iter_values([text(at)])) };
+    let batches = |column: &dyn Fn(usize) -> ArrayRef| -> Vec<RecordBatch> {
+        (0..BATCHES).map(|at| RecordBatch::try_from_iter([("d", column(at))]).unwrap()).collect()
+    };
+    for batches in [batches(&of_dictionary), batches(&of_views)] {
+        let arena = arena_of(1 << 20);
+        let options = SpoolOptions { arena: Some(arena.clone()), ..consumed(u64::MAX, Duration::from_secs(60)) };
+        let spool = ResultSpool::with_options(batches[0].schema(), options);
+        for (at, batch) in batches.into_iter().enumerate() {
+            spool.push(batch).unwrap();
+            assert_eq!(spool.pushed_bytes() % (at as u64 + 1), 0, "batch {at} counts as those before it do");
+            assert!(spool.pushed_bytes() > 4000 * (at as u64 + 1), "batch {at}");
+            drop(spool.batch(at).await.unwrap());
+            assert!(arena.budget().used_bytes() < 4 * 4096, "what was read is freed, and not held to be counted");
+        }
+        spool.finish(Ok(()));
+        spool.release();
+        assert_eq!(arena.budget().used_bytes(), 0);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumed_result_of_any_size_passes_through_a_small_bound() {
     let bound = bytes_of(10) * 3;

@@ -134,12 +134,18 @@ impl Arena {
     /// [`Error::Exhausted`] when the budget refuses, when too much of it is lost between pieces, or when the system has no
     /// memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
-        let bytes = size_of_piece(len) as u64;
-        let reservation = match &self.pool {
-            Some(pool) => pool.reserve(bytes, purpose)?,
-            None => self.inner.budget.reserve(bytes, purpose)?,
-        };
-        self.allocate_reserved(len, reservation)
+        self.allocate_reserved(len, self.reserve(size_of_piece(len) as u64, purpose)?)
+    }
+
+    /// Bytes for what is not in the arena, and is to be paid for all the same: drawn from where its pieces are.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the budget refuses.
+    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
+        match &self.pool {
+            Some(pool) => pool.reserve(bytes, purpose),
+            None => self.inner.budget.reserve(bytes, purpose),
+        }
     }
 
     /// A piece of `len` bytes, paid for by a share of a reservation that was made before. What the piece does not need of

@@ -195,7 +195,10 @@ fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
     for needed in ["9000000 rows", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
         assert!(text.contains(needed), "{text}");
     }
-    assert!(matches!(stage.scheduler.explain(spec.clone()), Err(Error::Exhausted(_))));
+    // Explaining it tells the same, with the plan that would have run.
+    let explained = stage.scheduler.explain(spec.clone()).unwrap();
+    assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
+    assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
     // As it is read, no more than the window is kept.
     let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
     stage.next();

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
+use crate::memory::{Reclaim, Reservation};
 
 /// A device that runs `jobs` short jobs at a time.
 fn stage(jobs: usize) -> Stage {
@@ -173,4 +174,145 @@ fn a_running_job_is_told_whether_others_wait_for_its_device() {
     stage.finish(0);
     stage.finish(1);
     stage.idle();
+}
+
+/// Holds memory of a device as kept columns do, and gives it back when it is told to.
+#[derive(Debug)]
+struct Keeper {
+    kept: Mutex<Option<Reservation>>,
+    asked: Mutex<Sender<()>>,
+    /// Whether it gives back what it was asked for.
+    gives: Mutex<Receiver<bool>>,
+}
+
+impl Reclaim for Keeper {
+    fn reclaimable_bytes(&self) -> u64 {
+        self.kept.lock().as_ref().map_or(0, Reservation::bytes)
+    }
+
+    fn reclaim(&self, _bytes: u64) -> u64 {
+        self.asked.lock().send(()).unwrap();
+        match self.gives.lock().recv_timeout(PATIENCE) {
+            Ok(true) => self.kept.lock().take().map_or(0, |kept| kept.bytes()),
+            _ => 0,
+        }
+    }
+}
+
+/// A keeper of so much of the first device's memory; who it tells that it was asked, and who tells it to give.
+fn keeper(stage: &Stage, bytes: u64) -> (Arc<Keeper>, Receiver<()>, Sender<bool>) {
+    let ((asked, is_asked), (give, gives)) = (channel(), channel());
+    let kept = Mutex::new(Some(stage.memory[0].reserve(bytes, "kept columns").unwrap()));
+    let keeper = Arc::new(Keeper { kept, asked: Mutex::new(asked), gives: Mutex::new(gives) });
+    let reclaim: std::sync::Weak<dyn Reclaim> = Arc::downgrade(&(keeper.clone() as Arc<dyn Reclaim>));
+    stage.memory[0].reclaim_from(reclaim);
+    (keeper, is_asked, give)
+}
+
+/// Does it in a thread of its own, because it may not come back.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, outcome) = channel();
+    std::thread::spawn(move || done.send(work()));
+    outcome.recv_timeout(PATIENCE / 3).expect("the scheduler answers while a device makes room")
+}
+
+/// On a GPU, columns that give way to a job are let go of once everything that runs there is done. That used to be waited for with
+/// the scheduler's lock.
+#[test]
+fn nobody_waits_while_a_device_makes_room_for_a_job() {
+    let stage = Stage::with_jobs(2, 2, SchedulerOptions::default());
+    let (_keeper, is_asked, give) = keeper(&stage, stage.memory[0].free_bytes());
+    let on = |device: &str, label: &str| {
+        let (scheduler, devices) = (stage.scheduler.clone(), DeviceRequest::Named(vec![device.into()]));
+        let spec = JoinSpec { devices, ..spec(label) };
+        in_time(move || scheduler.submit(spec, "").unwrap())
+    };
+    let first = on("host:0", "r0");
+    is_asked.recv_timeout(PATIENCE).unwrap();
+    let elsewhere = on("host:1", "r1");
+    assert_eq!(stage.next(), (1, "r1".into()));
+    stage.nothing_begins();
+    give.send(true).unwrap();
+    assert_eq!(stage.next(), (0, "r0".into()));
+    assert!(reserved(&stage) > 0);
+    stage.finish(0);
+    stage.finish(1);
+    assert_eq!([&first, &elsewhere].map(|job| stage.ended(job)), [JobState::Complete, JobState::Complete]);
+    stage.idle();
+    assert_eq!(reserved(&stage), 0);
+}
+
+#[test]
+fn memory_that_a_job_is_about_to_reserve_is_promised_to_nobody_else() {
+    let stage = stage(2);
+    let first = stage.submit("r0");
+    stage.next();
+    let part = reserved(&stage);
+    stage.finish(0);
+    stage.ended(&first);
+    stage.idle();
+    let _others = stage.memory[0].reserve(stage.memory[0].free_bytes() - part - part / 2, "others").unwrap();
+    let (_keeper, is_asked, give) = keeper(&stage, part + part / 2);
+    let orders = ["r1", "r2"].map(|label| stage.direct(label));
+    let jobs = ["r1", "r2"].map(|label| stage.submit(label));
+    is_asked.recv_timeout(PATIENCE).unwrap();
+    let waiting_for = jobs[1].status().waiting_for.expect("there is no memory for both");
+    assert!(waiting_for.contains("of the memory of host:0"), "{waiting_for}");
+    give.send(true).unwrap();
+    assert_eq!(stage.next().1, "r1");
+    stage.scheduler.tick(SystemTime::now());
+    stage.nothing_begins();
+    orders[0].send(Box::new(|_, _| Ok(()))).unwrap();
+    assert_eq!(stage.next().1, "r2");
+    orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
+    stage.idle();
+}
+
+#[test]
+fn a_job_whose_memory_somebody_else_took_waits_again_and_holds_none() {
+    let stage = stage(2);
+    let host = stage.catalog.arena().budget().clone();
+    let (keeper, is_asked, give) = keeper(&stage, stage.memory[0].free_bytes());
+    let job = stage.submit("r0");
+    is_asked.recv_timeout(PATIENCE).unwrap();
+    give.send(false).unwrap();
+    let end = std::time::Instant::now() + PATIENCE;
+    while job.status().state != JobState::Queued {
+        assert!(std::time::Instant::now() < end, "it is not put back: {:?}", job.status());
+        std::thread::yield_now();
+    }
+    let status = job.status();
+    assert!(status.waiting_for.is_some_and(|text| text.contains("memory of host:0")));
+    assert_eq!((status.device, status.started), (None, None));
+    let kept = keeper.kept.lock().take();
+    drop(kept);
+    assert_eq!((host.used_bytes(), reserved(&stage)), (0, 0));
+    stage.nothing_begins();
+    stage.clock.advance(Duration::from_secs(3));
+    stage.scheduler.tick(SystemTime::now());
+    stage.next();
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    stage.idle();
+    let stats = stage.scheduler.stats();
+    assert_eq!((stats.devices[0].jobs_total, stats.completed_total), (1, 1));
+    assert!((stats.waited_seconds_total - 3.0).abs() < 1e-6, "{stats:?}");
+}
+
+#[test]
+fn a_job_that_is_stopped_while_a_device_makes_room_for_it_gives_everything_back() {
+    for gives in [true, false] {
+        let stage = stage(2);
+        let host = stage.catalog.arena().budget().clone();
+        let (_keeper, is_asked, give) = keeper(&stage, stage.memory[0].free_bytes());
+        let job = stage.submit("r0");
+        is_asked.recv_timeout(PATIENCE).unwrap();
+        stage.scheduler.cancel(job.id).unwrap();
+        give.send(gives).unwrap();
+        assert_eq!(stage.ended(&job), JobState::Cancelled);
+        stage.idle();
+        stage.nothing_begins();
+        assert_eq!(host.used_bytes(), 0);
+        assert_eq!(stage.scheduler.stats().cancelled_total, 1);
+    }
 }

@@ -305,7 +305,11 @@ class Client:
         return self._submit(_arguments.mapping("command", command, takes)).result()
 
     def explain(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Explanation:
-        """How a join would run, and why, without running it. Takes what :meth:`join` takes."""
+        """How a join would run, and why, without running it. Takes what :meth:`join` takes.
+
+        Of a join that would be refused because it does not fit, it tells that too: the detail ``refusal`` says what is
+        too small and what would help, and is ``None`` for a join that may run.
+        """
         _arguments.known("explain", options, OPTIONS)
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
 
