@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use super::quota::{Charge, Ledger};
 use super::{Adopter, Editor, Table, TenantLimits, TenantUsage};
+use crate::human;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -210,8 +211,8 @@ impl Catalog {
         let reserved = names.reserved.values().filter(|reserved| reserved.owner == owner).count();
         if tables + reserved >= limit {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {tables} tables and {reserved} on the way, and may have {limit}; drop one, or raise \
-                 --tenant-tables"
+                "tenant {owner:?} has {} and {reserved} on the way, and may have {limit}; drop one, or raise --tenant-tables",
+                human::counted(tables as u64, "table")
             )));
         }
         Ok(())

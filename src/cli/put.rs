@@ -163,7 +163,7 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
         let difference = first.iter().zip(fields).find(|(a, b)| a != b);
         let what = match difference {
             Some((a, b)) => format!("{:?} {} there, {:?} {} here", a.name(), a.data_type(), b.name(), b.data_type()),
-            None => format!("{} columns there, {} here", first.len(), fields.len()),
+            None => format!("{} there, {} here", output::counted(first.len() as u64, "column"), fields.len()),
         };
         return Err(Error::Invalid(format!(
             "{} does not have the columns of {}: {what}",

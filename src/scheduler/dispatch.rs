@@ -14,6 +14,7 @@ use super::queue::Waiting;
 use super::state::{Leftovers, Running, Shared, Slot, State};
 use crate::catalog::{GiveWay, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
+use crate::human;
 use crate::memory::{Budget, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
@@ -120,15 +121,15 @@ impl Shared {
         }
         if state.queue.len() >= self.options.queue_limit {
             return Err(Error::Exhausted(format!(
-                "{} jobs wait already, and the queue takes no more; try again later, or raise --queue-limit",
-                state.queue.len()
+                "{} already, and the queue takes no more; try again later, or raise --queue-limit",
+                human::counted_as(state.queue.len() as u64, "job waits", "jobs wait")
             )));
         }
         let active = state.queue.active(owner);
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {active} jobs waiting or running, and may have no more; wait for one to end, or raise \
-                 --tenant-jobs"
+                "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise --tenant-jobs",
+                human::counted(active as u64, "job")
             )));
         }
         Ok(())

@@ -171,7 +171,10 @@ pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Res
         }
     };
     let expires = match expires {
-        Some(job) => job.result.renew(retain(shared, &job))?.unwrap_or_else(|| lease_end(shared, &job)),
+        Some(job) => {
+            shared.readers.renewed(job.id);
+            job.result.renew(retain(shared, &job))?.unwrap_or_else(|| lease_end(shared, &job))
+        }
         None => SystemTime::now() + shared.limits.ticket_life,
     };
     Ok(FlightEndpoint {

@@ -133,7 +133,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_SESSION_IDLE_SECONDS", default_value_t = 3600)]
     pub session_idle_seconds: u64,
 
-    /// Seconds that running work may take to end after the first SIGTERM or SIGINT; a second signal ends it at once
+    /// Seconds that a server may take to end after the first SIGTERM or SIGINT: for jobs, for calls and uploads under way, and
+    /// for results that somebody reads, or has asked for within 10 s. Other results go at once. A second signal ends it all
     #[arg(long, env = "DOVETAIL_DRAIN_SECONDS", default_value_t = 30)]
     pub drain_seconds: u64,
 

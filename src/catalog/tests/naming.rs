@@ -52,7 +52,7 @@ fn a_tenant_may_hold_only_so_many_tables() {
     assert_refused(
         upload(&catalog, "ada", "b", UploadMode::Create, 1),
         is!(Exhausted),
-        &["\"ada\"", "1 tables and 1 on the way", "may have 2", "--tenant-tables"],
+        &["\"ada\"", "1 table and 1 on the way", "may have 2", "--tenant-tables"],
     );
     upload(&catalog, "eve", "b", UploadMode::Create, 1).unwrap();
     drop(reserved);
