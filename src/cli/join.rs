@@ -26,7 +26,8 @@ pub struct JoinArgs {
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
     priority: i32,
 
-    /// Seconds that the server keeps the result; 0 releases it while it is read
+    /// Seconds that the server keeps the result after it was last read, for `dovetail get --job`; with 0 it keeps nothing, and
+    /// the result may be larger than its memory. By default it lets the result go once it is here
     #[arg(long, value_name = "SECONDS")]
     retain_seconds: Option<u32>,
 
@@ -195,7 +196,13 @@ pub async fn run(args: JoinArgs) -> Result<()> {
     .await?;
     let job = jobs::id_of(&info)?;
     tokio::select! {
-        outcome = finish(&client, &args, &info, to, job, start) => outcome,
+        outcome = finish(&client, &args, &info, to, job, start) => {
+            // Whatever went wrong, nobody was told the number to come back with. A table that was made of the result stays.
+            if args.retain_seconds.is_none() {
+                release(&client, &args, job).await;
+            }
+            outcome
+        },
         how = interrupted() => {
             // Whoever interrupts the command wants the job gone too.
             let outcome = match client.action("cancel_job", &json!({ "job": job })).await {
@@ -205,6 +212,13 @@ pub async fn run(args: JoinArgs) -> Result<()> {
             Err(Error::Cancelled(format!("{how}; job {job} {outcome}")))
         }
     }
+}
+
+/// Lets the server forget the result, which has arrived in whole or is not wanted: else it would stay for its lease, and the
+/// results of a loop of joins would fill the memory. It does no harm to fail: then the lease ends it.
+async fn release(client: &Client, args: &JoinArgs, job: u64) {
+    let body = json!({ "job": job });
+    let _ = tokio::time::timeout(args.connect.connect_timeout, client.action("cancel_job", &body)).await;
 }
 
 /// From the submitted job to the report.

@@ -120,6 +120,30 @@ fn joins_print_write_and_keep_their_rows() {
     assert_eq!(text.lines().count(), 3, "{text}");
 }
 
+/// Such results once stayed for their lease, and a loop of joins filled the server's memory.
+#[test]
+fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 3_000);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let used = || server.metric("dovetail_arena_bytes{kind=\"used\"}");
+    let before = used();
+    let join = ["join", "orders", "lines", "--on", "key=order"];
+    for how in [&["-o", "j.parquet"][..], &["--limit", "3"], &["--limit", "0"], &["--explain", "--json"]] {
+        server.ok(&[&join, how].concat());
+        wait_until("the memory to be free", || used() == before);
+    }
+    assert!(server.json(&["jobs"]).iter().all(|job| job["released"] == true));
+    // Nor does the result outlive the table that was made of it.
+    server.ok(&[&join[..], &["--into", "joined"]].concat());
+    assert!(used() > before);
+    server.ok(&["drop", "joined"]);
+    wait_until("the memory to be free", || used() == before);
+    server.ok(&[&join[..], &["--retain-seconds", "300", "-o", "kept.csv"]].concat());
+    let job = server.json(&["jobs"]).last().unwrap()["job"].to_string();
+    assert_eq!(server.json(&["get", "--job", &job, "-o", "again.csv"])[0]["rows"].as_u64(), Some(lines_of(3_000)));
+}
+
 #[test]
 fn what_is_wrong_with_a_join_is_said_in_one_line() {
     let server = Server::start(&[]);
@@ -148,7 +172,8 @@ fn jobs_plans_and_devices_can_be_looked_at() {
     let server = Server::start(&["--devices", "host:2"]);
     write_tables(server.path(), 1_000);
     server.ok(&["put", "orders.csv", "lines.csv"]);
-    server.ok(&["join", "orders", "lines", "--on", "key=order", "--strategy", "hash", "-o", "j.arrow"]);
+    let kept = ["--retain-seconds", "300", "-o", "j.arrow"];
+    server.ok(&[&["join", "orders", "lines", "--on", "key=order", "--strategy", "hash"], &kept[..]].concat());
     let jobs = server.json(&["jobs"]);
     assert_eq!(jobs.len(), 1);
     assert_eq!((jobs[0]["state"].as_str(), jobs[0]["strategy"].as_str()), (Some("complete"), Some("hash")));
