@@ -25,7 +25,7 @@ use tonic::codec::CompressionEncoding;
 use tonic_health::server::HealthReporter;
 use tower::Layer;
 
-use opening::{bind_admin, open, parse_admin, refuse_unsafe, tls, unusable_tls};
+use opening::{bind_admin, open, parse_admin, parts, refuse_unsafe, tls, unusable_tls};
 
 use super::access::CallLayer;
 use super::do_get::DoGetLayer;
@@ -166,7 +166,7 @@ impl Server {
     /// As [`Server::start`].
     pub fn check(settings: &Settings) -> Result<()> {
         refuse_unsafe(settings)?;
-        open(settings)?;
+        parts(settings)?;
         parse_admin(settings)?;
         let Some(tls) = tls(settings)? else { return Ok(()) };
         tonic::transport::Server::builder().tls_config(tls).map(drop).map_err(|error| unusable_tls(&error))

@@ -72,12 +72,21 @@ fn a_configuration_is_checked_without_being_run() {
         (["--listen", "0.0.0.0:0"], "insecure"),
         (["--endpoints", "0"], "--endpoints"),
         (["--devices", "host:65535"], "--devices"),
+        (["--devices", "quantum:1"], "write auto, cuda"),
+        (["--host-memory", "plenty"], "not a size"),
+        (["--log", "verbose"], "\"verbose\" is no level; write off, error, warn, info"),
         (["--token-file", file], "token file"),
         (["--topology", file], "topology file"),
     ] {
         let wrong = run(&["serve", "--check-config", flags[0], flags[1]]);
         assert_eq!(wrong.status.code(), Some(2), "{flags:?}: {}", stderr(&wrong));
         assert!(stderr(&wrong).contains(words), "{flags:?}: {}", stderr(&wrong));
+        // What is printed would be served; and what would not be is refused with the same words.
+        for action in [&["--print-config"][..], &[]] {
+            let also = run(&[&["serve"], action, &flags[..]].concat());
+            assert_eq!(also.status.code(), Some(2), "{action:?} {flags:?}: {}", stderr(&also));
+            assert_eq!((stdout(&also), stderr(&also)), (String::new(), stderr(&wrong)), "{action:?} {flags:?}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! From settings to what a server is made of.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::net::TcpListener;
@@ -8,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::catalog::{Catalog, Uploads, UploadsLimits};
+use crate::device::Device;
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
 use crate::service::auth::Authenticator;
@@ -19,6 +21,7 @@ use crate::service::settings::Settings;
 use crate::service::shared::{Limits, Shared, tenant_limits};
 use crate::service::tickets::Tickets;
 use crate::service::{devices, incoming};
+use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
 /// Refuses what would let strangers in.
@@ -38,7 +41,16 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     )))
 }
 
-pub(super) fn open(settings: &Settings) -> Result<Shared> {
+/// What the settings name, checked and opened; nothing was measured or started yet.
+pub(super) struct Parts {
+    limits: Limits,
+    authenticator: Authenticator,
+    catalog: Catalog,
+    topology: Topology,
+    devices: Vec<Arc<dyn Device>>,
+}
+
+pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let limits = Limits::new(settings)?;
     let authenticator = match &settings.token_file {
         Some(path) => Authenticator::from_file(path)?,
@@ -48,11 +60,16 @@ pub(super) fn open(settings: &Settings) -> Result<Shared> {
     let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
     let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
+    let topology = devices::topology(settings)?;
+    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
+    Ok(Parts { limits, authenticator, catalog, topology, devices })
+}
+
+pub(super) fn open(settings: &Settings) -> Result<Shared> {
+    let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
     let uploads_limits =
         UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
-    let topology = devices::topology(settings)?;
-    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
     let rates = devices::device_rates(settings, &topology, &devices);
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
