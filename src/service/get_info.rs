@@ -90,6 +90,7 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
         }
         Asked::Job(job) => {
             shared.readers.polled(job.id);
+            asker.record.set_routine();
             // That nothing more came in time is an answer as well.
             let _ = tokio::time::timeout(POLL_WAIT, job.result.next_part()).await;
             job

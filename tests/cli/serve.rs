@@ -187,6 +187,12 @@ fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
     assert!(number(&get, "queue_ms") >= 0.0, "{get}");
     let refused = line("GetFlightInfo", "NOT_FOUND");
     assert!(refused["message"].as_str().unwrap().contains("nowhere"), "{refused}");
+    // The join was asked how far it is, which is not worth a line unless it fails.
+    server.fails(&["jobs", "77"]);
+    let asked = line("DoAction", "NOT_FOUND");
+    assert_eq!(asked["command"], "job", "{asked}");
+    assert!(server.log_lines(1, |line| line.contains("cancel_job")).len() == 1);
+    assert!(!server.log().lines().any(|line| line.contains("\"command\":\"job\"") && line.contains("\"OK\"")));
     assert_eq!(server.terminate().code(), Some(0));
 }
 
