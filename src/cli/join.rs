@@ -22,6 +22,10 @@ pub struct JoinArgs {
     #[arg(long, value_name = "TABLE")]
     into: Option<String>,
 
+    /// What to do with a table of that name: create refuses to touch it, replace puts the result in its place once it is complete
+    #[arg(long, value_name = "MODE", default_value = "create", value_parser = ["create", "replace"], requires = "into")]
+    into_mode: String,
+
     /// Jobs of higher priority start first, -100 to 100
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
     priority: i32,
@@ -163,6 +167,9 @@ impl JoinArgs {
         let mut join = self.spec.to_json();
         if let Some(into) = &self.into {
             join["into"] = into.clone().into();
+            if self.into_mode != "create" {
+                join["into_mode"] = self.into_mode.clone().into();
+            }
         }
         if self.priority != 0 {
             join["priority"] = self.priority.into();
@@ -328,12 +335,12 @@ mod tests {
     #[test]
     fn everything_reaches_the_wire() {
         let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
-                     --into c --priority -5 --retain-seconds 0 --batch-rows 1000";
+                     --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000";
         assert_eq!(
             command(words),
             json!({"join": {"left": "a", "right": "b", "how": "left_anti", "strategy": "hash", "nulls_equal": true,
                             "on": [{"left": "x", "right": "x"}, {"left": "y", "right": "z"}],
-                            "columns": ["x", "left.q"], "devices": 2, "into": "c", "priority": -5,
+                            "columns": ["x", "left.q"], "devices": 2, "into": "c", "into_mode": "replace", "priority": -5,
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));

@@ -31,9 +31,9 @@ use super::blocking::blocking;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use super::{commands, describe};
-use crate::catalog::{SpoolState, Table};
+use crate::catalog::{Editor, SpoolState, Table};
 use crate::planner::{self, JoinSpec};
-use crate::scheduler::{Job, JobId, JobState};
+use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
 
 /// The longest that a poll waits for its job to end before it tells how far it is. Short enough for a progress bar.
@@ -240,7 +240,8 @@ fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {into:?}"))?;
     }
     // Planning looks through statistics of every column and every strategy.
-    blocking(|| shared.scheduler.submit(spec, &asker.caller.tenant))
+    let Editor { tenant, is_admin } = asker.caller.editor();
+    blocking(|| shared.scheduler.submit_with(spec, Submission { owner: tenant, is_admin, timeout: None }))
 }
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {

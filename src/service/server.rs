@@ -219,8 +219,8 @@ impl Server {
     }
 
     /// Serves until `drain` is ready, then ends in two steps. What was admitted is served as before while jobs run,
-    /// somebody is expected to fetch a result and uploads are under way: clients poll, fetch and commit, over new connections too.
-    /// Then connections close as their calls end. Both together take at most `drain_seconds`, or until `end` is ready.
+    /// somebody is expected to fetch a result and uploads are under way: clients poll, fetch and commit, over new connections
+    /// too. Then connections close as their calls end. Both together take at most `drain_seconds`, or until `end` is ready.
     ///
     /// # Errors
     /// When the listener broke off.

@@ -116,6 +116,13 @@ fn joins_print_write_and_keep_their_rows() {
     let names: Vec<_> = joined["columns"].as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
     assert_eq!(names, ["key", "line"]);
 
+    // A table is replaced only when that is asked for, also one that the join itself reads.
+    let again = ["join", "joined", "lines", "--on", "key=order", "--how", "left_semi", "--into", "joined"];
+    assert!(server.fails(&again).contains("\"joined\" exists already; use into_mode replace"));
+    server.ok(&[&again[..], &["--into-mode", "replace", "--columns", "key"]].concat());
+    let replaced = &server.json(&["tables", "joined"])[0];
+    assert_eq!((replaced["rows"].as_u64(), replaced["columns"].as_array().unwrap().len()), (Some(lines), 1));
+
     let text = server.ok(&["join", "orders", "lines", "--on", "key=order", "--limit", "2"]);
     assert_eq!(text.lines().count(), 3, "{text}");
 }
