@@ -70,7 +70,7 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Show the main job on generated TPC-H tables: start a server, upload, join, check
     Demo(demo::DemoArgs),
-    /// Upload files (Parquet, Arrow IPC, CSV) as tables
+    /// Upload files or standard input (Parquet, Arrow IPC, CSV) as tables
     Put(put::PutArgs),
     /// Fetch a table, or the result of a job, into a file or onto the terminal
     Get(get::GetArgs),

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output};
 
-use super::harness::{Server, begin, names_in, stderr, wait_until};
+use super::harness::{Server, begin, command, names_in, stderr, stdout, wait_until};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
@@ -72,6 +72,40 @@ fn modes_decide_what_becomes_of_a_table_that_exists() {
     assert!(server.fails(&["put", "lines.csv", "--table", "orders", "--mode", "append"]).contains("orders"));
     assert!(server.ok(&["drop", "orders"]).contains("300 rows"));
     assert!(server.fails(&["drop", "orders"]).contains("there is no table \"orders\""));
+}
+
+#[test]
+fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 300);
+    let put = |file: &str, more: &[&str]| {
+        let mut line = command();
+        line.env("DOVETAIL_SERVER", &server.flight).arg("put").arg("-").args(more);
+        line.stdin(fs::File::open(server.path().join(file)).unwrap()).output().unwrap()
+    };
+    let csv = put("orders.csv", &["--table", "piped", "--format", "csv"]);
+    assert!(csv.status.success(), "{}", stderr(&csv));
+    let said = stdout(&csv);
+    assert!(
+        said.starts_with("piped: 300 rows") && said.lines().nth(1).unwrap().starts_with("  key: Int64, "),
+        "{said}"
+    );
+    for file in ["o.arrows", "o.arrow", "o.parquet"] {
+        server.ok(&["get", "piped", "-o", file]);
+        let output = put(file, &["--table", file, "--json"]);
+        assert!(output.status.success(), "{file}: {}", stderr(&output));
+        let said: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!((&said["rows"], &said["columns"]), (&300.into(), &serde_json::Value::Null), "{file}");
+    }
+    for (more, words) in [
+        (&["--format", "csv"][..], "give one with --table"),
+        (&["--table", "t"], "reading standard input: what comes in is neither Arrow IPC nor Parquet"),
+        (&["-", "--table", "t"], "write - once"),
+    ] {
+        let refused = put("orders.csv", more);
+        assert_eq!(refused.status.code(), Some(1), "{more:?}");
+        assert!(stderr(&refused).contains(words), "{more:?}: {}", stderr(&refused));
+    }
 }
 
 #[test]
