@@ -9,7 +9,12 @@ pub fn count(number: u64) -> String {
 
 /// A number of things: `1 partition`, `4,096 partitions`.
 pub fn counted(number: u64, thing: &str) -> String {
-    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
+    counted_as(number, thing, &format!("{thing}s"))
+}
+
+/// As [`counted`], of things whose plural is not made with an s at the end: `1 job that runs`, `2 jobs that run`.
+pub fn counted_as(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
 /// A span of time in the unit a person would choose: `850 µs`, `12.3 ms`, `4.56 s`, `3 min 20 s`.
@@ -52,6 +57,8 @@ mod tests {
         assert_eq!(counted(1, "row"), "1 row");
         assert_eq!(counted(0, "row"), "0 rows");
         assert_eq!(counted(1200, "row"), "1,200 rows");
+        assert_eq!(counted_as(1, "job that runs", "jobs that run"), "1 job that runs");
+        assert_eq!(counted_as(2, "job that runs", "jobs that run"), "2 jobs that run");
     }
 
     #[test]

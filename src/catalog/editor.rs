@@ -15,6 +15,16 @@ pub struct Editor {
     pub is_admin: bool,
 }
 
+/// What becomes of a table whose name the result of a join is to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IntoMode {
+    /// It stays, and the name is refused.
+    #[default]
+    Create,
+    /// The result takes its place.
+    Replace,
+}
+
 impl From<&str> for Editor {
     fn from(tenant: &str) -> Self {
         Self { tenant: tenant.into(), is_admin: false }

@@ -30,7 +30,7 @@ mod upload;
 mod uploads;
 
 pub use adopt::Adopter;
-pub use editor::Editor;
+pub use editor::{Editor, IntoMode};
 pub use names::{Catalog, NameReservation};
 pub use quota::{Charge, TenantLimits, TenantUsage};
 pub use result::{GiveWay, Interrupt, ResultReader, ResultSpool, SpoolOptions, SpoolState};

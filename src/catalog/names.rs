@@ -8,7 +8,8 @@ use arrow::array::RecordBatch;
 use parking_lot::RwLock;
 
 use super::quota::{Charge, Ledger};
-use super::{Adopter, Editor, Table, TenantLimits, TenantUsage};
+use super::{Adopter, Editor, IntoMode, Table, TenantLimits, TenantUsage};
+use crate::human;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -133,15 +134,46 @@ impl Catalog {
     /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name; [`Error::Exhausted`] when `owner` has as many tables as it
     /// may, counting its reservations.
     pub fn reserve(&self, name: &str, owner: &str, purpose: &str) -> Result<NameReservation> {
+        self.reserve_unless(name, &owner.into(), purpose, |_| Err(exists(name)))
+    }
+
+    /// As [`Catalog::reserve`], for the result of a join: with [`IntoMode::Replace`] also where there is a table of that name, if
+    /// the editor may change it. That table can be read and dropped until its name is used, and stays if that never happens.
+    ///
+    /// # Errors
+    /// As [`Catalog::reserve`]; [`Error::Denied`] when the table is not the editor's to change.
+    pub fn reserve_for_result(
+        &self,
+        name: &str,
+        editor: &Editor,
+        mode: IntoMode,
+        purpose: &str,
+    ) -> Result<NameReservation> {
+        self.reserve_unless(name, editor, purpose, |found| match mode {
+            IntoMode::Create => Err(Error::AlreadyExists(format!(
+                "table {name:?} exists already; use into_mode replace to put the result in its place, or another name"
+            ))),
+            IntoMode::Replace => editor.check(found, "replaced"),
+        })
+    }
+
+    /// Keeps a name, unless the table that has it already is in the way.
+    fn reserve_unless(
+        &self,
+        name: &str,
+        editor: &Editor,
+        purpose: &str,
+        in_the_way: impl FnOnce(&Table) -> Result<()>,
+    ) -> Result<NameReservation> {
         check_name(name)?;
         let mut names = self.names.write();
         names.check_unreserved(name)?;
-        if names.tables.contains_key(name) {
-            return Err(exists(name));
+        match names.tables.get(name) {
+            Some(found) => in_the_way(found)?,
+            None => self.check_tables(&names, &editor.tenant)?,
         }
-        self.check_tables(&names, owner)?;
-        names.reserved.insert(name.into(), Reserved { owner: owner.into(), purpose: purpose.into() });
-        Ok(NameReservation { catalog: self.clone(), name: name.into(), held: true })
+        names.reserved.insert(name.into(), Reserved { owner: editor.tenant.clone(), purpose: purpose.into() });
+        Ok(NameReservation { catalog: self.clone(), name: name.into(), editor: editor.clone(), held: true })
     }
 
     /// Fails when the name is reserved for a table that is being made.
@@ -207,11 +239,13 @@ impl Catalog {
     fn check_tables(&self, names: &Names, owner: &str) -> Result<()> {
         let Some(limit) = self.tables_max else { return Ok(()) };
         let tables = names.tables.values().filter(|table| table.owner == owner).count();
-        let reserved = names.reserved.values().filter(|reserved| reserved.owner == owner).count();
+        // A table that is to be replaced has its place already.
+        let is_new = |name: &String| !names.tables.contains_key(name);
+        let reserved = names.reserved.iter().filter(|(name, reserved)| reserved.owner == owner && is_new(name)).count();
         if tables + reserved >= limit {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {tables} tables and {reserved} on the way, and may have {limit}; drop one, or raise \
-                 --tenant-tables"
+                "tenant {owner:?} has {} and {reserved} on the way, and may have {limit}; drop one, or raise --tenant-tables",
+                human::counted(tables as u64, "table")
             )));
         }
         Ok(())
@@ -235,6 +269,7 @@ impl Names {
 pub struct NameReservation {
     catalog: Catalog,
     name: String,
+    editor: Editor,
     /// Whether the name is still this reservation's to free.
     held: bool,
 }
@@ -250,8 +285,8 @@ impl NameReservation {
         &self.catalog
     }
 
-    /// Makes the table appear, under the name that was kept for it. The reservation is used up then, and stays after a
-    /// failure.
+    /// Makes the table appear, under the name that was kept for it; in the place of the table that has it, if there is one. The
+    /// reservation is used up then, and stays after a failure.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when its owner has as many tables as it may, which can only be when somebody else's reservation
@@ -263,8 +298,7 @@ impl NameReservation {
         let Some(reserved) = names.reserved.remove(&self.name).filter(|_| self.held) else {
             return Err(Error::Internal(format!("the reservation of the name {:?} was used twice", self.name)));
         };
-        let editor = Editor::from(table.owner.as_str());
-        let published = self.catalog.insert(&mut names, table, &editor);
+        let published = self.catalog.insert(&mut names, table, &self.editor);
         self.held = published.is_err();
         if self.held {
             names.reserved.insert(self.name.clone(), reserved);

@@ -24,7 +24,7 @@ pub use stream::UploadStream;
 
 use super::upload::{DoneRows, Rows, Target};
 use super::{Catalog, Editor, Table, UploadOptions};
-use crate::{Error, Result};
+use crate::{Error, Result, human};
 
 /// Ended uploads whose IDs are remembered, so that a repeated commit is answered and a repeated ID is refused.
 const ENDED_MAX: usize = 1024;
@@ -260,7 +260,8 @@ impl Uploads {
             return Ok(());
         }
         Err(Error::Exhausted(format!(
-            "{limit} uploads are under way, which is as many as there may be; wait for one to end, or raise --upload-limit"
+            "{} under way, which is as many as there may be; wait for one to end, or raise --upload-limit",
+            human::counted_as(limit as u64, "upload is", "uploads are")
         )))
     }
 }

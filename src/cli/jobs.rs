@@ -230,7 +230,9 @@ pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
             let status = status(client, job).await?;
             Err(match status["state"].as_str() {
                 Some("failed" | "cancelled") => failure(&status),
-                _ => Error::NotFound(format!("job {job} has no result to fetch any more")),
+                _ => Error::NotFound(format!(
+                    "job {job} has no result to fetch any more; `dovetail join --retain-seconds SECONDS` keeps one for later"
+                )),
             })
         }
     }

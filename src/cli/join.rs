@@ -22,11 +22,16 @@ pub struct JoinArgs {
     #[arg(long, value_name = "TABLE")]
     into: Option<String>,
 
+    /// What to do with a table of that name: create refuses to touch it, replace puts the result in its place once it is complete
+    #[arg(long, value_name = "MODE", default_value = "create", value_parser = ["create", "replace"], requires = "into")]
+    into_mode: String,
+
     /// Jobs of higher priority start first, -100 to 100
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
     priority: i32,
 
-    /// Seconds that the server keeps the result; 0 releases it while it is read
+    /// Seconds that the server keeps the result after it was last read, for `dovetail get --job`; with 0 it keeps nothing, and
+    /// the result may be larger than its memory. By default it lets the result go once it is here
     #[arg(long, value_name = "SECONDS")]
     retain_seconds: Option<u32>,
 
@@ -162,6 +167,9 @@ impl JoinArgs {
         let mut join = self.spec.to_json();
         if let Some(into) = &self.into {
             join["into"] = into.clone().into();
+            if self.into_mode != "create" {
+                join["into_mode"] = self.into_mode.clone().into();
+            }
         }
         if self.priority != 0 {
             join["priority"] = self.priority.into();
@@ -195,7 +203,13 @@ pub async fn run(args: JoinArgs) -> Result<()> {
     .await?;
     let job = jobs::id_of(&info)?;
     tokio::select! {
-        outcome = finish(&client, &args, &info, to, job, start) => outcome,
+        outcome = finish(&client, &args, &info, to, job, start) => {
+            // Whatever went wrong, nobody was told the number to come back with. A table that was made of the result stays.
+            if args.retain_seconds.is_none() {
+                release(&client, &args, job).await;
+            }
+            outcome
+        },
         how = interrupted() => {
             // Whoever interrupts the command wants the job gone too.
             let outcome = match client.action("cancel_job", &json!({ "job": job })).await {
@@ -205,6 +219,13 @@ pub async fn run(args: JoinArgs) -> Result<()> {
             Err(Error::Cancelled(format!("{how}; job {job} {outcome}")))
         }
     }
+}
+
+/// Lets the server forget the result, which has arrived in whole or is not wanted: else it would stay for its lease, and the
+/// results of a loop of joins would fill the memory. It does no harm to fail: then the lease ends it.
+async fn release(client: &Client, args: &JoinArgs, job: u64) {
+    let body = json!({ "job": job });
+    let _ = tokio::time::timeout(args.connect.connect_timeout, client.action("cancel_job", &body)).await;
 }
 
 /// From the submitted job to the report.
@@ -314,12 +335,12 @@ mod tests {
     #[test]
     fn everything_reaches_the_wire() {
         let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
-                     --into c --priority -5 --retain-seconds 0 --batch-rows 1000";
+                     --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000";
         assert_eq!(
             command(words),
             json!({"join": {"left": "a", "right": "b", "how": "left_anti", "strategy": "hash", "nulls_equal": true,
                             "on": [{"left": "x", "right": "x"}, {"left": "y", "right": "z"}],
-                            "columns": ["x", "left.q"], "devices": 2, "into": "c", "priority": -5,
+                            "columns": ["x", "left.q"], "devices": 2, "into": "c", "into_mode": "replace", "priority": -5,
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));

@@ -70,7 +70,7 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Show the main job on generated TPC-H tables: start a server, upload, join, check
     Demo(demo::DemoArgs),
-    /// Upload files (Parquet, Arrow IPC, CSV) as tables
+    /// Upload files or standard input (Parquet, Arrow IPC, CSV) as tables
     Put(put::PutArgs),
     /// Fetch a table, or the result of a job, into a file or onto the terminal
     Get(get::GetArgs),
@@ -117,22 +117,12 @@ pub fn main() -> ExitCode {
         }
     };
     output::set_json(cli.json);
+    // What is invalid for those that ask no server is the command line or the configuration.
+    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::Bench(_));
     let outcome = match cli.command {
         Command::Serve(args) => {
             let matches = matches.subcommand_matches("serve").unwrap_or(&matches);
-            match settings::layer(matches, args.config.as_deref()) {
-                Ok(layered) => match serve::run(&args, &layered) {
-                    Err(error @ Error::Invalid(_)) => {
-                        output::error(&error);
-                        return ExitCode::from(EXIT_USAGE);
-                    }
-                    outcome => outcome,
-                },
-                Err(error) => {
-                    output::error(&error);
-                    return ExitCode::from(EXIT_USAGE);
-                }
-            }
+            settings::layer(matches, args.config.as_deref()).and_then(|layered| serve::run(&args, &layered))
         }
         Command::Demo(args) => block_on(demo::run(args)),
         Command::Put(args) => block_on(put::run(args)),
@@ -150,7 +140,10 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
-            interrupt::exit_code().unwrap_or(ExitCode::FAILURE)
+            match error {
+                Error::Invalid(_) if !asks_a_server => ExitCode::from(EXIT_USAGE),
+                _ => interrupt::exit_code().unwrap_or(ExitCode::FAILURE),
+            }
         }
     }
 }

@@ -3,21 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use arrow::datatypes::{FieldRef, Schema};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
 use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
-use super::files::{CsvArgs, Format, Piece, Source};
+use super::files::{CsvArgs, Format, Piece, STDIN, Source, without_gz};
 use super::interrupt::interrupted;
 use super::output;
 use super::progress::Progress;
 use crate::memory::human_bytes;
-use crate::{Error, Result};
+use crate::{Error, Result, listed};
 
 /// Arguments of `dovetail put`.
 #[derive(Debug, clap::Args)]
 pub struct PutArgs {
-    /// Files to upload; each becomes a table named like it, or with --table all fill one
+    /// Files to upload: Parquet, Arrow IPC, CSV, or CSV that gzip has compressed. Each becomes a table named like it, or with
+    /// --table all fill one. "-" is standard input: an Arrow IPC stream, Parquet, or CSV with --format csv
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -71,7 +73,8 @@ pub async fn run(args: PutArgs) -> Result<()> {
         let open = |file: &PathBuf| Source::open(file, args.format, &args.csv);
         let sources: Vec<Source> = files.iter().map(open).collect::<Result<_>>()?;
         check_schemas(&sources, &files)?;
-        opened.push((table, sources));
+        let inferred = sources.iter().any(|source| source.is_inferred).then(|| sources[0].schema.clone());
+        opened.push((table, sources, inferred));
     }
     let client = Client::connect(&args.connect).await?;
     let options = PutOptions {
@@ -80,13 +83,13 @@ pub async fn run(args: PutArgs) -> Result<()> {
         unique: args.unique.iter().map(|set| set.split(',').map(|column| column.trim().to_owned()).collect()).collect(),
         streams: args.streams.into(),
     };
-    for (table, sources) in opened {
+    for (table, sources, inferred) in opened {
         let start = Instant::now();
         let file_bytes = sources.iter().map(|source| source.file_bytes).sum();
         let progress = Progress::of(&format!("uploading {table}"), Some(file_bytes));
         let uploaded = upload(&client, &table, &options, sources, &progress).await?;
         progress.finish();
-        report(&table, uploaded, start.elapsed().as_secs_f64());
+        report(&table, uploaded, start.elapsed().as_secs_f64(), inferred.as_deref());
     }
     Ok(())
 }
@@ -113,10 +116,16 @@ pub(super) async fn upload(
     client.put(table, options, schema, batches.boxed(), move |bytes| sending.moved(bytes), stop).await
 }
 
-fn report(table: &str, uploaded: Uploaded, seconds: f64) {
+/// `inferred`: the columns of what came from CSV, where a wrong guess shows in the first join.
+fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schema>) {
     let Uploaded { rows, bytes } = uploaded;
     if output::is_json() {
-        output::json(&json!({ "table": table, "rows": rows, "bytes": bytes, "seconds": seconds }));
+        let mut said = json!({ "table": table, "rows": rows, "bytes": bytes, "seconds": seconds });
+        if let Some(schema) = inferred {
+            let column = |field: &FieldRef| json!({ "name": field.name(), "type": field.data_type().to_string() });
+            said["columns"] = schema.fields().iter().map(column).collect();
+        }
+        output::json(&said);
     } else {
         output::line(format!(
             "{table}: {}, {} in {} ({}/s)",
@@ -125,11 +134,18 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64) {
             output::seconds(seconds),
             human_bytes((bytes as f64 / seconds) as u64)
         ));
+        if let Some(schema) = inferred {
+            let column = |field: &FieldRef| format!("{}: {}", field.name(), field.data_type());
+            output::line(format!("  {}", listed(schema.fields().iter().map(column))));
+        }
     }
 }
 
 /// Which files go into which table, in the order given.
 fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
+    if args.files.iter().filter(|file| *file == Path::new(STDIN)).count() > 1 {
+        return Err(Error::Invalid("standard input can be read once; write - once".into()));
+    }
     if let Some(table) = &args.table {
         return Ok(vec![(table.clone(), args.files.clone())]);
     }
@@ -149,7 +165,10 @@ fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
 }
 
 fn stem(file: &Path) -> Result<String> {
-    let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    if file == Path::new(STDIN) {
+        return Err(Error::Invalid("standard input has no name for a table; give one with --table".into()));
+    }
+    let stem = without_gz(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     stem.ok_or_else(|| Error::Invalid(format!("{} is not the name of a file", file.display())))
 }
 
@@ -163,7 +182,7 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
         let difference = first.iter().zip(fields).find(|(a, b)| a != b);
         let what = match difference {
             Some((a, b)) => format!("{:?} {} there, {:?} {} here", a.name(), a.data_type(), b.name(), b.data_type()),
-            None => format!("{} columns there, {} here", first.len(), fields.len()),
+            None => format!("{} there, {} here", output::counted(first.len() as u64, "column"), fields.len()),
         };
         return Err(Error::Invalid(format!(
             "{} does not have the columns of {}: {what}",

@@ -19,7 +19,7 @@ pub struct ServeArgs {
     #[arg(long, env = "DOVETAIL_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Print the settings in effect as a configuration file, and where each came from, and exit
+    /// Check the settings as --check-config does, print them as a configuration file, with where each came from, and exit
     #[arg(long)]
     print_config: bool,
 
@@ -39,6 +39,10 @@ pub struct ServeArgs {
 pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let settings = &layered.settings;
     misspelt_variables().iter().for_each(output::remark);
+    check_files(settings)?;
+    if args.print_config || args.check_config {
+        Server::check(settings)?;
+    }
     if args.print_config {
         match output::is_json() {
             true => output::json(&layered.to_json()),
@@ -46,9 +50,7 @@ pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
         }
         return Ok(());
     }
-    check_files(settings)?;
     if args.check_config {
-        Server::check(settings)?;
         match output::is_json() {
             true => output::json(&serde_json::json!({ "ok": true })),
             false => output::line("the configuration is sound"),

@@ -18,6 +18,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::client::ConnectArgs;
+use super::logging;
 use crate::memory::parse_bytes;
 use crate::service::cache_bytes;
 use crate::service::settings::Settings;
@@ -347,6 +348,7 @@ fn check_relations(settings: &Settings) -> Result<()> {
     cache_bytes(&settings.device_cache, u64::MAX)?;
     size("message-limit", &settings.message_limit, None)?;
     size("tenant-memory", &settings.tenant_memory, Some("none"))?;
+    logging::filter(&settings.log)?;
     if settings.admin_listen != "off" && settings.admin_listen.parse::<std::net::SocketAddr>().is_err() {
         return Err(Error::Invalid(format!(
             "admin-listen {:?} is neither an address with a port, such as 127.0.0.1:8816, nor \"off\"",

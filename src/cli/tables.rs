@@ -108,7 +108,7 @@ fn show_one(info: &FlightInfo) -> Result<()> {
         return Ok(());
     }
     let schema = info.clone().try_decode_schema()?;
-    output::line(format!("{}: {} rows, {}", name_of(info), count(info.total_records), bytes(info.total_bytes)));
+    output::line(format!("{}: {}, {}", name_of(info), rows(info.total_records), bytes(info.total_bytes)));
     let row = |field: &arrow::datatypes::FieldRef| {
         vec![field.name().clone(), field.data_type().to_string(), if field.is_nullable() { "yes" } else { "" }.into()]
     };
@@ -148,6 +148,10 @@ fn join_names(names: &[Value]) -> String {
 /// Flight writes -1 for what it does not know.
 fn count(number: i64) -> String {
     u64::try_from(number).map(output::count).unwrap_or_default()
+}
+
+fn rows(number: i64) -> String {
+    u64::try_from(number).map_or_else(|_| "rows unknown".into(), |rows| output::counted(rows, "row"))
 }
 
 fn bytes(number: i64) -> String {

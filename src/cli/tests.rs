@@ -50,7 +50,7 @@ fn write(folder: &Path, name: &str) -> PathBuf {
 
 /// Uploads a file as a table, and returns the bar that was told of it.
 async fn upload(client: &Client, table: &str, path: &Path, streams: usize) -> Progress {
-    let source = Source::open(path, None, &CsvArgs { delimiter: ',', no_header: false, infer_rows: 10 }).unwrap();
+    let source = Source::open(path, None, &CsvArgs::default()).unwrap();
     let progress = Progress::of("uploading", Some(source.file_bytes));
     let options = PutOptions { streams, ..PutOptions::default() };
     let uploaded = put::upload(client, table, &options, vec![source], &progress).await.unwrap();

@@ -1,5 +1,6 @@
 //! What a client asks for: a join, in words of the catalog.
 
+use crate::catalog::IntoMode;
 use crate::join::{JoinKind, Strategy};
 
 /// A join as it was asked for. Names are not checked yet: [`bind`](super::bind) does that.
@@ -31,6 +32,8 @@ pub struct JoinSpec {
     pub retain_seconds: Option<u32>,
     /// Keeps the result as a table of this name.
     pub into: Option<String>,
+    /// What becomes of a table that has the name already.
+    pub into_mode: IntoMode,
 }
 
 impl JoinSpec {
@@ -49,6 +52,7 @@ impl JoinSpec {
             priority: 0,
             retain_seconds: None,
             into: None,
+            into_mode: IntoMode::Create,
         }
     }
 }

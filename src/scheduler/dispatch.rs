@@ -12,8 +12,9 @@ use super::job::{Job, JobId, JobState, QueueTurn};
 use super::placing::{HostMemory, Load, Seated, Turn, Wait};
 use super::queue::Waiting;
 use super::state::{Leftovers, Running, Shared, Slot, State};
-use crate::catalog::{GiveWay, ResultSpool, SpoolOptions};
+use crate::catalog::{Editor, GiveWay, ResultSpool, SpoolOptions};
 use crate::device::CancelFlag;
+use crate::human;
 use crate::memory::{Budget, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
@@ -59,7 +60,7 @@ impl Shared {
     }
 
     pub(super) fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
-        let Submission { owner, timeout } = terms;
+        let Submission { owner, is_admin, timeout } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes its time, and is done without the lock.
         let admitted = self.admit(spec)?;
@@ -69,9 +70,10 @@ impl Shared {
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
         let spec = &plan.join.spec;
-        let name =
-            spec.into.as_ref().map(|into| self.catalog.reserve(into, &owner, &format!("the result of job {id}")));
-        let name = name.transpose()?;
+        let editor = Editor { tenant: owner.clone(), is_admin };
+        let purpose = format!("the result of job {id}");
+        let reserve = |into: &String| self.catalog.reserve_for_result(into, &editor, spec.into_mode, &purpose);
+        let name = spec.into.as_ref().map(reserve).transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
         // What becomes a table is kept; the table holds the same memory anyway.
@@ -134,15 +136,15 @@ impl Shared {
         }
         if state.queue.len() >= self.options.queue_limit {
             return Err(Error::Exhausted(format!(
-                "{} jobs wait already, and the queue takes no more; try again later, or raise --queue-limit",
-                state.queue.len()
+                "{} already, and the queue takes no more; try again later, or raise --queue-limit",
+                human::counted_as(state.queue.len() as u64, "job waits", "jobs wait")
             )));
         }
         let active = state.queue.active(owner);
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {active} jobs waiting or running, and may have no more; wait for one to end, or raise \
-                 --tenant-jobs"
+                "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise --tenant-jobs",
+                human::counted(active as u64, "job")
             )));
         }
         Ok(())

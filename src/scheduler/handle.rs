@@ -64,6 +64,8 @@ impl Default for SchedulerOptions {
 pub struct Submission {
     /// The tenant's name; empty for anonymous.
     pub owner: String,
+    /// Whether its result may take the place of tables of others.
+    pub is_admin: bool,
     /// How long the caller waits for the result at most; the job fails then.
     pub timeout: Option<Duration>,
 }
@@ -148,7 +150,7 @@ impl Scheduler {
     /// # Errors
     /// As [`Scheduler::submit_with`].
     pub fn submit(&self, spec: JoinSpec, owner: &str) -> Result<Arc<Job>> {
-        self.submit_with(spec, Submission { owner: owner.into(), timeout: None })
+        self.submit_with(spec, Submission { owner: owner.into(), ..Submission::default() })
     }
 
     /// Binds, plans and queues a join on terms.

@@ -6,13 +6,14 @@
 //! ```
 //!
 //! A call ends when its last byte is sent or when it is given up, which for a long stream is much later than when the
-//! handler returns; so the line is written by the body's wrapper.
+//! handler returns; so the line is written by the body's wrapper. It is at level info, but for calls of which there are
+//! many and that tell nothing when they go well: probes of health, and polls of jobs.
 
 mod body;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -90,6 +91,7 @@ pub struct CallRecord {
 #[derive(Debug, Default)]
 struct Inner {
     command: Mutex<String>,
+    is_routine: AtomicBool,
     rows: AtomicU64,
     queue_micros: AtomicU64,
     run_micros: AtomicU64,
@@ -99,6 +101,12 @@ impl CallRecord {
     /// Says in a few words what was asked for: a table's name, `join orders lineitem`, an action.
     pub fn set_command(&self, command: impl Into<String>) {
         *self.inner.command.lock() = printable(&command.into());
+    }
+
+    /// Says that the call only asks how far a job is. Clients do so several times a second, and whoever reads the log wants to see
+    /// the others.
+    pub fn set_routine(&self) {
+        self.inner.is_routine.store(true, Ordering::Relaxed);
     }
 
     /// Adds rows that were taken or sent.
@@ -292,7 +300,8 @@ impl Drop for Call {
                 )
             };
         }
-        match self.is_health {
+        let is_routine = record.is_routine.load(Ordering::Relaxed) && code == Code::Ok;
+        match self.is_health || is_routine {
             true => line!(debug),
             false => line!(info),
         }

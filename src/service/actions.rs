@@ -194,6 +194,7 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
 fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
     let job = find_job(shared, asker, JobId(body.job))?;
     shared.readers.polled(job.id);
+    asker.record.set_routine();
     Ok(Answer::json(&describe::job(&job)))
 }
 

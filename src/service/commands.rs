@@ -11,6 +11,7 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
 
 use super::proto;
+use crate::catalog::IntoMode;
 use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair};
 use crate::{Context, Error, Result};
 
@@ -104,7 +105,7 @@ struct Fields {
 }
 
 static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
-static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 12, inside: &[(3, &KEY_PAIR)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 13, inside: &[(3, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
 /// The protobuf decoder passes over fields it does not know; here they are the caller's mistake.
@@ -151,6 +152,11 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         None | Some("auto") => None,
         Some(name) => Some(name.parse()?),
     };
+    let into_mode = proto::join::IntoMode::try_from(join.into_mode)
+        .map_err(|_| Error::Invalid(format!("\"into_mode\" is number {}, which is no mode", join.into_mode)))?;
+    if into_mode == proto::join::IntoMode::Replace && join.into.is_empty() {
+        return Err(Error::Invalid("\"into_mode\" is replace, and \"into\" names no table to replace".into()));
+    }
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
     Ok(JoinSpec {
         left: join.left,
@@ -165,6 +171,10 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         priority,
         retain_seconds: join.retain_seconds.or(defaults.retain_seconds),
         into: Some(join.into).filter(|name| !name.is_empty()),
+        into_mode: match into_mode {
+            proto::join::IntoMode::Create => IntoMode::Create,
+            proto::join::IntoMode::Replace => IntoMode::Replace,
+        },
     })
 }
 
@@ -224,7 +234,7 @@ mod tests {
 
     const FULL: &str = r#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "y", "nulls_equal": true}],
         "how": "left_anti", "columns": ["x"], "strategy": "sort-merge", "nulls_equal": true, "devices": ["host:0"],
-        "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c"}}"#;
+        "batch_rows": 10, "priority": -3, "retain_seconds": 0, "into": "c", "into_mode": "replace"}}"#;
 
     fn any(name: &str, value: Vec<u8>) -> Vec<u8> {
         let type_url = format!("type.googleapis.com/{name}");
@@ -248,6 +258,7 @@ mod tests {
         assert_eq!(from_json.strategy, Some(Strategy::SortMerge));
         assert_eq!(from_json.devices, DeviceRequest::Named(vec!["host:0".into()]));
         assert_eq!((from_json.batch_rows, from_json.retain_seconds), (Some(10), Some(0)));
+        assert_eq!((from_json.into.as_deref(), from_json.into_mode), (Some("c"), IntoMode::Replace));
     }
 
     #[test]
@@ -255,6 +266,7 @@ mod tests {
         let spec = decode(br#" {"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}]}}"#).unwrap();
         assert_eq!((spec.how, spec.strategy, spec.into, spec.retain_seconds), (JoinKind::Inner, None, None, None));
         assert_eq!((spec.devices, spec.batch_rows), (DeviceRequest::Any, None));
+        assert_eq!(spec.into_mode, IntoMode::Create);
     }
 
     #[test]
@@ -277,8 +289,8 @@ mod tests {
     fn unknown_fields_are_refused_in_both_forms() {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
-        // Field 13 of a join, a varint.
-        assert!(refusal(&any("dovetail.v1.Join", vec![13 << 3, 1])).contains("field number 13"));
+        // Field 14 of a join, a varint.
+        assert!(refusal(&any("dovetail.v1.Join", vec![14 << 3, 1])).contains("field number 14"));
         // A key pair (field 3) with a field 4 inside.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.
@@ -300,6 +312,8 @@ mod tests {
         let with = |field: &str| refusal(format!(r#"{{"join": {{"left": "a", "right": "b", {field}}}}}"#).as_bytes());
         assert!(with(r#""priority": 101"#).contains("priority"));
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
+        assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
+        assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
         let how = "the join command: unknown kind of join \"outer\"; it is one of inner, left, right, full, left_semi,";
         assert!(with(r#""how": "outer""#).starts_with(how), "{}", with(r#""how": "outer""#));
         assert!(refusal(br#"{"join": {"right": "b"}}"#).contains("left"));

@@ -70,7 +70,7 @@ impl Deliveries {
         self.by_job.retain(|job, _| live.contains(job));
     }
 
-    /// Whether nobody waits for the job any more.
+    /// Whether everything that the job has to give has reached a client: its rows, or how it ended.
     pub fn is_settled(&self, job: &Job) -> bool {
         let (batches, spool) = job.result.progress();
         let had =

@@ -31,9 +31,9 @@ use super::blocking::blocking;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use super::{commands, describe};
-use crate::catalog::{SpoolState, Table};
+use crate::catalog::{Editor, SpoolState, Table};
 use crate::planner::{self, JoinSpec};
-use crate::scheduler::{Job, JobId, JobState};
+use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
 
 /// The longest that a poll waits for its job to end before it tells how far it is. Short enough for a progress bar.
@@ -90,6 +90,7 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
         }
         Asked::Job(job) => {
             shared.readers.polled(job.id);
+            asker.record.set_routine();
             // That nothing more came in time is an answer as well.
             let _ = tokio::time::timeout(POLL_WAIT, job.result.next_part()).await;
             job
@@ -171,7 +172,10 @@ pub fn renew(shared: &Shared, caller: &Caller, endpoint: &FlightEndpoint) -> Res
         }
     };
     let expires = match expires {
-        Some(job) => job.result.renew(retain(shared, &job))?.unwrap_or_else(|| lease_end(shared, &job)),
+        Some(job) => {
+            shared.readers.renewed(job.id);
+            job.result.renew(retain(shared, &job))?.unwrap_or_else(|| lease_end(shared, &job))
+        }
         None => SystemTime::now() + shared.limits.ticket_life,
     };
     Ok(FlightEndpoint {
@@ -236,7 +240,8 @@ fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {into:?}"))?;
     }
     // Planning looks through statistics of every column and every strategy.
-    blocking(|| shared.scheduler.submit(spec, &asker.caller.tenant))
+    let Editor { tenant, is_admin } = asker.caller.editor();
+    blocking(|| shared.scheduler.submit_with(spec, Submission { owner: tenant, is_admin, timeout: None }))
 }
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {

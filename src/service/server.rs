@@ -5,6 +5,10 @@
 //!   drain   first signal ─► not ready, no new work ─► jobs end, results are fetched ─► connections close ─► gone
 //!                                                      └───────── at most drain_seconds; second signal: at once ─┘
 //! ```
+//!
+//! A drain waits for what somebody waits for: jobs that were admitted, uploads and calls under way, and results that somebody
+//! reads or has just asked for ([`readers`](super::readers)). A result that was kept for its lease, in case somebody comes
+//! back to it, goes at once.
 
 mod opening;
 
@@ -21,16 +25,18 @@ use tonic::codec::CompressionEncoding;
 use tonic_health::server::HealthReporter;
 use tower::Layer;
 
-use opening::{bind_admin, open, parse_admin, refuse_unsafe, tls, unusable_tls};
+use opening::{bind_admin, open, parse_admin, parts, refuse_unsafe, tls, unusable_tls};
 
 use super::access::CallLayer;
 use super::do_get::DoGetLayer;
 use super::flight::Flight;
 use super::ingest::{self, DoPutLayer, UploadHandler};
+use super::readers::FETCHED_WITHIN;
 use super::settings::Settings;
 use super::shared::Shared;
 use super::table_upload::TableUploads;
 use super::{admin, health, incoming};
+use crate::human;
 use crate::memory::GrowingAhead;
 use crate::{Context, Error, Result};
 
@@ -160,7 +166,7 @@ impl Server {
     /// As [`Server::start`].
     pub fn check(settings: &Settings) -> Result<()> {
         refuse_unsafe(settings)?;
-        open(settings)?;
+        parts(settings)?;
         parse_admin(settings)?;
         let Some(tls) = tls(settings)? else { return Ok(()) };
         tonic::transport::Server::builder().tls_config(tls).map(drop).map_err(|error| unusable_tls(&error))
@@ -213,8 +219,8 @@ impl Server {
     }
 
     /// Serves until `drain` is ready, then ends in two steps. What was admitted is served as before while jobs run,
-    /// results wait for their readers and uploads are under way: clients poll, fetch and commit, over new connections too.
-    /// Then connections close as their calls end. Both together take at most `drain_seconds`, or until `end` is ready.
+    /// somebody is expected to fetch a result and uploads are under way: clients poll, fetch and commit, over new connections
+    /// too. Then connections close as their calls end. Both together take at most `drain_seconds`, or until `end` is ready.
     ///
     /// # Errors
     /// When the listener broke off.
@@ -282,6 +288,11 @@ async fn close_when_done(
             outcome = &mut *serving => return joined(outcome),
             _ = looks.tick() => (),
         }
+    }
+    let unclaimed = shared.unclaimed_results();
+    if unclaimed > 0 {
+        let results = human::counted_as(unclaimed as u64, "result that nobody", "results that nobody");
+        tracing::info!("letting go of {results} has asked for within {} s", FETCHED_WITHIN.as_secs());
     }
     tracing::info!("nothing is under way any more: closing connections");
     closing.send_replace(true);

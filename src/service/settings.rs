@@ -133,7 +133,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_SESSION_IDLE_SECONDS", default_value_t = 3600)]
     pub session_idle_seconds: u64,
 
-    /// Seconds that running work may take to end after the first SIGTERM or SIGINT; a second signal ends it at once
+    /// Seconds that a server may take to end after the first SIGTERM or SIGINT: for jobs, for calls and uploads under way, and
+    /// for results that somebody reads, or has asked for within 10 s. Other results go at once. A second signal ends it all
     #[arg(long, env = "DOVETAIL_DRAIN_SECONDS", default_value_t = 30)]
     pub drain_seconds: u64,
 
@@ -141,7 +142,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub log_format: String,
 
-    /// What is logged: error, warn, info, debug, trace, or a filter such as "info,dovetail::scheduler=debug"
+    /// What is logged: off, error, warn, info, debug, trace, or a filter such as "info,dovetail::scheduler=debug". Calls are
+    /// logged by dovetail::access at info; probes of health, and calls that only ask how far a job is, at debug unless they fail
     #[arg(long, env = "DOVETAIL_LOG", default_value = "info")]
     pub log: String,
 }

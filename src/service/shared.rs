@@ -16,6 +16,7 @@ use super::settings::Settings;
 use super::tickets::Tickets;
 use crate::catalog::{Catalog, TenantLimits, Uploads};
 use crate::device::Device;
+use crate::human;
 use crate::memory::parse_bytes;
 use crate::scheduler::Scheduler;
 use crate::topology::Topology;
@@ -150,10 +151,34 @@ impl Shared {
 
     /// What keeps a server that drains from closing its connections; `None` when nothing does.
     pub fn work_left(&self) -> Option<String> {
-        let jobs = self.scheduler.jobs();
-        let jobs = jobs.iter().filter(|job| !self.deliveries.is_settled(job)).count();
-        let uploads = self.uploads.under_way();
-        (jobs + uploads > 0).then(|| format!("{jobs} jobs that run or whose result is not read, {uploads} uploads"))
+        let left = self.left();
+        let parts = [
+            (left.running, "job that waits or runs", "jobs that wait or run"),
+            (left.awaited, "result that somebody may fetch", "results that somebody may fetch"),
+            (self.uploads.under_way(), "upload", "uploads"),
+        ];
+        let told = parts.into_iter().filter(|(count, ..)| *count > 0);
+        let told = told.map(|(count, one, many)| human::counted_as(count as u64, one, many)).collect::<Vec<_>>();
+        (!told.is_empty()).then(|| told.join(", "))
+    }
+
+    /// Results that were not read in whole and that nobody is expected to come for: a server that drains lets them go.
+    pub fn unclaimed_results(&self) -> usize {
+        self.left().unclaimed
+    }
+
+    /// How the jobs stand whose end has not reached a client in whole.
+    fn left(&self) -> JobsLeft {
+        let mut left = JobsLeft::default();
+        for job in self.scheduler.jobs().iter().filter(|job| !self.deliveries.is_settled(job)) {
+            let count = match job.status().state.is_final() {
+                false => &mut left.running,
+                true if self.readers.are_expected(job) => &mut left.awaited,
+                true => &mut left.unclaimed,
+            };
+            *count += 1;
+        }
+        left
     }
 
     /// Whether traffic should come here; if not, why.
@@ -166,6 +191,17 @@ impl Shared {
             false => Err("no device is in service"),
         }
     }
+}
+
+/// Numbers of jobs.
+#[derive(Debug, Default)]
+struct JobsLeft {
+    /// They wait or run.
+    running: usize,
+    /// They are over, and somebody is expected to come for what they gave.
+    awaited: usize,
+    /// They are over, and nobody is.
+    unclaimed: usize,
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output};
 
-use super::harness::{Server, begin, names_in, stderr, wait_until};
+use super::harness::{Server, begin, command, names_in, stderr, stdout, wait_until};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
@@ -75,6 +75,40 @@ fn modes_decide_what_becomes_of_a_table_that_exists() {
 }
 
 #[test]
+fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 300);
+    let put = |file: &str, more: &[&str]| {
+        let mut line = command();
+        line.env("DOVETAIL_SERVER", &server.flight).arg("put").arg("-").args(more);
+        line.stdin(fs::File::open(server.path().join(file)).unwrap()).output().unwrap()
+    };
+    let csv = put("orders.csv", &["--table", "piped", "--format", "csv"]);
+    assert!(csv.status.success(), "{}", stderr(&csv));
+    let said = stdout(&csv);
+    assert!(
+        said.starts_with("piped: 300 rows") && said.lines().nth(1).unwrap().starts_with("  key: Int64, "),
+        "{said}"
+    );
+    for file in ["o.arrows", "o.arrow", "o.parquet"] {
+        server.ok(&["get", "piped", "-o", file]);
+        let output = put(file, &["--table", file, "--json"]);
+        assert!(output.status.success(), "{file}: {}", stderr(&output));
+        let said: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!((&said["rows"], &said["columns"]), (&300.into(), &serde_json::Value::Null), "{file}");
+    }
+    for (more, words) in [
+        (&["--format", "csv"][..], "give one with --table"),
+        (&["--table", "t"], "reading standard input: what comes in is neither Arrow IPC nor Parquet"),
+        (&["-", "--table", "t"], "write - once"),
+    ] {
+        let refused = put("orders.csv", more);
+        assert_eq!(refused.status.code(), Some(1), "{more:?}");
+        assert!(stderr(&refused).contains(words), "{more:?}: {}", stderr(&refused));
+    }
+}
+
+#[test]
 fn a_file_that_breaks_in_the_middle_leaves_no_table() {
     let server = Server::start(&[]);
     let mut text = String::from("k\n");
@@ -116,8 +150,39 @@ fn joins_print_write_and_keep_their_rows() {
     let names: Vec<_> = joined["columns"].as_array().unwrap().iter().map(|column| column["name"].clone()).collect();
     assert_eq!(names, ["key", "line"]);
 
+    // A table is replaced only when that is asked for, also one that the join itself reads.
+    let again = ["join", "joined", "lines", "--on", "key=order", "--how", "left_semi", "--into", "joined"];
+    assert!(server.fails(&again).contains("\"joined\" exists already; use into_mode replace"));
+    server.ok(&[&again[..], &["--into-mode", "replace", "--columns", "key"]].concat());
+    let replaced = &server.json(&["tables", "joined"])[0];
+    assert_eq!((replaced["rows"].as_u64(), replaced["columns"].as_array().unwrap().len()), (Some(lines), 1));
+
     let text = server.ok(&["join", "orders", "lines", "--on", "key=order", "--limit", "2"]);
     assert_eq!(text.lines().count(), 3, "{text}");
+}
+
+/// Such results once stayed for their lease, and a loop of joins filled the server's memory.
+#[test]
+fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 3_000);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let used = || server.metric("dovetail_arena_bytes{kind=\"used\"}");
+    let before = used();
+    let join = ["join", "orders", "lines", "--on", "key=order"];
+    for how in [&["-o", "j.parquet"][..], &["--limit", "3"], &["--limit", "0"], &["--explain", "--json"]] {
+        server.ok(&[&join, how].concat());
+        wait_until("the memory to be free", || used() == before);
+    }
+    assert!(server.json(&["jobs"]).iter().all(|job| job["released"] == true));
+    // Nor does the result outlive the table that was made of it.
+    server.ok(&[&join[..], &["--into", "joined"]].concat());
+    assert!(used() > before);
+    server.ok(&["drop", "joined"]);
+    wait_until("the memory to be free", || used() == before);
+    server.ok(&[&join[..], &["--retain-seconds", "300", "-o", "kept.csv"]].concat());
+    let job = server.json(&["jobs"]).last().unwrap()["job"].to_string();
+    assert_eq!(server.json(&["get", "--job", &job, "-o", "again.csv"])[0]["rows"].as_u64(), Some(lines_of(3_000)));
 }
 
 #[test]
@@ -148,7 +213,8 @@ fn jobs_plans_and_devices_can_be_looked_at() {
     let server = Server::start(&["--devices", "host:2"]);
     write_tables(server.path(), 1_000);
     server.ok(&["put", "orders.csv", "lines.csv"]);
-    server.ok(&["join", "orders", "lines", "--on", "key=order", "--strategy", "hash", "-o", "j.arrow"]);
+    let kept = ["--retain-seconds", "300", "-o", "j.arrow"];
+    server.ok(&[&["join", "orders", "lines", "--on", "key=order", "--strategy", "hash"], &kept[..]].concat());
     let jobs = server.json(&["jobs"]);
     assert_eq!(jobs.len(), 1);
     assert_eq!((jobs[0]["state"].as_str(), jobs[0]["strategy"].as_str()), (Some("complete"), Some("hash")));

@@ -72,12 +72,21 @@ fn a_configuration_is_checked_without_being_run() {
         (["--listen", "0.0.0.0:0"], "insecure"),
         (["--endpoints", "0"], "--endpoints"),
         (["--devices", "host:65535"], "--devices"),
+        (["--devices", "quantum:1"], "write auto, cuda"),
+        (["--host-memory", "plenty"], "not a size"),
+        (["--log", "verbose"], "\"verbose\" is no level; write off, error, warn, info"),
         (["--token-file", file], "token file"),
         (["--topology", file], "topology file"),
     ] {
         let wrong = run(&["serve", "--check-config", flags[0], flags[1]]);
         assert_eq!(wrong.status.code(), Some(2), "{flags:?}: {}", stderr(&wrong));
         assert!(stderr(&wrong).contains(words), "{flags:?}: {}", stderr(&wrong));
+        // What is printed would be served; and what would not be is refused with the same words.
+        for action in [&["--print-config"][..], &[]] {
+            let also = run(&[&["serve"], action, &flags[..]].concat());
+            assert_eq!(also.status.code(), Some(2), "{action:?} {flags:?}: {}", stderr(&also));
+            assert_eq!((stdout(&also), stderr(&also)), (String::new(), stderr(&wrong)), "{action:?} {flags:?}");
+        }
     }
 }
 
@@ -130,6 +139,34 @@ fn a_server_says_where_it_listens_and_ends_when_asked() {
 }
 
 #[test]
+fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new(folder.path(), "ca");
+    for name in ["one", "other"] {
+        authority.issue(folder.path(), name);
+    }
+    std::fs::write(folder.path().join("text"), "no PEM at all\n").unwrap();
+    let check = |cert: &str, key: &str| {
+        let line = ["serve", "--check-config", "--tls-cert", cert, "--tls-key", key];
+        command().current_dir(folder.path()).args(line).output().unwrap()
+    };
+    for (cert, key, words) in [
+        ("one-key.pem", "one.pem", "--tls-cert and --tls-key have each other's file: "),
+        ("one.pem", "other.pem", "other.pem, which holds no private key in PEM, but a certificate"),
+        ("one-key.pem", "one-key.pem", "one-key.pem, which holds no certificate in PEM, but a private key"),
+        ("text", "one-key.pem", "text, which holds no certificate in PEM\n"),
+        ("one.pem", "other-key.pem", "has to be the one that was made for that key"),
+    ] {
+        let output = check(cert, key);
+        assert_eq!(output.status.code(), Some(2), "{cert} {key}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{cert} {key}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("Transport"), "{cert} {key}: {}", stderr(&output));
+    }
+    let output = check("one.pem", "one-key.pem");
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
 fn a_client_without_the_token_is_turned_away_and_one_with_it_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = folder.path().join("tokens");
@@ -137,6 +174,9 @@ fn a_client_without_the_token_is_turned_away_and_one_with_it_is_served() {
     let server = Server::start(&["--token-file", tokens.to_str().unwrap()]);
     let refused = server.run(&["tables", "--json"]);
     assert!(stderr(&refused).contains("unauthenticated"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--token TOKEN, --token @FILE or DOVETAIL_TOKEN"), "{}", stderr(&refused));
+    let wrong = server.run(&["tables", "--token", "open"]);
+    assert!(stderr(&wrong).contains("it is what --token or DOVETAIL_TOKEN gives"), "{}", stderr(&wrong));
     assert_eq!(server.ok(&["tables", "--token", "sesame-sesame-sesame"]).lines().count(), 1);
     let own = folder.path().join("own");
     std::fs::write(&own, "sesame-sesame-sesame\n").unwrap();
@@ -178,6 +218,12 @@ fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
     assert!(number(&get, "queue_ms") >= 0.0, "{get}");
     let refused = line("GetFlightInfo", "NOT_FOUND");
     assert!(refused["message"].as_str().unwrap().contains("nowhere"), "{refused}");
+    // The join was asked how far it is, which is not worth a line unless it fails.
+    server.fails(&["jobs", "77"]);
+    let asked = line("DoAction", "NOT_FOUND");
+    assert_eq!(asked["command"], "job", "{asked}");
+    assert!(server.log_lines(1, |line| line.contains("cancel_job")).len() == 1);
+    assert!(!server.log().lines().any(|line| line.contains("\"command\":\"job\"") && line.contains("\"OK\"")));
     assert_eq!(server.terminate().code(), Some(0));
 }
 
@@ -248,11 +294,15 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     server.ok(&["join", "t", "t", "--on", "k", "-o", "j.csv", "--ca", &ca]);
     assert_eq!(std::fs::read_to_string(server.path().join("j.csv")).unwrap().lines().count(), 4);
     // Without trust, and without TLS.
-    for refused in
-        [put(&server, &["--ca", &stranger_ca]), put(&server, &["--server", &server.flight.replace("https:", "http:")])]
-    {
+    let plain = server.flight.replace("https:", "http:");
+    for (line, words) in [
+        (&["--ca", &*stranger_ca][..], "--ca names the authorities"),
+        (&["--server", &plain], "speaks TLS; write --server https://127.0.0.1:"),
+    ] {
+        let refused = put(&server, line);
         assert_eq!(refused.status.code(), Some(1));
-        assert!(stderr(&refused).starts_with("error: "), "{}", stderr(&refused));
+        assert!(stderr(&refused).starts_with("error: ") && stderr(&refused).contains(words), "{}", stderr(&refused));
+        assert_eq!(stderr(&refused).lines().count(), 1, "{}", stderr(&refused));
     }
     assert_eq!(server.terminate().code(), Some(0));
 

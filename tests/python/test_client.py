@@ -338,6 +338,10 @@ def test_a_result_that_is_kept_is_a_table(client: dovetail.Client) -> None:
     assert sorted(client.get("b")["k"].to_pylist()) == [1, 2, 3]
     client.join("b", "a", on="k", into="c").wait()
     assert client.get("c").num_rows == 3
+    with pytest.raises(dovetail.AlreadyExists, match="into_mode replace"):
+        client.join("b", "a", on="k", how="left_anti", into="c")
+    client.join("c", "a", on="k", how="left_anti", into="c", into_mode="replace").wait()
+    assert client.get("c").num_rows == 0
 
 
 def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:

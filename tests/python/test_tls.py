@@ -70,9 +70,9 @@ def test_tls_serves_those_who_trust_the_server(start: Start, authority: Authorit
     # As text, not as the path of a file.
     with server.connect(tls_root_certs=authority.pem.read_bytes()) as client:
         is_served(client)
-    with pytest.raises(dovetail.Unavailable):
+    with pytest.raises(dovetail.Unavailable, match="tls_root_certs names the authorities"):
         server.connect(tls_root_certs=stranger.pem)
-    with pytest.raises(dovetail.Unavailable):
+    with pytest.raises(dovetail.Unavailable, match=r"speaks TLS; write grpc\+tls://"):
         dovetail.connect(f"grpc://{server.address}")
     with server.connect(tls_root_certs=authority.pem) as client:
         is_served(client)

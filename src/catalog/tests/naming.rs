@@ -1,5 +1,5 @@
 use super::*;
-use crate::catalog::{Editor, Table, TenantUsage, Upload};
+use crate::catalog::{Editor, IntoMode, Table, TenantUsage, Upload};
 
 fn table(name: &str, owner: &str) -> Table {
     let mut table = Table::from_batches(name, schema(), vec![batch([1, 2])]).unwrap();
@@ -52,7 +52,7 @@ fn a_tenant_may_hold_only_so_many_tables() {
     assert_refused(
         upload(&catalog, "ada", "b", UploadMode::Create, 1),
         is!(Exhausted),
-        &["\"ada\"", "1 tables and 1 on the way", "may have 2", "--tenant-tables"],
+        &["\"ada\"", "1 table and 1 on the way", "may have 2", "--tenant-tables"],
     );
     upload(&catalog, "eve", "b", UploadMode::Create, 1).unwrap();
     drop(reserved);
@@ -61,6 +61,37 @@ fn a_tenant_may_hold_only_so_many_tables() {
     assert_eq!(catalog.usage("ada").tables, 2);
     assert_refused(upload(&catalog, "ada", "d", UploadMode::Replace, 1), is!(Exhausted), &["may have 2"]);
     assert!(catalog.table("d").is_err());
+}
+
+/// What a name that was reserved to be replaced stands for, until it is and afterwards.
+#[test]
+fn a_result_takes_the_place_of_a_table_that_is_its_owners_to_change() {
+    let catalog = limited(None, Some(2));
+    upload(&catalog, "ada", "a", UploadMode::Create, 5).unwrap();
+    let reserve = |tenant: &Editor, mode| catalog.reserve_for_result("a", tenant, mode, "the result of job 7");
+    let (ada, eve) = (Editor::from("ada"), Editor::from("eve"));
+    assert_refused(reserve(&ada, IntoMode::Create), is!(AlreadyExists), &["\"a\" exists already", "into_mode replace"]);
+    assert_refused(reserve(&eve, IntoMode::Replace), is!(Denied), &["\"ada\""]);
+    let mut reserved = reserve(&ada, IntoMode::Replace).unwrap();
+    assert_eq!(catalog.table("a").unwrap().rows, 5);
+    for mode in [UploadMode::Replace, UploadMode::Append] {
+        assert_refused(upload(&catalog, "ada", "a", mode, 1), is!(AlreadyExists), &["the result of job 7"]);
+    }
+    // It takes no second place among the tables of its owner.
+    upload(&catalog, "ada", "b", UploadMode::Create, 1).unwrap();
+    reserved.publish(table("", "ada")).unwrap();
+    assert_eq!(catalog.table("a").unwrap().rows, 2);
+    drop(reserved);
+    // Given up, it leaves the table as it was; and a table that was dropped meanwhile keeps its place free.
+    drop(reserve(&ada, IntoMode::Replace).unwrap());
+    let mut reserved = reserve(&Editor::admin("root"), IntoMode::Replace).unwrap();
+    reserved.publish(table("", "root")).unwrap();
+    assert_eq!(catalog.table("a").unwrap().owner, "ada", "a table stays its owner's");
+    let mut reserved = reserve(&ada, IntoMode::Replace).unwrap();
+    catalog.drop_table("a", &ada).unwrap();
+    assert_refused(upload(&catalog, "ada", "c", UploadMode::Create, 1), is!(Exhausted), &["1 table and 1 on the way"]);
+    reserved.publish(table("", "ada")).unwrap();
+    assert_eq!(catalog.usage("ada").tables, 2);
 }
 
 #[test]

@@ -127,8 +127,25 @@ impl Client {
         let connect = async {
             let channel = open(&endpoint).await?;
             let client = Self { endpoint, credentials, channel };
-            client.action("server_info", &Value::Null).await?;
-            Ok(client)
+            match client.action("server_info", &Value::Null).await {
+                Ok(_) => Ok(client),
+                Err(Error::Unauthenticated(refusal)) => Err(Error::Unauthenticated(match &args.token {
+                    None => format!(
+                        "{refusal}; --token TOKEN, --token @FILE or DOVETAIL_TOKEN gives a token, and --cert and --key a \
+                         certificate"
+                    ),
+                    Some(_) => format!("{refusal}; it is what --token or DOVETAIL_TOKEN gives"),
+                })),
+                // What a server that speaks TLS makes of a call without it: it closes the connection, or answers with an alert.
+                Err(Error::Unavailable(_) | Error::Internal(_)) if speaks_tls(&address).await => {
+                    Err(Error::Unavailable(format!(
+                        "the server at {address} speaks TLS; write --server {}, and with --ca the certificate of its \
+                         authority unless the system knows that",
+                        address.replacen("http://", "https://", 1)
+                    )))
+                }
+                Err(error) => Err(error),
+            }
         };
         tokio::time::timeout(args.connect_timeout, connect).await.unwrap_or_else(|_| {
             Err(Error::Unavailable(format!(
@@ -264,17 +281,41 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
 async fn open(endpoint: &Endpoint) -> Result<Channel> {
     endpoint.connect().await.map_err(|error| {
         let cause = chain(&error);
-        let advice = match cause.as_str() {
-            // What TLS makes of an answer that is not TLS.
-            cause if cause.contains("InvalidContentType") => "it does not speak TLS there, so write http://",
-            cause if cause.contains("CaUsedAsEndEntity") => {
-                "what the server presents is an authority's own certificate; give it one with basicConstraints=CA:FALSE"
-            }
-            cause if cause.contains("certificate") => "--ca names the authorities that vouch for the server",
-            _ => "`dovetail serve` starts one",
-        };
+        let advice = ADVICE.iter().find(|(words, _)| cause.contains(words)).map(|(_, advice)| *advice);
+        let advice = advice.unwrap_or("`dovetail serve` starts one");
         Error::Unavailable(format!("cannot reach a server at {}: {cause}; {advice}", address(endpoint)))
     })
+}
+
+/// What to do about what TLS says, by words of it; the first that fit count.
+const ADVICE: [(&str, &str); 6] = [
+    // What TLS makes of an answer that is not TLS.
+    ("InvalidContentType", "it does not speak TLS there, so write http://"),
+    (
+        "CaUsedAsEndEntity",
+        "what the server presents is an authority's own certificate; start it with one that has basicConstraints=CA:FALSE, and \
+         name that with --ca if it is self-signed",
+    ),
+    (
+        "not valid for name",
+        "write --server with a name or address that its certificate has, or have one made for this one",
+    ),
+    ("UnknownIssuer", "--ca names the authorities that vouch for the server; for a self-signed certificate, itself"),
+    ("xpired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
+    ("certificate", "--ca names the authorities that vouch for the server"),
+];
+
+/// Whether what listens at this address without TLS would speak with TLS: it does if it comes as far as showing a
+/// certificate, or if that is good.
+async fn speaks_tls(address: &str) -> bool {
+    let Some(host) = address.strip_prefix("http://") else { return false };
+    let endpoint = Endpoint::from_shared(format!("https://{host}"))
+        .and_then(|endpoint| endpoint.tls_config(ClientTlsConfig::new().with_native_roots()));
+    let Ok(endpoint) = endpoint else { return false };
+    match endpoint.connect().await {
+        Ok(_) => true,
+        Err(error) => chain(&error).contains("peer certificate"),
+    }
 }
 
 /// The address as a person writes it.

@@ -1,5 +1,7 @@
-//! Tables in files: Parquet, Arrow IPC (file and stream) and CSV, read and written batch by batch.
+//! Tables in files: Parquet, Arrow IPC (file and stream) and CSV, read and written batch by batch; also read from standard
+//! input.
 
+mod csv;
 mod sink;
 mod source;
 #[cfg(test)]
@@ -9,13 +11,17 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 
+pub use csv::CsvArgs;
 pub use sink::Target;
-pub use source::{Piece, Source};
+pub use source::{Piece, STDIN, Source};
 
 use crate::{Error, Result};
 
 /// Batches that wait between the thread that reads or writes a file and whoever takes or gives them.
 const BATCHES_AHEAD: usize = 4;
+
+/// The bytes at the start of a file that tell its format.
+const MAGIC_BYTES: usize = 6;
 
 /// What a file is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -28,23 +34,6 @@ pub enum Format {
     ArrowStream,
     /// Comma-separated values with a heading
     Csv,
-}
-
-/// How CSV is read.
-#[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "CSV")]
-pub struct CsvArgs {
-    /// Character between fields
-    #[arg(long, default_value_t = ',', value_name = "CHAR")]
-    pub delimiter: char,
-
-    /// The first line is a row and not a heading; columns are named column_1, column_2, ...
-    #[arg(long)]
-    pub no_header: bool,
-
-    /// Rows from which the types of columns are inferred
-    #[arg(long, default_value_t = 10_000, value_name = "ROWS")]
-    pub infer_rows: usize,
 }
 
 impl Format {
@@ -66,15 +55,41 @@ impl Format {
         }
     }
 
-    /// As [`Format::of_name`], corrected by the first bytes of the file, which know better.
+    /// As [`Format::of_name`], corrected by the first bytes of the file, which know better. Of what gzip has compressed, CSV is
+    /// read, and the name before `.gz` counts.
     fn of_file(path: &Path, file: &mut File) -> Result<Self> {
-        let mut magic = [0; 6];
+        let mut magic = [0; MAGIC_BYTES];
         let read = file.read(&mut magic).and_then(|read| file.rewind().map(|()| read))?;
-        match &magic[..read] {
-            [b'P', b'A', b'R', b'1', ..] => Ok(Self::Parquet),
-            b"ARROW1" => Ok(Self::Arrow),
-            [0xff, 0xff, 0xff, 0xff, ..] => Ok(Self::ArrowStream),
-            _ => Self::of_name(path),
+        if let Some(format) = Self::of_magic(&magic[..read]) {
+            return Ok(format);
         }
+        if !magic[..read].starts_with(&csv::GZIP_MAGIC) {
+            return Self::of_name(path);
+        }
+        match Self::of_name(without_gz(path)) {
+            Ok(Self::Csv) => Ok(Self::Csv),
+            _ => {
+                Err(Error::Invalid("gzip has compressed it, which is read of .csv.gz only; decompress it first".into()))
+            }
+        }
+    }
+
+    /// The format whose files begin so; of CSV they may begin with anything.
+    fn of_magic(magic: &[u8]) -> Option<Self> {
+        match magic {
+            [b'P', b'A', b'R', b'1', ..] => Some(Self::Parquet),
+            b"ARROW1" => Some(Self::Arrow),
+            [0xff, 0xff, 0xff, 0xff, ..] => Some(Self::ArrowStream),
+            _ => None,
+        }
+    }
+}
+
+/// The name that a file had before gzip compressed it.
+pub fn without_gz(path: &Path) -> &Path {
+    let is_gz = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
+    match (is_gz, path.file_stem()) {
+        (true, Some(stem)) => Path::new(stem),
+        _ => path,
     }
 }

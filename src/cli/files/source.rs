@@ -1,37 +1,47 @@
 //! Files that are read.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::{RecordBatch, RecordBatchReader};
-use arrow::csv;
-use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::ipc::reader::{FileReaderBuilder, StreamReader};
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::reader::ChunkReader;
 use tokio::sync::mpsc;
 
-use super::{BATCHES_AHEAD, CsvArgs, Format};
+use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, without_gz};
 use crate::{Context, Error, Result};
 
 /// Rows read at a time: some megabytes for tables of ordinary width.
 pub(super) const ROWS_PER_BATCH: usize = 64 * 1024;
 
 /// Bytes read at a time where a format's reader asks for less.
-const BUFFER_BYTES: usize = 1 << 20;
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
+
+/// Standard input, where the name of a file is asked for.
+pub const STDIN: &str = "-";
+
+/// What the readers of all formats come to.
+pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>;
 
 /// A file that is open for reading.
 pub struct Source {
     /// Columns and their types.
     pub schema: SchemaRef,
-    /// Size of the file; the pieces add up to it, or to a little less where the format has something behind the rows.
+    /// Size of the file, 0 where nobody knows it; the pieces add up to it, or to a little less where the format has something
+    /// behind the rows.
     pub file_bytes: u64,
-    batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
+    /// Whether nothing but its first rows says what the types are.
+    pub is_inferred: bool,
+    batches: Batches,
     measure: Measure,
     path: PathBuf,
 }
@@ -65,7 +75,7 @@ impl Source {
     /// # Errors
     /// [`Error::NotFound`] when it is not there, [`Error::Invalid`] when it is not what it seems; with the path.
     pub fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Self> {
-        open(path, format, csv).context(|| format!("reading {}", path.display()))
+        open(path, format, csv).context(|| format!("reading {}", name_of(path)))
     }
 
     /// The rows, read on a thread of their own.
@@ -75,7 +85,7 @@ impl Source {
             let (mut rows, mut told) = (0, 0);
             for batch in self.batches {
                 let piece =
-                    batch.map_err(reading).context(|| format!("reading {}", self.path.display())).map(|batch| {
+                    batch.map_err(reading).context(|| format!("reading {}", name_of(&self.path))).map(|batch| {
                         rows += batch.num_rows() as u64;
                         let done = self.measure.done(rows, self.file_bytes);
                         let file_bytes = done - told;
@@ -130,7 +140,10 @@ impl Seek for Counted {
     }
 }
 
-fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Source> {
+fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
+    if path == Path::new(STDIN) {
+        return open_stdin(format, args);
+    }
     let mut file = File::open(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::NotFound("there is no such file".into()),
         _ => Error::Invalid(error.to_string()),
@@ -145,41 +158,92 @@ fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Source> {
         Some(format) => format,
         None => Format::of_file(path, &mut file)?,
     };
-    let (path, file_bytes) = (path.to_owned(), about.len());
-    Ok(match format {
-        Format::Parquet => {
-            let builder =
-                ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| broken("a Parquet file", &error))?;
-            let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
-            let reader =
-                builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
-            let measure = Measure::Rows { total };
-            Source { schema: reader.schema(), file_bytes, batches: Box::new(reader), measure, path }
-        }
+    let file_bytes = about.len();
+    let (schema, batches, measure) = match format {
+        Format::Parquet => open_parquet(file)?,
         Format::Arrow => {
             let file = Counted::new(file);
             let read = file.read.clone();
-            let file = BufReader::with_capacity(BUFFER_BYTES, file);
-            let reader = FileReaderBuilder::new().build(file).map_err(|error| broken("an Arrow IPC file", &error))?;
+            let (schema, batches) = open_arrow(BufReader::with_capacity(BUFFER_BYTES, file))?;
             // The reader began with the footer.
             read.store(0, Ordering::Relaxed);
-            Source {
-                schema: reader.schema(),
-                file_bytes,
-                batches: Box::new(reader),
-                measure: Measure::Read(read),
-                path,
-            }
+            (schema, batches, Measure::Read(read))
         }
         Format::ArrowStream => {
             let file = Counted::new(file);
             let measure = Measure::Read(file.read.clone());
-            let file = BufReader::with_capacity(BUFFER_BYTES, file);
-            let reader = StreamReader::try_new(file, None).map_err(|error| broken("an Arrow IPC stream", &error))?;
-            Source { schema: reader.schema(), file_bytes, batches: Box::new(reader), measure, path }
+            let (schema, batches) = open_stream(file)?;
+            (schema, batches, measure)
         }
-        Format::Csv => open_csv(file, path, file_bytes, csv)?,
-    })
+        Format::Csv => {
+            let file = Counted::new(file);
+            let measure = Measure::Read(file.read.clone());
+            let is_tsv = without_gz(path).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("tsv"));
+            let (schema, batches) = csv::open(file, is_tsv, args)?;
+            (schema, batches, measure)
+        }
+    };
+    let is_inferred = format == Format::Csv;
+    Ok(Source { schema, file_bytes, is_inferred, batches, measure, path: path.to_owned() })
+}
+
+/// What comes through a pipe has no end that is known, and cannot be read back and forth: what has its index at its end is
+/// taken into memory first.
+fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
+    let (magic, mut input) = csv::peek(std::io::stdin(), MAGIC_BYTES)?;
+    let format = format.or_else(|| Format::of_magic(&magic)).ok_or_else(|| {
+        Error::Invalid(
+            "what comes in is neither Arrow IPC nor Parquet, which are known by their first bytes; if it is CSV, say --format \
+             csv"
+                .into(),
+        )
+    })?;
+    let mut whole = || -> Result<Bytes> {
+        let mut bytes = Vec::new();
+        input.read_to_end(&mut bytes)?;
+        Ok(bytes.into())
+    };
+    let measure = || Measure::Read(Arc::default());
+    let (schema, batches, measure) = match format {
+        Format::Parquet => open_parquet(whole()?)?,
+        Format::Arrow => {
+            let (schema, batches) = open_arrow(Cursor::new(whole()?))?;
+            (schema, batches, measure())
+        }
+        Format::ArrowStream => {
+            let (schema, batches) = open_stream(input)?;
+            (schema, batches, measure())
+        }
+        Format::Csv => {
+            let (schema, batches) = csv::open(input, false, args)?;
+            (schema, batches, measure())
+        }
+    };
+    let is_inferred = format == Format::Csv;
+    Ok(Source { schema, file_bytes: 0, is_inferred, batches, measure, path: STDIN.into() })
+}
+
+fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Batches, Measure)> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(input).map_err(|error| broken("a Parquet file", &error))?;
+    let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
+    let reader = builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
+    Ok((reader.schema(), Box::new(reader), Measure::Rows { total }))
+}
+
+fn open_arrow(input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Batches)> {
+    let reader = FileReaderBuilder::new().build(input).map_err(|error| broken("an Arrow IPC file", &error))?;
+    Ok((reader.schema(), Box::new(reader)))
+}
+
+fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Batches)> {
+    let input = BufReader::with_capacity(BUFFER_BYTES, input);
+    let reader = StreamReader::try_new(input, None).map_err(|error| broken("an Arrow IPC stream", &error))?;
+    Ok((reader.schema(), Box::new(reader)))
+}
+
+/// A file as a person calls it.
+fn name_of(path: &Path) -> String {
+    if path == Path::new(STDIN) { "standard input".into() } else { path.display().to_string() }
 }
 
 /// The libraries say what they miss, and not what they took the file for.
@@ -187,42 +251,11 @@ fn broken(kind: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Invalid(format!("it is not {kind}, or cut short: {error}"))
 }
 
-fn open_csv(mut file: File, path: PathBuf, file_bytes: u64, args: &CsvArgs) -> Result<Source> {
-    let delimiter = match (args.delimiter, path.extension()) {
-        (',', Some(extension)) if extension.eq_ignore_ascii_case("tsv") => b'\t',
-        (delimiter, _) => u8::try_from(delimiter).map_err(|_| {
-            Error::Invalid(format!("delimiter {delimiter:?} is not a single byte; use one such as ';'"))
-        })?,
-    };
-    let format = csv::reader::Format::default().with_header(!args.no_header).with_delimiter(delimiter);
-    let (schema, rows) = format.infer_schema(BufReader::new(&mut file), Some(args.infer_rows))?;
-    if schema.fields().is_empty() || (rows == 0 && args.no_header) {
-        return Err(Error::Invalid("the file has no columns".into()));
-    }
-    file.seek(SeekFrom::Start(0))?;
-    let schema = Arc::new(text_where_nothing_was_seen(&schema));
-    let file = Counted::new(file);
-    let measure = Measure::Read(file.read.clone());
-    let reader = csv::ReaderBuilder::new(schema.clone())
-        .with_format(format)
-        .with_batch_size(ROWS_PER_BATCH)
-        .build(BufReader::with_capacity(BUFFER_BYTES, file))?;
-    Ok(Source { schema, file_bytes, batches: Box::new(reader), measure, path })
-}
-
-/// A column without a single value in the rows that were looked at is taken for text, which whatever follows fits.
-fn text_where_nothing_was_seen(schema: &Schema) -> Schema {
-    let field = |field: &FieldRef| match field.data_type() {
-        DataType::Null => field.as_ref().clone().with_data_type(DataType::Utf8),
-        _ => field.as_ref().clone(),
-    };
-    Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>())
-}
-
 fn reading(error: ArrowError) -> Error {
     match error {
         ArrowError::ParseError(message) => Error::Invalid(format!(
-            "{message}; the type comes from the first rows, so --infer-rows with a larger number may help"
+            "{message}; the type comes from the first rows, so --types COLUMN=string, or --infer-rows with a larger number, \
+             may help"
         )),
         other => Error::Invalid(other.to_string()),
     }

@@ -11,7 +11,7 @@ use super::source::ROWS_PER_BATCH;
 use super::*;
 
 fn csv_args() -> CsvArgs {
-    CsvArgs { delimiter: ',', no_header: false, infer_rows: 1000 }
+    CsvArgs::default()
 }
 
 fn sample(rows: i64) -> RecordBatch {
@@ -146,8 +146,74 @@ async fn a_value_that_does_not_fit_the_inferred_type_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.csv");
     std::fs::write(&path, "k\n1\n2\nthree\n").unwrap();
-    let args = CsvArgs { infer_rows: 2, ..csv_args() };
+    let args = CsvArgs { infer_rows: Some(2), ..csv_args() };
     let read: Vec<_> = Source::open(&path, None, &args).unwrap().into_stream().collect().await;
     let error = read[0].as_ref().unwrap_err();
     assert!(error.message().contains("three") && error.message().contains("--infer-rows"), "{error}");
+    let args = CsvArgs { types: Some("k=string".parse().unwrap()), ..args };
+    let read: Vec<_> = Source::open(&path, None, &args).unwrap().into_stream().collect().await;
+    assert_eq!(read.into_iter().map(|piece| piece.unwrap().batch.num_rows()).sum::<usize>(), 3);
+}
+
+fn opened(path: &Path, args: &CsvArgs) -> Result<Vec<String>> {
+    let source = Source::open(path, None, args)?;
+    Ok(source.schema.fields().iter().map(|field| format!("{} {}", field.name(), field.data_type())).collect())
+}
+
+#[test]
+fn types_that_are_said_are_those_of_their_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.csv");
+    std::fs::write(&path, "k,zip,price,day\n1,01234,7.5,2026-01-31\n").unwrap();
+    let typed = |types: &str| opened(&path, &CsvArgs { types: Some(types.parse().unwrap()), ..csv_args() });
+    assert_eq!(opened(&path, &csv_args()).unwrap(), ["k Int64", "zip Int64", "price Float64", "day Date32"]);
+    let expected = ["k Int16", "zip Utf8", "price Decimal128(9, 2)", "day Date32"];
+    assert_eq!(typed("price=decimal(9,2),zip=string,k=int16").unwrap(), expected);
+    let error = typed("zipcode=string").unwrap_err();
+    assert!(error.message().contains("\"zipcode\", and there are k, zip, price, day"), "{error}");
+}
+
+#[test]
+fn another_delimiter_than_the_one_that_was_looked_for_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.csv");
+    for (text, flag) in [("a;b\n1;2\n", "--delimiter ';'"), ("a\tb\n1\t2\n", "--delimiter $'\\t'")] {
+        std::fs::write(&path, text).unwrap();
+        let error = opened(&path, &csv_args()).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(text) if text.contains(flag)), "{error}");
+        let delimiter = text.chars().nth(1);
+        assert_eq!(opened(&path, &CsvArgs { delimiter, ..csv_args() }).unwrap(), ["a Int64", "b Int64"]);
+        // Whoever insists may have such a name.
+        assert_eq!(opened(&path, &CsvArgs { delimiter: Some(','), ..csv_args() }).unwrap().len(), 1);
+    }
+    std::fs::write(folder.path().join("t.tsv"), "a\tb\n1\t2\n").unwrap();
+    assert_eq!(opened(&folder.path().join("t.tsv"), &csv_args()).unwrap().len(), 2);
+    std::fs::write(&path, "one\n1\n").unwrap();
+    assert_eq!(opened(&path, &csv_args()).unwrap(), ["one Int64"]);
+}
+
+#[tokio::test]
+async fn csv_is_read_as_gzip_has_compressed_it() {
+    use std::io::Write;
+    let folder = tempfile::tempdir().unwrap();
+    let rows = 20_000;
+    let text = "k,name\n".to_owned() + &(0..rows).map(|at| format!("{at},name {at}\n")).collect::<String>();
+    for name in ["t.csv.gz", "t.csv"] {
+        let path = folder.path().join(name);
+        // In two members, as files that were put together have them.
+        let mut file = File::create(&path).unwrap();
+        for half in [&text[..1000], &text[1000..]] {
+            let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            gzip.write_all(half.as_bytes()).unwrap();
+            file.write_all(&gzip.finish().unwrap()).unwrap();
+        }
+        let source = Source::open(&path, None, &csv_args()).unwrap();
+        assert_eq!(source.file_bytes, std::fs::metadata(&path).unwrap().len());
+        let read: Vec<Piece> = source.into_stream().map(Result::unwrap).collect().await;
+        assert_eq!(read.iter().map(|piece| piece.batch.num_rows()).sum::<usize>(), rows, "{name}");
+    }
+    let path = folder.path().join("t.parquet.gz");
+    std::fs::copy(folder.path().join("t.csv.gz"), &path).unwrap();
+    let error = Source::open(&path, None, &csv_args()).unwrap_err();
+    assert!(error.message().contains("decompress it first"), "{error}");
 }

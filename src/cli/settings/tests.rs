@@ -83,6 +83,7 @@ fn what_is_wrong_in_the_file_is_named() {
         ("tls-cert = \"c.pem\"", "needs tls-key"),
         ("tls-client-ca = \"c.pem\"", "needs tls-cert"),
         ("admin-listen = \"on\"", "\"off\""),
+        ("log = \"verbose\"", "\"verbose\" is no level"),
     ];
     for (file, expected) in cases {
         let error = layered(&[], Some(file)).unwrap_err();
@@ -108,7 +109,7 @@ fn a_missing_file_is_named() {
 #[test]
 fn the_printed_configuration_gives_the_same_settings_again() {
     let flags =
-        ["--listen=127.0.0.1:0", "--insecure", "--public-locations=grpc://a:1,grpc://b:2", "--log=info,h2=\"warn\""];
+        ["--listen=127.0.0.1:0", "--insecure", "--public-locations=grpc://a:1,grpc://b:2", "--rates-file=a \"b\""];
     let first = layered(&flags, None).unwrap();
     let text = first.to_toml();
     let again = layered(&[], Some(&text)).unwrap();

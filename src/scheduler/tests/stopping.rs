@@ -115,7 +115,7 @@ fn cancelling_a_complete_job_releases_its_result() {
 #[test]
 fn deadlines_end_jobs_that_wait_and_jobs_that_run() {
     let stage = Stage::new(1);
-    let terms = || Submission { owner: String::new(), timeout: Some(Duration::from_secs(5)) };
+    let terms = || Submission { timeout: Some(Duration::from_secs(5)), ..Submission::default() };
     let running = stage.scheduler.submit_with(spec("r0"), terms()).unwrap();
     let waiting = stage.scheduler.submit_with(spec("r1"), terms()).unwrap();
     let patient = stage.submit("r2");

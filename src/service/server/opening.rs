@@ -1,6 +1,8 @@
 //! From settings to what a server is made of.
 
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::net::TcpListener;
@@ -8,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::catalog::{Catalog, Uploads, UploadsLimits};
+use crate::device::Device;
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
 use crate::service::auth::Authenticator;
@@ -19,6 +22,7 @@ use crate::service::settings::Settings;
 use crate::service::shared::{Limits, Shared, tenant_limits};
 use crate::service::tickets::Tickets;
 use crate::service::{devices, incoming};
+use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
 /// Refuses what would let strangers in.
@@ -38,7 +42,16 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     )))
 }
 
-pub(super) fn open(settings: &Settings) -> Result<Shared> {
+/// What the settings name, checked and opened; nothing was measured or started yet.
+pub(super) struct Parts {
+    limits: Limits,
+    authenticator: Authenticator,
+    catalog: Catalog,
+    topology: Topology,
+    devices: Vec<Arc<dyn Device>>,
+}
+
+pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     let limits = Limits::new(settings)?;
     let authenticator = match &settings.token_file {
         Some(path) => Authenticator::from_file(path)?,
@@ -48,11 +61,16 @@ pub(super) fn open(settings: &Settings) -> Result<Shared> {
     let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
     let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
+    let topology = devices::topology(settings)?;
+    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
+    Ok(Parts { limits, authenticator, catalog, topology, devices })
+}
+
+pub(super) fn open(settings: &Settings) -> Result<Shared> {
+    let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
     let uploads_limits =
         UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
-    let topology = devices::topology(settings)?;
-    let devices = devices::open_devices(settings, &topology, catalog.arena())?;
     let rates = devices::device_rates(settings, &topology, &devices);
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
@@ -88,8 +106,42 @@ pub(super) fn open(settings: &Settings) -> Result<Shared> {
     })
 }
 
+/// What is wrong with files that are PEM of the right kinds.
 pub(super) fn unusable_tls(error: &tonic::transport::Error) -> Error {
-    Error::Invalid(format!("the TLS certificate or key cannot be used: {error:?}"))
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    Error::Invalid(format!(
+        "the certificate of --tls-cert cannot be used with the private key of --tls-key: {cause}; the first certificate of the \
+         chain has to be the one that was made for that key"
+    ))
+}
+
+/// Refuses files that were given for each other, or that are none of these at all.
+fn check_pem(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<()> {
+    const WHAT: [(&str, &str); 2] = [("CERTIFICATE-----", "a certificate"), ("PRIVATE KEY-----", "a private key")];
+    let has = |pem: &[u8], what: usize| {
+        let text = String::from_utf8_lossy(pem);
+        text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(WHAT[what].0))
+    };
+    if has(cert.1, 0) && has(key.1, 1) {
+        return Ok(());
+    }
+    if has(cert.1, 1) && has(key.1, 0) {
+        return Err(Error::Invalid(format!(
+            "--tls-cert and --tls-key have each other's file: {} holds the private key, and {} the certificate",
+            cert.0.display(),
+            key.0.display()
+        )));
+    }
+    let (flag, (path, pem), wanted) = if has(cert.1, 0) { ("--tls-key", key, 1) } else { ("--tls-cert", cert, 0) };
+    let held = if has(pem, 1 - wanted) { format!(", but {}", WHAT[1 - wanted].1) } else { String::new() };
+    Err(Error::Invalid(format!(
+        "{flag} names {}, which holds no {} in PEM{held}",
+        path.display(),
+        &WHAT[wanted].1[2..]
+    )))
 }
 
 pub(super) async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
@@ -117,9 +169,11 @@ pub(super) fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
         (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
         _ => return Err(Error::Invalid("TLS takes both --tls-cert and --tls-key".into())),
     };
-    let read = |path: &std::path::Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
+    let read = |path: &Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
+    let (cert_pem, key_pem) = (read(cert)?, read(key)?);
+    check_pem((cert, &cert_pem), (key, &key_pem))?;
     let mut tls =
-        ServerTlsConfig::new().identity(Identity::from_pem(read(cert)?, read(key)?)).timeout(Duration::from_secs(10));
+        ServerTlsConfig::new().identity(Identity::from_pem(cert_pem, key_pem)).timeout(Duration::from_secs(10));
     if let Some(authority) = &settings.tls_client_ca {
         tls = tls.client_ca_root(Certificate::from_pem(read(authority)?));
     }

@@ -20,6 +20,7 @@ from ._result import Explanation, FetchProgress, Job, Result
 from .client import (
     Client,
     How,
+    IntoMode,
     Mode,
     ServerInfo,
     Strategy,
@@ -59,6 +60,7 @@ __all__ = [
     "FetchProgress",
     "How",
     "InternalError",
+    "IntoMode",
     "InvalidRequest",
     "Job",
     "JobStatus",

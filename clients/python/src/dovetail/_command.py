@@ -99,6 +99,7 @@ def join_command(
     priority: int | None = None,
     retain_seconds: int | None = None,
     batch_rows: int | None = None,
+    into_mode: str | None = None,
 ) -> dict[str, Any]:
     """The command of a join.
 
@@ -122,6 +123,7 @@ def join_command(
         "strategy": _arguments.optional_text("strategy", strategy, "the name of a strategy"),
         "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
         "into": _arguments.optional_text("into", into, "the name of a table to make"),
+        "into_mode": _arguments.optional_text("into_mode", into_mode, "what to do with a table of that name"),
         "devices": _devices(devices),
         "priority": _arguments.optional_whole("priority", priority),
         "retain_seconds": _arguments.optional_whole("retain_seconds", retain_seconds, least=0),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow.flight as flight
 
 from . import _arguments
-from .errors import DeadlineExceeded, Error, Unavailable, translated
+from .errors import DeadlineExceeded, Error, Unauthenticated, Unavailable, translated
 
 Pem = str | bytes | os.PathLike[str]
 
@@ -38,6 +40,9 @@ connection, says nothing either."""
 
 KEEPALIVE_TIMEOUT_SECONDS = 20
 """How long that sign may take."""
+
+# How long a server that has just refused a connection may take to say whether it speaks TLS.
+_PROBE_SECONDS = 5.0
 
 # A location that says: the connection on which the endpoint was handed out.
 _REUSE = "arrow-flight-reuse-connection"
@@ -61,6 +66,24 @@ def location_of(uri: str) -> str:
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{scheme}://{host}:{parts.port or DEFAULT_PORT}"
+
+
+def _speaks_tls(location: str) -> bool:
+    """Whether what listens at a location that is without TLS would speak with TLS."""
+    parts = urlsplit(location)
+    if parts.scheme != "grpc+tcp" or parts.hostname is None:
+        return False
+    context = ssl.create_default_context()
+    # Nothing is sent; who it is does not matter.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((parts.hostname, parts.port or DEFAULT_PORT), timeout=_PROBE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname),
+        ):
+            return True
+    except OSError:
+        return False
 
 
 class Connections:
@@ -146,6 +169,21 @@ class Connections:
         """
         try:
             self.action("server_info", timeout=timeout)
+        except Unauthenticated as error:
+            advice = (
+                "it is what connect(token=...) or DOVETAIL_TOKEN gives"
+                if self._headers
+                else "connect(token=...) or DOVETAIL_TOKEN gives a token, connect(cert=..., key=...) a certificate"
+            )
+            raise Unauthenticated(f"{error}; {advice}") from None
+        except Unavailable:
+            if _speaks_tls(self.location):
+                address = self.location.partition("://")[2]
+                raise Unavailable(
+                    f"the server at {address} speaks TLS; write grpc+tls://{address}, and with tls_root_certs the "
+                    "certificate of its authority unless the system knows that"
+                ) from None
+            raise
         except DeadlineExceeded:
             if timeout is None:
                 raise

@@ -30,6 +30,9 @@ Strategy = Literal["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge"
 Mode = Literal["create", "replace", "append", "create_if_missing"]
 """What an upload does with a table of that name."""
 
+IntoMode = Literal["create", "replace"]
+"""What a join does with a table whose name its result is to have."""
+
 DEFAULT_URI = "grpc://127.0.0.1:8815"
 
 CONNECT_TIMEOUT = 10.0
@@ -236,6 +239,7 @@ class Client:
         *,
         nulls_equal: bool | None = None,
         into: str | None = None,
+        into_mode: IntoMode | None = None,
         devices: int | str | Sequence[str] | None = None,
         priority: int | None = None,
         retain_seconds: int | None = None,
@@ -260,6 +264,8 @@ class Client:
                 it chose.
             nulls_equal: Whether a null key matches a null key, in all pairs that do not say; by default it does not.
             into: Keeps the result as a table of this name.
+            into_mode: What to do with a table of that name: ``"create"``, the default, refuses to touch it;
+                ``"replace"`` puts the result in its place once it is complete, in whole.
             devices: How many devices may run it, the name of one, or a list of names.
             priority: -100 to 100, by default 0; jobs of higher priority start first.
             retain_seconds: How long the result is kept once it is complete. 0: released as it is read, by one reader,
@@ -270,12 +276,25 @@ class Client:
 
         Raises:
             NotFound: When there is no such table.
+            AlreadyExists: When there is a table named ``into``, unless it is to be replaced.
             InvalidRequest: When a column is missing, types do not fit, or an option has no such value.
             Exhausted: When the queue is full, or no strategy fits into the devices' memory.
         """
         progress = _arguments.progress(progress)
         command = join_command(
-            left, right, on, how, columns, strategy, nulls_equal, into, devices, priority, retain_seconds, batch_rows
+            left,
+            right,
+            on,
+            how,
+            columns,
+            strategy,
+            nulls_equal,
+            into,
+            devices,
+            priority,
+            retain_seconds,
+            batch_rows,
+            into_mode,
         )
         result = self._submit(command).result()
         if progress:
@@ -383,6 +402,7 @@ class Client:
 __all__ = [
     "Client",
     "How",
+    "IntoMode",
     "Mode",
     "ServerInfo",
     "Strategy",

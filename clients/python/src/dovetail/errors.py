@@ -168,6 +168,17 @@ _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?P<where>\S+): (?P<cause>.*)$", re.DOTALL
 )
 
+# What to do about what TLS says, by words of it; the first that fit count.
+_ADVICE = [
+    ("wrong version number", "it does not speak TLS there, so write grpc://"),
+    (
+        "is not in peer certificate",
+        "connect by a name or address that its certificate has, or have one made for this one",
+    ),
+    ("expired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
+    ("certificate", "tls_root_certs names the authorities that vouch for the server; for a self-signed one, itself"),
+]
+
 # How it words one that was there, among much else that only its authors understand.
 _BROKEN = re.compile(
     r"(?:recvmsg|sendmsg): ?(?P<system>[A-Z][a-z]+(?: [a-z]+)*)|Socket closed|Broken pipe|Connection reset by peer"
@@ -180,7 +191,8 @@ def _of_the_connection(message: str) -> Unavailable | None:
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
         where = refused["where"].partition(":")[2]
-        return Unavailable(f"cannot reach a server at {where}: {cause}; `dovetail serve` starts one")
+        advice = next((advice for words, advice in _ADVICE if words in cause), "`dovetail serve` starts one")
+        return Unavailable(f"cannot reach a server at {where}: {cause}; {advice}")
     causes = list(_BROKEN.finditer(message))
     if not causes:
         return None
