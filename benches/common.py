@@ -111,10 +111,9 @@ class Dovetail:
         self._folder = tempfile.TemporaryDirectory(prefix="dovetail-bench-")
         folder = Path(self._folder.name)
         ready = folder / "ready.json"
-        flags = [
-            f"--{name.replace('_', '-')}={value}"
-            for name, value in {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}.items()
-        ]
+        # Rates that were kept from another day, or with other work beside, would choose other plans.
+        own = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "rates_file": folder / "rates.json"}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**own, **settings}.items()]
         # Settings of whoever measures would be settings of what is measured.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
         log = folder / "server.log"

@@ -12,8 +12,7 @@
 //! chosen, why the others lost, and how the prediction compares with what was measured.
 //!
 //! This room knows of the catalog's statistics, of how keys are packed, of how joins are composed, and of a device's sizes and rates; it runs
-//! nothing
-//! but the calibration, and knows nothing of jobs or the wire.
+//! nothing but the calibration, and knows nothing of jobs or the wire.
 
 mod bind;
 mod calibrate;
