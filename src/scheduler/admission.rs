@@ -67,8 +67,8 @@ pub(super) fn propose(
 ) -> Result<Proposed> {
     let strategy = spec.strategy;
     let (join, candidates) = bind(spec, catalog, executors, in_service)?;
-    let plans =
-        candidates.into_iter().map(|device| planner::propose(join.clone(), strategy, &executors[device].target));
+    let planned = |device: usize| planner::propose(join.clone(), strategy, &executors[device].target_for(&join));
+    let plans = candidates.into_iter().map(planned);
     let mut fitting: Vec<Plan> = Vec::new();
     let mut refused: Vec<(Plan, Error)> = Vec::new();
     for planned in plans {
