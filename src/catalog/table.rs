@@ -111,6 +111,20 @@ impl Table {
         self.asked[column].sketch.get_or_init(sketch).as_ref()
     }
 
+    /// What was asked of each column, for the table with those rows after its own: who asked for a sketch will ask again, and
+    /// only the new rows have to be passed over for it.
+    pub(super) fn asked_with(&self, collectors: &[StatisticsCollector], more: &[RecordBatch]) -> Vec<Asked> {
+        let with = |(column, (asked, collector)): (usize, (&Asked, &StatisticsCollector))| {
+            let of_more = || collector.sketch(more.iter().map(|batch| batch.column(column)));
+            let sketch = match asked.sketch.get() {
+                Some(Some(sketch)) => of_more().map(|of_more| OnceLock::from(Some(sketch.clone().merge(of_more)))),
+                _ => None,
+            };
+            Asked { sketch: sketch.unwrap_or_default(), ..Asked::default() }
+        };
+        self.asked.iter().zip(collectors).enumerate().map(with).collect()
+    }
+
     fn arrays(&self, column: usize) -> impl Iterator<Item = &ArrayRef> {
         self.batches.iter().map(move |batch| batch.column(column))
     }

@@ -253,7 +253,7 @@ impl Target {
             statistics,
             sorted_by,
             unique,
-            asked: unasked(collectors.len()),
+            asked: existing.asked_with(&collectors, &rows.batches),
             collectors,
         })
     }

@@ -38,7 +38,7 @@ pub struct GetArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// File to write: .parquet, .arrow, .arrows (stream) or .csv
+    /// File to write: .parquet, .arrow, .arrows (stream), .csv or .tsv
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
@@ -47,7 +47,7 @@ pub struct OutputArgs {
     pub format: Option<Format>,
 
     /// Rows to print when there is no file; all of them with 0
-    #[arg(long, default_value_t = 20, value_name = "ROWS")]
+    #[arg(long, default_value_t = 20, value_name = "ROWS", conflicts_with = "output")]
     pub limit: usize,
 }
 

@@ -152,10 +152,15 @@ impl Waits {
 pub async fn run_cancel(args: CancelArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
     for job in args.jobs {
-        client.action("cancel_job", &json!({ "job": job })).await?;
-        match output::is_json() {
-            true => output::json(&json!({ "job": job, "cancelled": true })),
-            false => output::line(format!("job {job} is cancelled and its result released")),
+        let answers = client.action("cancel_job", &json!({ "job": job })).await?;
+        let state = answers.first().and_then(|job| job["state"].as_str()).unwrap_or("cancelled");
+        match (output::is_json(), state) {
+            (true, _) => output::json(&json!({ "job": job, "cancelled": true })),
+            (false, "failed") => {
+                output::line(format!("job {job} had failed already; what there was of its result is released"))
+            }
+            (false, "complete") => output::line(format!("job {job} was complete already; its result is released")),
+            (false, _) => output::line(format!("job {job} is cancelled and its result released")),
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! What goes to stdout and stderr, for people or for machines.
 
-use std::io::{IsTerminal, Write};
+use std::fmt::Display;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::human::{count, counted, seconds};
@@ -20,13 +21,23 @@ pub fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
 
-/// A line on stdout. Ends the process quietly when nobody reads any more (`dovetail tables | head -1`).
+/// A line on stdout. Ends the process quietly when nobody reads any more (`dovetail tables | head -1`), and with an error
+/// when it cannot be written for another reason: what was asked for would be lost.
 pub fn line(text: impl AsRef<str>) {
     let mut stdout = std::io::stdout().lock();
-    let written = writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush());
-    if written.is_err() {
-        std::process::exit(0);
+    match writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush()) {
+        Ok(()) => (),
+        Err(failure) if failure.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(failure) => {
+            error(&Error::Exhausted(format!("cannot write to standard output: {failure}")));
+            std::process::exit(1);
+        }
     }
+}
+
+/// A line on stderr. That nobody reads it changes nothing.
+fn aside(text: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// A JSON value on a line of stdout.
@@ -37,16 +48,16 @@ pub fn json(value: &serde_json::Value) {
 /// A remark for people, on stderr; machines do not get it.
 pub fn remark(text: impl AsRef<str>) {
     if !is_json() {
-        eprintln!("{}", text.as_ref());
+        aside(text.as_ref());
     }
 }
 
 /// A failure, on stderr: the sentence alone, or an object with its kind.
 pub fn error(error: &Error) {
     if is_json() {
-        eprintln!("{}", serde_json::json!({ "error": { "kind": kind(error), "message": error.message() } }));
+        aside(serde_json::json!({ "error": { "kind": kind(error), "message": error.message() } }));
     } else {
-        eprintln!("{} {error}", style("error:", Style::Error, std::io::stderr().is_terminal()));
+        aside(format_args!("{} {error}", style("error:", Style::Error, std::io::stderr().is_terminal())));
     }
 }
 

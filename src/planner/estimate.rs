@@ -2,10 +2,11 @@
 //!
 //! Equal values are counted as in Selinger et al. 1979, section 4: values are spread evenly, and the side with fewer
 //! different values has all of them in common with the other (containment), within the range that both sides share. Where
-//! sketches of both key columns tell how many values they have in common, that is taken instead. Values that far more rows have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and
-//! Poosala 1995: where both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet
-//! as many rows as any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are
-//! known exactly. Of several key columns together no heavy values are known, and values are spread evenly.
+//! sketches of both key columns tell how many values they have in common, that is taken instead. Values that far more rows
+//! have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and Poosala 1995: where
+//! both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet as many rows as
+//! any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are known
+//! exactly. Of several key columns together no heavy values are known, and values are spread evenly.
 //!
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
 //! correctness. What a join gives at the least is told by [`certain`](super::certain).

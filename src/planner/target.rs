@@ -61,9 +61,14 @@ impl Target {
             .kept
             .iter()
             .filter(|kept| kept.column == column && std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table)));
-        let rows =
-            of_column.map(|kept| kept.rows.end - kept.rows.start).filter(|&rows| (rows == table.rows) == at_once);
-        (rows.sum::<u64>() as f64 / table.rows.max(1) as f64).min(1.0)
+        let mut kept: Vec<_> = of_column.map(|kept| kept.rows.clone()).collect();
+        kept.retain(|rows| (rows.end - rows.start == table.rows) == at_once);
+        kept.sort_unstable_by_key(|rows| rows.start);
+        // Chunks of joins that cut the table otherwise overlap.
+        let (rows, _) = kept
+            .iter()
+            .fold((0, 0), |(sum, end), rows| (sum + rows.end.saturating_sub(rows.start.max(end)), end.max(rows.end)));
+        rows as f64 / table.rows.max(1) as f64
     }
 }
 

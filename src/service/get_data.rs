@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::concat_batches;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use futures::{FutureExt, Stream};
 use tokio::time::timeout;
 
@@ -75,6 +75,14 @@ impl Source {
         match self {
             Self::Table { table, .. } => table.schema.clone(),
             Self::Result { job, .. } => job.result.schema().clone(),
+        }
+    }
+
+    /// The most rows of a message, as far as somebody has asked for it.
+    fn batch_rows_max(&self) -> usize {
+        match self {
+            Self::Table { .. } => usize::MAX,
+            Self::Result { job, .. } => job.plan.join.spec.batch_rows.unwrap_or(usize::MAX),
         }
     }
 
@@ -249,9 +257,11 @@ impl State {
         }
         let mut small = vec![first];
         // What the source has to wait for, or fails with, is for the next call: asking is no commitment.
+        let mut rows = small[0].num_rows();
         while let Some(Ok(Some(batch))) = self.source.next().now_or_never() {
             bytes += batch_bytes(&batch);
-            if bytes > 2 * JOINED_BYTES || !may_join(&small[0], &batch) {
+            rows += batch.num_rows();
+            if bytes > 2 * JOINED_BYTES || rows > self.source.batch_rows_max() || !may_join(&small[0], &batch) {
                 self.ahead = Some(batch);
                 break;
             }
@@ -267,6 +277,23 @@ impl State {
     }
 }
 
+/// Whether there is a dictionary in a type, or in what it is made of.
+fn holds_dictionary(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Dictionary(..) => true,
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => holds_dictionary(field.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|field| holds_dictionary(field.data_type())),
+        DataType::Union(fields, _) => fields.iter().any(|(_, field)| holds_dictionary(field.data_type())),
+        DataType::RunEndEncoded(ends, values) => [ends, values].iter().any(|field| holds_dictionary(field.data_type())),
+        _ => false,
+    }
+}
+
 /// Whether batches can be put together without touching dictionaries.
 fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
     let same_dictionary = |(one, other): (&Arc<dyn Array>, &Arc<dyn Array>)| match (
@@ -274,7 +301,7 @@ fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
         other.as_any_dictionary_opt(),
     ) {
         (Some(one), Some(other)) => one.values().to_data().ptr_eq(&other.values().to_data()),
-        _ => !one.data_type().is_nested(),
+        _ => !holds_dictionary(one.data_type()),
     };
     one.columns().iter().zip(other.columns()).all(same_dictionary)
 }

@@ -352,3 +352,16 @@ fn an_interrupted_upload_leaves_nothing_on_the_server() {
     }
     assert_eq!(server.metric("dovetail_arena_bytes{kind=\"used\"}"), 0.0);
 }
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_a_reader_that_left_is_none() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command().args(["serve", "--print-config"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot write to standard output: No space left"), "{}", stderr(&output));
+    let nobody = || std::io::pipe().unwrap().1;
+    let output = command().args(["serve", "--print-config"]).stdout(nobody()).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    let output = command().args(["serve", "--devices", "none"]).stderr(nobody()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "it is no panic");
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 import time
@@ -19,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 import dovetail
-from dovetail._command import join_command
+from dovetail._command import OPTIONS, join_command
 from dovetail._connection import Connections
 from harness import Server, slow_devices
 
@@ -151,6 +152,16 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         TypeError,
         "priority is 1.5 (float); it takes a whole number",
     ),
+    "unknown mode": (
+        lambda client: client.put("t", TABLE, mode="overwrite"),
+        ValueError,
+        "mode is 'overwrite'; it takes 'create', 'replace', 'append' or 'create_if_missing'",
+    ),
+    "into_mode": (
+        lambda client: client.join("t", "t", on="k", into="u", into_mode="append"),
+        ValueError,
+        "into_mode is 'append'; it takes 'create' or 'replace'",
+    ),
     "retain_seconds": (
         lambda client: client.join("t", "t", on="k", retain_seconds=0.5),
         TypeError,
@@ -214,6 +225,11 @@ def test_a_wrong_argument_is_named_with_what_it_was_and_what_it_takes(client: do
     assert type(caught.value) is kind and words in str(caught.value), str(caught.value)
     # Before anything was sent.
     assert len(client.tables()) == 0 and len(client.jobs()) == 0
+
+
+def test_submit_and_explain_take_what_join_takes() -> None:
+    takes = inspect.signature(join_command).parameters
+    assert set(OPTIONS) == set(takes) - {"left", "right", "on"}
 
 
 def test_arguments_may_be_of_numpy_and_in_any_sequence(client: dovetail.Client) -> None:

@@ -1,5 +1,10 @@
 //! Joins by command: submitted, polled, read, cancelled, kept.
 
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, ListArray, RecordBatch};
+use arrow::compute::concat_batches;
+use arrow::datatypes::Int32Type;
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo};
@@ -204,6 +209,26 @@ async fn many_small_batches_go_together() {
     }
     assert!(messages <= 3 * info.endpoint.len(), "{messages} messages for 2000 batches");
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 20_000);
+    // Not into batches of more rows than were asked for.
+    let few =
+        r#"{"join": {"left": "small", "right": "small", "on": [{"left": "k", "right": "k"}], "batch_rows": 100}}"#;
+    let batches = get(&mut client, command(few)).await.unwrap();
+    assert!(batches.iter().all(|batch| batch.num_rows() <= 100) && rows(&batches) == 20_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_batches_of_lists_go_together_too() {
+    let server = TestServer::start(&["--endpoints=1"]).await;
+    let mut client = server.client().await;
+    let lists = |at: i32| {
+        let lists = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(at)]), None]);
+        RecordBatch::try_from_iter_with_nullable([("lists", Arc::new(lists) as ArrayRef, true)]).unwrap()
+    };
+    put(&mut client, "lists", (0..1000).map(lists).collect()).await.unwrap();
+    let batches = get(&mut client, path("lists")).await.unwrap();
+    assert!(batches.len() <= 3, "{} messages for 1000 batches", batches.len());
+    let read = concat_batches(&batches[0].schema(), &batches).unwrap();
+    assert_eq!(read, concat_batches(&batches[0].schema(), &(0..1000).map(lists).collect::<Vec<_>>()).unwrap());
 }
 
 /// Joins whose results did not fit together once ran all the same, and failed in the middle.

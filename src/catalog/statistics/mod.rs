@@ -37,6 +37,7 @@ pub use sketch::Sketch;
 pub use value::Value;
 
 use sample::Sample;
+use sketch::LowestBound;
 use summary::Summary;
 
 /// What is known of a column.
@@ -194,11 +195,18 @@ impl StatisticsCollector {
     pub(super) fn sketch<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> Option<Sketch> {
         self.sample.as_ref()?;
         let pieces: Vec<ArrayRef> = arrays.flat_map(pieces).collect();
-        let add = |mut sketch: Sketch, piece: &ArrayRef| {
-            sketch.insert(&hash::hashes(piece));
+        let lowest = LowestBound::default();
+        let of_some = |pieces: &[ArrayRef]| {
+            let mut sketch = Sketch::default();
+            for piece in pieces {
+                sketch.insert(&hash::hashes(piece));
+                sketch.lower_with(&lowest);
+            }
             sketch
         };
-        Some(pieces.par_iter().fold(Sketch::default, add).reduce(Sketch::default, Sketch::merge))
+        // A few for each thread, since each begins by taking all that it sees.
+        let pieces_each = pieces.len().div_ceil(4 * rayon::current_num_threads()).max(1);
+        Some(pieces.par_chunks(pieces_each).map(of_some).reduce(Sketch::default, Sketch::merge))
     }
 
     fn add(&mut self, nulls: u64, later: Summary, runs: Option<u64>, rows: u64) {

@@ -9,6 +9,7 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::hash::NULL;
 
@@ -25,6 +26,16 @@ pub struct Sketch {
     hashes: HashSet<u64, BuildHasherDefault<AsItIs>>,
     /// All hashes below are there; `None`: all.
     bound: Option<u64>,
+}
+
+/// The lowest bound of the sketches that are made of the parts of a column.
+#[derive(Debug)]
+pub(super) struct LowestBound(AtomicU64);
+
+impl Default for LowestBound {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
 }
 
 impl Default for Sketch {
@@ -45,8 +56,15 @@ impl Sketch {
         }
     }
 
+    /// Tells other parts of the column where this one's bound is, and takes the lowest of theirs: the column's is no higher.
+    pub(super) fn lower_with(&mut self, lowest: &LowestBound) {
+        let own = self.bound.unwrap_or(u64::MAX);
+        let of_all = lowest.0.fetch_min(own, Ordering::Relaxed).min(own);
+        self.lower((of_all < u64::MAX).then_some(of_all));
+    }
+
     /// Takes in the values of another part of the column.
-    pub(super) fn merge(mut self, other: Self) -> Self {
+    pub(in crate::catalog) fn merge(mut self, other: Self) -> Self {
         self.lower(other.bound);
         let hashes = other.hashes.into_iter().filter(|&hash| self.bound.is_none_or(|bound| hash < bound));
         self.hashes.extend(hashes.collect::<Vec<_>>());

@@ -78,7 +78,9 @@ fn append_shares_the_old_batches_and_merges_what_is_known() {
     let catalog = catalog();
     assert_refused(upload(&catalog, UploadMode::Append, &[]), is!(NotFound), &["\"t\""]);
     let old = upload(&catalog, UploadMode::Create, &[batch([1, 2])]).unwrap();
+    assert_eq!(old.sketch(0).unwrap().distinct(), 2.0);
     let new = upload(&catalog, UploadMode::Append, &[batch([2, 5])]).unwrap();
+    assert_eq!(new.sketch(0).unwrap().distinct(), 3.0);
     assert_eq!((old.rows, new.rows, keys(&new.batches)), (2, 4, vec![1, 2, 2, 5]));
     assert!(old.batches[0].column(0).to_data().ptr_eq(&new.batches[0].column(0).to_data()));
     let k = &new.statistics[0];

@@ -109,7 +109,12 @@ pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvAr
     }
 }
 
-fn open_plain(mut input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
+fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
+    // Spreadsheets begin UTF-8 with a mark, which is not of the first column's name.
+    let (start, input) = peek(input, BYTE_ORDER_MARK.len())?;
+    let mark = if start == BYTE_ORDER_MARK { BYTE_ORDER_MARK.len() as u64 } else { 0 };
+    let mut input = input;
+    input.by_ref().take(mark).read_to_end(&mut Vec::new())?;
     let delimiter = match (args.delimiter, is_tsv) {
         (None, true) => b'\t',
         (None, false) => b',',
@@ -135,6 +140,8 @@ fn open_plain(mut input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArg
         .build(BufReader::with_capacity(BUFFER_BYTES, Cursor::new(looked_at).chain(input)))?;
     Ok((schema, Box::new(reader)))
 }
+
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Rows that are looked at where nobody says how many.
 const INFER_ROWS: usize = 10_000;

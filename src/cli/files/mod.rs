@@ -85,6 +85,11 @@ impl Format {
     }
 }
 
+/// Whether a file's name says that tabs are between its fields.
+fn is_tsv(path: &Path) -> bool {
+    without_gz(path).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("tsv"))
+}
+
 /// The name that a file had before gzip compressed it.
 pub fn without_gz(path: &Path) -> &Path {
     let is_gz = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));

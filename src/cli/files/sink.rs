@@ -15,7 +15,7 @@ use parquet::file::properties::WriterProperties;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::{BATCHES_AHEAD, Format};
+use super::{BATCHES_AHEAD, Format, is_tsv};
 use crate::{Context, Error, Result};
 
 /// A file to be, empty so far and under another name next to its own: whether it can be written is known before there are
@@ -67,7 +67,8 @@ impl Target {
     pub fn begin(mut self, schema: &Schema) -> Result<Sink> {
         let context = || format!("writing {}", self.path.display());
         let file = self.file.take().ok_or_else(|| Error::Internal("the file has been begun already".into()))?;
-        let writer = Writer::new(self.format, BufWriter::with_capacity(1 << 20, file), schema).context(context)?;
+        let writer =
+            Writer::new(self.format, &self.path, BufWriter::with_capacity(1 << 20, file), schema).context(context)?;
         Ok(Sink { writer, target: self })
     }
 
@@ -212,7 +213,7 @@ impl Sink {
 }
 
 impl Writer {
-    fn new(format: Format, file: BufWriter<File>, schema: &Schema) -> Result<Self> {
+    fn new(format: Format, path: &Path, file: BufWriter<File>, schema: &Schema) -> Result<Self> {
         Ok(match format {
             Format::Parquet => {
                 let level = ZstdLevel::try_new(1).map_err(|error| Error::Internal(error.to_string()))?;
@@ -223,7 +224,8 @@ impl Writer {
             Format::Arrow => Self::Arrow(FileWriter::try_new(file, schema)?),
             Format::ArrowStream => Self::ArrowStream(StreamWriter::try_new(file, schema)?),
             Format::Csv => {
-                let mut writer = csv::Writer::new(file);
+                let delimiter = if is_tsv(path) { b'\t' } else { b',' };
+                let mut writer = csv::WriterBuilder::new().with_delimiter(delimiter).build(file);
                 // Writes the heading, which a table without rows has too.
                 writer.write(&RecordBatch::new_empty(Arc::new(schema.clone())))?;
                 Self::Csv(writer)

@@ -17,7 +17,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
 use tokio::sync::mpsc;
 
-use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, without_gz};
+use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, is_tsv};
 use crate::{Context, Error, Result};
 
 /// Rows read at a time: some megabytes for tables of ordinary width.
@@ -178,8 +178,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         Format::Csv => {
             let file = Counted::new(file);
             let measure = Measure::Read(file.read.clone());
-            let is_tsv = without_gz(path).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("tsv"));
-            let (schema, batches) = csv::open(file, is_tsv, args)?;
+            let (schema, batches) = csv::open(file, is_tsv(path), args)?;
             (schema, batches, measure)
         }
     };

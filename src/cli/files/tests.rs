@@ -33,7 +33,7 @@ async fn every_format_reads_back_what_was_written() {
     let folder = tempfile::tempdir().unwrap();
     for rows in [1, 100, ROWS_PER_BATCH as i64 + 1] {
         let batch = sample(rows);
-        for name in ["t.parquet", "t.arrow", "t.arrows", "t.csv"] {
+        for name in ["t.parquet", "t.arrow", "t.arrows", "t.csv", "t.tsv"] {
             let path = folder.path().join(name);
             let mut sink = create(&path, &batch.schema());
             sink.write(&batch).unwrap();
@@ -188,6 +188,9 @@ fn another_delimiter_than_the_one_that_was_looked_for_is_named() {
     }
     std::fs::write(folder.path().join("t.tsv"), "a\tb\n1\t2\n").unwrap();
     assert_eq!(opened(&folder.path().join("t.tsv"), &csv_args()).unwrap().len(), 2);
+    // As spreadsheets write it.
+    std::fs::write(&path, "\u{feff}a,b\n1,2\n").unwrap();
+    assert_eq!(opened(&path, &csv_args()).unwrap(), ["a Int64", "b Int64"]);
     std::fs::write(&path, "one\n1\n").unwrap();
     assert_eq!(opened(&path, &csv_args()).unwrap(), ["one Int64"]);
 }

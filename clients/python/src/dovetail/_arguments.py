@@ -27,6 +27,20 @@ def text(argument: str, value: object, takes: str = "a name") -> str:
     return value
 
 
+def one_of(argument: str, value: object, takes: Iterable[str]) -> str:
+    """One of some words.
+
+    >>> one_of("mode", "overwrite", ["create", "replace"])
+    Traceback (most recent call last):
+    ValueError: mode is 'overwrite'; it takes 'create' or 'replace'
+    """
+    words = list(takes)
+    listed = " or ".join(filter(None, [", ".join(map(repr, words[:-1])), repr(words[-1])]))
+    if text(argument, value, f"{listed}") not in words:
+        raise ValueError(f"{argument} is {value!r}; it takes {listed}")
+    return str(value)
+
+
 def optional_text(argument: str, value: object, takes: str = "a name") -> str | None:
     """A string, or ``None``."""
     return None if value is None else text(argument, value, takes)

@@ -123,7 +123,7 @@ def join_command(
         "strategy": _arguments.optional_text("strategy", strategy, "the name of a strategy"),
         "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
         "into": _arguments.optional_text("into", into, "the name of a table to make"),
-        "into_mode": _arguments.optional_text("into_mode", into_mode, "what to do with a table of that name"),
+        "into_mode": None if into_mode is None else _arguments.one_of("into_mode", into_mode, ["create", "replace"]),
         "devices": _devices(devices),
         "priority": _arguments.optional_whole("priority", priority),
         "retain_seconds": _arguments.optional_whole("retain_seconds", retain_seconds, least=0),
@@ -142,7 +142,10 @@ def _devices(devices: object) -> int | str | list[str] | None:
     return _arguments.whole("devices", devices, least=1, takes=takes)
 
 
-OPTIONS = ("how", "columns", "strategy", "nulls_equal", "into", "devices", "priority", "retain_seconds", "batch_rows")
+OPTIONS = (
+    "how", "columns", "strategy", "nulls_equal", "into", "into_mode", "devices", "priority", "retain_seconds",
+    "batch_rows",
+)  # fmt: skip
 """What a join takes beside its tables and its keys."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -155,7 +155,7 @@ class Client:
         """
         name = _arguments.text("name", name, "the name of a table")
         streams = _arguments.whole("streams", streams, least=1)
-        options: dict[str, Any] = {"mode": _arguments.text("mode", mode, "what to do with a table of that name")}
+        options: dict[str, Any] = {"mode": _arguments.one_of("mode", mode, get_args(Mode))}
         if order := _arguments.name_or_names("sorted_by", sorted_by):
             options["sorted_by"] = order
         if sets := _arguments.sets_of_names("unique", unique):
