@@ -50,12 +50,13 @@ def test_a_name_that_nobody_could_write_is_refused(client: dovetail.Client, name
         client.put(name, TABLE)
 
 
-def test_options_that_do_not_exist_are_refused(server: Server, client: dovetail.Client) -> None:
-    with refused(dovetail.InvalidRequest, "overwrite"):
-        client.put("a", TABLE, mode="overwrite")
+@pytest.mark.parametrize(
+    ("options", "word"), [(b'{"mode": "overwrite"}', "overwrite"), (b'{"mood": "replace"}', "mood")]
+)
+def test_options_that_do_not_exist_are_refused(server: Server, options: bytes, word: str) -> None:
     sent = messages(TABLE, "a")
-    with Raw(server.address) as raw, refused_raw(grpc.StatusCode.INVALID_ARGUMENT, "mood"):
-        raw.put([replace(sent[0], app_metadata=b'{"mood": "replace"}'), *sent[1:]])
+    with Raw(server.address) as raw, refused_raw(grpc.StatusCode.INVALID_ARGUMENT, word):
+        raw.put([replace(sent[0], app_metadata=options), *sent[1:]])
 
 
 def test_rows_that_are_not_sorted_as_declared_are_refused(client: dovetail.Client) -> None:
