@@ -84,14 +84,15 @@ def test_a_server_killed_while_a_result_is_read_is_an_error_and_no_end_of_the_ro
         reader = client.join("many", "many", on="k", retain_seconds=0).reader()
         assert reader.read_next_batch().num_rows > 0
         server.kill()
-        with unavailable(BROKE):
+        # Of several endpoints one may still have been connected to.
+        with unavailable(BROKE if endpoints == 1 else []):
             for _ in reader:
                 pass
         is_gone(client)
 
 
 def test_a_server_killed_while_a_table_is_fetched_is_an_error(start: Start) -> None:
-    server = start(devices="host:1", host_memory="1GiB")
+    server = start(devices="host:1", host_memory="1GiB", endpoints=1)
     with server.connect() as client:
         many(client, 20_000)
         # 400 million rows, more than can be fetched before the server is dead.
