@@ -65,20 +65,9 @@ pub(super) fn propose(
     terms: Terms,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let strategy = spec.strategy;
-    let (join, candidates) = bind(spec, catalog, executors, in_service)?;
-    let planned = |device: usize| planner::propose(join.clone(), strategy, &executors[device].target_for(&join));
-    let plans = candidates.into_iter().map(planned);
-    let mut fitting: Vec<Plan> = Vec::new();
-    let mut refused: Vec<(Plan, Error)> = Vec::new();
-    for planned in plans {
-        match planned? {
-            (plan, None) => fitting.push(plan),
-            (plan, Some(refusal)) => refused.push((plan, refusal)),
-        }
-    }
+    let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, in_service)?;
     let (fitting_count, refused_count) = (fitting.len(), refused.len());
-    if let Some(plan) = fitting.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
+    if let Some(plan) = fastest(&fitting).and_then(|device| fitting.remove(&device)) {
         let device_reason = match fitting_count {
             1 => "the only device that may run it".into(),
             _ => format!("predicted to run it fastest, of {fitting_count}; when it is submitted, queues count as well"),
@@ -95,13 +84,29 @@ pub(super) fn propose(
     Ok(Proposed { plan, device_reason, refusal: Some(refusal) })
 }
 
-/// Finds the tables and columns of a join, and the devices in service that it may run on, by index.
-fn bind(
+/// The plans of a join on the devices that it may run on.
+#[derive(Debug, Default)]
+struct Planned {
+    /// Of the devices that it fits on, by index.
+    fitting: BTreeMap<usize, Plan>,
+    /// Of the others, in the order in which they were asked for, with what is too small.
+    refused: Vec<(Plan, Error)>,
+}
+
+/// The device whose plan is predicted to take the least time.
+fn fastest(plans: &BTreeMap<usize, Plan>) -> Option<usize> {
+    plans.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device)
+}
+
+/// Binds a join, and plans it for each of the devices in service that it asks for: sizes and rates decide how it is best composed,
+/// and they differ between devices.
+fn plan_for_each(
     spec: JoinSpec,
     catalog: &Catalog,
     executors: &[Executor],
     in_service: impl Fn(usize) -> bool,
-) -> Result<(BoundJoin, Vec<usize>)> {
+) -> Result<Planned> {
+    let strategy = spec.strategy;
     let candidates = candidates(&spec.devices, executors)?;
     let join = planner::bind(spec, catalog)?;
     let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
@@ -110,11 +115,19 @@ fn bind(
             "no device that may run this join is in service; see the topology, and the server's log".into(),
         ));
     }
-    Ok((join, candidates))
+    let mut planned = Planned::default();
+    for device in candidates {
+        match planner::propose(join.clone(), strategy, &executors[device].target_for(&join))? {
+            (plan, None) => {
+                planned.fitting.insert(device, plan);
+            }
+            (plan, Some(refusal)) => planned.refused.push((plan, refusal)),
+        }
+    }
+    Ok(planned)
 }
 
-/// Binds a join, and plans it for each of the devices that it asks for and fits on: sizes and rates decide how it is best
-/// composed, and they differ between devices.
+/// Plans a join for the devices that it asks for and fits on, and finds what it takes where.
 ///
 /// # Errors
 /// What is wrong with the request; [`Error::Exhausted`] when it fits no device, or its result cannot fit in host memory.
@@ -125,21 +138,10 @@ pub(super) fn admit(
     terms: Terms,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let strategy = spec.strategy;
-    let (join, candidates) = bind(spec, catalog, executors, in_service)?;
-    let mut plans = BTreeMap::new();
-    let mut refusal: Option<Error> = None;
-    for device in candidates {
-        match planner::plan_on(join.clone(), strategy, &executors[device].target_for(&join)) {
-            Ok(plan) => {
-                plans.insert(device, plan);
-            }
-            Err(error) => refusal = Some(refusal.unwrap_or(error)),
-        }
-    }
-    let fastest = plans.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device);
-    let Some(fastest) = fastest else {
-        return Err(refusal.expect("every candidate was planned or refused"));
+    let Planned { fitting: plans, refused } = plan_for_each(spec, catalog, executors, in_service)?;
+    let Some(fastest) = fastest(&plans) else {
+        let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
+        return Err(refusal);
     };
     let host_bytes = host_bytes(&plans[&fastest], catalog, terms)?;
     let places = plans.iter().map(|(&device, plan)| place(device, plan, &executors[device], terms)).collect();

@@ -24,8 +24,8 @@ const COMMON_MIN: f64 = 64.0;
 #[derive(Clone, Debug)]
 pub struct Sketch {
     hashes: HashSet<u64, BuildHasherDefault<AsItIs>>,
-    /// All hashes below are there; `None`: all.
-    bound: Option<u64>,
+    /// All hashes below are there; the largest number: all.
+    bound: u64,
 }
 
 /// The lowest bound of the sketches that are made of the parts of a column.
@@ -41,7 +41,7 @@ impl Default for LowestBound {
 impl Default for Sketch {
     /// Of no value.
     fn default() -> Self {
-        Self { hashes: HashSet::default(), bound: None }
+        Self { hashes: HashSet::default(), bound: u64::MAX }
     }
 }
 
@@ -50,7 +50,7 @@ impl Sketch {
     pub(super) fn insert(&mut self, hashes: &[u64]) {
         // Most columns that matter have many values, and most of these are not below the bound.
         for &hash in hashes.iter().filter(|&&hash| hash != NULL) {
-            if self.bound.is_none_or(|bound| hash < bound) && self.hashes.insert(hash) && self.hashes.len() > 2 * K {
+            if hash < self.bound && self.hashes.insert(hash) && self.hashes.len() > 2 * K {
                 self.shrink();
             }
         }
@@ -58,16 +58,14 @@ impl Sketch {
 
     /// Tells other parts of the column where this one's bound is, and takes the lowest of theirs: the column's is no higher.
     pub(super) fn lower_with(&mut self, lowest: &LowestBound) {
-        let own = self.bound.unwrap_or(u64::MAX);
-        let of_all = lowest.0.fetch_min(own, Ordering::Relaxed).min(own);
-        self.lower((of_all < u64::MAX).then_some(of_all));
+        self.lower(lowest.0.fetch_min(self.bound, Ordering::Relaxed));
     }
 
     /// Takes in the values of another part of the column.
     pub(in crate::catalog) fn merge(mut self, other: Self) -> Self {
         self.lower(other.bound);
-        let hashes = other.hashes.into_iter().filter(|&hash| self.bound.is_none_or(|bound| hash < bound));
-        self.hashes.extend(hashes.collect::<Vec<_>>());
+        let bound = self.bound;
+        self.hashes.extend(other.hashes.into_iter().filter(|&hash| hash < bound));
         if self.hashes.len() > 2 * K {
             self.shrink();
         }
@@ -82,7 +80,7 @@ impl Sketch {
     /// How many different values both columns have; `None` where the samples tell too little of it.
     pub fn common(&self, other: &Self) -> Option<f64> {
         let share = self.share().min(other.share());
-        let is_all = self.bound.is_none() && other.bound.is_none();
+        let is_all = self.bound == u64::MAX && other.bound == u64::MAX;
         if !is_all && self.distinct().min(other.distinct()) * share < COMMON_MIN {
             return None;
         }
@@ -95,21 +93,19 @@ impl Sketch {
 
     /// The share of all hashes that is below the bound.
     fn share(&self) -> f64 {
-        self.bound.map_or(1.0, |bound| bound as f64 / 2f64.powi(64))
+        self.bound as f64 / 2f64.powi(64)
     }
 
     /// Lowers the bound to the `K`-th hash.
     fn shrink(&mut self) {
         let mut hashes: Vec<u64> = self.hashes.iter().copied().collect();
         let (_, bound, _) = hashes.select_nth_unstable(K);
-        self.lower(Some(*bound));
+        self.lower(*bound);
     }
 
-    fn lower(&mut self, to: Option<u64>) {
-        if let Some(bound) = to
-            && self.bound.is_none_or(|own| bound < own)
-        {
-            self.bound = Some(bound);
+    fn lower(&mut self, bound: u64) {
+        if bound < self.bound {
+            self.bound = bound;
             self.hashes.retain(|&hash| hash < bound);
         }
     }

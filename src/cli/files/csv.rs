@@ -111,10 +111,10 @@ pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvAr
 
 fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
     // Spreadsheets begin UTF-8 with a mark, which is not of the first column's name.
-    let (start, input) = peek(input, BYTE_ORDER_MARK.len())?;
-    let mark = if start == BYTE_ORDER_MARK { BYTE_ORDER_MARK.len() as u64 } else { 0 };
-    let mut input = input;
-    input.by_ref().take(mark).read_to_end(&mut Vec::new())?;
+    let (start, mut input) = peek(input, BYTE_ORDER_MARK.len())?;
+    if start == BYTE_ORDER_MARK {
+        input.read_exact(&mut [0; BYTE_ORDER_MARK.len()])?;
+    }
     let delimiter = match (args.delimiter, is_tsv) {
         (None, true) => b'\t',
         (None, false) => b',',
