@@ -74,6 +74,28 @@ impl Rows {
         self.column(index).any(|array| array.null_count() > 0)
     }
 
+    /// Where some of the rows lie: a stretch of each batch that has any of them.
+    pub fn stretches(&self, range: Range<usize>) -> Vec<Stretch> {
+        let mut stretches = Vec::new();
+        let mut batch_start = 0;
+        for (batch, rows) in self.batches.iter().map(RecordBatch::num_rows).enumerate() {
+            let (start, end) = (range.start.max(batch_start), range.end.min(batch_start + rows));
+            if start < end {
+                stretches.push(Stretch { batch, rows: start - batch_start..end - batch_start });
+            }
+            batch_start += rows;
+            if batch_start >= range.end {
+                break;
+            }
+        }
+        stretches
+    }
+
+    /// A stretch of a column as it lies: nothing is copied.
+    pub fn lying(&self, index: usize, stretch: &Stretch) -> ArrayRef {
+        self.batches[stretch.batch].column(index).slice(stretch.rows.start, stretch.rows.len())
+    }
+
     /// Brings a fixed-width column to a device.
     ///
     /// # Errors
@@ -116,6 +138,15 @@ impl Rows {
         };
         self.column(index).map(of_array).collect()
     }
+}
+
+/// Consecutive rows of one batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Which of the batches.
+    batch: usize,
+    /// Which of its rows.
+    pub rows: Range<usize>,
 }
 
 /// Finds the batch of a row without searching: a row's number, shifted, names the first batch that may hold it.
@@ -220,7 +251,7 @@ pub fn fixed_width(data_type: &DataType) -> Option<Width> {
 #[cfg(test)]
 mod tests {
     use arrow::array::{DictionaryArray, Int32Array, StringArray};
-    use arrow::datatypes::{Field, Int8Type, Schema};
+    use arrow::datatypes::{Field, Int8Type, Int32Type, Schema};
 
     use super::*;
 
@@ -247,6 +278,16 @@ mod tests {
                     .collect();
                 assert_eq!(values, (start as i32..end as i32).collect::<Vec<_>>());
                 assert_eq!(rows.len() as u64, end - start);
+                // Any range of those, as it lies.
+                for part in (0..=rows.len()).flat_map(|from| (from..=rows.len()).map(move |to| from..to)) {
+                    let stretches = rows.stretches(part.clone());
+                    assert!(stretches.iter().all(|stretch| !stretch.rows.is_empty()));
+                    let lying: Vec<i32> = stretches
+                        .iter()
+                        .flat_map(|stretch| rows.lying(0, stretch).as_primitive::<Int32Type>().values().to_vec())
+                        .collect();
+                    assert_eq!(lying, values[part]);
+                }
             }
         }
     }

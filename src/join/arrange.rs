@@ -2,14 +2,19 @@
 //!
 //! A column of the result comes from one of three places, in this order:
 //!
-//! 1. it was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section 4.2);
-//! 2. it lies on the device as it was copied in, and is gathered by row number (gather from untransformed relation, GFUR);
-//! 3. devices cannot move it (strings, nested, booleans): it is gathered on the host by row number.
+//! 1. it is in the table already, when the result has a side's rows one after the other as they lie there: it is shared
+//!    (`emit.rs`);
+//! 2. it was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section 4.2);
+//! 3. it lies on the device as it was copied in, and is gathered by row number (gather from untransformed relation, GFUR);
+//! 4. devices cannot move it (strings, nested, booleans): it is gathered on the host by row number.
 //!
-//! Nullable columns are never carried, because bits do not move well: rule 2.
+//! Nullable columns are never carried, because bits do not move well: rule 3.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 use super::Arrangement;
 use super::inputs::SideInput;
@@ -43,10 +48,34 @@ pub(super) struct Arranged {
     pub(super) numbered: bool,
     /// Which table columns were carried, in the order they were given.
     carried: Vec<usize>,
-    /// Columns on the device as they were copied in, by table column.
-    originals: BTreeMap<usize, Column>,
+    /// Columns on the device as they were copied in.
+    originals: Arc<Originals>,
     /// Rows that have no key because of a null, if there are any and the join keeps them.
     pub(super) unkeyed: Option<Positions>,
+}
+
+/// Columns on the device as they were copied in, by table column.
+#[derive(Debug, Default)]
+pub(super) struct Originals {
+    columns: Mutex<BTreeMap<usize, Column>>,
+    /// Whether any of them was gathered from.
+    used: AtomicBool,
+}
+
+impl Originals {
+    fn of(columns: BTreeMap<usize, Column>) -> Arc<Self> {
+        Arc::new(Self { columns: Mutex::new(columns), used: AtomicBool::new(false) })
+    }
+}
+
+/// When columns that do not move with the keys are copied in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyIn {
+    /// With the keys, so that they cross the link while the keys are worked on.
+    Ahead,
+    /// When rows are gathered from them, which for columns that the result shares with the table is never. Rows that are moved
+    /// are copied ahead all the same.
+    WhenNeeded,
 }
 
 /// Keys in their arrangement.
@@ -66,6 +95,7 @@ pub(super) enum Order {
 ///
 /// # Errors
 /// The device's.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn arrange(
     shop: &Workshop<'_>,
     input: &SideInput,
@@ -74,6 +104,7 @@ pub(super) fn arrange(
     arrangement: Arrangement,
     keeps_unkeyed: bool,
     filter: Option<&Filter>,
+    copy_in: CopyIn,
 ) -> Result<Arranged> {
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
@@ -88,31 +119,19 @@ pub(super) fn arrange(
         keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
     }
     let mut originals = BTreeMap::new();
-    monitor.counted_phase("copy in", |moved| {
-        for &column in &input.output_columns {
-            // A raw key column is gathered from the keys themselves.
-            if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
-                continue;
-            }
-            let is_key = layout.is_raw() && input.key_columns[0] == column && packed.rows_kept.is_none();
-            let original = match is_key {
-                // It was copied in to be the key, and packing left no row out.
-                true => packed.keys.as_column(),
-                false => {
-                    let (kept_before, in_place_before) = shop.copies.spared.so_far();
-                    let copied = rows.copy_in(column, device, shop.copies)?;
-                    let (kept_after, in_place_after) = shop.copies.spared.so_far();
-                    let (kept, in_place) = (kept_after - kept_before, in_place_after - in_place_before);
-                    moved.bytes += ((row_count * copied.width.bytes()) as u64).saturating_sub(kept + in_place);
-                    moved.kept_bytes += kept;
-                    moved.in_place_bytes += in_place;
-                    copied
-                }
-            };
-            originals.insert(column, original);
+    for &column in &input.output_columns {
+        // A raw key column is gathered from the keys themselves.
+        if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
+            continue;
         }
-        Ok(())
-    })?;
+        let is_key = layout.is_raw() && input.key_columns[0] == column && packed.rows_kept.is_none();
+        if is_key {
+            // It was copied in to be the key, and packing left no row out.
+            originals.insert(column, packed.keys.as_column());
+        } else if copy_in == CopyIn::Ahead || arrangement != Arrangement::Original {
+            originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
+        }
+    }
     drop(packed);
     if arrangement != Arrangement::Original {
         // They are about to move with the keys.
@@ -129,6 +148,7 @@ pub(super) fn arrange(
     if arrangement == Arrangement::Original {
         let order = Order::Original(keys.packed.keys.clone());
         let to_rows = keys.packed.rows_kept.clone();
+        let originals = Originals::of(originals);
         return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
@@ -146,7 +166,7 @@ pub(super) fn arrange(
             to_rows,
             numbered: true,
             carried: Vec::new(),
-            originals,
+            originals: Originals::of(originals),
             unkeyed,
         });
     }
@@ -185,6 +205,7 @@ pub(super) fn arrange(
     if unkeyed.is_none() {
         originals.retain(|column, _| !carried.contains(column));
     }
+    let originals = Originals::of(originals);
     let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
     let phase = if matches!(arrangement, Arrangement::Sorted) { sort_phase } else { partition_phase };
     monitor.phase(phase, 0, || arranged.find_row_numbers(shop))?;
@@ -216,9 +237,34 @@ impl Arranged {
         }
     }
 
-    /// A table column as it was copied in.
-    pub(super) fn original(&self, column: usize) -> Option<&Column> {
-        self.originals.get(&column)
+    /// A table column as it was copied in, by now.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn original(&self, column: usize, shop: &Workshop<'_>) -> Result<Column> {
+        let mut columns = self.originals.columns.lock();
+        let original = match columns.get(&column) {
+            Some(original) => original.clone(),
+            None => {
+                let original = copy_column(shop, shop.stream, &self.rows, column)?;
+                columns.insert(column, original.clone());
+                original
+            }
+        };
+        // The keys came for their own sake.
+        let is_key = Arc::ptr_eq(&original.data, &self.keys.packed.keys.data);
+        self.originals.used.fetch_or(!is_key, Ordering::Relaxed);
+        Ok(original)
+    }
+
+    /// Whether rows were gathered from columns as they were copied in, other than from the keys.
+    pub(super) fn used_originals(&self) -> bool {
+        self.originals.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether arranged positions are row numbers, all of them.
+    pub(super) fn lies_in_order(&self) -> bool {
+        self.numbered && self.to_rows.is_none()
     }
 
     /// Makes equal keys of partitions adjacent.
@@ -260,6 +306,20 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, a
         && arrangement != Arrangement::Original
         // Rows without a key are gathered from the original column.
         && !input.has_nulls(column)
+}
+
+/// Copies a column in as it lies.
+fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
+    shop.monitor.counted_phase("copy in", |moved| {
+        let (kept_before, in_place_before) = stream.spared.so_far();
+        let copied = rows.copy_in(column, shop.device, stream)?;
+        let (kept_after, in_place_after) = stream.spared.so_far();
+        let (kept, in_place) = (kept_after - kept_before, in_place_after - in_place_before);
+        moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(kept + in_place);
+        moved.kept_bytes += kept;
+        moved.in_place_bytes += in_place;
+        Ok(copied)
+    })
 }
 
 fn carry_bytes(carry: &Carry, rows: usize) -> u64 {

@@ -1,4 +1,9 @@
 //! From matched rows to batches of the result.
+//!
+//! Most columns are gathered, by the device or on the host, and written to memory of the result's own. But when each row of a
+//! stretch of the probe side is in the result once, as where every order line has its order, then the columns of that side
+//! lie in the table as the result has them, and the result shares them: they cross no link, and nobody writes them again.
+//! Batches of the result then end where those of the table do.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,15 +12,21 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::kernels::zip::zip;
 use arrow::compute::{CastOptions, cast_with_options, is_null};
-use arrow::datatypes::{DataType, FieldRef, UInt32Type};
+use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, UInt32Type};
 
 use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
-use super::{BatchSink, OutputColumn, OutputSource, Side, Task};
-use crate::columns::{KeyLayout, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, with_wanted_keys};
-use crate::device::{Event, HostColumn, Positions};
+use super::{BatchSink, OutputSource, Side, Task};
+use crate::columns::{
+    KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, with_wanted_keys,
+};
+use crate::device::{Column, Event, HostColumn, Positions};
 use crate::memory::{Arena, Reservation};
 use crate::{Error, Result};
+
+/// Rows of a stretch of a table, on average and at the least, that a result shares: more and smaller batches would cost more on
+/// their way than gathering their rows.
+pub(crate) const STRETCH_ROWS_MIN: usize = 8 << 10;
 
 /// The rows of one side that a batch is made of.
 pub(super) enum SideRows<'a> {
@@ -62,6 +73,8 @@ pub(super) struct BatchSizes {
 
 /// A column on its way: device columns are complete only after what was queued for them is done.
 enum Pending {
+    /// As it lies in the table, a stretch at a time.
+    Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     Ready(ArrayRef),
     /// Gathered from batches that share no dictionary: it has one of its own, with 32-bit keys.
@@ -70,9 +83,17 @@ enum Pending {
     Either(Box<Pending>, Box<Pending>),
 }
 
+/// Where the values of a column come from: a column of a side, and where that side has no row, one of the other.
+struct Source {
+    first: (Role, usize),
+    otherwise: Option<(Role, usize)>,
+}
+
 /// Rows on their way.
 struct InFlight {
     range: Range<usize>,
+    /// The lengths of the stretches that they are made of, one batch after the other.
+    stretches: Vec<usize>,
     columns: Vec<Pending>,
     /// When they are complete.
     complete: Event,
@@ -92,6 +113,9 @@ impl Emitter<'_> {
         rows: usize,
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
+        if self.task.counts_rows {
+            return self.count(rows, emitted);
+        }
         let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
         // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
         let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
@@ -118,28 +142,48 @@ impl Emitter<'_> {
         in_flight.into_iter().try_for_each(|queued| self.push(queued, emitted))
     }
 
+    /// Says how many rows there are, where only that is wanted.
+    ///
+    /// # Errors
+    /// The sink's, and that the job was stopped.
+    pub(super) fn count(&self, rows: usize, emitted: &mut dyn FnMut(usize)) -> Result<()> {
+        self.shop.monitor.cancel().check()?;
+        self.sink.push(batch_of(&Arc::new(Schema::empty()), Vec::new(), rows)?)?;
+        emitted(rows);
+        Ok(())
+    }
+
     /// Pushes rows that are on their way, when they are there.
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
-        let InFlight { range, columns, complete } = in_flight;
-        let rows = range.len();
-        // Until the batch is in the sink's hands.
+        let InFlight { range, stretches, columns, complete } = in_flight;
+        // Until the batches are in the sink's hands.
         let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
+        // An array for each stretch, or one for all.
         let columns = self.shop.monitor.phase("gather", 0, || {
             self.shop.device.wait(&complete, self.shop.stream)?;
             columns
                 .into_iter()
                 .zip(self.task.schema.fields())
-                .map(|(column, field)| finisher.finish(column, field))
-                .collect::<Result<Vec<_>>>()
+                .map(|(column, field)| match column {
+                    Pending::Shared(arrays) => Ok(arrays),
+                    gathered => Ok(vec![finisher.finish(gathered, field)?]),
+                })
+                .collect::<Result<Vec<Vec<ArrayRef>>>>()
         })?;
-        let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        let batch = RecordBatch::try_new_with_options(self.task.schema.clone(), columns, &options)
-            .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))?;
-        for start in (0..rows).step_by(self.sizes.batch_rows) {
-            self.shop.monitor.cancel().check()?;
-            let length = self.sizes.batch_rows.min(rows - start);
-            self.sink.push(batch.slice(start, length))?;
-            emitted(range.start + start + length);
+        let mut start = 0;
+        for (number, &rows) in stretches.iter().enumerate() {
+            let of_stretch = |arrays: &Vec<ArrayRef>| match stretches.len() == arrays.len() {
+                true => arrays[number].clone(),
+                false => arrays[0].slice(start, rows),
+            };
+            let batch = batch_of(&self.task.schema, columns.iter().map(of_stretch).collect(), rows)?;
+            for from in (0..rows).step_by(self.sizes.batch_rows) {
+                self.shop.monitor.cancel().check()?;
+                let length = self.sizes.batch_rows.min(rows - from);
+                self.sink.push(batch.slice(from, length))?;
+                emitted(range.start + start + from + length);
+            }
+            start += rows;
         }
         Ok(())
     }
@@ -152,40 +196,91 @@ impl Emitter<'_> {
     /// Queues everything that those rows are made by.
     fn queue(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<InFlight> {
         let rows = range.len();
-        let row_bytes = (self.build.device_row_bytes() + self.probe.device_row_bytes()) as u64;
-        self.shop.monitor.phase("gather", 2 * row_bytes * rows as u64, || {
-            let mut build = Gatherer::new(self, self.build, build.part(range, self.shop)?, rows);
-            let mut probe = Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows);
-            let gather = |output: &OutputColumn| match output.source {
-                OutputSource::Column { side, index } if side == self.build.side => build.gather(index),
-                OutputSource::Column { index, .. } => probe.gather(index),
-                OutputSource::Key { index } => self.gather_key(index, &mut build, &mut probe),
-            };
-            let columns = self.task.output.iter().map(gather).collect::<Result<Vec<_>>>()?;
+        let mut sides = self.shop.monitor.phase("gather", 0, || {
+            Ok(Sides {
+                build: Gatherer::new(self, self.build, build.part(range, self.shop)?, rows),
+                probe: Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows),
+            })
+        })?;
+        // Only one of them can be cut where its batches end.
+        if !sides.probe.find_stretches(self.sizes) {
+            sides.build.find_stretches(self.sizes);
+        }
+        let found = sides.probe.stretches.as_ref().or(sides.build.stretches.as_ref());
+        let stretches = match found {
+            Some(stretches) => stretches.iter().map(|stretch| stretch.rows.len()).collect(),
+            None => vec![rows],
+        };
+        let planned: Vec<(Source, bool)> = self
+            .task
+            .output
+            .iter()
+            .zip(self.task.schema.fields())
+            .map(|(output, field)| {
+                let source = self.source(output.source, &sides);
+                let (role, column) = source.first;
+                let is_shared = source.otherwise.is_none() && sides.of(role).shares(column, field);
+                (source, is_shared)
+            })
+            .collect();
+        for (source, _) in planned.iter().filter(|(_, is_shared)| !is_shared) {
+            for (role, column) in [Some(source.first), source.otherwise].into_iter().flatten() {
+                sides.of(role).copy_in(column)?;
+            }
+        }
+        self.shop.monitor.counted_phase("gather", |moved| {
+            let mut columns = Vec::with_capacity(planned.len());
+            for (Source { first, otherwise }, is_shared) in planned {
+                let mut take = |(role, column): (Role, usize)| {
+                    let side = sides.of_mut(role);
+                    let bytes = side.width_bytes(column) * rows as u64;
+                    if is_shared {
+                        moved.in_place_bytes += bytes;
+                        return Ok(side.share(column));
+                    }
+                    moved.bytes += 2 * bytes;
+                    side.gather(column)
+                };
+                let first = take(first)?;
+                columns.push(match otherwise {
+                    Some(otherwise) => Pending::Either(Box::new(first), Box::new(take(otherwise)?)),
+                    None => first,
+                });
+            }
             let complete = self.shop.device.record_event(self.shop.stream)?;
-            Ok(InFlight { range: range.clone(), columns, complete })
+            Ok(InFlight { range: range.clone(), stretches, columns, complete })
         })
     }
 
-    /// The left value where there is a left row, else the right value. Where both look alike, the probe side gives it: its
-    /// rows lie in order.
-    fn gather_key<'a>(&self, index: usize, build: &mut Gatherer<'a>, probe: &mut Gatherer<'a>) -> Result<Pending> {
+    fn source(&self, source: OutputSource, sides: &Sides<'_>) -> Source {
+        let index = match source {
+            OutputSource::Column { side, index } => {
+                let role = if side == self.build.side { Role::Build } else { Role::Probe };
+                return Source { first: (role, index), otherwise: None };
+            }
+            OutputSource::Key { index } => index,
+        };
+        // The left value where there is a left row, else the right value. Where both look alike, the probe side gives it: its
+        // rows lie in order.
         let key = &self.task.keys[index];
         let (first, second) = match key.alike || self.probe.side == Side::Left {
-            true => (probe, build),
-            false => (build, probe),
+            true => (&sides.probe, &sides.build),
+            false => (&sides.build, &sides.probe),
         };
-        let column = |gatherer: &Gatherer<'_>| key.column(gatherer.input.side);
-        if first.is_missing() {
-            return second.gather(column(second));
+        let of = |gatherer: &Gatherer<'_>| (gatherer.input.role, key.column(gatherer.input.side));
+        match () {
+            () if first.is_missing() => Source { first: of(second), otherwise: None },
+            () if !first.may_miss() => Source { first: of(first), otherwise: None },
+            // A key that is null although its row is there has matched a null.
+            () => Source { first: of(first), otherwise: Some(of(second)) },
         }
-        let values = first.gather(column(first))?;
-        if !first.may_miss() {
-            return Ok(values);
-        }
-        // A key that is null although its row is there has matched a null.
-        Ok(Pending::Either(Box::new(values), Box::new(second.gather(column(second))?)))
     }
+}
+
+fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+        .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))
 }
 
 /// Makes the arrays of a batch of what was gathered.
@@ -198,6 +293,7 @@ struct Finisher<'a> {
 impl Finisher<'_> {
     fn finish(&mut self, column: Pending, field: &FieldRef) -> Result<ArrayRef> {
         let array = match column {
+            Pending::Shared(_) => unreachable!("what is shared with the table is what the result shows"),
             Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
             Pending::Ready(array) => array,
             Pending::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {
@@ -239,6 +335,28 @@ impl Finisher<'_> {
     }
 }
 
+/// Both sides of the rows that are being gathered.
+struct Sides<'a> {
+    build: Gatherer<'a>,
+    probe: Gatherer<'a>,
+}
+
+impl<'a> Sides<'a> {
+    fn of(&self, role: Role) -> &Gatherer<'a> {
+        match role {
+            Role::Build => &self.build,
+            Role::Probe => &self.probe,
+        }
+    }
+
+    fn of_mut(&mut self, role: Role) -> &mut Gatherer<'a> {
+        match role {
+            Role::Build => &mut self.build,
+            Role::Probe => &mut self.probe,
+        }
+    }
+}
+
 /// Gathers columns of one side for one batch. Row numbers are looked up once, and only when a column needs them.
 struct Gatherer<'a> {
     emitter: &'a Emitter<'a>,
@@ -247,11 +365,72 @@ struct Gatherer<'a> {
     count: usize,
     row_numbers: Option<Positions>,
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
+    /// Where the rows lie in the table, when they follow each other there as they do here, and the result may share them.
+    stretches: Option<Vec<Stretch>>,
 }
 
 impl<'a> Gatherer<'a> {
     fn new(emitter: &'a Emitter<'a>, input: &'a SideInput, rows: SideRows<'a>, count: usize) -> Self {
-        Self { emitter, input, rows, count, row_numbers: None, row_numbers_on_host: None }
+        Self { emitter, input, rows, count, row_numbers: None, row_numbers_on_host: None, stretches: None }
+    }
+
+    /// Finds where the rows lie, if they may be shared. The batches of the table must not be so small that those of the result
+    /// would be fragments.
+    fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
+        let (SideRows::Arranged(arranged, Positions::Range(range))
+        | SideRows::Numbered(arranged, Positions::Range(range))) = &self.rows
+        else {
+            return false;
+        };
+        if !self.emitter.task.shares_tables || !arranged.lies_in_order() {
+            return false;
+        }
+        let stretches = arranged.rows.stretches(range.clone());
+        let stretch_rows_min = STRETCH_ROWS_MIN.min(sizes.batch_rows.div_ceil(2));
+        if stretches.len() > 1 && range.len() < stretches.len() * stretch_rows_min {
+            return false;
+        }
+        self.stretches = Some(stretches);
+        true
+    }
+
+    /// Whether the result shares a column with the table.
+    fn shares(&self, column: usize, field: &FieldRef) -> bool {
+        self.stretches.is_some() && self.input.table.schema.field(column).data_type() == field.data_type()
+    }
+
+    fn share(&self, column: usize) -> Pending {
+        let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else {
+            unreachable!("a missing side lies nowhere")
+        };
+        let stretches = self.stretches.iter().flatten();
+        Pending::Shared(stretches.map(|stretch| arranged.rows.lying(column, stretch)).collect())
+    }
+
+    /// Bytes per value that the device moves; 0 for a column that it does not.
+    fn width_bytes(&self, column: usize) -> u64 {
+        match self.is_missing() {
+            true => 0,
+            false => self.input.movable(column).map_or(0, |movable| movable.width.bytes() as u64),
+        }
+    }
+
+    /// Brings a column to the device, if that is where it will be gathered from and it is not there yet.
+    fn copy_in(&self, column: usize) -> Result<()> {
+        let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else { return Ok(()) };
+        if self.input.movable(column).is_some() && self.moved(column).is_none() {
+            arranged.original(column, self.emitter.shop)?;
+        }
+        Ok(())
+    }
+
+    /// A column that lies in arranged order on the device.
+    fn moved(&self, column: usize) -> Option<Column> {
+        let SideRows::Arranged(arranged, _) = &self.rows else { return None };
+        match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.arrangement) {
+            true => Some(arranged.arranged_keys().as_column()),
+            false => arranged.carried(column).cloned(),
+        }
     }
 
     fn is_missing(&self) -> bool {
@@ -280,21 +459,13 @@ impl<'a> Gatherer<'a> {
             });
         };
         let dictionary = movable.dictionary.clone();
-        if let SideRows::Arranged(arranged, positions) = &self.rows {
-            let raw = is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.arrangement);
-            let moved =
-                if raw { Some(arranged.arranged_keys().as_column()) } else { arranged.carried(column).cloned() };
-            if let Some(moved) = moved {
-                return Ok(Pending::FromDevice(
-                    device.gather_to_host(&moved, positions, arena, stream)?,
-                    data_type,
-                    dictionary,
-                ));
-            }
+        if let (Some(moved), SideRows::Arranged(_, positions)) = (self.moved(column), &self.rows) {
+            let gathered = device.gather_to_host(&moved, positions, arena, stream)?;
+            return Ok(Pending::FromDevice(gathered, data_type, dictionary));
         }
+        let original = arranged.original(column, self.emitter.shop)?;
         let numbers = self.row_numbers()?;
-        let original = arranged.original(column).expect("a column that was not carried stays as it was copied in");
-        Ok(Pending::FromDevice(device.gather_to_host(original, &numbers, arena, stream)?, data_type, dictionary))
+        Ok(Pending::FromDevice(device.gather_to_host(&original, &numbers, arena, stream)?, data_type, dictionary))
     }
 
     fn row_numbers(&mut self) -> Result<Positions> {

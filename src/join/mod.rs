@@ -13,12 +13,14 @@
 //! ```
 //!
 //! Which columns are carried is said for each ([`TaskSide::carried`]): all or none in a strategy that was asked for by name.
+//! Where only the number of rows is wanted, a wave ends with its matches (`count.rs`).
 //! Where few probe rows will match, their keys pass over a filter of the build keys before anything of them is moved.
 //!
 //! What is to be run comes as a [`Task`]; who chose it, and why, is not asked here. This room knows of tables, devices,
 //! columns and memory, and nothing of plans, jobs, queues or the wire.
 
 mod arrange;
+mod count;
 mod emit;
 mod inputs;
 mod kind;
@@ -36,6 +38,7 @@ mod verify;
 
 use arrow::array::RecordBatch;
 
+pub(crate) use emit::STRETCH_ROWS_MIN;
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord};
 pub(crate) use probe::CHUNKS_PER_STREAM;

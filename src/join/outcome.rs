@@ -10,7 +10,7 @@ use super::matching::{BuildSide, SharedBuild, waves};
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;
-use crate::device::{Device, DeviceBuffer, Matches, Unmatched, Which};
+use crate::device::{Device, DeviceBuffer, Matches, Positions, Unmatched, Which};
 
 /// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row
 /// numbers of both, and as much again while they are made.
@@ -67,6 +67,8 @@ impl Outcome {
         let Some(which) = self.build_rows_kept else { return Ok(()) };
         let positions = monitor.phase("match", 0, || device.select_flags(flags, build.len(), which, stream))?;
         let rows = positions.len();
+        // A list of all of them says no more than that.
+        let positions = if rows == build.len() { Positions::Range(0..rows) } else { positions };
         emitter.emit(&SideRows::Arranged(build, positions), &SideRows::Missing, rows, &mut |emitted| {
             done(emitted as f64 / rows as f64);
         })
@@ -113,6 +115,19 @@ impl Outcome {
         outcome.and(settled)
     }
 
+    /// What becomes of probe rows without a match.
+    fn unmatched(&self) -> Unmatched {
+        if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip }
+    }
+
+    /// How many probe rows of the wave a semi or anti join of the probe side keeps.
+    fn only_which_rows(&self, matches: &Matches) -> usize {
+        match self.only_which {
+            Which::Matched => matches.matched_rows,
+            Which::Unmatched => matches.rows.len() - matches.matched_rows,
+        }
+    }
+
     /// Emits what one wave of matches gives, and tells `done` which share of it has left.
     fn emit_wave(
         &self,
@@ -130,16 +145,25 @@ impl Outcome {
         }
         match self.only {
             Some(Role::Build) => Ok(()),
+            Some(Role::Probe) if emitter.task.counts_rows => {
+                emitter.count(self.only_which_rows(matches), &mut |_| done(1.0))
+            }
+            None if emitter.task.counts_rows => {
+                emitter.count(matches.pair_count(self.unmatched()) as usize, &mut |_| done(1.0))
+            }
             Some(Role::Probe) => {
                 let select = || device.select_matches(matches, self.only_which, stream);
-                let positions = monitor.phase("match", match_bytes, select)?;
+                let positions = match self.only_which_rows(matches) == matches.rows.len() {
+                    true => Positions::Range(matches.rows.clone()),
+                    false => monitor.phase("match", match_bytes, select)?,
+                };
                 let rows = positions.len();
                 emitter.emit(&SideRows::Missing, &SideRows::Arranged(probe, positions), rows, &mut |emitted| {
                     done(emitted as f64 / rows as f64);
                 })
             }
             None => {
-                let unmatched = if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip };
+                let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
                 let at_once = expanded_pairs(device, emitter.sizes.gather_rows);
                 for start in (0..pairs_total).step_by(at_once) {

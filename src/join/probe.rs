@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::arrange::{Workshop, arrange};
+use super::arrange::{CopyIn, Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::SharedBuild;
@@ -47,6 +47,8 @@ pub(super) struct Probing<'a> {
     pub(super) built: SharedBuild,
     /// The first row of the next chunk.
     pub(super) next_row: Mutex<u64>,
+    /// Whether the last chunk needed columns beyond its keys on the device: so the next one will, most likely.
+    pub(super) columns_needed: AtomicBool,
     pub(super) progress: Mutex<ProbeProgress<'a>>,
 }
 
@@ -134,8 +136,13 @@ impl Probing<'_> {
         };
         let rows = self.probe.rows(range);
         let unkeyed = self.outcome.keeps_probe_without_key();
-        let arranged =
-            arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, self.filter.as_ref())?;
+        // Copies overlap with other chunks' work only where there are several streams.
+        let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
+            true => CopyIn::Ahead,
+            false => CopyIn::WhenNeeded,
+        };
+        let filter = self.filter.as_ref();
+        let arranged = arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in)?;
         self.arranged(chunk_rows);
         if let Some(unkeyed) = &arranged.unkeyed {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());
@@ -147,6 +154,7 @@ impl Probing<'_> {
             self.emitted(rows);
             emitted += rows;
         })?;
+        self.columns_needed.store(arranged.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);
         Ok(())

@@ -13,9 +13,12 @@
 //! with one stream most often all of the probe side. A wave is what keeps
 //! the intermediate results of matching small: in cache on a host device.
 
+use std::sync::atomic::AtomicBool;
+
 use parking_lot::Mutex;
 
-use super::arrange::{Workshop, arrange};
+use super::arrange::{CopyIn, Workshop, arrange};
+use super::count::RowCount;
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
@@ -43,7 +46,12 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     let build = SideInput::new(task, Role::Build);
     let probe = SideInput::new(task, Role::Probe);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    run_with_layout(task, layout, &build, &probe, device, arena, sink, monitor)
+    if !task.counts_rows {
+        return run_with_layout(task, layout, &build, &probe, device, arena, sink, monitor);
+    }
+    let counted = RowCount::default();
+    run_with_layout(task, layout, &build, &probe, device, arena, &counted, monitor)?;
+    sink.push(counted.into_batch(task.schema.clone())?)
 }
 
 /// As [`run`], with a layout of the caller's: tests make its hashes collide.
@@ -71,7 +79,7 @@ fn run_with_layout(
         loop {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
-            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None)?;
+            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, CopyIn::Ahead)?;
             progress.reach(Stretch::ArrangeBuild, 1.0);
             let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || task.expected.build_keys_repeat;
             let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
@@ -111,6 +119,7 @@ fn run_with_layout(
         filter,
         built: SharedBuild::new(built),
         next_row: Mutex::new(0),
+        columns_needed: AtomicBool::new(false),
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&shop)?;

@@ -26,8 +26,10 @@ pub struct Task {
     pub keys: Vec<JoinKey>,
     /// What is known of each pair of key columns, so that both sides make the same keys.
     pub key_facts: Vec<KeyFacts>,
-    /// The columns of the result.
+    /// The columns of the result; none when rows are counted.
     pub output: Vec<OutputColumn>,
+    /// Whether the result is the number of rows, in one row with one column of 64 bits, and not the rows.
+    pub counts_rows: bool,
     /// The schema of the result.
     pub schema: SchemaRef,
     /// How both sides are arranged.
@@ -38,6 +40,9 @@ pub struct Task {
     /// Whether probe rows pass over a filter of the build keys before they are arranged. A kind of join that keeps probe rows
     /// without a match goes without, and so does a device that has none.
     pub filter: bool,
+    /// Whether the result may share memory with the tables. One that becomes a table itself should not: its memory would
+    /// be held with all that lies beside it, long after the table that it came from is gone.
+    pub shares_tables: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
     /// Rows that a chunk has at the least where several streams of a device work on chunks. `None`: so many that launching work costs

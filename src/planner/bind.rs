@@ -22,7 +22,7 @@ pub struct BoundJoin {
     pub right: Arc<Table>,
     /// The columns that must be equal.
     pub keys: Vec<JoinKey>,
-    /// The columns of the result.
+    /// The columns of the result; none when its rows are counted.
     pub output: Vec<OutputColumn>,
     /// The schema of the result.
     pub schema: SchemaRef,
@@ -35,6 +35,11 @@ impl BoundJoin {
             Side::Left => &self.left,
             Side::Right => &self.right,
         }
+    }
+
+    /// Whether the result may share memory with the tables: not if it becomes a table, which may outlive them.
+    pub fn shares_tables(&self) -> bool {
+        self.spec.into.is_none()
     }
 
     /// The columns that the result takes from a side when the tables are built on `build_side`, each once, ascending.
@@ -51,6 +56,10 @@ pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
     let left = catalog.table(&spec.left).context(|| "the left side of the join")?;
     let right = catalog.table(&spec.right).context(|| "the right side of the join")?;
     let keys = bind_keys(&spec, &left, &right)?;
+    if spec.count {
+        let schema = Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]));
+        return Ok(BoundJoin { spec, left, right, keys, output: Vec::new(), schema });
+    }
     let output = match spec.columns.is_empty() {
         true => default_output(spec.how, &left, &right, &keys),
         false => spec

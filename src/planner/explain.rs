@@ -187,7 +187,7 @@ impl Explanation {
             reason: alternative.reason.clone(),
         });
         let result = ExplainedResult {
-            predicted_rows: plan.estimates.rows.round() as u64,
+            predicted_rows: if join.spec.count { 1 } else { plan.estimates.rows.round() as u64 },
             predicted_bytes: plan.result_bytes,
             rows: measured.map(|measured| measured.rows),
         };
@@ -276,10 +276,13 @@ fn tree(plan: &Plan) -> Vec<String> {
         },
         Strategy::SortMerge | Strategy::SortMergeGfur => "merge sorted rows".into(),
     };
-    let mut lines = vec![
-        format!("gather {} {how_gathered}", human::counted(plan.join.output.len() as u64, "column")),
-        format!("└─ {matching}: {}", plan.join.spec.how),
-    ];
+    let made = match plan.join.spec.count {
+        true => {
+            format!("count the rows, which are expected to be {}", human::count(plan.estimates.rows.round() as u64))
+        }
+        false => format!("gather {} {how_gathered}", human::counted(plan.join.output.len() as u64, "column")),
+    };
+    let mut lines = vec![made, format!("└─ {matching}: {}", plan.join.spec.how)];
     for (branch, role, side, sorted) in [
         ("├─", "build", plan.build_side, plan.build_sorted),
         ("└─", "probe", plan.build_side.other(), plan.probe_sorted),

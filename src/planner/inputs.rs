@@ -54,6 +54,8 @@ pub(super) struct Input {
     pub(super) host_columns: usize,
     /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
     pub(super) one_piece: bool,
+    /// Rows of a batch of the table, on average.
+    pub(super) batch_rows: f64,
 }
 
 /// A column that a device moves.
@@ -155,6 +157,7 @@ impl Input {
             columns,
             host_columns,
             one_piece: table.batches.len() <= 1,
+            batch_rows: table.rows as f64 / table.batches.len().max(1) as f64,
         }
     }
 

@@ -17,6 +17,8 @@ pub struct JoinSpec {
     /// Columns of the result: `column`, `left.column` or `right.column`. Empty: the keys once, the rest of left, the
     /// rest of right.
     pub columns: Vec<String>,
+    /// The result is the number of rows that it would have, in one row with one column, `count`. Then no columns can be named.
+    pub count: bool,
     /// `None`: the planner chooses.
     pub strategy: Option<Strategy>,
     /// Whether null keys match null keys, where a pair does not say.
@@ -45,6 +47,7 @@ impl JoinSpec {
             on,
             how: JoinKind::Inner,
             columns: Vec::new(),
+            count: false,
             strategy: None,
             nulls_equal: false,
             devices: DeviceRequest::Any,

@@ -21,6 +21,7 @@ impl Plan {
             keys: join.keys.clone(),
             key_facts: join.key_facts(self.build_side)?,
             output: join.output.clone(),
+            counts_rows: join.spec.count,
             schema: join.schema.clone(),
             arrangement: match self.strategy {
                 Strategy::Hash => Arrangement::Original,
@@ -31,6 +32,7 @@ impl Plan {
             },
             dense_range: self.dense_range(),
             filter: self.filtered_rows.is_some(),
+            shares_tables: join.shares_tables(),
             batch_rows: join.spec.batch_rows,
             chunk_rows_min: None,
             expected: Expected {

@@ -157,6 +157,12 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
     if into_mode == proto::join::IntoMode::Replace && join.into.is_empty() {
         return Err(Error::Invalid("\"into_mode\" is replace, and \"into\" names no table to replace".into()));
     }
+    if join.count && !join.columns.is_empty() {
+        return Err(Error::Invalid(
+            "\"count\" asks for the number of rows, and \"columns\" for values of them; leave one of the two out"
+                .into(),
+        ));
+    }
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
     Ok(JoinSpec {
         left: join.left,
@@ -164,6 +170,7 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         on: join.on.into_iter().map(pair).collect(),
         how: join_kind(how),
         columns: join.columns,
+        count: join.count,
         strategy,
         nulls_equal: join.nulls_equal.or(defaults.nulls_equal).unwrap_or(false),
         devices: devices(join.devices.and_then(|value| value.kind))?,

@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::Int64Type;
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
@@ -175,10 +176,19 @@ fn check_all_on(bench: &Bench, case: &Case, nulls_equal: impl Into<NullsEqual>, 
             spec.batch_rows = [None, Some(1), Some(100)][rng.random_range(0..3)].filter(|_| expected.len() < 5000);
             let composed = Composed::random(rng);
             let label = format!("{how} by {strategy}, {composed:?}, {nulls_equal:?}, on {bench}, {case}{story}");
-            let actual = bench
-                .join_as(spec, composed.chunk_rows_min, |plan| composed.change(plan))
-                .unwrap_or_else(|error| panic!("{label}: {error}"));
-            naive::assert_same_rows(&actual, &expected, &label);
+            let run = |spec| {
+                bench
+                    .join_as(spec, composed.chunk_rows_min, |plan| composed.change(plan))
+                    .unwrap_or_else(|error| panic!("{label}: {error}"))
+            };
+            naive::assert_same_rows(&run(spec.clone()), &expected, &label);
+            let counted = run(JoinSpec { count: true, ..spec });
+            let count = counted[0].column(0).as_primitive::<Int64Type>();
+            assert_eq!(
+                (counted.len(), count.values()[..].to_vec()),
+                (1, vec![expected.len() as i64]),
+                "{label}, counted"
+            );
         }
     }
 }

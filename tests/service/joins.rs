@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, ListArray, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, ListArray, RecordBatch};
 use arrow::compute::concat_batches;
-use arrow::datatypes::Int32Type;
+use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
 use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo};
@@ -214,6 +214,29 @@ async fn many_small_batches_go_together() {
         r#"{"join": {"left": "small", "right": "small", "on": [{"left": "k", "right": "k"}], "batch_rows": 100}}"#;
     let batches = get(&mut client, command(few)).await.unwrap();
     assert!(batches.iter().all(|batch| batch.num_rows() <= 100) && rows(&batches) == 20_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_is_one_row_and_its_plan_says_so() {
+    let server = TestServer::start(&[]).await;
+    let mut client = server.client().await;
+    put(&mut client, "few", keyed(100, 100)).await.unwrap();
+    put(&mut client, "many", keyed(5000, 1000)).await.unwrap();
+    let join = |how: &str, more: &str| {
+        let on = r#"[{"left": "k", "right": "k"}]"#;
+        format!(r#"{{"join": {{"left": "few", "right": "many", "on": {on}, "how": "{how}", "count": true{more}}}}}"#)
+    };
+    for (how, expected) in [("inner", 100), ("right", 5000), ("left_anti", 0), ("right_anti", 4900)] {
+        let batches = get(&mut client, command(&join(how, ""))).await.unwrap();
+        assert_eq!(batches.len(), 1, "{how}");
+        let schema = batches[0].schema();
+        let field = (schema.field(0).name().as_str(), schema.field(0).data_type(), schema.field(0).is_nullable());
+        assert_eq!((schema.fields().len(), field), (1, ("count", &DataType::Int64, false)), "{how}");
+        assert_eq!(batches[0].column(0).as_primitive::<Int64Type>().values()[..], [expected], "{how}");
+    }
+    let refused = get(&mut client, command(&join("inner", r#", "columns": ["k"]"#))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("leave one of the two out"), "{}", refused.message());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,6 +12,7 @@ use super::memory::Chunks;
 use super::{Filter, Model};
 use crate::columns::{Role, fixed_width};
 use crate::device::host::FilterBytes;
+use crate::join::STRETCH_ROWS_MIN;
 
 /// A phase as it is predicted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -140,7 +141,8 @@ impl Model<'_> {
         if self.inputs.hashed {
             steps.push(self.compare(chunks));
         }
-        if self.join.spec.how.only_side().is_none() {
+        // A count is known once rows are matched.
+        if self.join.spec.how.only_side().is_none() && !self.join.spec.count {
             let pairs = self.estimates.pairs;
             // The rate is that of distinct build keys, whose matches are the pairs. Where they repeat, runs are walked, about as a
             // merge walks rows: two steps for a pair.
@@ -192,9 +194,10 @@ impl Model<'_> {
 
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
-        let columns = input.columns.iter().filter(|column| !column.raw_key);
-        let mut bytes = columns.map(|column| column.bytes * self.copied_rows(role, column.index, chunks)).sum();
-        let copied = input.columns.iter().filter(|column| !column.raw_key).count() as f64;
+        let is_shared = role == Role::Probe && self.is_probe_shared();
+        let columns = || input.columns.iter().filter(|column| !column.raw_key && !is_shared);
+        let mut bytes = columns().map(|column| column.bytes * self.copied_rows(role, column.index, chunks)).sum();
+        let copied = columns().count() as f64;
         let mut calls = self.copy_calls(input, copied);
         let copy_in = self.copy_seconds(input, bytes);
         let mut work = 0.0;
@@ -347,6 +350,7 @@ impl Model<'_> {
     fn gather(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
+        let mut gathered = 0;
         for output in &self.join.output {
             let (giver, index) = match output.source {
                 OutputSource::Column { side, index } => (side, index),
@@ -358,6 +362,10 @@ impl Model<'_> {
                 }
             };
             let input = if giver == build.side { build } else { probe };
+            if giver == probe.side && self.is_probe_shared() {
+                continue;
+            }
+            gathered += 1;
             let rows = self.rows_with(input);
             let Some(column) = input.columns.iter().find(|column| column.index == index) else {
                 // Read and written once, at random places unless rows come in order.
@@ -378,9 +386,32 @@ impl Model<'_> {
         let at_once = (out_bytes / self.target.gather_bytes as f64).max(self.waves(chunks));
         Step {
             copy_out: out_bytes / self.rates.copy_out,
-            ..Step::new("gather", Role::Probe, bytes, seconds)
-                .calling(at_once * (self.join.output.len() + lookups + 1) as f64)
+            ..Step::new("gather", Role::Probe, bytes, seconds).calling(at_once * (gathered + lookups + 1) as f64)
         }
+    }
+
+    /// Whether the result is expected to share the columns of the probe side with its table, because every row of it is in the
+    /// result once, and stays where it lies (`join/emit.rs`).
+    pub(super) fn is_probe_shared(&self) -> bool {
+        /// The share of rows with a match that is taken for all of them: sketches err by about so much.
+        const ALL: f64 = 0.97;
+        let (build, probe) = (&self.inputs.build, &self.inputs.probe);
+        let how = self.join.spec.how;
+        let is_once = match how.only_side() {
+            Some(side) => side == probe.side && self.estimates.rows >= ALL * probe.rows,
+            None => !build.repeats && (how.keeps_unmatched(probe.side) || probe.matched >= ALL * probe.rows),
+        };
+        let stays = match self.strategy {
+            Strategy::Hash => true,
+            Strategy::RadixHash | Strategy::RadixHashGfur => false,
+            Strategy::SortMerge | Strategy::SortMergeGfur => probe.sorted,
+        };
+        is_once
+            && stays
+            && self.filter.is_none()
+            && probe.keyed >= probe.rows
+            && (probe.one_piece || probe.batch_rows >= STRETCH_ROWS_MIN as f64)
+            && self.join.shares_tables()
     }
 
     /// Seconds that the rows of the result cost on top for being read from anywhere in a column of that side. Rows that meet the

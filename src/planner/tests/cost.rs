@@ -90,7 +90,9 @@ fn predictions_are_finite_and_grow_with_the_tables() {
 
 #[test]
 fn copies_that_run_beside_primitives_hide_them_the_better_the_more_chunks_are_under_way() {
-    let join = bound(&sparse(1 << 24, 2), &sparse(1 << 24, 2), JoinKind::Inner);
+    let mut join = bound(&sparse(1 << 24, 2), &sparse(1 << 24, 2), JoinKind::Inner);
+    // A table has memory of its own: else the result would share the columns of the probe side.
+    join.spec.into = Some("kept".into());
     let planned = |streams| {
         let mut target = Target { streams, ..two_pass(a100()) };
         target.rates.copy_in = 1e9;
@@ -155,6 +157,41 @@ fn what_a_device_has_kept_is_not_copied_again() {
     // Another table with the same rows is another table.
     let other = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     assert_eq!(seconds(1e9, &whole(&other.left)), none);
+}
+
+#[test]
+fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
+    let bytes =
+        |plan: &Plan, name: &str| plan.phases.iter().find(|phase| phase.name == name).map_or(0, |phase| phase.bytes);
+    let (small, large) = (sparse(1 << 10, 1), sparse(1 << 16, 1));
+    let plan_of = |how, strategy| plan_on(bound(&small, &large, how), Some(strategy), &two_pass(a100())).unwrap();
+    let left_payload = 4 << 10;
+    // Each row of the right table is in the result once, matched or not.
+    let shared = plan_of(JoinKind::Right, Strategy::Hash);
+    assert_eq!(bytes(&shared, "copy in"), left_payload);
+    // Of the left table, which has a row in one of 64.
+    assert!((1..=8 << 10).contains(&bytes(&shared, "gather")), "{}", bytes(&shared, "gather"));
+    let moved = plan_of(JoinKind::Right, Strategy::RadixHash);
+    assert_eq!(bytes(&moved, "copy in"), left_payload + (4 << 16), "partitions are another order");
+    let into = |join: &BoundJoin| {
+        let mut join = join.clone();
+        join.spec.into = Some("kept".into());
+        plan_on(join, Some(Strategy::Hash), &two_pass(a100())).unwrap()
+    };
+    assert_eq!(bytes(&into(&shared.join), "copy in"), left_payload + (4 << 16), "a table has memory of its own");
+}
+
+#[test]
+fn a_count_is_made_of_keys_alone() {
+    let mut join = bound(&sparse(1 << 10, 1), &sparse(1 << 16, 1), JoinKind::Inner);
+    let names = |join: &BoundJoin| -> Vec<&'static str> {
+        let plan = plan_on(join.clone(), Some(Strategy::Hash), &two_pass(a100())).unwrap();
+        plan.phases.iter().map(|phase| phase.name).collect()
+    };
+    assert_eq!(names(&join), ["pack keys", "copy in", "build table", "match", "expand", "gather"]);
+    (join.spec.count, join.output) = (true, Vec::new());
+    let counted = names(&join);
+    assert!(!["copy in", "expand", "gather"].iter().any(|name| counted.contains(name)), "{counted:?}");
 }
 
 #[test]

@@ -1,0 +1,32 @@
+//! Joins of which only the number of rows is wanted: everything runs up to the matches, which say how many rows there would be.
+//! No pair is made of them, and no column beyond the keys is read.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow::array::{Int64Array, RecordBatch};
+use arrow::datatypes::SchemaRef;
+
+use super::BatchSink;
+use crate::{Error, Result};
+
+/// Takes batches without columns, and adds up their rows.
+#[derive(Debug, Default)]
+pub(super) struct RowCount(AtomicU64);
+
+impl BatchSink for RowCount {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.0.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl RowCount {
+    /// The result: one row, with the number.
+    pub(super) fn into_batch(self, schema: SchemaRef) -> Result<RecordBatch> {
+        let rows = i64::try_from(self.0.into_inner())
+            .map_err(|_| Error::Unsupported("the join has more rows than 64 bits with a sign can count".into()))?;
+        RecordBatch::try_new(schema, vec![Arc::new(Int64Array::from(vec![rows]))])
+            .map_err(|error| Error::Internal(format!("telling how many rows a join has: {error}")))
+    }
+}

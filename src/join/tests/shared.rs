@@ -1,0 +1,156 @@
+//! Results that share columns with the tables they come from.
+
+use std::ops::Range;
+
+use arrow::array::AsArray;
+use arrow::datatypes::Int32Type;
+
+use super::*;
+use crate::catalog::Table;
+
+/// Whether a column of a batch lies in a batch of the table.
+fn lies_in(table: &Table, column: &ArrayRef) -> bool {
+    let bytes = |array: &ArrayRef| {
+        let data = array.to_data();
+        // The first buffer has a value, an offset or a view per row.
+        let width = data.buffers()[0].len() / (data.len() + data.offset()).max(1);
+        let start = data.buffers()[0].as_ptr() as usize + data.offset() * width;
+        start..start + data.len() * width
+    };
+    let found = bytes(column);
+    let holds = |array: &ArrayRef| bytes(array).start <= found.start && found.end <= bytes(array).end;
+    table.batches.iter().flat_map(|batch| batch.columns()).any(holds)
+}
+
+/// The batch of rows `rows` of a table of keys, their squares, and a text.
+fn rows_of(rows: Range<i32>, payload: &str) -> RecordBatch {
+    let text: ArrayRef = Arc::new(StringArray::from_iter_values(rows.clone().map(|row| format!("text of {row}"))));
+    batch(vec![("k", numbers(rows.clone())), (payload, numbers(rows.map(|row| row.wrapping_mul(row)))), ("text", text)])
+}
+
+/// Runs a join; the batches of the result and, by name of the result's columns, whether all batches share it.
+fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, bool)>) {
+    let batches = Mutex::new(Vec::new());
+    let sink = Each(|batch| {
+        batches.lock().push(batch);
+        Ok(())
+    });
+    bench.run(plan, &sink, &Monitor::default()).unwrap();
+    let batches = batches.into_inner();
+    let tables = [bench.catalog.table("l").unwrap(), bench.catalog.table("r").unwrap()];
+    let is_shared = |index: usize| {
+        let lies = |batch: &RecordBatch| tables.iter().any(|table| lies_in(table, batch.column(index)));
+        batches.iter().all(lies)
+    };
+    let fields = plan.task().unwrap().schema;
+    let shared = fields.fields().iter().enumerate().map(|(index, field)| (field.name().clone(), is_shared(index)));
+    let shared = shared.collect();
+    (batches, shared)
+}
+
+fn names(shared: &[(String, bool)]) -> Vec<&str> {
+    shared.iter().filter(|(_, shared)| *shared).map(|(name, _)| name.as_str()).collect()
+}
+
+#[test]
+fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
+    // The batches of the right table end at places of their own, one of them empty.
+    let bounds = [0, 9_000, 9_000, 30_000, 40_001];
+    let right: Vec<_> = bounds.windows(2).map(|bounds| rows_of(bounds[0]..bounds[1], "square")).collect();
+    let bench = Bench::of_batches(64 << 20, &[rows_of(0..50_000, "left_square")], &right);
+    for (how, strategy, expected) in [
+        (JoinKind::Inner, Strategy::Hash, vec!["k", "square", "text_right"]),
+        (JoinKind::Right, Strategy::Hash, vec!["k", "square", "text_right"]),
+        // Sorted already, so nothing moves.
+        (JoinKind::Inner, Strategy::SortMerge, vec!["k", "square", "text_right"]),
+        (JoinKind::RightSemi, Strategy::Hash, vec!["k", "square", "text"]),
+        (JoinKind::RightSemi, Strategy::SortMergeGfur, vec!["k", "square", "text"]),
+        // Partitions are another order.
+        (JoinKind::Inner, Strategy::RadixHash, vec![]),
+        // Ten thousand rows of the left have no match.
+        (JoinKind::Full, Strategy::Hash, vec![]),
+        (JoinKind::Left, Strategy::Hash, vec![]),
+    ] {
+        let (batches, shared) = joined(&bench, &bench.plan(spec(how, strategy), Side::Left));
+        assert_eq!(names(&shared), expected, "{how} by {strategy}");
+        let mut keys = Vec::new();
+        for batch in &batches {
+            let column = |name: &str| batch.column_by_name(name);
+            let of_batch = column("k").unwrap().as_primitive::<Int32Type>().values();
+            let squares = ["square", "left_square"].into_iter().filter_map(column);
+            for squares in squares.map(|column| column.as_primitive::<Int32Type>()) {
+                let right =
+                    |(row, &key): (usize, &i32)| squares.is_null(row) || squares.value(row) == key.wrapping_mul(key);
+                assert!(of_batch.iter().enumerate().all(right), "{how} by {strategy}");
+            }
+            for text in ["text", "text_right"].into_iter().filter_map(column).map(|column| column.as_string::<i32>()) {
+                let right =
+                    |(row, key): (usize, &i32)| text.is_null(row) || text.value(row) == format!("text of {key}");
+                assert!(of_batch.iter().enumerate().all(right), "{how} by {strategy}");
+            }
+            keys.extend_from_slice(of_batch);
+        }
+        keys.sort_unstable();
+        let rows = if matches!(how, JoinKind::Full | JoinKind::Left) { 50_000 } else { 40_001 };
+        assert!(keys.into_iter().eq(0..rows), "{how} by {strategy}");
+    }
+}
+
+#[test]
+fn a_side_that_is_kept_whole_at_the_end_is_shared() {
+    let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(0..5000, "other"));
+    for (how, expected) in [(JoinKind::LeftSemi, vec!["k", "square", "text"]), (JoinKind::LeftAnti, vec![])] {
+        let (batches, shared) = joined(&bench, &bench.plan(spec(how, Strategy::Hash), Side::Left));
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        assert_eq!(rows, if how == JoinKind::LeftSemi { 1000 } else { 0 });
+        if rows > 0 {
+            assert_eq!(names(&shared), expected, "{how}");
+        }
+    }
+}
+
+#[test]
+fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments() {
+    let left = rows_of(0..20_000, "square");
+    let cases = [
+        ("a row without a match", vec![rows_of(0..20_001, "other")]),
+        ("fragments", (0..2000).map(|start| rows_of(10 * start..10 * start + 10, "other")).collect()),
+    ];
+    for (label, right) in cases {
+        let bench = Bench::of_batches(64 << 20, std::slice::from_ref(&left), &right);
+        let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
+        assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 20_000, "{label}");
+        assert!(names(&shared).is_empty(), "{label}: {shared:?}");
+    }
+    let twice = batch(vec![("k", numbers((0..2000).map(|row| row / 2))), ("v", numbers(0..2000))]);
+    let bench = Bench::new(64 << 20, twice, rows_of(0..1000, "other"));
+    let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
+    assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 2000);
+    assert!(names(&shared).is_empty(), "{shared:?}");
+}
+
+#[test]
+fn a_result_that_becomes_a_table_has_memory_of_its_own() {
+    let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
+    let spec = JoinSpec { into: Some("joined".into()), ..spec(JoinKind::Inner, Strategy::Hash) };
+    let (batches, shared) = joined(&bench, &bench.plan(spec, Side::Left));
+    assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 20_000);
+    assert!(names(&shared).is_empty(), "{shared:?}");
+}
+
+#[test]
+fn columns_that_are_shared_do_not_cross_the_link() {
+    let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
+    let memory = Budget::new("memory of device host:0", "--device-memory", 64 << 20);
+    let linked = HostDevice::new(0, 2, memory, Some(link)).unwrap();
+    let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(0..1000, "other"));
+    for (how, expected) in [(JoinKind::Inner, 4000), (JoinKind::RightSemi, 0)] {
+        let plan = bench.plan(spec(how, Strategy::Hash), Side::Left);
+        let monitor = Monitor::default();
+        run(&plan.task().unwrap(), &linked, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
+        let copied: u64 =
+            monitor.phases().iter().filter(|phase| phase.name == "copy in").map(|phase| phase.bytes).sum();
+        // Beside the keys, which are copied to be packed, only the left table's numbers, for the inner join.
+        assert_eq!(copied, expected, "{how}");
+    }
+}
