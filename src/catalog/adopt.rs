@@ -138,7 +138,12 @@ struct SharedMemory {
 impl Meter {
     /// Bytes of the parts of buffers that the batch's rows refer to and that no batch before it did.
     pub(super) fn referenced_bytes(&mut self, batch: &RecordBatch) -> u64 {
-        batch.columns().iter().map(|column| self.outline_bytes(&Outline::of(&column.to_data()))).sum()
+        batch.columns().iter().map(|column| self.referenced_bytes_of(column)).sum()
+    }
+
+    /// The same of a column.
+    pub(super) fn referenced_bytes_of(&mut self, column: &ArrayRef) -> u64 {
+        self.outline_bytes(&Outline::of(&column.to_data()))
     }
 
     /// Lets go of memory that only this meter holds any more. For whoever lets batches go before the last one is counted; what

@@ -6,6 +6,9 @@
 //!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader
 //! ```
 //!
+//! Batches may share memory with the tables that they were made of. Such columns are no bytes of the result's; but they keep the
+//! tables' memory where it is, so whoever is charged for a table is charged until the result lets go of it.
+//!
 //! A result that is kept can be read again and in parallel, and is bounded: what does not fit is an error. A result that
 //! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. A writer
 //! that is faster than its readers writes on while memory has room, since it holds a device. When there is none left it
@@ -17,8 +20,8 @@ mod parts;
 mod reading;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::RecordBatch;
@@ -95,6 +98,8 @@ pub struct SpoolOptions {
     pub arena: Option<Arena>,
     /// What its bytes are charged to.
     pub charge: Option<Charge>,
+    /// The tables that it is made of, with which its batches may share memory.
+    pub tables: Vec<Weak<Table>>,
     /// Looked at while the writer waits for a reader.
     pub interrupt: Option<Interrupt>,
 }
@@ -109,6 +114,7 @@ impl Default for SpoolOptions {
             give_way: None,
             arena: None,
             charge: None,
+            tables: Vec::new(),
             interrupt: None,
         }
     }
@@ -127,6 +133,7 @@ struct Inner {
     stall: Duration,
     wait_max: Duration,
     give_way: Option<GiveWay>,
+    tables: Vec<Weak<Table>>,
     /// Of the arena that it is kept in.
     budget: Option<Budget>,
     interrupt: Option<Interrupt>,
@@ -140,7 +147,7 @@ struct Inner {
 /// What the result holds.
 #[derive(Default)]
 struct Held {
-    /// By index less `taken`. `None`: taken out of turn.
+    /// By index less `taken`, each with the bytes of its own. `None`: taken out of turn.
     batches: VecDeque<Option<(RecordBatch, u64)>>,
     /// Batches that were taken and are no longer in `batches`.
     taken: usize,
@@ -153,6 +160,8 @@ struct Held {
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
+    /// What tables cost whose memory is shared.
+    shared_charges: Vec<Arc<Charge>>,
     /// Since when readers have taken nothing.
     last_taken: Option<Instant>,
     /// How long the writer has waited for readers.
@@ -170,6 +179,7 @@ impl Held {
         self.taken += batches.len();
         self.bytes = 0;
         self.charge = None;
+        self.shared_charges.clear();
         self.adopter = None;
         self.meter = Meter::default();
         batches
@@ -184,13 +194,25 @@ impl ResultSpool {
 
     /// An empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, interrupt } = options;
+        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
         let room = Condvar::new();
-        let inner =
-            Inner { schema, retain, bytes_max, stall, wait_max, give_way, budget, interrupt, held, room, progress };
+        let inner = Inner {
+            schema,
+            retain,
+            bytes_max,
+            stall,
+            wait_max,
+            give_way,
+            tables,
+            budget,
+            interrupt,
+            held,
+            room,
+            progress,
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -215,6 +237,14 @@ impl ResultSpool {
     /// [`Error::Exhausted`] when there is no room for it, and when readers make none for too long;
     /// [`Error::Cancelled`] when the result was released; whatever the interrupt says.
     pub fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.push_sharing(batch, &[])
+    }
+
+    /// As [`ResultSpool::push`], of a batch whose columns marked in `shared` lie in [`SpoolOptions::tables`].
+    ///
+    /// # Errors
+    /// As [`ResultSpool::push`].
+    pub fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
         }
@@ -226,7 +256,12 @@ impl ResultSpool {
         if self.is_consumed_by_reading() {
             held.meter.forget_unused();
         }
-        let bytes = held.meter.referenced_bytes(&batch);
+        let (mut all_bytes, mut bytes) = (0, 0);
+        for (index, column) in batch.columns().iter().enumerate() {
+            let of_column = held.meter.referenced_bytes_of(column);
+            all_bytes += of_column;
+            bytes += if shared.get(index) == Some(&true) { 0 } else { of_column };
+        }
         if self.is_consumed_by_reading() {
             self.wait_for_room(&mut held, bytes)?;
         } else if held.bytes + bytes > self.inner.bytes_max {
@@ -237,12 +272,17 @@ impl ResultSpool {
         if let (Some(charge), false) = (&mut held.charge, self.is_consumed_by_reading()) {
             charge.try_grow(bytes).context(|| "keeping the result of the join")?;
         }
+        if shared.contains(&true) && held.shared_charges.is_empty() {
+            // The join that pushes has the tables.
+            let tables = self.inner.tables.iter().filter_map(Weak::upgrade);
+            held.shared_charges = tables.flat_map(|table| table.charges.clone()).collect();
+        }
         held.bytes += bytes;
-        held.pushed_bytes += bytes;
+        held.pushed_bytes += all_bytes;
         held.rows += batch.num_rows() as u64;
         held.batches.push_back(Some((batch, bytes)));
         let count = held.taken + held.batches.len();
-        held.parts.push(count, bytes);
+        held.parts.push(count, all_bytes);
         self.inner.progress.send_modify(|progress| progress.0 = count);
         Ok(())
     }
@@ -286,12 +326,12 @@ impl ResultSpool {
         self.inner.held.lock().rows
     }
 
-    /// Bytes that were pushed.
+    /// Bytes that were pushed, with those that are shared with tables.
     pub fn pushed_bytes(&self) -> u64 {
         self.inner.held.lock().pushed_bytes
     }
 
-    /// Bytes that the result holds now.
+    /// Bytes that the result holds now, beside those that it shares with tables.
     pub fn held_bytes(&self) -> u64 {
         self.inner.held.lock().bytes
     }

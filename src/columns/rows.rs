@@ -238,6 +238,20 @@ pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Opt
     Some(Movable { width: fixed_width(key_type)?, dictionary: Some(dictionary) })
 }
 
+/// Whether some rows of a column are a part of its buffers: not of views of lists, unions and runs, whose rows lie anywhere, so that
+/// each of many slices would be as large as the whole.
+pub fn lies_by_row(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::ListView(_) | DataType::LargeListView(_) | DataType::Union(..) | DataType::RunEndEncoded(..) => false,
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => lies_by_row(field.data_type()),
+        DataType::Struct(fields) => fields.iter().all(|field| lies_by_row(field.data_type())),
+        _ => true,
+    }
+}
+
 /// The width of a type's values when they are of fixed width in whole bytes, so that a device can move them; `None` for
 /// the others, which are gathered on the host by row number.
 pub fn fixed_width(data_type: &DataType) -> Option<Width> {
@@ -336,6 +350,19 @@ mod tests {
         assert_eq!(fixed_width(&DataType::FixedSizeBinary(5)), None);
         assert_eq!(fixed_width(&DataType::Boolean), None);
         assert_eq!(fixed_width(&DataType::Utf8), None);
+    }
+
+    #[test]
+    fn rows_of_views_unions_and_runs_lie_anywhere() {
+        let field = |data_type| Arc::new(Field::new("item", data_type, true));
+        let view = DataType::ListView(field(DataType::Int64));
+        for data_type in [view.clone(), DataType::Struct(vec![field(view.clone())].into()), DataType::List(field(view))]
+        {
+            assert!(!lies_by_row(&data_type), "{data_type}");
+        }
+        for data_type in [DataType::Utf8View, DataType::Boolean, DataType::List(field(DataType::Utf8))] {
+            assert!(lies_by_row(&data_type), "{data_type}");
+        }
     }
 
     #[test]

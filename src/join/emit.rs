@@ -18,15 +18,12 @@ use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{
-    KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, with_wanted_keys,
+    KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
+    with_wanted_keys,
 };
 use crate::device::{Column, Event, HostColumn, Positions};
 use crate::memory::{Arena, Reservation};
 use crate::{Error, Result};
-
-/// Rows of a stretch of a table, on average and at the least, that a result shares: more and smaller batches would cost more on
-/// their way than gathering their rows.
-pub(crate) const STRETCH_ROWS_MIN: usize = 8 << 10;
 
 /// The rows of one side that a batch is made of.
 pub(super) enum SideRows<'a> {
@@ -64,7 +61,7 @@ pub(super) struct Emitter<'a> {
 
 /// How many rows are treated together on their way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BatchSizes {
+pub(crate) struct BatchSizes {
     /// Rows per batch, at most.
     pub(super) batch_rows: usize,
     /// Rows that are gathered at once: as many batches as make about one message, and at least one.
@@ -89,12 +86,21 @@ struct Source {
     otherwise: Option<(Role, usize)>,
 }
 
+impl Source {
+    /// Whether it is a column of that side alone for which that holds.
+    fn is_of(&self, role: Role, holds: impl FnOnce(usize) -> bool) -> bool {
+        self.otherwise.is_none() && self.first.0 == role && holds(self.first.1)
+    }
+}
+
 /// Rows on their way.
 struct InFlight {
     range: Range<usize>,
     /// The lengths of the stretches that they are made of, one batch after the other.
     stretches: Vec<usize>,
     columns: Vec<Pending>,
+    /// Which columns lie in a table.
+    shared: Vec<bool>,
     /// When they are complete.
     complete: Event,
 }
@@ -155,7 +161,7 @@ impl Emitter<'_> {
 
     /// Pushes rows that are on their way, when they are there.
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
-        let InFlight { range, stretches, columns, complete } = in_flight;
+        let InFlight { range, stretches, columns, shared, complete } = in_flight;
         // Until the batches are in the sink's hands.
         let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
         // An array for each stretch, or one for all.
@@ -180,7 +186,7 @@ impl Emitter<'_> {
             for from in (0..rows).step_by(self.sizes.batch_rows) {
                 self.shop.monitor.cancel().check()?;
                 let length = self.sizes.batch_rows.min(rows - from);
-                self.sink.push(batch.slice(from, length))?;
+                self.sink.push_sharing(batch.slice(from, length), &shared)?;
                 emitted(range.start + start + from + length);
             }
             start += rows;
@@ -202,27 +208,23 @@ impl Emitter<'_> {
                 probe: Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows),
             })
         })?;
+        let fields = self.task.schema.fields();
+        let sources: Vec<Source> = self.task.output.iter().map(|output| self.source(output.source, &sides)).collect();
         // Only one of them can be cut where its batches end.
-        if !sides.probe.find_stretches(self.sizes) {
-            sides.build.find_stretches(self.sizes);
-        }
-        let found = sides.probe.stretches.as_ref().or(sides.build.stretches.as_ref());
-        let stretches = match found {
+        let shared_side = [Role::Probe, Role::Build].into_iter().find(|&role| {
+            let side = sides.of(role);
+            sources.iter().zip(fields).any(|(source, field)| source.is_of(role, |column| side.may_share(column, field)))
+                && sides.of_mut(role).find_stretches(self.sizes)
+        });
+        let stretches = match shared_side.and_then(|role| sides.of(role).stretches.as_ref()) {
             Some(stretches) => stretches.iter().map(|stretch| stretch.rows.len()).collect(),
             None => vec![rows],
         };
-        let planned: Vec<(Source, bool)> = self
-            .task
-            .output
-            .iter()
-            .zip(self.task.schema.fields())
-            .map(|(output, field)| {
-                let source = self.source(output.source, &sides);
-                let (role, column) = source.first;
-                let is_shared = source.otherwise.is_none() && sides.of(role).shares(column, field);
-                (source, is_shared)
-            })
-            .collect();
+        let is_shared = |source: &Source, field: &FieldRef| {
+            shared_side.is_some_and(|role| source.is_of(role, |column| sides.of(role).may_share(column, field)))
+        };
+        let shared: Vec<bool> = sources.iter().zip(fields).map(|(source, field)| is_shared(source, field)).collect();
+        let planned: Vec<(Source, bool)> = sources.into_iter().zip(shared.iter().copied()).collect();
         for (source, _) in planned.iter().filter(|(_, is_shared)| !is_shared) {
             for (role, column) in [Some(source.first), source.otherwise].into_iter().flatten() {
                 sides.of(role).copy_in(column)?;
@@ -248,7 +250,7 @@ impl Emitter<'_> {
                 });
             }
             let complete = self.shop.device.record_event(self.shop.stream)?;
-            Ok(InFlight { range: range.clone(), stretches, columns, complete })
+            Ok(InFlight { range: range.clone(), stretches, columns, shared, complete })
         })
     }
 
@@ -374,29 +376,29 @@ impl<'a> Gatherer<'a> {
         Self { emitter, input, rows, count, row_numbers: None, row_numbers_on_host: None, stretches: None }
     }
 
-    /// Finds where the rows lie, if they may be shared. The batches of the table must not be so small that those of the result
-    /// would be fragments.
+    /// Finds where the rows lie, if they lie as they are wanted. The batches of the table must not be so small that those of the
+    /// result would be fragments.
     fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
         let (SideRows::Arranged(arranged, Positions::Range(range))
         | SideRows::Numbered(arranged, Positions::Range(range))) = &self.rows
         else {
             return false;
         };
-        if !self.emitter.task.shares_tables || !arranged.lies_in_order() {
+        if !arranged.lies_in_order() {
             return false;
         }
         let stretches = arranged.rows.stretches(range.clone());
-        let stretch_rows_min = STRETCH_ROWS_MIN.min(sizes.batch_rows.div_ceil(2));
-        if stretches.len() > 1 && range.len() < stretches.len() * stretch_rows_min {
+        if stretches.len() > 1 && range.len() < stretches.len() * sizes.stretch_rows_min() {
             return false;
         }
         self.stretches = Some(stretches);
         true
     }
 
-    /// Whether the result shares a column with the table.
-    fn shares(&self, column: usize, field: &FieldRef) -> bool {
-        self.stretches.is_some() && self.input.table.schema.field(column).data_type() == field.data_type()
+    /// Whether the result may share a column with the table, should the rows lie there as they are wanted.
+    fn may_share(&self, column: usize, field: &FieldRef) -> bool {
+        let data_type = self.input.table.schema.field(column).data_type();
+        self.input.shares && data_type == field.data_type() && lies_by_row(data_type)
     }
 
     fn share(&self, column: usize) -> Pending {
@@ -502,12 +504,18 @@ impl<'a> Gatherer<'a> {
 impl BatchSizes {
     /// Batches of about one wire message, or of as many rows as the client asked for, for rows of that many bytes on average;
     /// and as many of them at once as make up `gather_bytes`.
-    pub(super) fn new(asked_for: Option<usize>, row_bytes: f64, gather_bytes: usize) -> Self {
+    pub(crate) fn new(asked_for: Option<usize>, row_bytes: f64, gather_bytes: usize) -> Self {
         /// Bytes of a message that is large enough for its overhead not to count.
         const MESSAGE_BYTES: usize = 4 << 20;
         const ROWS_MAX: usize = 1 << 20;
         let rows_of = |bytes: usize| ((bytes as f64 / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
         let batch_rows = asked_for.unwrap_or(rows_of(MESSAGE_BYTES)).clamp(1, ROWS_MAX);
         Self { batch_rows, gather_rows: batch_rows * (rows_of(gather_bytes) / batch_rows).max(1) }
+    }
+
+    /// Rows of a stretch of a table, on average and at the least, that a result shares. Batches of less than a quarter of what
+    /// makes a message would be put together on their way to the client, which costs as much as gathering them.
+    pub(crate) fn stretch_rows_min(&self) -> usize {
+        self.batch_rows.div_ceil(4)
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct SideInput {
     pub(super) key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub(super) output_columns: Vec<usize>,
+    /// Whether the result may share them with the table.
+    pub(super) shares: bool,
     /// Those of them that are to move with the keys.
     pub(super) carried: BTreeSet<usize>,
     /// How devices move the columns of the result; without an entry, a column is gathered on the host.
@@ -41,6 +43,7 @@ impl SideInput {
             table,
             key_columns: of_task.key_columns.clone(),
             output_columns: of_task.output_columns.clone(),
+            shares: of_task.shares,
             carried: of_task.carried.clone(),
             movable,
         }

@@ -38,7 +38,7 @@ mod verify;
 
 use arrow::array::RecordBatch;
 
-pub(crate) use emit::STRETCH_ROWS_MIN;
+pub(crate) use emit::BatchSizes;
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord};
 pub(crate) use probe::CHUNKS_PER_STREAM;
@@ -57,4 +57,13 @@ pub trait BatchSink: Sync {
     /// # Errors
     /// Whatever makes it pointless to go on.
     fn push(&self, batch: RecordBatch) -> Result<()>;
+
+    /// As [`push`](Self::push), of a batch whose columns marked in `shared` lie in the tables that were joined, and take no memory
+    /// as long as these are there.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn push_sharing(&self, batch: RecordBatch, _shared: &[bool]) -> Result<()> {
+        self.push(batch)
+    }
 }

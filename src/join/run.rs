@@ -202,8 +202,15 @@ mod tests {
 
     /// Joins tables of long string keys whose hashes keep only the bits of `mask`; the number of rows found.
     fn join_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128) -> usize {
+        let made = rows_with_collisions(catalog, how, strategy, mask, false);
+        assert_eq!(rows_with_collisions(catalog, how, strategy, mask, true), made, "{how} by {strategy}, counted");
+        made
+    }
+
+    fn rows_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128, count: bool) -> usize {
         let spec = JoinSpec {
             how,
+            count,
             strategy: Some(strategy),
             ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
         };

@@ -40,9 +40,6 @@ pub struct Task {
     /// Whether probe rows pass over a filter of the build keys before they are arranged. A kind of join that keeps probe rows
     /// without a match goes without, and so does a device that has none.
     pub filter: bool,
-    /// Whether the result may share memory with the tables. One that becomes a table itself should not: its memory would
-    /// be held with all that lies beside it, long after the table that it came from is gone.
-    pub shares_tables: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
     /// Rows that a chunk has at the least where several streams of a device work on chunks. `None`: so many that launching work costs
@@ -74,6 +71,8 @@ pub struct TaskSide {
     pub key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub output_columns: Vec<usize>,
+    /// Whether the result may share them with the table where all rows of a stretch are in it as they lie.
+    pub shares: bool,
     /// Those of them that move with the keys when rows are arranged (gather from transformed relation, GFTR). The others
     /// are gathered by row number (GFUR), and so is a column that cannot move, should it be among these.
     pub carried: BTreeSet<usize>,

@@ -6,6 +6,7 @@ use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use super::JoinSpec;
+use super::plan::mean_value_bytes;
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};
 use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
@@ -37,9 +38,14 @@ impl BoundJoin {
         }
     }
 
-    /// Whether the result may share memory with the tables: not if it becomes a table, which may outlive them.
-    pub fn shares_tables(&self) -> bool {
-        self.spec.into.is_none()
+    /// Whether the result may share those columns of a side with its table. All of the table's memory stays as long as any of it
+    /// is shared: so not if the result becomes a table, which may outlive it for long, nor if the columns are a small part of it.
+    pub fn may_share(&self, side: Side, columns: &[usize]) -> bool {
+        /// The least part of a table's bytes, one in this many, that is worth keeping all of it.
+        const PART: f64 = 4.0;
+        let table = self.table(side);
+        let bytes: f64 = columns.iter().map(|&column| mean_value_bytes(table, column)).sum();
+        self.spec.into.is_none() && PART * bytes * table.rows as f64 >= table.bytes as f64
     }
 
     /// The columns that the result takes from a side when the tables are built on `build_side`, each once, ascending.

@@ -1,11 +1,13 @@
 //! What the cost model needs to know of each side: rows, widths and orders.
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
+use super::plan::result_row_bytes;
 use super::{BoundJoin, JoinKey, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Value};
 use crate::columns::{KeyFacts, KeyLayout, Role, fixed_width, key_class, movable};
 use crate::device::{KeyWidth, Width};
+use crate::join::BatchSizes;
 
 /// Both sides, with the roles that were given to them.
 #[derive(Clone, Debug)]
@@ -56,6 +58,8 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
     /// Rows of a batch of the table, on average.
     pub(super) batch_rows: f64,
+    /// Rows that such a batch has at the least for the result to share it.
+    pub(super) stretch_rows_min: f64,
 }
 
 /// A column that a device moves.
@@ -158,6 +162,8 @@ impl Input {
             host_columns,
             one_piece: table.batches.len() <= 1,
             batch_rows: table.rows as f64 / table.batches.len().max(1) as f64,
+            stretch_rows_min: BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min()
+                as f64,
         }
     }
 

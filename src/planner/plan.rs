@@ -6,6 +6,7 @@ use super::carried::Carried;
 use super::cost::{Chunks, Costed, MemoryNeed, PredictedPhase};
 use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
+use crate::catalog::Table;
 use crate::columns::{Role, fixed_width};
 use crate::device::ROWS_MAX;
 use crate::human;
@@ -290,22 +291,23 @@ fn host_scratch_bytes(inputs: &Inputs, memory: &MemoryNeed, target: &Target) -> 
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 
-/// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.
-fn result_row_bytes(join: &BoundJoin) -> f64 {
-    let column_bytes = |side: Side, index: usize| {
-        let table = join.table(side);
-        let widths =
-            table.schema.fields().iter().map(|field| fixed_width(field.data_type()).map(|width| width.bytes()));
-        let fixed: usize = widths.clone().flatten().sum();
-        let variable_columns = widths.filter(Option::is_none).count();
-        match fixed_width(table.schema.field(index).data_type()) {
-            Some(width) => width.bytes() as f64,
-            None => {
-                let row_bytes = table.bytes as f64 / table.rows.max(1) as f64;
-                (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64
-            }
+/// Bytes of a value of a column: its width where that is fixed, and else the table's average.
+pub(super) fn mean_value_bytes(table: &Table, index: usize) -> f64 {
+    let widths = table.schema.fields().iter().map(|field| fixed_width(field.data_type()).map(|width| width.bytes()));
+    let fixed: usize = widths.clone().flatten().sum();
+    let variable_columns = widths.filter(Option::is_none).count();
+    match fixed_width(table.schema.field(index).data_type()) {
+        Some(width) => width.bytes() as f64,
+        None => {
+            let row_bytes = table.bytes as f64 / table.rows.max(1) as f64;
+            (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64
         }
-    };
+    }
+}
+
+/// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.
+pub(super) fn result_row_bytes(join: &BoundJoin) -> f64 {
+    let column_bytes = |side: Side, index: usize| mean_value_bytes(join.table(side), index);
     let output = join.output.iter().map(|column| match column.source {
         OutputSource::Column { side, index } => column_bytes(side, index),
         OutputSource::Key { index } => column_bytes(Side::Left, join.keys[index].left),

@@ -32,7 +32,6 @@ impl Plan {
             },
             dense_range: self.dense_range(),
             filter: self.filtered_rows.is_some(),
-            shares_tables: join.shares_tables(),
             batch_rows: join.spec.batch_rows,
             chunk_rows_min: None,
             expected: Expected {
@@ -49,6 +48,7 @@ impl Plan {
             side,
             table: self.join.table(side).clone(),
             key_columns: self.join.keys.iter().map(|key| key.column(side)).collect(),
+            shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),
             output_columns,
         }

@@ -89,6 +89,7 @@ impl Shared {
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone())),
             charge: Some(self.catalog.charge(&owner)),
+            tables: [&plan.join.left, &plan.join.right].map(Arc::downgrade).to_vec(),
             interrupt: Some(Arc::new(move || interrupt.check())),
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
             ..SpoolOptions::default()

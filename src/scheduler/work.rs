@@ -224,4 +224,8 @@ impl BatchSink for ResultSpool {
     fn push(&self, batch: RecordBatch) -> Result<()> {
         ResultSpool::push(self, batch)
     }
+
+    fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
+        ResultSpool::push_sharing(self, batch, shared)
+    }
 }

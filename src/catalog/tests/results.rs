@@ -84,6 +84,35 @@ async fn a_released_result_is_gone_for_readers_and_stops_its_writer() {
 }
 
 #[test]
+fn what_is_shared_costs_the_result_nothing_and_the_tables_owner_until_it_is_let_go() {
+    let catalog = limited(Some(1 << 20), None);
+    let mut upload = Upload::begin_for(&catalog, "grace", "t", schema(), UploadOptions::default()).unwrap();
+    upload.append(batch(0..1000)).unwrap();
+    let table = upload.commit().unwrap();
+    let options = SpoolOptions {
+        arena: Some(catalog.arena().clone()),
+        charge: Some(catalog.charge("ada")),
+        tables: vec![Arc::downgrade(&table)],
+        ..SpoolOptions::default()
+    };
+    let spool = ResultSpool::with_options(schema(), options);
+    let columns = vec![table.batches[0].column(0).clone(), batch(0..1000).column(1).clone()];
+    spool.push_sharing(RecordBatch::try_new(schema(), columns).unwrap(), &[true, false]).unwrap();
+    // Eight bytes a key, and no nulls.
+    assert_eq!((spool.pushed_bytes(), spool.held_bytes()), (bytes_of(1000), bytes_of(1000) - 8000));
+    assert_eq!(catalog.usage("ada").bytes, spool.held_bytes());
+
+    let table_bytes = table.bytes;
+    drop(table);
+    catalog.drop_table("t", &"grace".into()).unwrap();
+    assert_eq!(catalog.usage("grace").bytes, table_bytes, "the result keeps the memory where it is");
+    spool.finish(Ok(()));
+    spool.release();
+    assert_eq!((catalog.usage("grace").bytes, catalog.usage("ada").bytes), (0, 0));
+    assert_eq!(catalog.arena().budget().used_bytes(), 0);
+}
+
+#[test]
 fn a_kept_result_that_grows_too_large_says_what_to_do() {
     let spool =
         ResultSpool::with_options(schema(), SpoolOptions { bytes_max: bytes_of(100) * 2, ..SpoolOptions::default() });

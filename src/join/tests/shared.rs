@@ -28,8 +28,8 @@ fn rows_of(rows: Range<i32>, payload: &str) -> RecordBatch {
     batch(vec![("k", numbers(rows.clone())), (payload, numbers(rows.map(|row| row.wrapping_mul(row)))), ("text", text)])
 }
 
-/// Runs a join; the batches of the result and, by name of the result's columns, whether all batches share it.
-fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, bool)>) {
+/// Runs a join; the batches of the result and, by name of the result's columns, in how many rows they lie in a table.
+fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, usize)>) {
     let batches = Mutex::new(Vec::new());
     let sink = Each(|batch| {
         batches.lock().push(batch);
@@ -38,26 +38,28 @@ fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, bool)>)
     bench.run(plan, &sink, &Monitor::default()).unwrap();
     let batches = batches.into_inner();
     let tables = [bench.catalog.table("l").unwrap(), bench.catalog.table("r").unwrap()];
-    let is_shared = |index: usize| {
-        let lies = |batch: &RecordBatch| tables.iter().any(|table| lies_in(table, batch.column(index)));
-        batches.iter().all(lies)
+    let shared_rows = |index: usize| {
+        let lies = |batch: &&RecordBatch| tables.iter().any(|table| lies_in(table, batch.column(index)));
+        batches.iter().filter(lies).map(RecordBatch::num_rows).sum()
     };
     let fields = plan.task().unwrap().schema;
-    let shared = fields.fields().iter().enumerate().map(|(index, field)| (field.name().clone(), is_shared(index)));
+    let shared = fields.fields().iter().enumerate().map(|(index, field)| (field.name().clone(), shared_rows(index)));
     let shared = shared.collect();
     (batches, shared)
 }
 
-fn names(shared: &[(String, bool)]) -> Vec<&str> {
-    shared.iter().filter(|(_, shared)| *shared).map(|(name, _)| name.as_str()).collect()
+/// The columns that so many rows share with a table. No other rows share any.
+fn names(shared: &[(String, usize)], rows: usize) -> Vec<&str> {
+    assert!(shared.iter().all(|(_, shared)| [0, rows].contains(shared)), "{shared:?}, and not {rows} rows");
+    shared.iter().filter(|(_, shared)| *shared > 0).map(|(name, _)| name.as_str()).collect()
 }
 
 #[test]
 fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
     // The batches of the right table end at places of their own, one of them empty.
-    let bounds = [0, 9_000, 9_000, 30_000, 40_001];
+    let bounds = [0, 54_000, 54_000, 120_001];
     let right: Vec<_> = bounds.windows(2).map(|bounds| rows_of(bounds[0]..bounds[1], "square")).collect();
-    let bench = Bench::of_batches(64 << 20, &[rows_of(0..50_000, "left_square")], &right);
+    let bench = Bench::of_batches(64 << 20, &[rows_of(0..150_000, "left_square")], &right);
     for (how, strategy, expected) in [
         (JoinKind::Inner, Strategy::Hash, vec!["k", "square", "text_right"]),
         (JoinKind::Right, Strategy::Hash, vec!["k", "square", "text_right"]),
@@ -67,12 +69,12 @@ fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
         (JoinKind::RightSemi, Strategy::SortMergeGfur, vec!["k", "square", "text"]),
         // Partitions are another order.
         (JoinKind::Inner, Strategy::RadixHash, vec![]),
-        // Ten thousand rows of the left have no match.
-        (JoinKind::Full, Strategy::Hash, vec![]),
-        (JoinKind::Left, Strategy::Hash, vec![]),
+        // Rows of the left that have no match come at the end.
+        (JoinKind::Full, Strategy::Hash, vec!["k", "square", "text_right"]),
+        (JoinKind::Left, Strategy::Hash, vec!["k", "square", "text_right"]),
     ] {
         let (batches, shared) = joined(&bench, &bench.plan(spec(how, strategy), Side::Left));
-        assert_eq!(names(&shared), expected, "{how} by {strategy}");
+        assert_eq!(names(&shared, 120_001), expected, "{how} by {strategy}");
         let mut keys = Vec::new();
         for batch in &batches {
             let column = |name: &str| batch.column_by_name(name);
@@ -91,21 +93,35 @@ fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
             keys.extend_from_slice(of_batch);
         }
         keys.sort_unstable();
-        let rows = if matches!(how, JoinKind::Full | JoinKind::Left) { 50_000 } else { 40_001 };
+        let rows = if matches!(how, JoinKind::Full | JoinKind::Left) { 150_000 } else { 120_001 };
         assert!(keys.into_iter().eq(0..rows), "{how} by {strategy}");
     }
 }
 
 #[test]
 fn a_side_that_is_kept_whole_at_the_end_is_shared() {
-    let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(0..5000, "other"));
-    for (how, expected) in [(JoinKind::LeftSemi, vec!["k", "square", "text"]), (JoinKind::LeftAnti, vec![])] {
-        let (batches, shared) = joined(&bench, &bench.plan(spec(how, Strategy::Hash), Side::Left));
-        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        assert_eq!(rows, if how == JoinKind::LeftSemi { 1000 } else { 0 });
-        if rows > 0 {
-            assert_eq!(names(&shared), expected, "{how}");
-        }
+    for (how, right) in [(JoinKind::LeftSemi, 0..5000), (JoinKind::LeftAnti, 1000..5000)] {
+        let bench = Bench::new(64 << 20, rows_of(0..1000, "square"), rows_of(right, "other"));
+        let (_, shared) = joined(&bench, &bench.plan(spec(how, Strategy::Hash), Side::Left));
+        assert_eq!(names(&shared, 1000), ["k", "square", "text"], "{how}");
+    }
+}
+
+#[test]
+fn dictionaries_that_differ_from_batch_to_batch_are_shared_as_they_are() {
+    let coded = |rows: Range<i32>| {
+        let texts: Vec<String> = rows.clone().map(|row| format!("{}", row / 100)).collect();
+        let coded: DictionaryArray<Int32Type> = texts.iter().map(String::as_str).collect();
+        batch(vec![("k", numbers(rows)), ("coded", Arc::new(coded))])
+    };
+    let right = [coded(0..100_000), coded(100_000..200_000)];
+    let bench = Bench::of_batches(64 << 20, &[rows_of(0..200_000, "square")], &right);
+    let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
+    assert_eq!(names(&shared, 200_000), ["k", "coded"]);
+    for batch in batches {
+        let coded = arrow::compute::cast(batch.column_by_name("coded").unwrap(), &DataType::Utf8).unwrap();
+        let keys = batch.column(0).as_primitive::<Int32Type>().values();
+        assert!(keys.iter().zip(coded.as_string::<i32>()).all(|(key, text)| text == Some(&format!("{}", key / 100))));
     }
 }
 
@@ -120,13 +136,24 @@ fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments
         let bench = Bench::of_batches(64 << 20, std::slice::from_ref(&left), &right);
         let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
         assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 20_000, "{label}");
-        assert!(names(&shared).is_empty(), "{label}: {shared:?}");
+        assert!(names(&shared, 0).is_empty(), "{label}: {shared:?}");
     }
     let twice = batch(vec![("k", numbers((0..2000).map(|row| row / 2))), ("v", numbers(0..2000))]);
     let bench = Bench::new(64 << 20, twice, rows_of(0..1000, "other"));
     let (batches, shared) = joined(&bench, &bench.plan(spec(JoinKind::Inner, Strategy::Hash), Side::Left));
     assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 2000);
-    assert!(names(&shared).is_empty(), "{shared:?}");
+    assert!(names(&shared, 0).is_empty(), "{shared:?}");
+}
+
+#[test]
+fn a_small_part_of_a_table_is_not_worth_keeping_all_of_it() {
+    let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
+    for (columns, expected) in [(vec!["other"], vec![]), (vec!["other", "right.text"], vec!["other", "text"])] {
+        let columns = columns.into_iter().map(String::from).collect();
+        let spec = JoinSpec { columns, ..spec(JoinKind::Inner, Strategy::Hash) };
+        let (_, shared) = joined(&bench, &bench.plan(spec, Side::Left));
+        assert_eq!(names(&shared, 20_000), expected);
+    }
 }
 
 #[test]
@@ -135,7 +162,7 @@ fn a_result_that_becomes_a_table_has_memory_of_its_own() {
     let spec = JoinSpec { into: Some("joined".into()), ..spec(JoinKind::Inner, Strategy::Hash) };
     let (batches, shared) = joined(&bench, &bench.plan(spec, Side::Left));
     assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 20_000);
-    assert!(names(&shared).is_empty(), "{shared:?}");
+    assert!(names(&shared, 0).is_empty(), "{shared:?}");
 }
 
 #[test]

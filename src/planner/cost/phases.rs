@@ -12,7 +12,6 @@ use super::memory::Chunks;
 use super::{Filter, Model};
 use crate::columns::{Role, fixed_width};
 use crate::device::host::FilterBytes;
-use crate::join::STRETCH_ROWS_MIN;
 
 /// A phase as it is predicted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -393,8 +392,9 @@ impl Model<'_> {
     /// Whether the result is expected to share the columns of the probe side with its table, because every row of it is in the
     /// result once, and stays where it lies (`join/emit.rs`).
     pub(super) fn is_probe_shared(&self) -> bool {
-        /// The share of rows with a match that is taken for all of them: sketches err by about so much.
-        const ALL: f64 = 0.97;
+        /// The share of rows with a match that is taken for all of them. Where a sketch finds all values of one side in the other,
+        /// that is 1; a row in a thousand without a match would leave hardly a wave whole.
+        const ALL: f64 = 0.999;
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let how = self.join.spec.how;
         let is_once = match how.only_side() {
@@ -410,8 +410,8 @@ impl Model<'_> {
             && stays
             && self.filter.is_none()
             && probe.keyed >= probe.rows
-            && (probe.one_piece || probe.batch_rows >= STRETCH_ROWS_MIN as f64)
-            && self.join.shares_tables()
+            && (probe.one_piece || probe.batch_rows >= probe.stretch_rows_min)
+            && self.join.may_share(probe.side, &self.join.output_columns(probe.side, build.side))
     }
 
     /// Seconds that the rows of the result cost on top for being read from anywhere in a column of that side. Rows that meet the
