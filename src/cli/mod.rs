@@ -142,6 +142,7 @@ pub fn main() -> ExitCode {
             output::error(&error);
             match error {
                 Error::Invalid(_) if !asks_a_server => ExitCode::from(EXIT_USAGE),
+        Err(_) if output::reader_left() => ExitCode::SUCCESS,
                 _ => interrupt::exit_code().unwrap_or(ExitCode::FAILURE),
             }
         }

@@ -65,8 +65,49 @@ def test_every_form_of_data_is_uploaded(client: dovetail.Client, tmp_path: Path,
     assert back.num_rows == 4
     if streams == 1 or form not in ("batches", "generator"):
         assert back["k"].to_pylist() == TABLE["k"].to_pylist()
-        expected = ["a", None, "ß", "🦀"] if form != "csv path" else ["a", "", "ß", "🦀"]
-        assert back["s"].cast(pa.string()).to_pylist() == expected
+        assert back["s"].cast(pa.string()).to_pylist() == ["a", None, "ß", "🦀"]
+
+
+def test_files_with_the_same_columns_become_one_table(client: dovetail.Client, tmp_path: Path) -> None:
+    parts = [TABLE.slice(0, 1), TABLE.slice(1, 2), TABLE.slice(3)]
+    for index, part in enumerate(parts):
+        pa.parquet.write_table(part, tmp_path / f"part-{index}.parquet")
+    paths = [tmp_path / f"part-{index}.parquet" for index in (2, 0, 1)]
+    assert client.put("listed", paths) == 4
+    assert client.get("listed")["k"].to_pylist() == [None, 1, 2, 3], "in the order of the list"
+    assert client.put("matched", str(tmp_path / "part-*.parquet")) == 4
+    assert client.get("matched")["k"].to_pylist() == [1, 2, 3, None]
+    (tmp_path / "part.csv").write_text("k,s\n4,d\n")
+    assert client.put("mixed", [paths[1], tmp_path / "part.csv"]) == 2
+    (tmp_path / "other.csv").write_text("k,s\n4.5,d\n")
+    with pytest.raises(ValueError, match="other.csv does not have the columns of .*'k' int64 there, 'k' double here"):
+        client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"])
+    assert client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"], types={"k": "float64"}) == 2
+    with pytest.raises(FileNotFoundError, match=r"no file that matches .*none-\*"):
+        client.put("u", str(tmp_path / "none-*.parquet"))
+
+
+def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp_path: Path) -> None:
+    with pa.OSFile(str(tmp_path / "t.data"), "wb") as sink, pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    assert client.put("stream", tmp_path / "t.data") == 4
+    pa.parquet.write_table(TABLE, tmp_path / "t.csv")
+    assert client.put("parquet", tmp_path / "t.csv") == 4
+    (tmp_path / "t.doc").write_text("hello")
+    (tmp_path / "t.parquet").write_text("hello")
+    for name, words in {"t.doc": "the name does not say the format", "t.parquet": "it is not Parquet"}.items():
+        with pytest.raises(ValueError, match=f"^reading .*{name}: {words}"):
+            client.put("t", tmp_path / name)
+
+
+def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Client, tmp_path: Path) -> None:
+    pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
+    options = {"types": {"k": "int8"}, "delimiter": ";", "header": True, "infer_rows": 5, "null_values": "NA"}
+    for name, value in options.items():
+        with pytest.raises(ValueError, match=f"{name} says how CSV is read, and .*t.parquet is Parquet"):
+            client.put("t", tmp_path / "t.parquet", **{name: value})
+        with pytest.raises(ValueError, match=f"{name} says how CSV is read, and this is a Table"):
+            client.put("t", TABLE, **{name: value})
 
 
 def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dovetail.Client) -> None:

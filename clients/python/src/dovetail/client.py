@@ -14,6 +14,7 @@ from . import _arguments
 from ._command import OPTIONS, OnArgument, encode, join_command
 from ._connection import Connections, Pem
 from ._jobs import Jobs, JobStatus
+from ._csv import CsvOptions
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch, metadata, read
 from ._source import source
@@ -116,6 +117,11 @@ class Client:
         *,
         sorted_by: str | Sequence[str] = (),
         unique: str | Sequence[str | Sequence[str]] = (),
+        types: Mapping[str, str | pa.DataType] | None = None,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        infer_rows: int | None = None,
+        null_values: str | Sequence[str] | None = None,
         streams: int = 1,
         progress: ProgressArgument = None,
     ) -> int:
@@ -124,15 +130,25 @@ class Client:
         Args:
             name: The table's name.
             data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or anything
-                else with the Arrow stream interface; the path of a Parquet, Arrow (IPC) or CSV file or of a folder of
-                Parquet files; a sequence of record batches; a dictionary of columns.
+                else with the Arrow stream interface; a sequence of record batches; a dictionary of columns. Or the path
+                of a file (Parquet, Arrow IPC file or stream, CSV, CSV that gzip has compressed) or of a folder of
+                Parquet files; a pattern such as ``"parts/*.parquet"``, or a list of paths: files with the same columns,
+                whose rows become one table in this order.
             mode: ``"create"`` (the name must be free), ``"replace"``, ``"append"`` (the table must be there) or
                 ``"create_if_missing"`` (append, or create).
             sorted_by: Columns by which the rows are sorted, ascending, nulls first. The server checks it, and saves the
                 sorting in joins.
-            unique: Columns (or sets of columns) whose values are distinct; trusted for planning only.
+            unique: Columns (or sets of columns) whose values are distinct. Nobody checks: the planner predicts by it,
+                and where it does not hold, results are right all the same.
             streams: How many connections to send over at once. One tops out near 3 GB/s; with more, the order of the
                 rows is not kept.
+            types: Of CSV: types of columns, in place of those that are inferred, such as
+                ``{"id": "int64", "price": "decimal(9,2)"}``; names as ``dovetail put --types`` takes them, or
+                ``pyarrow`` types.
+            delimiter: Of CSV: the character between fields; by default a comma, and a tab in files named .tsv.
+            header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
+            infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
+            null_values: Of CSV: words that stand for null, beside the empty field.
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`UploadProgress`.
 
@@ -142,6 +158,7 @@ class Client:
         Raises:
             AlreadyExists: In mode ``"create"``, when there is a table of that name.
             NotFound: In mode ``"append"``, when there is none.
+            ValueError: When a file is not what it seems, with the line where that is known.
             InvalidRequest: For a type or option that the server does not accept.
             Exhausted: When the server has no room for it.
 
@@ -162,10 +179,11 @@ class Client:
             options["unique"] = sets
         if order and streams > 1:
             raise ValueError(
+        csv = CsvOptions.of_arguments(types, delimiter, header, infer_rows, null_values)
                 f"sorted_by needs streams=1, not {streams}: several streams do not keep the order of the rows"
             )
         report = reporter(progress, f"put {name}")
-        return upload(self._connections, name, source(data), options, streams, report).rows
+        return upload(self._connections, name, source(data, csv), options, streams, report).rows
 
     def get(self, name: str, progress: ProgressArgument = None) -> pa.Table:
         """A whole table, fetched over several connections; rows in the order in which they were uploaded.
