@@ -171,6 +171,38 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         TypeError,
         "columns is 'k' (str); it takes a list",
     ),
+    "no columns": (
+        lambda client: client.join("t", "t", on="k", columns=[]),
+        ValueError,
+        "columns is empty; name at least one",
+    ),
+    "no keys": (lambda client: client.join("t", "t"), TypeError, "a join takes on, or left_on together with right_on"),
+    "keys of one side": (
+        lambda client: client.explain("t", "t", left_on="k"),
+        TypeError,
+        "a join takes on, or left_on together with right_on",
+    ),
+    "keys twice": (
+        lambda client: client.join("t", "t", on="k", left_on="k", right_on="k"),
+        TypeError,
+        "a join takes on, or left_on together with right_on",
+    ),
+    "keys without a partner": (
+        lambda client: client.submit("t", "t", left_on=["k", "s"], right_on="k"),
+        ValueError,
+        "left_on names 2 columns, and right_on 1",
+    ),
+    "types": (lambda client: client.put("t", "t.csv", types="int8"), TypeError, "types is 'int8' (str); it takes a"),
+    "unknown type": (
+        lambda client: client.put("t", "t.csv", types={"k": "integerish"}),
+        ValueError,
+        "types says 'integerish' of column 'k', which is no type that CSV is read as",
+    ),
+    "delimiter": (
+        lambda client: client.put("t", "t.csv", delimiter="||"),
+        ValueError,
+        "delimiter is '||'; it takes a character of one byte",
+    ),
     "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
     "nulls_equal": (
         lambda client: client.join("t", "t", on="k", nulls_equal="no"),
@@ -271,6 +303,13 @@ def test_a_wrong_argument_is_named_with_what_it_was_and_what_it_takes(client: do
 def test_submit_and_explain_take_what_join_takes() -> None:
     takes = inspect.signature(join_command).parameters
     assert set(OPTIONS) == set(takes) - {"left", "right", "on"}
+
+
+def test_keys_may_be_given_for_each_side(client: dovetail.Client) -> None:
+    client.put("a", {"x": [1, 2, 3], "y": ["p", "q", "r"]})
+    client.put("b", {"u": [2, 3], "v": ["q", "s"]})
+    assert client.join("a", "b", left_on="x", right_on="u").num_rows == 2
+    assert client.submit("a", "b", left_on=["x", "y"], right_on=["u", "v"]).wait().rows == 1
 
 
 def test_arguments_may_be_of_numpy_and_in_any_sequence(client: dovetail.Client) -> None:
@@ -375,6 +414,7 @@ def test_a_result_is_a_table_a_stream_a_frame(client: dovetail.Client) -> None:
         assert result.schema.names == ["k", "a", "b"]
         assert result.wait().status().state == "complete"
         assert result.progress() == 1.0
+        assert result.num_rows == 2
         assert result.status().rows == 2
         assert result.table().sort_by("k").to_pydict() == expected
         assert result.reader().read_all().sort_by("k").to_pydict() == expected
@@ -399,6 +439,30 @@ def test_a_result_that_is_kept_is_a_table(client: dovetail.Client) -> None:
         client.join("b", "a", on="k", how="left_anti", into="c")
     client.join("c", "a", on="k", how="left_anti", into="c", into_mode="replace").wait()
     assert client.get("c").num_rows == 0
+
+
+def interrupt(status: dovetail.JobStatus) -> None:
+    """As Ctrl-C between two looks at a job."""
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_a_join_that_nobody_could_read_any_more(server: Server, client: dovetail.Client) -> None:
+    # 400 million rows, which the memory of the server does not hold: it runs until somebody reads them.
+    client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
+    for result in (client.join("a", "a", on="k", retain_seconds=0), client.submit("a", "a", "k", retain_seconds=0)):
+        with pytest.raises(KeyboardInterrupt):
+            result.wait(progress=interrupt)
+        server.wait_for(lambda: result.status().state == "cancelled", "the join to end")  # noqa: B023
+    # Of this one the caller never had a handle.
+    with pytest.raises(KeyboardInterrupt):
+        client.join("a", "a", on="k", retain_seconds=0, progress=interrupt)
+    server.wait_for(lambda: client.jobs()[-1].state == "cancelled", "the join to end")
+    # What is kept can still be read.
+    client.put("b", {"k": [1, 2, 3]})
+    kept = client.join("b", "b", on="k")
+    with pytest.raises(KeyboardInterrupt):
+        kept.wait(progress=interrupt)
+    assert kept.num_rows == 3
 
 
 def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
@@ -585,6 +649,12 @@ def test_nothing_there_is_unavailable() -> None:
         dovetail.connect("grpc://127.0.0.1:1")
     with pytest.raises(ValueError, match="grpc://"):
         dovetail.connect("ftp://somewhere")
+
+
+def test_the_port_of_metrics_is_told_apart(server: Server) -> None:
+    assert server.admin is not None
+    with pytest.raises(dovetail.Unavailable, match="no Flight server; the port of metrics"):
+        dovetail.connect(server.admin)
 
 
 def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: dovetail.Client) -> None:

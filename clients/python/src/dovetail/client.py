@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -11,16 +12,16 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from . import _arguments
-from ._command import OPTIONS, OnArgument, encode, join_command
+from ._command import OPTIONS, IntoMode, OnArgument, encode, join_command
 from ._connection import Connections, Pem
-from ._jobs import Jobs, JobStatus
 from ._csv import CsvOptions
+from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch, metadata, read
 from ._source import source
 from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
-from .errors import InternalError
+from .errors import Error, InternalError
 
 How = Literal["inner", "left", "right", "full", "left_semi", "left_anti", "right_semi", "right_anti"]
 """Which rows of a join survive."""
@@ -30,9 +31,6 @@ Strategy = Literal["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge"
 
 Mode = Literal["create", "replace", "append", "create_if_missing"]
 """What an upload does with a table of that name."""
-
-IntoMode = Literal["create", "replace"]
-"""What a join does with a table whose name its result is to have."""
 
 DEFAULT_URI = "grpc://127.0.0.1:8815"
 
@@ -117,13 +115,13 @@ class Client:
         *,
         sorted_by: str | Sequence[str] = (),
         unique: str | Sequence[str | Sequence[str]] = (),
+        streams: int = 1,
+        progress: ProgressArgument = None,
         types: Mapping[str, str | pa.DataType] | None = None,
         delimiter: str | None = None,
         header: bool | None = None,
         infer_rows: int | None = None,
         null_values: str | Sequence[str] | None = None,
-        streams: int = 1,
-        progress: ProgressArgument = None,
     ) -> int:
         """Uploads a table, which appears in whole when all of it is there, or not at all.
 
@@ -142,6 +140,8 @@ class Client:
                 and where it does not hold, results are right all the same.
             streams: How many connections to send over at once. One tops out near 3 GB/s; with more, the order of the
                 rows is not kept.
+            progress: ``True`` for a bar on standard error, or a function that is called with each
+                :class:`UploadProgress`.
             types: Of CSV: types of columns, in place of those that are inferred, such as
                 ``{"id": "int64", "price": "decimal(9,2)"}``; names as ``dovetail put --types`` takes them, or
                 ``pyarrow`` types.
@@ -149,8 +149,6 @@ class Client:
             header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
             infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
             null_values: Of CSV: words that stand for null, beside the empty field.
-            progress: ``True`` for a bar on standard error, or a function that is called with each
-                :class:`UploadProgress`.
 
         Returns:
             The number of rows that the server took.
@@ -158,9 +156,9 @@ class Client:
         Raises:
             AlreadyExists: In mode ``"create"``, when there is a table of that name.
             NotFound: In mode ``"append"``, when there is none.
-            ValueError: When a file is not what it seems, with the line where that is known.
             InvalidRequest: For a type or option that the server does not accept.
             Exhausted: When the server has no room for it.
+            ValueError: When a file is not what it seems, with the line where that is known.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"], "n": [1, 2]}, mode="replace", sorted_by="letter")
@@ -179,9 +177,9 @@ class Client:
             options["unique"] = sets
         if order and streams > 1:
             raise ValueError(
-        csv = CsvOptions.of_arguments(types, delimiter, header, infer_rows, null_values)
                 f"sorted_by needs streams=1, not {streams}: several streams do not keep the order of the rows"
             )
+        csv = CsvOptions.of_arguments(types, delimiter, header, infer_rows, null_values)
         report = reporter(progress, f"put {name}")
         return upload(self._connections, name, source(data, csv), options, streams, report).rows
 
@@ -250,11 +248,13 @@ class Client:
         self,
         left: str,
         right: str,
-        on: OnArgument,
+        on: OnArgument | None = None,
         how: How = "inner",
         columns: Sequence[str] | None = None,
         strategy: Strategy | str | None = None,
         *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
         nulls_equal: bool | None = None,
         into: str | None = None,
         into_mode: IntoMode | None = None,
@@ -274,6 +274,8 @@ class Client:
             right: Name of the right table.
             on: Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}``, or a list of
                 names, pairs, and :class:`On`, which says for one pair whether its nulls are equal.
+            left_on: In place of ``on``: a column of the left table, or several.
+            right_on: The columns of the right table that go with ``left_on``.
             how: Which rows survive: ``"inner"``, ``"left"``, ``"right"``, ``"full"``, ``"left_semi"``, ``"left_anti"``,
                 ``"right_semi"`` or ``"right_anti"``.
             columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
@@ -313,13 +315,21 @@ class Client:
             retain_seconds,
             batch_rows,
             into_mode,
+            left_on,
+            right_on,
         )
         result = self._submit(command).result()
         if progress:
-            result.wait(progress=progress)
+            try:
+                result.wait(progress=progress)
+            except BaseException:
+                # The caller has nothing to come back with.
+                with suppress(Error):
+                    result.cancel()
+                raise
         return result
 
-    def submit(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Job:
+    def submit(self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any) -> Job:
         """As :meth:`join`, for those who come back later: the job, to wait for, look at or cancel.
 
         Example:
@@ -341,7 +351,9 @@ class Client:
         takes = 'a mapping such as {"join": {"left": "a", "right": "b", "on": [{"left": "k", "right": "k"}]}}'
         return self._submit(_arguments.mapping("command", command, takes)).result()
 
-    def explain(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Explanation:
+    def explain(
+        self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any
+    ) -> Explanation:
         """How a join would run, and why, without running it. Takes what :meth:`join` takes.
 
         Of a join that would be refused because it does not fit, it tells that too: the detail ``refusal`` says what is
@@ -407,7 +419,9 @@ class Client:
         details = metadata(info)
         if "job" not in details:
             raise InternalError("the server answered a join without naming its job")
-        return Job(self._connections, int(details["job"]), info)
+        join = command.get("join")
+        is_read_once = isinstance(join, Mapping) and join.get("retain_seconds") == 0 and not join.get("into")
+        return Job(self._connections, int(details["job"]), info, is_read_once=is_read_once)
 
     def _answer(self, action: str, body: Any = None) -> Mapping[str, Any]:
         answers = self._connections.action(action, body)
