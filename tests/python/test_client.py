@@ -647,8 +647,9 @@ def test_a_closed_client_says_so(server: Server) -> None:
 def test_nothing_there_is_unavailable() -> None:
     with pytest.raises(dovetail.Unavailable):
         dovetail.connect("grpc://127.0.0.1:1")
-    with pytest.raises(ValueError, match="grpc://"):
-        dovetail.connect("ftp://somewhere")
+    for wrong in ("ftp://somewhere", "grpc://", "somewhere:port", "grpc://somewhere:99999"):
+        with pytest.raises(ValueError, match="is no address of a server; write one such as grpc://"):
+            dovetail.connect(wrong)
 
 
 def test_the_port_of_metrics_is_told_apart(server: Server) -> None:
