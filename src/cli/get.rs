@@ -9,7 +9,7 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::client::{BatchStream, Client, ConnectArgs, batch_bytes, table_descriptor};
-use super::files::{Format, Target};
+use super::files::{Format, STDOUT, Target};
 use super::interrupt::unless_interrupted;
 use super::progress::Progress;
 use super::{jobs, output, rows};
@@ -38,7 +38,8 @@ pub struct GetArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// File to write: .parquet, .arrow, .arrows (stream), .csv or .tsv
+    /// File to write: .parquet, .arrow, .arrows (stream), .csv, .tsv or .json (lines). "-" is standard output: an Arrow IPC
+    /// stream, or what --format says
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
 
@@ -61,6 +62,11 @@ pub enum Destination {
 }
 
 impl OutputArgs {
+    /// Whether rows go to standard output in a format of their own, so that nothing else may.
+    pub fn is_stdout(&self) -> bool {
+        self.output.as_deref() == Some(Path::new(STDOUT))
+    }
+
     /// Opens the file, if rows go into one. What is wrong with it is said before a job is started for it.
     ///
     /// # Errors
@@ -121,10 +127,13 @@ pub async fn receive(
     let taken = async {
         match to {
             Destination::File(target) => {
-                let path = target.path().to_owned();
+                let (path, is_stdout) = (target.path().to_owned(), target.is_stdout());
                 let received = to_file(batches, target, start, &progress).await?;
                 progress.finish();
-                report_file(what, received, &path, jobs::id_of(info).ok());
+                match is_stdout {
+                    true => remark_received(what, received),
+                    false => report_file(what, received, &path, jobs::id_of(info).ok())?,
+                }
                 Ok(received)
             }
             Destination::Terminal { limit } => print(batches, limit, start, &progress).await,
@@ -188,23 +197,32 @@ pub(super) async fn to_file(
     Ok(received)
 }
 
-fn report_file(what: &str, received: Received, path: &Path, job: Option<u64>) {
-    let Received { rows, bytes, seconds, .. } = received;
+fn report_file(what: &str, received: Received, path: &Path, job: Option<u64>) -> Result<()> {
     if output::is_json() {
+        let Received { rows, bytes, seconds, .. } = received;
         let path = path.display().to_string();
-        output::json(
-            &json!({ "source": what, "job": job, "rows": rows, "bytes": bytes, "seconds": seconds, "file": path }),
-        );
+        let said =
+            json!({ "source": what, "job": job, "rows": rows, "bytes": bytes, "seconds": seconds, "file": path });
+        output::write_line(said.to_string())
     } else {
-        output::line(format!(
-            "{what}: {}, {} in {} ({}/s) -> {}",
-            output::counted(rows, "row"),
-            human_bytes(bytes),
-            output::seconds(seconds),
-            human_bytes((bytes as f64 / seconds) as u64),
-            path.display()
-        ));
+        output::write_line(format!("{} -> {}", describe(what, received), path.display()))
     }
+}
+
+/// The rows are what standard output is for.
+fn remark_received(what: &str, received: Received) {
+    output::remark(describe(what, received));
+}
+
+fn describe(what: &str, received: Received) -> String {
+    let Received { rows, bytes, seconds, .. } = received;
+    format!(
+        "{what}: {}, {} in {} ({}/s)",
+        output::counted(rows, "row"),
+        human_bytes(bytes),
+        output::seconds(seconds),
+        human_bytes((bytes as f64 / seconds) as u64)
+    )
 }
 
 /// Prints the first rows. Machines get each as a JSON object, on a line.
@@ -234,7 +252,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
     received.seconds = start.elapsed().as_secs_f64();
     received.whole = !more;
     if !output::is_json() {
-        output::line(rows::render(&schema, &kept)?);
+        output::write_line(rows::render(&schema, &kept)?)?;
         if more {
             output::remark(format!(
                 "the first {}; --limit 0 prints all, -o FILE writes them to a file",

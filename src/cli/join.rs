@@ -247,28 +247,30 @@ async fn finish(
         // A result that is released while it is read, and was read in part, ends its job with it.
         if args.retain_seconds != Some(0) && args.to.output.is_none() {
             let done = jobs::wait(client, job, &what).await?;
-            report(&what, &done, start, args.into.as_deref());
+            report(&what, &done, start, args.into.as_deref())?;
         } else if !received.whole {
             output::remark("the rest of the result is released");
         }
     } else {
         let done = jobs::wait(client, job, &what).await?;
-        report(&what, &done, start, args.into.as_deref());
+        report(&what, &done, start, args.into.as_deref())?;
     }
     if args.explain {
         let plan = client.action("explain", &json!({ "job": job })).await?;
-        plan.iter().for_each(show_plan);
+        match args.to.is_stdout() {
+            true => {
+                plan.iter().filter_map(|plan| plan["text"].as_str()).for_each(|text| output::remark(text.trim_end()))
+            }
+            false => plan.iter().try_for_each(show_plan)?,
+        }
     }
     Ok(())
 }
 
-fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) {
+fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) -> Result<()> {
     if output::is_json() {
         // With a table kept on the server there are no rows in between; otherwise machines have the rows already.
-        if into.is_some() {
-            output::json(job);
-        }
-        return;
+        return if into.is_some() { output::write_line(job.to_string()) } else { Ok(()) };
     }
     let rows = job["rows"].as_u64().unwrap_or(0);
     let kept = into.map(|table| format!(" -> table {table}")).unwrap_or_default();
@@ -281,8 +283,11 @@ fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) {
         job["device"].as_str().map(|device| format!(" on {device}")).unwrap_or_default(),
     );
     match into {
-        Some(_) => output::line(text),
-        None => output::remark(text),
+        Some(_) => output::write_line(text),
+        None => {
+            output::remark(text);
+            Ok(())
+        }
     }
 }
 
@@ -293,16 +298,15 @@ fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) {
 pub async fn run_explain(args: ExplainArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
     let plan = client.action("explain", &json!({ "join": args.spec.to_json() })).await?;
-    plan.iter().for_each(show_plan);
-    Ok(())
+    plan.iter().try_for_each(show_plan)
 }
 
 /// A plan: in the server's own words where it has some, else each of its fields.
-fn show_plan(plan: &Value) {
+fn show_plan(plan: &Value) -> Result<()> {
     match plan["text"].as_str() {
-        _ if output::is_json() => output::json(plan),
-        Some(text) => output::line(text.trim_end()),
-        None => output::line(describe::value(plan)),
+        _ if output::is_json() => output::write_line(plan.to_string()),
+        Some(text) => output::write_line(text.trim_end()),
+        None => output::write_line(describe::value(plan)),
     }
 }
 

@@ -33,10 +33,12 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{Error, Result};
 
@@ -94,9 +96,11 @@ enum Command {
 
 /// Runs the command line and returns the process's exit status.
 pub fn main() -> ExitCode {
-    let matches = match command().try_get_matches() {
+    let words = connection_behind_command(std::env::args_os().collect());
+    let matches = match command().try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => {
+            let error = without_misleading_tips(error);
             // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with
             // status 0.
             output::set_json(error.use_stderr() && std::env::args_os().any(|word| word == "--json"));
@@ -138,6 +142,7 @@ pub fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        Err(_) if output::reader_left() => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
             match error {
@@ -146,6 +151,52 @@ pub fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// What finds and convinces a server belongs to the commands that ask one, and not to those that do not (`serve`, `bench`). Some
+/// write it in front of the command; it is read as if it stood behind.
+fn connection_behind_command(words: Vec<OsString>) -> Vec<OsString> {
+    let connection = client::ConnectArgs::augment_args(clap::Command::new("connection"));
+    let flags: Vec<String> =
+        connection.get_arguments().filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
+    let (mut before, mut moved, mut rest) = (Vec::new(), Vec::new(), words.into_iter());
+    before.extend(rest.next());
+    while let Some(word) = rest.next() {
+        let text = word.to_string_lossy().into_owned();
+        let (flag, value) = text.split_once('=').map_or((text.as_str(), None), |(flag, value)| (flag, Some(value)));
+        if flags.iter().any(|known| known == flag) {
+            moved.push(word);
+            if value.is_none() {
+                moved.extend(rest.next());
+            }
+            continue;
+        }
+        before.push(word);
+        if !text.starts_with('-') {
+            break;
+        }
+    }
+    before.into_iter().chain(moved).chain(rest).collect()
+}
+
+/// Takes away the tips that lead astray: an option that is only somewhat like what was written (`--help` for `--sep`), and how
+/// to give the name of a table or file that begins with hyphens.
+fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(written)) = error.get(ContextKind::InvalidArg) else { return error };
+    let written = written.clone();
+    if let Some(ContextValue::String(tip)) = error.get(ContextKind::SuggestedArg) {
+        let is_typo = 3 * strsim::osa_distance(&written, tip) <= written.trim_start_matches('-').len();
+        if !is_typo && !tip.starts_with(&written) {
+            error.remove(ContextKind::SuggestedArg);
+        }
+    }
+    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        tips.retain(|tip| !tip.to_string().starts_with("to pass "));
+        if !tips.is_empty() {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+        }
+    }
+    error
 }
 
 /// The whole command line, with `serve`'s switches able to say no.

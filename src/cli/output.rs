@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::human::{count, counted, seconds};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// Set once, from the command line, before anything is printed.
 static JSON: AtomicBool = AtomicBool::new(false);
@@ -21,17 +21,41 @@ pub fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
 
-/// A line on stdout. Ends the process quietly when nobody reads any more (`dovetail tables | head -1`), and with an error
-/// when it cannot be written for another reason: what was asked for would be lost.
-pub fn line(text: impl AsRef<str>) {
+/// Set when standard output has no reader any more.
+static READER_LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Whether whoever read standard output has left (`dovetail tables | head -1`). What fails for that is no failure: they had
+/// what they wanted.
+pub fn reader_left() -> bool {
+    READER_LEFT.load(Ordering::Relaxed)
+}
+
+/// Makes of a failure to write to standard output what it is, and remembers whether the reader has left.
+pub fn stdout_failure(failure: &std::io::Error) -> Error {
+    if failure.kind() == ErrorKind::BrokenPipe {
+        READER_LEFT.store(true, Ordering::Relaxed);
+    }
+    Error::Exhausted(format!("cannot write to standard output: {failure}"))
+}
+
+/// A line on stdout, for commands that have something to put away when it cannot be written.
+///
+/// # Errors
+/// [`Error::Exhausted`].
+pub fn write_line(text: impl AsRef<str>) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    match writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush()) {
-        Ok(()) => (),
-        Err(failure) if failure.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(failure) => {
-            error(&Error::Exhausted(format!("cannot write to standard output: {failure}")));
-            std::process::exit(1);
+    writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush()).map_err(|failure| stdout_failure(&failure))
+}
+
+/// A line on stdout. Ends the process quietly when nobody reads any more, and with an error when it cannot be written for
+/// another reason: what was asked for would be lost.
+pub fn line(text: impl AsRef<str>) {
+    if let Err(failure) = write_line(text) {
+        if reader_left() {
+            std::process::exit(0);
         }
+        error(&failure);
+        std::process::exit(1);
     }
 }
 

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use arrow::datatypes::{FieldRef, Schema};
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
@@ -18,8 +20,8 @@ use crate::{Error, Result, listed};
 /// Arguments of `dovetail put`.
 #[derive(Debug, clap::Args)]
 pub struct PutArgs {
-    /// Files to upload: Parquet, Arrow IPC, CSV, or CSV that gzip has compressed. Each becomes a table named like it, or with
-    /// --table all fill one. "-" is standard input: an Arrow IPC stream, Parquet, or CSV with --format csv
+    /// Files to upload: Parquet, Arrow IPC, CSV, or CSV that gzip has compressed. Each becomes a table named like it; with
+    /// --table all fill that one, in this order, and have the same columns. "-" is standard input: an Arrow IPC stream, Parquet, or CSV with --format csv
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -35,16 +37,17 @@ pub struct PutArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
 
-    /// Columns by which the rows are sorted, ascending; the server checks
+    /// Columns by which the rows are sorted, ascending, nulls first; the server checks
     #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
     sorted_by: Vec<String>,
 
-    /// Columns whose values are distinct together; may be given several times
+    /// Columns whose values are distinct together; may be given several times. Nobody checks: the planner predicts by it, and where
+    /// it does not hold, results are right all the same
     #[arg(long, value_name = "COLUMNS")]
     unique: Vec<String>,
 
     /// Format of the files, where their names and contents do not tell
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = readable())]
     format: Option<Format>,
 
     #[command(flatten)]
@@ -52,6 +55,13 @@ pub struct PutArgs {
 
     #[command(flatten)]
     connect: ConnectArgs,
+}
+
+/// The formats that are read.
+fn readable() -> impl TypedValueParser<Value = Format> {
+    let formats = Format::value_variants().iter().filter(|format| **format != Format::Json);
+    PossibleValuesParser::new(formats.filter_map(ValueEnum::to_possible_value))
+        .try_map(|word| Format::from_str(&word, false))
 }
 
 /// Uploads.
@@ -128,7 +138,7 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
         output::json(&said);
     } else {
         output::line(format!(
-            "{table}: {}, {} in {} ({}/s)",
+            "{table}: {}, {} sent in {} ({}/s)",
             output::counted(rows, "row"),
             human_bytes(bytes),
             output::seconds(seconds),
@@ -184,8 +194,10 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
             Some((a, b)) => format!("{:?} {} there, {:?} {} here", a.name(), a.data_type(), b.name(), b.data_type()),
             None => format!("{} there, {} here", output::counted(first.len() as u64, "column"), fields.len()),
         };
+        let is_inferred = source.is_inferred || sources[0].is_inferred;
+        let advice = if is_inferred { "; --types says which type a column of CSV has" } else { "" };
         return Err(Error::Invalid(format!(
-            "{} does not have the columns of {}: {what}",
+            "{} does not have the columns of {}: {what}{advice}",
             file.display(),
             files[0].display()
         )));

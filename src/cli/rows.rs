@@ -1,8 +1,10 @@
 //! Rows of a table for people to look at, or for machines one JSON object each.
 
+use std::io::Write;
+
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Schema};
-use arrow::json::LineDelimitedWriter;
+use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 
 use super::output::{self, Align};
@@ -56,17 +58,22 @@ fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<S
     Ok(text)
 }
 
-/// Prints each row as a JSON object on a line of its own.
+/// Writes each row as a JSON object on a line of its own, which has all columns. JSON has no number for NaN and the infinities:
+/// they are null, too.
+pub fn json_writer<W: Write>(to: W) -> LineDelimitedWriter<W> {
+    WriterBuilder::new().with_explicit_nulls(true).build(to)
+}
+
+/// Prints rows as [`json_writer`] writes them.
 ///
 /// # Errors
-/// Arrow's, for a type that has no JSON.
+/// Arrow's, for a type that has no JSON, and those of standard output.
 pub fn print_json(batch: &RecordBatch) -> Result<()> {
-    let mut lines = LineDelimitedWriter::new(Vec::new());
+    let mut lines = json_writer(Vec::new());
     lines.write(batch)?;
     lines.finish()?;
     let text = String::from_utf8_lossy(&lines.into_inner()).into_owned();
-    text.lines().for_each(output::line);
-    Ok(())
+    if text.is_empty() { Ok(()) } else { output::write_line(text.trim_end_matches('\n')) }
 }
 
 fn cells(batches: &[RecordBatch], at: usize) -> Result<Vec<String>> {
@@ -123,7 +130,7 @@ fn width() -> usize {
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{Int64Array, StringArray};
+    use arrow::array::{Float64Array, Int64Array, StringArray};
 
     use super::*;
 
@@ -133,6 +140,20 @@ mod tests {
         assert_eq!(wrap("one two", 7), "one two");
         assert_eq!(wrap("  one two three", 9), "  one two\n  three");
         assert_eq!(wrap("immeasurable", 5), "immeasurable");
+    }
+
+    #[test]
+    fn a_row_of_json_has_all_columns() {
+        let batch = RecordBatch::try_from_iter_with_nullable([
+            ("k", Arc::new(Int64Array::from(vec![Some(1), None])) as _, true),
+            ("x", Arc::new(Float64Array::from(vec![f64::NAN, 0.5])) as _, true),
+        ])
+        .unwrap();
+        let mut lines = json_writer(Vec::new());
+        lines.write(&batch).unwrap();
+        lines.finish().unwrap();
+        let text = String::from_utf8(lines.into_inner()).unwrap();
+        assert_eq!(text, "{\"k\":1,\"x\":null}\n{\"k\":null,\"x\":0.5}\n");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::memory::human_bytes;
 /// Arguments of `dovetail tables`.
 #[derive(Debug, clap::Args)]
 pub struct TablesArgs {
-    /// Show the columns of this table
+    /// Show the columns of this table, and how it is sorted
     table: Option<String>,
 
     #[command(flatten)]
@@ -67,13 +67,13 @@ pub async fn run_tables(args: TablesArgs) -> Result<()> {
 fn render_tables(tables: &[FlightInfo]) -> String {
     let row = |info: &FlightInfo| {
         let columns = info.clone().try_decode_schema().map(|schema| schema.fields().len()).unwrap_or(0);
-        let sorted = said(info)["sorted_by"].as_array().map(|names| join_names(names)).unwrap_or_default();
+        let sorted = join_names(&said(info)["sorted_by"]);
         vec![name_of(info), count(info.total_records), bytes(info.total_bytes), columns.to_string(), sorted]
     };
     let columns = [
         ("table", Align::Left),
         ("rows", Align::Right),
-        ("size", Align::Right),
+        ("in memory", Align::Right),
         ("columns", Align::Right),
         ("sorted by", Align::Left),
     ];
@@ -108,7 +108,15 @@ fn show_one(info: &FlightInfo) -> Result<()> {
         return Ok(());
     }
     let schema = info.clone().try_decode_schema()?;
-    output::line(format!("{}: {}, {}", name_of(info), rows(info.total_records), bytes(info.total_bytes)));
+    output::line(format!("{}: {}, {} in memory", name_of(info), rows(info.total_records), bytes(info.total_bytes)));
+    let said = said(info);
+    let sorted = join_names(&said["sorted_by"]);
+    if !sorted.is_empty() {
+        output::line(format!("sorted by {sorted}"));
+    }
+    for set in said["unique"].as_array().into_iter().flatten() {
+        output::line(format!("said to be unique: {}", join_names(set)));
+    }
     let row = |field: &arrow::datatypes::FieldRef| {
         vec![field.name().clone(), field.data_type().to_string(), if field.is_nullable() { "yes" } else { "" }.into()]
     };
@@ -141,8 +149,8 @@ fn name_of(info: &FlightInfo) -> String {
     info.flight_descriptor.as_ref().map(|descriptor| descriptor.path.join(".")).unwrap_or_default()
 }
 
-fn join_names(names: &[Value]) -> String {
-    names.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
+fn join_names(names: &Value) -> String {
+    names.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Flight writes -1 for what it does not know.

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::client::{Client, ConnectArgs, PutOptions, command_descriptor, table_descriptor};
 use super::files::{CsvArgs, Source, Target};
 use super::progress::Progress;
-use super::{command, get, jobs, put, settings};
+use super::{command, connection_behind_command, get, jobs, put, settings, without_misleading_tips};
 use crate::service::Server;
 
 /// Generous: the machine may be busy.
@@ -19,6 +19,47 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 #[test]
 fn the_command_line_is_consistent() {
     command().debug_assert();
+}
+
+#[test]
+fn what_says_which_server_may_stand_before_the_command() {
+    let moved = |line: &str| {
+        let words = connection_behind_command(line.split(' ').map(Into::into).collect());
+        words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    };
+    for (line, expected) in [
+        ("dovetail --server h:1 tables t", "dovetail tables --server h:1 t"),
+        ("dovetail --json --server=h:1 --token x put a.csv", "dovetail --json put --server=h:1 --token x a.csv"),
+        ("dovetail put --server h:1 a.csv", "dovetail put --server h:1 a.csv"),
+        ("dovetail --help", "dovetail --help"),
+        ("dovetail --server", "dovetail --server"),
+        ("dovetail", "dovetail"),
+    ] {
+        assert_eq!(moved(line), expected);
+    }
+    assert!(
+        command()
+            .try_get_matches_from(connection_behind_command(["d", "--server", "h", "serve"].map(Into::into).into()))
+            .is_err()
+    );
+}
+
+#[test]
+fn tips_are_given_for_typos_only() {
+    let tip = |line: &str| {
+        let words = ["dovetail"].into_iter().chain(line.split(' '));
+        let error = without_misleading_tips(command().try_get_matches_from(words).unwrap_err());
+        let text = error.to_string();
+        text.lines().find_map(|line| line.trim().strip_prefix("tip: ").map(str::to_owned))
+    };
+    let similar = |name: &str| Some(format!("a similar argument exists: '{name}'"));
+    assert_eq!(tip("tables --sever x"), similar("--server"));
+    assert_eq!(tip("put a.csv --delimeter ;"), similar("--delimiter"));
+    assert_eq!(tip("join a b --on k --retain 5"), similar("--retain-seconds"));
+    for line in ["put a.csv --sep ;", "put a.csv --append", "get t --json-lines", "get t --columns a", "serve --port 1"]
+    {
+        assert_eq!(tip(line), None, "{line}");
+    }
 }
 
 /// A server in this process, and a client of it.

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output};
 
-use super::harness::{Server, begin, command, names_in, stderr, stdout, wait_until};
+use super::harness::{Server, begin, command, json_lines, names_in, run, stderr, stdout, wait_until};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
@@ -109,6 +109,88 @@ fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
 }
 
 #[test]
+fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 300);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let csv = server.ok(&["get", "orders", "-o", "-", "--format", "csv"]);
+    assert_eq!(csv, fs::read_to_string(server.path().join("orders.csv")).unwrap());
+    // A row of each order, with all columns: JSON leaves nothing out.
+    let left = ["join", "orders", "lines", "--on", "key=order", "--how", "left", "-o", "-", "--format", "json"];
+    let rows = json_lines(&server.run(&left));
+    assert_eq!(rows.len() as u64, lines_of(300) + 100);
+    assert!(rows.iter().all(|row| row.as_object().unwrap().keys().eq(["key", "name", "price", "line"])));
+    assert_eq!(rows.iter().filter(|row| row["line"].is_null()).count(), 100);
+    // What `put -` reads is what comes when nothing is said.
+    let stream = server.run(&["get", "orders", "-o", "-"]);
+    assert!(stderr(&stream).starts_with("orders: 300 rows"), "{}", stderr(&stream));
+    fs::write(server.path().join("stream"), &stream.stdout).unwrap();
+    assert!(server.ok(&["put", "stream", "--format", "arrow-stream"]).contains("300 rows"));
+    assert!(!names_in(server.path()).contains(&"-".to_owned()));
+    // Plans do not go between the rows.
+    let explained =
+        server.run(&["join", "orders", "lines", "--on", "key=order", "-o", "-", "--format", "csv", "--explain"]);
+    assert_eq!(stdout(&explained).lines().count() as u64, lines_of(300) + 1);
+    assert!(stderr(&explained).contains("hash") || stderr(&explained).contains("sort-merge"));
+    assert!(server.run(&["put", "x.json", "--format", "json"]).status.code() == Some(2), "it is not read");
+}
+
+/// The command once ended where it wrote, and left the result on the server for its lease.
+#[test]
+fn a_reader_that_leaves_early_leaves_no_result_behind() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 3_000);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let used = || server.metric("dovetail_arena_bytes{kind=\"used\"}");
+    let before = used();
+    let join = ["join", "orders", "lines", "--on", "key=order"];
+    for how in [
+        &["--limit", "0"][..],
+        &["--limit", "0", "--json"],
+        &["-o", "-"],
+        &["-o", "-", "--format", "csv"],
+        &["-o", "-", "--format", "parquet"],
+        &["-o", "j.csv"],
+        &["--explain"],
+    ] {
+        let mut line = command();
+        line.env("DOVETAIL_SERVER", &server.flight).current_dir(server.path()).args(join).args(how);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = line.stdout(writer).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{how:?}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("error"), "{how:?}: {}", stderr(&output));
+        wait_until("the memory to be free", || used() == before);
+    }
+    assert!(server.json(&["jobs"]).iter().all(|job| job["released"] == true));
+}
+
+#[test]
+fn a_table_tells_how_it_is_sorted_and_what_was_said_of_it() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 30);
+    assert!(
+        server
+            .ok(&["put", "orders.csv", "--sorted-by", "key", "--unique", "key", "--unique", "name,price"])
+            .contains(" sent in ")
+    );
+    let shown = server.ok(&["tables", "orders"]);
+    assert!(shown.starts_with("orders: 30 rows, ") && shown.lines().next().unwrap().ends_with(" in memory"), "{shown}");
+    for line in ["sorted by key", "said to be unique: key", "said to be unique: name, price"] {
+        assert!(shown.lines().any(|shown| shown == line), "{line} is not in {shown}");
+    }
+    assert!(server.ok(&["tables"]).lines().next().unwrap().contains("in memory"));
+}
+
+#[test]
+fn the_server_may_be_named_before_the_command() {
+    let server = Server::start(&[]);
+    let output = run(&["--server", &server.flight, "tables"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(run(&["--server", &server.flight, "bench"]).status.code(), Some(2), "it asks none");
+}
+
+#[test]
 fn a_file_that_breaks_in_the_middle_leaves_no_table() {
     let server = Server::start(&[]);
     let mut text = String::from("k\n");
@@ -117,7 +199,7 @@ fn a_file_that_breaks_in_the_middle_leaves_no_table() {
     fs::write(server.path().join("broken.csv"), text).unwrap();
     for streams in ["1", "4"] {
         let said = server.fails(&["put", "broken.csv", "--streams", streams]);
-        assert!(said.contains("broken.csv") && said.contains("not a number"), "{said}");
+        assert!(said.contains("broken.csv: line 200002, column \"k\": \"not a number\" is no int64"), "{said}");
         assert!(server.json(&["tables"]).is_empty());
         // The server hears of it a moment after the command has ended.
         wait_until("the upload to be forgotten", || server.metric("dovetail_uploads_under_way") == 0.0);

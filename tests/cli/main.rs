@@ -89,6 +89,20 @@ fn the_demo_joins_everything_right() {
 }
 
 #[test]
+fn the_demo_makes_the_folder_that_it_saves_into() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().join("new/folder");
+    let output = run(&["demo", "--scale", "0.001", "--json", "--save", there.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(harness::names_in(&there).contains(&"orders.parquet".to_owned()));
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    // A scale that would take minutes: it is refused before.
+    let output = run(&["demo", "--scale", "100", "--save", folder.path().join("file").to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("error: making the folder "), "{}", stderr(&output));
+}
+
+#[test]
 fn the_demo_for_people_fits_a_terminal_and_has_no_escapes_when_piped() {
     let output = run(&["demo", "--scale", "0.001", "--streams", "2"]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -65,8 +65,49 @@ def test_every_form_of_data_is_uploaded(client: dovetail.Client, tmp_path: Path,
     assert back.num_rows == 4
     if streams == 1 or form not in ("batches", "generator"):
         assert back["k"].to_pylist() == TABLE["k"].to_pylist()
-        expected = ["a", None, "ß", "🦀"] if form != "csv path" else ["a", "", "ß", "🦀"]
-        assert back["s"].cast(pa.string()).to_pylist() == expected
+        assert back["s"].cast(pa.string()).to_pylist() == ["a", None, "ß", "🦀"]
+
+
+def test_files_with_the_same_columns_become_one_table(client: dovetail.Client, tmp_path: Path) -> None:
+    parts = [TABLE.slice(0, 1), TABLE.slice(1, 2), TABLE.slice(3)]
+    for index, part in enumerate(parts):
+        pa.parquet.write_table(part, tmp_path / f"part-{index}.parquet")
+    paths = [tmp_path / f"part-{index}.parquet" for index in (2, 0, 1)]
+    assert client.put("listed", paths) == 4
+    assert client.get("listed")["k"].to_pylist() == [None, 1, 2, 3], "in the order of the list"
+    assert client.put("matched", str(tmp_path / "part-*.parquet")) == 4
+    assert client.get("matched")["k"].to_pylist() == [1, 2, 3, None]
+    (tmp_path / "part.csv").write_text("k,s\n4,d\n")
+    assert client.put("mixed", [paths[1], tmp_path / "part.csv"]) == 2
+    (tmp_path / "other.csv").write_text("k,s\n4.5,d\n")
+    with pytest.raises(ValueError, match="other.csv does not have the columns of .*'k' int64 there, 'k' double here"):
+        client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"])
+    assert client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"], types={"k": "float64"}) == 2
+    with pytest.raises(FileNotFoundError, match=r"no file that matches .*none-\*"):
+        client.put("u", str(tmp_path / "none-*.parquet"))
+
+
+def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp_path: Path) -> None:
+    with pa.OSFile(str(tmp_path / "t.data"), "wb") as sink, pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    assert client.put("stream", tmp_path / "t.data") == 4
+    pa.parquet.write_table(TABLE, tmp_path / "t.csv")
+    assert client.put("parquet", tmp_path / "t.csv") == 4
+    (tmp_path / "t.doc").write_text("hello")
+    (tmp_path / "t.parquet").write_text("hello")
+    for name, words in {"t.doc": "the name does not say the format", "t.parquet": "it is not Parquet"}.items():
+        with pytest.raises(ValueError, match=f"^reading .*{name}: {words}"):
+            client.put("t", tmp_path / name)
+
+
+def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Client, tmp_path: Path) -> None:
+    pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
+    options = {"types": {"k": "int8"}, "delimiter": ";", "header": True, "infer_rows": 5, "null_values": "NA"}
+    for name, value in options.items():
+        with pytest.raises(ValueError, match=f"{name} says how CSV is read, and .*t.parquet is Parquet"):
+            client.put("t", tmp_path / "t.parquet", **{name: value})
+        with pytest.raises(ValueError, match=f"{name} says how CSV is read, and this is a Table"):
+            client.put("t", TABLE, **{name: value})
 
 
 def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dovetail.Client) -> None:
@@ -129,6 +170,38 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
         lambda client: client.join("t", "t", on="k", columns="k"),
         TypeError,
         "columns is 'k' (str); it takes a list",
+    ),
+    "no columns": (
+        lambda client: client.join("t", "t", on="k", columns=[]),
+        ValueError,
+        "columns is empty; name at least one",
+    ),
+    "no keys": (lambda client: client.join("t", "t"), TypeError, "a join takes on, or left_on together with right_on"),
+    "keys of one side": (
+        lambda client: client.explain("t", "t", left_on="k"),
+        TypeError,
+        "a join takes on, or left_on together with right_on",
+    ),
+    "keys twice": (
+        lambda client: client.join("t", "t", on="k", left_on="k", right_on="k"),
+        TypeError,
+        "a join takes on, or left_on together with right_on",
+    ),
+    "keys without a partner": (
+        lambda client: client.submit("t", "t", left_on=["k", "s"], right_on="k"),
+        ValueError,
+        "left_on names 2 columns, and right_on 1",
+    ),
+    "types": (lambda client: client.put("t", "t.csv", types="int8"), TypeError, "types is 'int8' (str); it takes a"),
+    "unknown type": (
+        lambda client: client.put("t", "t.csv", types={"k": "integerish"}),
+        ValueError,
+        "types says 'integerish' of column 'k', which is no type that CSV is read as",
+    ),
+    "delimiter": (
+        lambda client: client.put("t", "t.csv", delimiter="||"),
+        ValueError,
+        "delimiter is '||'; it takes a character of one byte",
     ),
     "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
     "nulls_equal": (
@@ -230,6 +303,13 @@ def test_a_wrong_argument_is_named_with_what_it_was_and_what_it_takes(client: do
 def test_submit_and_explain_take_what_join_takes() -> None:
     takes = inspect.signature(join_command).parameters
     assert set(OPTIONS) == set(takes) - {"left", "right", "on"}
+
+
+def test_keys_may_be_given_for_each_side(client: dovetail.Client) -> None:
+    client.put("a", {"x": [1, 2, 3], "y": ["p", "q", "r"]})
+    client.put("b", {"u": [2, 3], "v": ["q", "s"]})
+    assert client.join("a", "b", left_on="x", right_on="u").num_rows == 2
+    assert client.submit("a", "b", left_on=["x", "y"], right_on=["u", "v"]).wait().rows == 1
 
 
 def test_arguments_may_be_of_numpy_and_in_any_sequence(client: dovetail.Client) -> None:
@@ -334,6 +414,7 @@ def test_a_result_is_a_table_a_stream_a_frame(client: dovetail.Client) -> None:
         assert result.schema.names == ["k", "a", "b"]
         assert result.wait().status().state == "complete"
         assert result.progress() == 1.0
+        assert result.num_rows == 2
         assert result.status().rows == 2
         assert result.table().sort_by("k").to_pydict() == expected
         assert result.reader().read_all().sort_by("k").to_pydict() == expected
@@ -358,6 +439,30 @@ def test_a_result_that_is_kept_is_a_table(client: dovetail.Client) -> None:
         client.join("b", "a", on="k", how="left_anti", into="c")
     client.join("c", "a", on="k", how="left_anti", into="c", into_mode="replace").wait()
     assert client.get("c").num_rows == 0
+
+
+def interrupt(status: dovetail.JobStatus) -> None:
+    """As Ctrl-C between two looks at a job."""
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_a_join_that_nobody_could_read_any_more(server: Server, client: dovetail.Client) -> None:
+    # 400 million rows, which the memory of the server does not hold: it runs until somebody reads them.
+    client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
+    for result in (client.join("a", "a", on="k", retain_seconds=0), client.submit("a", "a", "k", retain_seconds=0)):
+        with pytest.raises(KeyboardInterrupt):
+            result.wait(progress=interrupt)
+        server.wait_for(lambda: result.status().state == "cancelled", "the join to end")  # noqa: B023
+    # Of this one the caller never had a handle.
+    with pytest.raises(KeyboardInterrupt):
+        client.join("a", "a", on="k", retain_seconds=0, progress=interrupt)
+    server.wait_for(lambda: client.jobs()[-1].state == "cancelled", "the join to end")
+    # What is kept can still be read.
+    client.put("b", {"k": [1, 2, 3]})
+    kept = client.join("b", "b", on="k")
+    with pytest.raises(KeyboardInterrupt):
+        kept.wait(progress=interrupt)
+    assert kept.num_rows == 3
 
 
 def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
@@ -542,8 +647,15 @@ def test_a_closed_client_says_so(server: Server) -> None:
 def test_nothing_there_is_unavailable() -> None:
     with pytest.raises(dovetail.Unavailable):
         dovetail.connect("grpc://127.0.0.1:1")
-    with pytest.raises(ValueError, match="grpc://"):
-        dovetail.connect("ftp://somewhere")
+    for wrong in ("ftp://somewhere", "grpc://", "somewhere:port", "grpc://somewhere:99999"):
+        with pytest.raises(ValueError, match="is no address of a server; write one such as grpc://"):
+            dovetail.connect(wrong)
+
+
+def test_the_port_of_metrics_is_told_apart(server: Server) -> None:
+    assert server.admin is not None
+    with pytest.raises(dovetail.Unavailable, match="no Flight server; the port of metrics"):
+        dovetail.connect(server.admin)
 
 
 def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: dovetail.Client) -> None:

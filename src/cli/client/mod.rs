@@ -19,6 +19,7 @@ use std::time::Duration;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, Criteria, FlightDescriptor, FlightInfo};
 use futures::TryStreamExt;
+use http::uri::Authority;
 use serde_json::Value;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -37,7 +38,7 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub struct ConnectArgs {
-    /// Address of the server
+    /// Address of the server: http://HOST:PORT, or https:// with TLS; the port is 8815 unless it is said
     #[arg(long, env = "DOVETAIL_SERVER", default_value = "http://127.0.0.1:8815", value_name = "URI")]
     pub server: String,
 
@@ -68,6 +69,9 @@ impl ConnectArgs {
         Self { server, token: None, ca: None, cert: None, key: None, connect_timeout: CONNECT_TIMEOUT }
     }
 }
+
+/// Where a server listens unless it is told otherwise.
+const DEFAULT_PORT: u16 = 8815;
 
 /// How long connecting may take where nobody says: far longer than a server needs, and no longer than a person waits.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -223,16 +227,25 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
     let (scheme, rest) = given.split_once("://").unwrap_or(("http", given));
     let tls = match scheme {
         "http" | "grpc" | "grpc+tcp" => false,
-        "https" | "grpc+tls" => true,
+        "https" | "grpc+tls" | "grpcs" => true,
         other => {
             return Err(Error::Invalid(format!(
                 "server {given:?}: unknown scheme {other:?}; write http://HOST:PORT, or https://HOST:PORT for TLS"
             )));
         }
     };
-    let uri = format!("{}://{rest}", if tls { "https" } else { "http" });
-    let endpoint = Endpoint::from_shared(uri)
-        .map_err(|error| Error::Invalid(format!("server {given:?} is not an address: {error}")))?
+    let no_address = |why: &dyn std::fmt::Display| {
+        Error::Invalid(format!("server {given:?} is not an address: {why}; write one such as http://127.0.0.1:8815"))
+    };
+    let authority = rest.trim_end_matches('/').parse::<Authority>().map_err(|error| no_address(&error))?;
+    let behind_host = authority.as_str().rsplit_once(authority.host()).map_or("", |(_, behind)| behind);
+    let port = match behind_host.strip_prefix(':') {
+        Some(port) => port.parse::<u16>().map_err(|_| no_address(&format!("{port:?} is no port")))?,
+        None => DEFAULT_PORT,
+    };
+    let scheme = if tls { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{}:{port}", authority.host()))
+        .map_err(|error| no_address(&error))?
         .user_agent(concat!("dovetail-cli/", env!("CARGO_PKG_VERSION")))
         .map_err(|error| Error::Internal(error.to_string()))?
         .connect_timeout(args.connect_timeout)
@@ -373,5 +386,29 @@ pub fn from_status(status: Status) -> Error {
         Code::DeadlineExceeded => Error::DeadlineExceeded(message),
         Code::Unimplemented => Error::Unsupported(message),
         Code::Ok | Code::Unknown | Code::Internal | Code::DataLoss => Error::Internal(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_leave_out_scheme_and_port() {
+        let read = |server: &str| endpoint(&ConnectArgs::to(server.into())).map(|endpoint| address(&endpoint));
+        for (given, expected) in [
+            ("gpu-host", "http://gpu-host:8815"),
+            ("gpu-host:9000", "http://gpu-host:9000"),
+            ("grpc://127.0.0.1/", "http://127.0.0.1:8815"),
+            ("grpc+tcp://[::1]", "http://[::1]:8815"),
+            ("https://gpu-host", "https://gpu-host:8815"),
+            ("grpcs://gpu-host:443", "https://gpu-host:443"),
+        ] {
+            assert_eq!(read(given).unwrap(), expected, "{given}");
+        }
+        for wrong in ["", "http://", "a b", "http://host:", "host:port", "http://host:99999", "http://host/path"] {
+            let error = read(wrong).unwrap_err();
+            assert!(error.message().contains("is not an address"), "{wrong}: {error}");
+        }
     }
 }

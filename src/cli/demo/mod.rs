@@ -57,7 +57,7 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 5, value_name = "ROWS")]
     sample: usize,
 
-    /// Write the tables into this folder too, as Parquet files to try other commands with
+    /// Write the tables into this folder too, as Parquet files to try other commands with; it is made where there is none
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
 
@@ -83,6 +83,11 @@ pub async fn run(args: DemoArgs) -> Result<()> {
 
 async fn show(args: &DemoArgs) -> Result<()> {
     let start = Instant::now();
+    if let Some(folder) = &args.save {
+        // Before the work, which may take minutes.
+        let made = std::fs::create_dir_all(folder).map_err(|error| Error::Invalid(error.to_string()));
+        made.context(|| format!("making the folder {}", folder.display()))?;
+    }
     let tables = generate(args.scale).await?;
     if let Some(folder) = &args.save {
         save(&tables, folder).await?;

@@ -1,5 +1,5 @@
 //! Tables in files: Parquet, Arrow IPC (file and stream) and CSV, read and written batch by batch; also read from standard
-//! input.
+//! input and written to standard output. JSON lines are written only.
 
 mod csv;
 mod sink;
@@ -12,7 +12,7 @@ use std::io::{Read, Seek};
 use std::path::Path;
 
 pub use csv::CsvArgs;
-pub use sink::Target;
+pub use sink::{STDOUT, Target};
 pub use source::{Piece, STDIN, Source};
 
 use crate::{Error, Result};
@@ -34,6 +34,8 @@ pub enum Format {
     ArrowStream,
     /// Comma-separated values with a heading
     Csv,
+    /// A JSON object on a line for each row, with all columns; NaN and the infinities are null. It is written only
+    Json,
 }
 
 impl Format {
@@ -48,6 +50,7 @@ impl Format {
             Some("arrow" | "ipc" | "feather") => Ok(Self::Arrow),
             Some("arrows" | "arrow_stream" | "stream") => Ok(Self::ArrowStream),
             Some("csv" | "tsv" | "txt") => Ok(Self::Csv),
+            Some("json" | "jsonl" | "ndjson") => Ok(Self::Json),
             _ => Err(Error::Invalid(
                 "the name does not say the format; use .parquet, .arrow, .arrows (stream) or .csv, or say --format"
                     .into(),

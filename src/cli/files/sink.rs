@@ -1,7 +1,8 @@
 //! Files that are written.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use arrow::array::RecordBatch;
 use arrow::csv;
 use arrow::datatypes::Schema;
 use arrow::ipc::writer::{FileWriter, StreamWriter};
+use arrow::json::LineDelimitedWriter;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
@@ -16,13 +18,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{BATCHES_AHEAD, Format, is_tsv};
+use crate::cli::{output, rows};
 use crate::{Context, Error, Result};
 
 /// A file to be, empty so far and under another name next to its own: whether it can be written is known before there are
 /// rows, or even columns. Dropping it leaves nothing.
 #[derive(Debug)]
 pub struct Target {
-    file: Option<File>,
+    file: Option<Opened>,
     format: Format,
     path: PathBuf,
     /// What is being written, next to the file that it will be. None for a pipe or a device (`/dev/null`), which is there
@@ -30,12 +33,41 @@ pub struct Target {
     aside: Option<PathBuf>,
 }
 
+/// Standard output, where the name of a file is asked for.
+pub const STDOUT: &str = "-";
+
+/// What is written to.
+#[derive(Debug)]
+enum Opened {
+    File(File),
+    Stdout(File),
+}
+
+impl Write for Opened {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::File(file) => file.write(bytes),
+            Self::Stdout(file) => file.write(bytes).inspect_err(|failure| drop(output::stdout_failure(failure))),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::File(file) | Self::Stdout(file) => file.flush(),
+        }
+    }
+}
+
 impl Target {
-    /// Creates the file next to where it will be.
+    /// Creates the file next to where it will be. "-" is standard output, where an Arrow IPC stream goes unless a format is
+    /// said.
     ///
     /// # Errors
     /// [`Error::Invalid`] when its name says no format, or the place cannot be written.
     pub fn create(path: &Path, format: Option<Format>) -> Result<Self> {
+        if path == Path::new(STDOUT) {
+            return Self::stdout(format.unwrap_or(Format::ArrowStream));
+        }
         let context = || format!("writing {}", path.display());
         let format = match format {
             Some(format) => format,
@@ -57,7 +89,25 @@ impl Target {
             None => File::options().write(true).open(path),
         };
         let file = opened.map_err(|error| Error::Invalid(error.to_string())).context(context)?;
-        Ok(Self { file: Some(file), format, path: path.into(), aside })
+        Ok(Self { file: Some(Opened::File(file)), format, path: path.into(), aside })
+    }
+
+    fn stdout(format: Format) -> Result<Self> {
+        let stdout = std::io::stdout();
+        if stdout.is_terminal() && !matches!(format, Format::Csv | Format::Json) {
+            return Err(Error::Invalid(
+                "standard output is a terminal, which cannot show what is no text; say --format csv or --format json, or \
+                 send it on, as in: -o - > FILE"
+                    .into(),
+            ));
+        }
+        let file = stdout.as_fd().try_clone_to_owned().map_err(|failure| output::stdout_failure(&failure))?;
+        Ok(Self { file: Some(Opened::Stdout(file.into())), format, path: STDOUT.into(), aside: None })
+    }
+
+    /// Whether it is standard output.
+    pub fn is_stdout(&self) -> bool {
+        self.path == Path::new(STDOUT)
     }
 
     /// Begins to write a table of these columns.
@@ -151,10 +201,11 @@ pub struct Sink {
 }
 
 enum Writer {
-    Parquet(Box<ArrowWriter<BufWriter<File>>>),
-    Arrow(FileWriter<BufWriter<File>>),
-    ArrowStream(StreamWriter<BufWriter<File>>),
-    Csv(csv::Writer<BufWriter<File>>),
+    Parquet(Box<ArrowWriter<BufWriter<Opened>>>),
+    Arrow(FileWriter<BufWriter<Opened>>),
+    ArrowStream(StreamWriter<BufWriter<Opened>>),
+    Csv(csv::Writer<BufWriter<Opened>>),
+    Json(LineDelimitedWriter<BufWriter<Opened>>),
 }
 
 impl Sink {
@@ -168,6 +219,7 @@ impl Sink {
             Writer::Arrow(writer) => writer.write(batch).map_err(Error::from),
             Writer::ArrowStream(writer) => writer.write(batch).map_err(Error::from),
             Writer::Csv(writer) => writer.write(batch).map_err(Error::from),
+            Writer::Json(writer) => writer.write(batch).map_err(Error::from),
         };
         written
             .map_err(|error| match error.message().contains("Dictionary replacement") {
@@ -191,12 +243,14 @@ impl Sink {
             Writer::Arrow(writer) => writer.finish().map_err(Error::from),
             Writer::ArrowStream(writer) => writer.finish().map_err(Error::from),
             Writer::Csv(_) => Ok(()),
+            Writer::Json(writer) => writer.finish().map_err(Error::from),
         };
         let flushed = finished.and_then(|()| {
             let file = match &mut self.writer {
                 Writer::Parquet(writer) => writer.inner_mut(),
                 Writer::Arrow(writer) => writer.get_mut(),
                 Writer::ArrowStream(writer) => writer.get_mut(),
+                Writer::Json(writer) => writer.get_mut(),
                 // It flushes after each batch.
                 Writer::Csv(_) => return Ok(()),
             };
@@ -213,7 +267,7 @@ impl Sink {
 }
 
 impl Writer {
-    fn new(format: Format, path: &Path, file: BufWriter<File>, schema: &Schema) -> Result<Self> {
+    fn new(format: Format, path: &Path, file: BufWriter<Opened>, schema: &Schema) -> Result<Self> {
         Ok(match format {
             Format::Parquet => {
                 let level = ZstdLevel::try_new(1).map_err(|error| Error::Internal(error.to_string()))?;
@@ -223,6 +277,7 @@ impl Writer {
             }
             Format::Arrow => Self::Arrow(FileWriter::try_new(file, schema)?),
             Format::ArrowStream => Self::ArrowStream(StreamWriter::try_new(file, schema)?),
+            Format::Json => Self::Json(rows::json_writer(file)),
             Format::Csv => {
                 let delimiter = if is_tsv(path) { b'\t' } else { b',' };
                 let mut writer = csv::WriterBuilder::new().with_delimiter(delimiter).build(file);

@@ -30,7 +30,7 @@ pub(super) const BUFFER_BYTES: usize = 1 << 20;
 pub const STDIN: &str = "-";
 
 /// What the readers of all formats come to.
-pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>;
+pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
 /// A file that is open for reading.
 pub struct Source {
@@ -84,14 +84,13 @@ impl Source {
         tokio::task::spawn_blocking(move || {
             let (mut rows, mut told) = (0, 0);
             for batch in self.batches {
-                let piece =
-                    batch.map_err(reading).context(|| format!("reading {}", name_of(&self.path))).map(|batch| {
-                        rows += batch.num_rows() as u64;
-                        let done = self.measure.done(rows, self.file_bytes);
-                        let file_bytes = done - told;
-                        told = done;
-                        Piece { batch, file_bytes }
-                    });
+                let piece = batch.context(|| format!("reading {}", name_of(&self.path))).map(|batch| {
+                    rows += batch.num_rows() as u64;
+                    let done = self.measure.done(rows, self.file_bytes);
+                    let file_bytes = done - told;
+                    told = done;
+                    Piece { batch, file_bytes }
+                });
                 let last = piece.is_err();
                 if pieces.blocking_send(piece).is_err() || last {
                     break;
@@ -158,6 +157,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         Some(format) => format,
         None => Format::of_file(path, &mut file)?,
     };
+    check_args(format, args)?;
     let file_bytes = about.len();
     let (schema, batches, measure) = match format {
         Format::Parquet => open_parquet(file)?,
@@ -175,6 +175,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
             let (schema, batches) = open_stream(file)?;
             (schema, batches, measure)
         }
+        Format::Json => return Err(no_json()),
         Format::Csv => {
             let file = Counted::new(file);
             let measure = Measure::Read(file.read.clone());
@@ -184,6 +185,29 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     };
     let is_inferred = format == Format::Csv;
     Ok(Source { schema, file_bytes, is_inferred, batches, measure, path: path.to_owned() })
+}
+
+fn no_json() -> Error {
+    Error::Invalid(
+        "JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or with the Python client".into(),
+    )
+}
+
+/// Refuses what is said of CSV where there is none: whoever says it expects it to hold.
+fn check_args(format: Format, args: &CsvArgs) -> Result<()> {
+    let kind = match format {
+        Format::Csv | Format::Json => return Ok(()),
+        Format::Parquet => "Parquet",
+        Format::Arrow => "an Arrow IPC file",
+        Format::ArrowStream => "an Arrow IPC stream",
+    };
+    match args.given().first() {
+        None => Ok(()),
+        Some(flag) => Err(Error::Invalid(format!(
+            "{flag} says how CSV is read, and this is {kind}, which knows its columns and their types; leave {flag} out, or \
+             upload the files in commands of their own"
+        ))),
+    }
 }
 
 /// What comes through a pipe has no end that is known, and cannot be read back and forth: what has its index at its end is
@@ -197,6 +221,7 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
                 .into(),
         )
     })?;
+    check_args(format, args)?;
     let mut whole = || -> Result<Bytes> {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes)?;
@@ -213,6 +238,7 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
             let (schema, batches) = open_stream(input)?;
             (schema, batches, measure())
         }
+        Format::Json => return Err(no_json()),
         Format::Csv => {
             let (schema, batches) = csv::open(input, false, args)?;
             (schema, batches, measure())
@@ -226,18 +252,18 @@ fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Batches
     let builder = ParquetRecordBatchReaderBuilder::try_new(input).map_err(|error| broken("a Parquet file", &error))?;
     let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
     let reader = builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
-    Ok((reader.schema(), Box::new(reader), Measure::Rows { total }))
+    Ok((reader.schema(), batches(reader), Measure::Rows { total }))
 }
 
 fn open_arrow(input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Batches)> {
     let reader = FileReaderBuilder::new().build(input).map_err(|error| broken("an Arrow IPC file", &error))?;
-    Ok((reader.schema(), Box::new(reader)))
+    Ok((reader.schema(), batches(reader)))
 }
 
 fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Batches)> {
     let input = BufReader::with_capacity(BUFFER_BYTES, input);
     let reader = StreamReader::try_new(input, None).map_err(|error| broken("an Arrow IPC stream", &error))?;
-    Ok((reader.schema(), Box::new(reader)))
+    Ok((reader.schema(), batches(reader)))
 }
 
 /// A file as a person calls it.
@@ -250,12 +276,7 @@ fn broken(kind: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Invalid(format!("it is not {kind}, or cut short: {error}"))
 }
 
-fn reading(error: ArrowError) -> Error {
-    match error {
-        ArrowError::ParseError(message) => Error::Invalid(format!(
-            "{message}; the type comes from the first rows, so --types COLUMN=string, or --infer-rows with a larger number, \
-             may help"
-        )),
-        other => Error::Invalid(other.to_string()),
-    }
+/// The batches of a library's reader.
+fn batches(reader: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static) -> Batches {
+    Box::new(reader.map(|batch| batch.map_err(|error| Error::Invalid(error.to_string()))))
 }

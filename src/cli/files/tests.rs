@@ -141,18 +141,69 @@ fn unreadable_files_are_named() {
     assert!(matches!(Source::open(&torn, None, &csv_args()), Err(Error::Invalid(_))));
 }
 
-#[tokio::test]
-async fn a_value_that_does_not_fit_the_inferred_type_is_named() {
+/// Reads a file of CSV to its end, and gives the rows or what is wrong.
+async fn read_csv(text: impl AsRef<[u8]>, args: &CsvArgs) -> Result<usize> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.csv");
-    std::fs::write(&path, "k\n1\n2\nthree\n").unwrap();
+    std::fs::write(&path, text).unwrap();
+    let read: Vec<_> = Source::open(&path, None, args)?.into_stream().collect().await;
+    let rows = read.into_iter().map(|piece| Ok(piece?.batch.num_rows())).collect::<Result<Vec<_>>>()?;
+    Ok(rows.iter().sum())
+}
+
+/// Arrow's reader counts records from the one that it was at, so that every such error was once on line 1.
+#[tokio::test]
+async fn a_value_that_does_not_fit_is_named_with_its_line_and_column() {
     let args = CsvArgs { infer_rows: Some(2), ..csv_args() };
-    let read: Vec<_> = Source::open(&path, None, &args).unwrap().into_stream().collect().await;
-    let error = read[0].as_ref().unwrap_err();
-    assert!(error.message().contains("three") && error.message().contains("--infer-rows"), "{error}");
+    let error = read_csv("k,v\n1,a\n\n2,\"b\n\"\nthree,c\n", &args).await.unwrap_err();
+    let expected =
+        "line 6, column \"k\": \"three\" is no int64, which the column is by its first 2 rows; say --types k=string";
+    assert!(error.message().contains(expected) && error.message().contains("--infer-rows"), "{error}");
     let args = CsvArgs { types: Some("k=string".parse().unwrap()), ..args };
-    let read: Vec<_> = Source::open(&path, None, &args).unwrap().into_stream().collect().await;
-    assert_eq!(read.into_iter().map(|piece| piece.unwrap().batch.num_rows()).sum::<usize>(), 3);
+    assert_eq!(read_csv("k\n1\n2\nthree\n", &args).await.unwrap(), 3);
+    let args = CsvArgs { types: Some("v=int8".parse().unwrap()), ..csv_args() };
+    let error = read_csv("k,v\n1,2\n1,NA\n", &args).await.unwrap_err();
+    assert!(error.message().contains("line 3, column \"v\": \"NA\" is no int8, which --types says"), "{error}");
+    assert!(!error.message().contains("--infer-rows") && error.message().contains("--null-values \"NA\""), "{error}");
+
+    // Past the first batch, the lines before it count.
+    let rows = ROWS_PER_BATCH + 100;
+    let mut text = "k\n".to_owned() + &"7\n".repeat(rows);
+    assert_eq!(read_csv(&text, &csv_args()).await.unwrap(), rows);
+    text.push_str("x\n");
+    let error = read_csv(&text, &csv_args()).await.unwrap_err();
+    assert!(error.message().contains(&format!("line {}, column \"k\": \"x\"", rows + 2)), "{error}");
+    text.truncate(text.len() - 2);
+    text.push_str("8,9\n");
+    let error = read_csv(&text, &csv_args()).await.unwrap_err();
+    assert!(error.message().contains(&format!("line {} has more than 1 fields", rows + 2)), "{error}");
+    let mut bytes = text.into_bytes();
+    bytes.truncate(bytes.len() - 4);
+    bytes.extend(b"\xe9\n");
+    let error = read_csv(&bytes, &csv_args()).await.unwrap_err();
+    assert!(error.message().contains(&format!("line {} is not UTF-8", rows + 2)), "{error}");
+}
+
+#[test]
+fn what_is_said_of_csv_is_refused_where_there_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = [
+        CsvArgs { delimiter: Some(';'), ..csv_args() },
+        CsvArgs { types: Some("k=int8".parse().unwrap()), ..csv_args() },
+        CsvArgs { null_values: vec!["NA".into()], ..csv_args() },
+        CsvArgs { no_header: true, ..csv_args() },
+        CsvArgs { infer_rows: Some(1), ..csv_args() },
+    ];
+    for name in ["t.parquet", "t.arrow", "t.arrows"] {
+        let path = folder.path().join(name);
+        create(&path, &sample(1).schema()).finish().unwrap();
+        for args in &said {
+            let error = Source::open(&path, None, args).unwrap_err();
+            let flag = args.given()[0];
+            assert!(error.message().contains(&format!("{flag} says how CSV is read, and this is")), "{error}");
+            assert!(!error.message().contains("  "), "{error}");
+        }
+    }
 }
 
 fn opened(path: &Path, args: &CsvArgs) -> Result<Vec<String>> {
@@ -170,7 +221,7 @@ fn types_that_are_said_are_those_of_their_columns() {
     let expected = ["k Int16", "zip Utf8", "price Decimal128(9, 2)", "day Date32"];
     assert_eq!(typed("price=decimal(9,2),zip=string,k=int16").unwrap(), expected);
     let error = typed("zipcode=string").unwrap_err();
-    assert!(error.message().contains("\"zipcode\", and there are k, zip, price, day"), "{error}");
+    assert!(error.message().contains("\"zipcode\", and the columns are k, zip, price, day"), "{error}");
 }
 
 #[test]

@@ -155,6 +155,13 @@ def mapping(argument: str, value: object, takes: str) -> Mapping[str, Any]:
     return value
 
 
+def mapping_of(argument: str, value: object, takes: str) -> Mapping[str, Any]:
+    """A mapping whose keys are strings."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _type_error(argument, value, takes)
+    return value
+
+
 def pem(argument: str, value: object) -> bytes | None:
     """The bytes of a certificate or key: given as they are, or as the path of a file."""
     takes = "PEM, as bytes or str, or the path of a file of it"

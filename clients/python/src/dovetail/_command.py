@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from . import _arguments
+
+IntoMode = Literal["create", "replace"]
+"""What a join does with a table whose name its result is to have."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,29 @@ def _key_pair(item: object) -> dict[str, Any]:
     )
 
 
+def keys_of(on: OnArgument | None, left_on: object, right_on: object) -> list[dict[str, Any]]:
+    """The key pairs of a join, from ``on``, or from ``left_on`` and ``right_on`` as pandas and Polars have them.
+
+    >>> keys_of(None, ["a", "b"], ["c", "d"])
+    [{'left': 'a', 'right': 'c'}, {'left': 'b', 'right': 'd'}]
+    >>> keys_of("k", "a", None)
+    Traceback (most recent call last):
+    TypeError: a join takes on, or left_on together with right_on
+    """
+    if (on is None) == (left_on is None) or (left_on is None) != (right_on is None):
+        raise TypeError("a join takes on, or left_on together with right_on")
+    if on is not None:
+        return key_pairs(on)
+    lefts, rights = (_arguments.name_or_names(*said) for said in (("left_on", left_on), ("right_on", right_on)))
+    if len(lefts) != len(rights):
+        raise ValueError(f"left_on names {len(lefts)} columns, and right_on {len(rights)}; they go together in pairs")
+    return [{"left": left, "right": right} for left, right in zip(lefts, rights, strict=True)]
+
+
 def join_command(
     left: str,
     right: str,
-    on: OnArgument,
+    on: OnArgument | None,
     how: str = "inner",
     columns: Sequence[str] | None = None,
     strategy: str | None = None,
@@ -100,6 +122,8 @@ def join_command(
     retain_seconds: int | None = None,
     batch_rows: int | None = None,
     into_mode: str | None = None,
+    left_on: str | Sequence[str] | None = None,
+    right_on: str | Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The command of a join.
 
@@ -115,15 +139,15 @@ def join_command(
     join: dict[str, Any] = {
         "left": _arguments.text("left", left, "the name of a table"),
         "right": _arguments.text("right", right, "the name of a table"),
-        "on": key_pairs(on),
+        "on": keys_of(on, left_on, right_on),
         "how": _arguments.text("how", how, "a kind of join"),
     }
     said = {
-        "columns": None if columns is None else _arguments.names("columns", columns),
+        "columns": None if columns is None else _columns(columns),
         "strategy": _arguments.optional_text("strategy", strategy, "the name of a strategy"),
         "nulls_equal": _arguments.truth("nulls_equal", nulls_equal),
         "into": _arguments.optional_text("into", into, "the name of a table to make"),
-        "into_mode": None if into_mode is None else _arguments.one_of("into_mode", into_mode, ["create", "replace"]),
+        "into_mode": None if into_mode is None else _arguments.one_of("into_mode", into_mode, get_args(IntoMode)),
         "devices": _devices(devices),
         "priority": _arguments.optional_whole("priority", priority),
         "retain_seconds": _arguments.optional_whole("retain_seconds", retain_seconds, least=0),
@@ -131,6 +155,21 @@ def join_command(
     }
     join.update({name: value for name, value in said.items() if value is not None})
     return {"join": join}
+
+
+def _columns(columns: object) -> list[str]:
+    """Names of columns.
+
+    On the wire an empty list is none at all, and a join without one has all columns.
+
+    >>> _columns([])
+    Traceback (most recent call last):
+    ValueError: columns is empty; name at least one, or leave it out to have all of them
+    """
+    names = _arguments.names("columns", columns)
+    if not names:
+        raise ValueError("columns is empty; name at least one, or leave it out to have all of them")
+    return names
 
 
 def _devices(devices: object) -> int | str | list[str] | None:
@@ -144,7 +183,7 @@ def _devices(devices: object) -> int | str | list[str] | None:
 
 OPTIONS = (
     "how", "columns", "strategy", "nulls_equal", "into", "into_mode", "devices", "priority", "retain_seconds",
-    "batch_rows",
+    "batch_rows", "left_on", "right_on",
 )  # fmt: skip
 """What a join takes beside its tables and its keys."""
 

@@ -60,12 +60,16 @@ def location_of(uri: str) -> str:
     """
     parts = urlsplit(uri if "://" in uri else f"grpc://{uri}")
     scheme = _SCHEMES.get(parts.scheme)
+    try:
+        port = parts.port
+    except ValueError:
+        scheme = port = None
     if scheme is None or not parts.hostname:
         raise ValueError(
             f"{uri!r} is no address of a server; write one such as grpc://127.0.0.1:8815, or grpc+tls://host:8815"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{scheme}://{host}:{parts.port or DEFAULT_PORT}"
+    return f"{scheme}://{host}:{DEFAULT_PORT if port is None else port}"
 
 
 def _speaks_tls(location: str) -> bool:

@@ -44,9 +44,17 @@ class Job:
     :meth:`dovetail.Client.submit` gives one, and :meth:`dovetail.Client.jobs` all of them.
     """
 
-    def __init__(self, connections: Connections, identity: int, info: flight.FlightInfo | None = None) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        identity: int,
+        info: flight.FlightInfo | None = None,
+        *,
+        is_read_once: bool = False,
+    ) -> None:
         self._connections = connections
         self._info = info
+        self._is_read_once = is_read_once
         self.id = identity
 
     def status(self) -> JobStatus:
@@ -68,9 +76,20 @@ class Job:
             Error: What the job failed with.
             Cancelled: When somebody stopped it.
             TimeoutError: When it is not done in time. It goes on.
+            KeyboardInterrupt: When Ctrl-C ends the waiting. The join goes on, except with ``retain_seconds=0``: nobody
+                would read its result, so it is cancelled.
         """
         timeout = _arguments.seconds("timeout", timeout, zero=True)
         report = reporter(progress, f"job {self.id}")
+        try:
+            return self._wait(timeout, report)
+        except KeyboardInterrupt:
+            if self._is_read_once:
+                with suppress(Error, *_ARROW_FAILURES):
+                    self.cancel()
+            raise
+
+    def _wait(self, timeout: float | None, report: Callable[[JobStatus], None]) -> JobStatus:
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.005
         while True:
@@ -190,6 +209,15 @@ class Result:
         """Waits until the result is complete, as :meth:`Job.wait`, and returns itself."""
         self.job.wait(timeout, progress)
         return self
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has; waits until the join is done.
+
+        Of a result with ``retain_seconds=0`` that does not fit into the server's memory it is known only when it was
+        read: count the rows of :meth:`reader`.
+        """
+        return self.job.wait().rows
 
     def explain(self) -> Explanation:
         """How the join ran, and why."""

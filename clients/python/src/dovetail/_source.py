@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+
+from ._csv import CsvOptions
+from ._files import Source, of_dataset, open_files, refuse_csv_options
 
 MESSAGE_BYTES = 4 << 20
 """Batches are cut to messages of about this size: small enough for caches, large enough to be worth a message."""
@@ -16,20 +18,22 @@ _SMALL_BYTES = 256 << 10
 """Batches below this size are put together: each costs a message, and later a step of the join."""
 
 
-@dataclass
-class Source:
-    """Rows to upload."""
-
-    schema: pa.Schema
-    batches: Iterator[pa.RecordBatch]
-    rows: int | None
-    """How many, when that is known before they are read."""
+__all__ = ["Source", "source"]
 
 
-def source(data: Any) -> Source:
+def source(data: Any, csv: CsvOptions | None = None) -> Source:
     """Reads any of the forms that :meth:`dovetail.Client.put` documents."""
-    found = _find(data)
+    csv = csv or CsvOptions()
+    if _is_path(data) or (isinstance(data, (list, tuple)) and data and all(map(_is_path, data))):
+        found = open_files(data, csv)
+    else:
+        refuse_csv_options(csv, f"this is a {type(data).__name__}")
+        found = _find(data)
     return Source(found.schema, _sized(found.schema, found.batches), found.rows)
+
+
+def _is_path(data: object) -> bool:
+    return isinstance(data, (str, os.PathLike))
 
 
 def _find(data: Any) -> Source:
@@ -39,15 +43,13 @@ def _find(data: Any) -> Source:
         return Source(data.schema, iter([data]), data.num_rows)
     if isinstance(data, pa.RecordBatchReader):
         return Source(data.schema, iter(data), None)
-    if isinstance(data, (str, os.PathLike)):
-        return _dataset(_open_path(data))
     module = type(data).__module__.split(".")[0]
     if module == "pandas" and hasattr(data, "to_dict"):
         return _find(pa.Table.from_pandas(data))
     if module == "polars" and hasattr(data, "collect"):
         data = data.collect()
     if hasattr(data, "scanner") and hasattr(data, "count_rows"):
-        return _dataset(data)
+        return of_dataset(data)
     if hasattr(data, "__arrow_c_stream__"):
         rows = len(data) if hasattr(data, "__len__") else None
         reader = pa.RecordBatchReader.from_stream(data)
@@ -58,7 +60,8 @@ def _find(data: Any) -> Source:
         return _find_in_iterable(iter(data))
     raise TypeError(
         f"a {type(data).__name__} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, "
-        "a pandas or Polars DataFrame, the path of a Parquet, Arrow or CSV file, or a sequence of record batches"
+        "a pandas or Polars DataFrame, the path of a Parquet, Arrow or CSV file, a list of paths, or a sequence of "
+        "record batches"
     )
 
 
@@ -66,7 +69,8 @@ def _find_in_iterable(items: Iterator[Any]) -> Source:
     first = next(items, None)
     if not isinstance(first, pa.RecordBatch):
         raise TypeError(
-            "a sequence to upload holds pyarrow RecordBatches, at least one, since the first has the schema"
+            "a sequence to upload holds pyarrow RecordBatches, at least one, since the first has the schema, or paths "
+            "of files"
         )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -74,22 +78,6 @@ def _find_in_iterable(items: Iterator[Any]) -> Source:
         yield from items
 
     return Source(first.schema, batches(), None)
-
-
-def _open_path(path: str | os.PathLike[str]) -> Any:
-    import pyarrow.dataset as dataset
-
-    text = os.fspath(path)
-    if not os.path.exists(text):
-        raise FileNotFoundError(f"there is no file {text!r} to upload")
-    suffix = os.path.splitext(text)[1].lower()
-    formats = {".csv": "csv", ".arrow": "ipc", ".ipc": "ipc", ".feather": "ipc", ".orc": "orc", ".json": "json"}
-    return dataset.dataset(text, format=formats.get(suffix, "parquet"))
-
-
-def _dataset(data: Any) -> Source:
-    reader = data.scanner(use_threads=True, batch_readahead=4).to_reader()
-    return Source(reader.schema, iter(reader), data.count_rows())
 
 
 def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

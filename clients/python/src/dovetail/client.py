@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -11,15 +12,16 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from . import _arguments
-from ._command import OPTIONS, OnArgument, encode, join_command
+from ._command import OPTIONS, IntoMode, OnArgument, encode, join_command
 from ._connection import Connections, Pem
+from ._csv import CsvOptions
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
 from ._result import Explanation, Job, Result, fetch, metadata, read
 from ._source import source
 from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
-from .errors import InternalError
+from .errors import Error, InternalError
 
 How = Literal["inner", "left", "right", "full", "left_semi", "left_anti", "right_semi", "right_anti"]
 """Which rows of a join survive."""
@@ -29,9 +31,6 @@ Strategy = Literal["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge"
 
 Mode = Literal["create", "replace", "append", "create_if_missing"]
 """What an upload does with a table of that name."""
-
-IntoMode = Literal["create", "replace"]
-"""What a join does with a table whose name its result is to have."""
 
 DEFAULT_URI = "grpc://127.0.0.1:8815"
 
@@ -118,23 +117,38 @@ class Client:
         unique: str | Sequence[str | Sequence[str]] = (),
         streams: int = 1,
         progress: ProgressArgument = None,
+        types: Mapping[str, str | pa.DataType] | None = None,
+        delimiter: str | None = None,
+        header: bool | None = None,
+        infer_rows: int | None = None,
+        null_values: str | Sequence[str] | None = None,
     ) -> int:
         """Uploads a table, which appears in whole when all of it is there, or not at all.
 
         Args:
             name: The table's name.
             data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or anything
-                else with the Arrow stream interface; the path of a Parquet, Arrow (IPC) or CSV file or of a folder of
-                Parquet files; a sequence of record batches; a dictionary of columns.
+                else with the Arrow stream interface; a sequence of record batches; a dictionary of columns. Or the path
+                of a file (Parquet, Arrow IPC file or stream, CSV, CSV that gzip has compressed) or of a folder of
+                Parquet files; a pattern such as ``"parts/*.parquet"``, or a list of paths: files with the same columns,
+                whose rows become one table in this order.
             mode: ``"create"`` (the name must be free), ``"replace"``, ``"append"`` (the table must be there) or
                 ``"create_if_missing"`` (append, or create).
             sorted_by: Columns by which the rows are sorted, ascending, nulls first. The server checks it, and saves the
                 sorting in joins.
-            unique: Columns (or sets of columns) whose values are distinct; trusted for planning only.
+            unique: Columns (or sets of columns) whose values are distinct. Nobody checks: the planner predicts by it,
+                and where it does not hold, results are right all the same.
             streams: How many connections to send over at once. One tops out near 3 GB/s; with more, the order of the
                 rows is not kept.
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`UploadProgress`.
+            types: Of CSV: types of columns, in place of those that are inferred, such as
+                ``{"id": "int64", "price": "decimal(9,2)"}``; names as ``dovetail put --types`` takes them, or
+                ``pyarrow`` types.
+            delimiter: Of CSV: the character between fields; by default a comma, and a tab in files named .tsv.
+            header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
+            infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
+            null_values: Of CSV: words that stand for null, beside the empty field.
 
         Returns:
             The number of rows that the server took.
@@ -144,6 +158,7 @@ class Client:
             NotFound: In mode ``"append"``, when there is none.
             InvalidRequest: For a type or option that the server does not accept.
             Exhausted: When the server has no room for it.
+            ValueError: When a file is not what it seems, with the line where that is known.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"], "n": [1, 2]}, mode="replace", sorted_by="letter")
@@ -164,8 +179,9 @@ class Client:
             raise ValueError(
                 f"sorted_by needs streams=1, not {streams}: several streams do not keep the order of the rows"
             )
+        csv = CsvOptions.of_arguments(types, delimiter, header, infer_rows, null_values)
         report = reporter(progress, f"put {name}")
-        return upload(self._connections, name, source(data), options, streams, report).rows
+        return upload(self._connections, name, source(data, csv), options, streams, report).rows
 
     def get(self, name: str, progress: ProgressArgument = None) -> pa.Table:
         """A whole table, fetched over several connections; rows in the order in which they were uploaded.
@@ -232,11 +248,13 @@ class Client:
         self,
         left: str,
         right: str,
-        on: OnArgument,
+        on: OnArgument | None = None,
         how: How = "inner",
         columns: Sequence[str] | None = None,
         strategy: Strategy | str | None = None,
         *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
         nulls_equal: bool | None = None,
         into: str | None = None,
         into_mode: IntoMode | None = None,
@@ -256,6 +274,8 @@ class Client:
             right: Name of the right table.
             on: Columns that must be equal: ``"k"``, ``["a", "b"]``, ``{"left_name": "right_name"}``, or a list of
                 names, pairs, and :class:`On`, which says for one pair whether its nulls are equal.
+            left_on: In place of ``on``: a column of the left table, or several.
+            right_on: The columns of the right table that go with ``left_on``.
             how: Which rows survive: ``"inner"``, ``"left"``, ``"right"``, ``"full"``, ``"left_semi"``, ``"left_anti"``,
                 ``"right_semi"`` or ``"right_anti"``.
             columns: Columns of the result, in order: ``"column"``, ``"left.column"`` or ``"right.column"``. Default:
@@ -295,13 +315,21 @@ class Client:
             retain_seconds,
             batch_rows,
             into_mode,
+            left_on,
+            right_on,
         )
         result = self._submit(command).result()
         if progress:
-            result.wait(progress=progress)
+            try:
+                result.wait(progress=progress)
+            except BaseException:
+                # The caller has nothing to come back with.
+                with suppress(Error):
+                    result.cancel()
+                raise
         return result
 
-    def submit(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Job:
+    def submit(self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any) -> Job:
         """As :meth:`join`, for those who come back later: the job, to wait for, look at or cancel.
 
         Example:
@@ -323,7 +351,9 @@ class Client:
         takes = 'a mapping such as {"join": {"left": "a", "right": "b", "on": [{"left": "k", "right": "k"}]}}'
         return self._submit(_arguments.mapping("command", command, takes)).result()
 
-    def explain(self, left: str, right: str, on: OnArgument, how: How = "inner", **options: Any) -> Explanation:
+    def explain(
+        self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any
+    ) -> Explanation:
         """How a join would run, and why, without running it. Takes what :meth:`join` takes.
 
         Of a join that would be refused because it does not fit, it tells that too: the detail ``refusal`` says what is
@@ -389,7 +419,9 @@ class Client:
         details = metadata(info)
         if "job" not in details:
             raise InternalError("the server answered a join without naming its job")
-        return Job(self._connections, int(details["job"]), info)
+        join = command.get("join")
+        is_read_once = isinstance(join, Mapping) and join.get("retain_seconds") == 0 and not join.get("into")
+        return Job(self._connections, int(details["job"]), info, is_read_once=is_read_once)
 
     def _answer(self, action: str, body: Any = None) -> Mapping[str, Any]:
         answers = self._connections.action(action, body)

@@ -155,12 +155,20 @@ def from_arrow(error: BaseException) -> Error | None:
         # Of what pyarrow says by itself, only this is about the server: nothing answers where it should be.
         return Unavailable(text) if isinstance(error, flight.FlightUnavailableError) else None
     message = wrapped["message"].split(_DEBUG_CONTEXT, 1)[0].strip()
+    if _NO_FLIGHT.search(message):
+        return Unavailable(
+            "what answers there is no Flight server; the port of metrics and health is not the one to connect to"
+        )
     kind = _BY_WORDING.get(wrapped["status"] or "")
     if kind is None:
         kind = next((ours for theirs, ours in _BY_CLASS if isinstance(error, theirs)), Error)
     if kind in (InternalError, Unavailable):
         return _of_the_connection(message) or kind(message)
     return kind(message)
+
+
+# What gRPC makes of an answer over HTTP that is none of gRPC, such as one of the port of metrics and health.
+_NO_FLIGHT = re.compile(r"Received http2 header with status: \d+|Failed parsing HTTP/2")
 
 
 # How gRPC words a connection that could not be made, with the cause behind the last colon.

@@ -1,12 +1,28 @@
 //! CSV: what its columns are is in no file, so it is inferred from the first rows, or said.
+//!
+//! The Python client reads CSV by the same rules (`clients/python/src/dovetail/_csv.py`), and `tests/csv/cases.json` holds both
+//! to them:
+//!
+//! * Text is UTF-8, with or without a byte order mark; gzip may have compressed it.
+//! * An empty field is null, in columns of text too and quoted or not, and so are the words that `--null-values` gives.
+//! * Types are inferred from the first rows: int64, float64, bool, date, timestamp, and text for all else; for a column of
+//!   nulls too, and for whole numbers that int64 has no room for.
+//! * Timestamps are of microseconds, so that those of two files match; of nanoseconds where a row has more than six digits.
+//! * A value that is not of its column's type is an error, wherever it stands.
+
+mod records;
+mod types;
 
 use std::io::{BufReader, Cursor, Read};
-use std::str::FromStr;
 use std::sync::Arc;
 
-use arrow::csv;
+use arrow::csv::reader::Format;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow::error::ArrowError;
 use flate2::read::MultiGzDecoder;
+
+use self::records::{Records, Rules, newlines, not_utf8};
+pub use self::types::ColumnTypes;
 
 use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH};
 use crate::{Error, Result, listed};
@@ -34,70 +50,35 @@ pub struct CsvArgs {
     /// bool, string, date, timestamp (of microseconds; or "timestamp(s)", ms, us, ns), or as Arrow writes them
     #[arg(long, value_name = "COLUMN=TYPE,...")]
     pub types: Option<ColumnTypes>,
+
+    /// Words that stand for null, beside the empty field
+    #[arg(long, value_delimiter = ',', value_name = "WORD,...")]
+    pub null_values: Vec<String>,
 }
 
-/// Types by the names of columns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ColumnTypes(Vec<(String, DataType)>);
-
-impl FromStr for ColumnTypes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut depth = 0;
-        // Types may have commas of their own, in parentheses.
-        let parts = text.split(|c: char| {
-            depth += i32::from(c == '(') - i32::from(c == ')');
-            c == ',' && depth == 0
-        });
-        let column = |part: &str| -> Result<(String, DataType), String> {
-            let (name, text) = part.split_once('=').ok_or("write COLUMN=TYPE, such as id=int64,name=string")?;
-            let data_type = parse_type(text.trim()).ok_or_else(|| {
-                format!(
-                    "{:?} is no type; write one such as int64, float64, decimal(15,2), bool, string, date or timestamp",
-                    text.trim()
-                )
-            })?;
-            Ok((name.trim().to_owned(), data_type))
-        };
-        parts.map(column).collect::<Result<_, String>>().map(Self)
+impl CsvArgs {
+    /// Those that were given, as the command line writes them.
+    pub fn given(&self) -> Vec<&'static str> {
+        let Self { delimiter, no_header, infer_rows, types, null_values } = self;
+        let all = [
+            ("--delimiter", delimiter.is_some()),
+            ("--no-header", *no_header),
+            ("--infer-rows", infer_rows.is_some()),
+            ("--types", types.is_some()),
+            ("--null-values", !null_values.is_empty()),
+        ];
+        all.into_iter().filter_map(|(flag, is_given)| is_given.then_some(flag)).collect()
     }
-}
 
-/// A type by the name that people give it, or by Arrow's own.
-fn parse_type(text: &str) -> Option<DataType> {
-    let lower = text.to_ascii_lowercase();
-    let (name, inside) = match lower.strip_suffix(')').and_then(|text| text.split_once('(')) {
-        Some((name, inside)) => (name.trim(), Some(inside.trim())),
-        None => (lower.as_str(), None),
-    };
-    let known = match (name, inside) {
-        ("int8", None) => DataType::Int8,
-        ("int16", None) => DataType::Int16,
-        ("int32" | "int", None) => DataType::Int32,
-        ("int64" | "bigint", None) => DataType::Int64,
-        ("uint8", None) => DataType::UInt8,
-        ("uint16", None) => DataType::UInt16,
-        ("uint32", None) => DataType::UInt32,
-        ("uint64", None) => DataType::UInt64,
-        ("float32" | "float", None) => DataType::Float32,
-        ("float64" | "double", None) => DataType::Float64,
-        ("bool" | "boolean", None) => DataType::Boolean,
-        ("string" | "utf8" | "text", None) => DataType::Utf8,
-        ("date" | "date32", None) => DataType::Date32,
-        ("timestamp", None | Some("us")) => DataType::Timestamp(TimeUnit::Microsecond, None),
-        ("timestamp", Some("s")) => DataType::Timestamp(TimeUnit::Second, None),
-        ("timestamp", Some("ms")) => DataType::Timestamp(TimeUnit::Millisecond, None),
-        ("timestamp", Some("ns")) => DataType::Timestamp(TimeUnit::Nanosecond, None),
-        ("decimal", Some(digits)) => {
-            let (precision, scale) = digits.split_once(',')?;
-            let (precision, scale) = (precision.trim().parse().ok()?, scale.trim().parse().ok()?);
-            let is_sound = (1..=38).contains(&precision) && (0..=i8::try_from(precision).ok()?).contains(&scale);
-            return is_sound.then_some(DataType::Decimal128(precision, scale));
+    fn format(&self, delimiter: u8) -> Result<Format> {
+        let format = Format::default().with_delimiter(delimiter);
+        if self.null_values.is_empty() {
+            return Ok(format);
         }
-        _ => return text.parse().ok(),
-    };
-    Some(known)
+        let words = self.null_values.iter().map(|word| regex::escape(word)).collect::<Vec<_>>().join("|");
+        let nulls = regex::Regex::new(&format!("^(?:|{words})$"));
+        Ok(format.with_null_regex(nulls.map_err(|error| Error::Invalid(format!("--null-values: {error}")))?))
+    }
 }
 
 /// Begins to read CSV, also what gzip has compressed. It is read once, from its start to its end, so it may be a pipe.
@@ -122,23 +103,46 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
             Error::Invalid(format!("delimiter {delimiter:?} is not a single byte; use one such as ';'"))
         })?,
     };
-    let format = csv::reader::Format::default().with_header(!args.no_header).with_delimiter(delimiter);
+    let format = args.format(delimiter)?;
+    let with_header = format.clone().with_header(!args.no_header);
     let mut looked_at = Recorded { input: &mut input, bytes: Vec::new() };
     let infer_rows = args.infer_rows.unwrap_or(INFER_ROWS);
-    let (schema, rows) = format.infer_schema(BufReader::new(&mut looked_at), Some(infer_rows))?;
+    let inferred = with_header.infer_schema(BufReader::new(&mut looked_at), Some(infer_rows));
     let looked_at = looked_at.bytes;
-    if schema.fields().is_empty() || (rows == 0 && args.no_header) {
+    let (schema, rows, failure) = match inferred {
+        Ok((schema, rows)) => (schema, rows, None),
+        // The reader says better what is wrong; it only needs to know how many columns there are.
+        Err(error) => match with_header.infer_schema(looked_at.as_slice(), Some(0)) {
+            Ok((schema, _)) => (schema, 0, Some(error)),
+            Err(_) => return Err(heading_failure(&looked_at, &error)),
+        },
+    };
+    if schema.fields().is_empty() || (rows == 0 && args.no_header && failure.is_none()) {
         return Err(Error::Invalid("the file has no columns".into()));
     }
     if args.delimiter.is_none() && schema.fields().len() == 1 {
         check_delimiter(&looked_at, delimiter)?;
     }
-    let schema = Arc::new(with_types(&text_where_nothing_was_seen(&schema), args.types.as_ref())?);
-    let reader = csv::ReaderBuilder::new(schema.clone())
-        .with_format(format)
-        .with_batch_size(ROWS_PER_BATCH)
-        .build(BufReader::with_capacity(BUFFER_BYTES, Cursor::new(looked_at).chain(input)))?;
-    Ok((schema, Box::new(reader)))
+    let schema = Arc::new(with_types(&settled(&schema), args.types.as_ref())?);
+    let said = args.types.as_ref().map_or(&[][..], |types| &types.0);
+    let is_said = schema.fields().iter().map(|field| said.iter().any(|(name, _)| name == field.name())).collect();
+    let rules = Rules { schema: schema.clone(), format, has_header: !args.no_header, is_said, inferred_rows: rows };
+    let input = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(looked_at).chain(input));
+    let mut records = Records::new(input, rules, ROWS_PER_BATCH);
+    if let Some(failure) = failure {
+        // It fails on the way to the rows that inference has seen.
+        let error = records.find_map(Result::err);
+        return Err(error.unwrap_or_else(|| Error::Invalid(failure.to_string())));
+    }
+    Ok((schema, Box::new(records)))
+}
+
+/// What is wrong with a heading that cannot be read.
+fn heading_failure(looked_at: &[u8], error: &ArrowError) -> Error {
+    match std::str::from_utf8(looked_at) {
+        Err(wrong) if wrong.error_len().is_some() => not_utf8(1 + newlines(&looked_at[..wrong.valid_up_to()])),
+        _ => Error::Invalid(error.to_string()),
+    }
 }
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -182,11 +186,18 @@ fn check_delimiter(text: &[u8], delimiter: u8) -> Result<()> {
     )))
 }
 
-/// A column without a single value in the rows that were looked at is taken for text, which whatever follows fits.
-fn text_where_nothing_was_seen(schema: &Schema) -> Schema {
-    let field = |field: &FieldRef| match field.data_type() {
-        DataType::Null => field.as_ref().clone().with_data_type(DataType::Utf8),
-        _ => field.as_ref().clone(),
+/// What inference leaves open. A column without a single value in the rows that were looked at is taken for text, which
+/// whatever follows fits; and timestamps have one unit, whether or not those rows have fractions of a second.
+fn settled(schema: &Schema) -> Schema {
+    let field = |field: &FieldRef| {
+        let data_type = match field.data_type() {
+            DataType::Null => DataType::Utf8,
+            DataType::Timestamp(TimeUnit::Second | TimeUnit::Millisecond, None) => {
+                DataType::Timestamp(TimeUnit::Microsecond, None)
+            }
+            other => other.clone(),
+        };
+        field.as_ref().clone().with_data_type(data_type)
     };
     Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>())
 }
@@ -195,41 +206,11 @@ fn with_types(schema: &Schema, types: Option<&ColumnTypes>) -> Result<Schema> {
     let types = types.map_or(&[][..], |types| &types.0);
     if let Some((name, _)) = types.iter().find(|(name, _)| schema.index_of(name).is_err()) {
         let names = listed(schema.fields().iter().map(|field| field.name()));
-        return Err(Error::Invalid(format!("--types names a column {name:?}, and there are {names}")));
+        return Err(Error::Invalid(format!("--types names a column {name:?}, and the columns are {names}")));
     }
     let field = |field: &FieldRef| match types.iter().find(|(name, _)| name == field.name()) {
         Some((_, data_type)) => field.as_ref().clone().with_data_type(data_type.clone()),
         None => field.as_ref().clone(),
     };
     Ok(Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn types_are_read_as_people_and_as_arrow_write_them() {
-        let types: ColumnTypes =
-            "a=int64, b=decimal(15, 2),c=Timestamp,d=timestamp(ns),e=Utf8,f=LargeUtf8".parse().unwrap();
-        let names: Vec<_> = types.0.iter().map(|(name, data_type)| format!("{name} {data_type:?}")).collect();
-        let expected = [
-            "a Int64",
-            "b Decimal128(15, 2)",
-            "c Timestamp(Microsecond, None)",
-            "d Timestamp(Nanosecond, None)",
-            "e Utf8",
-            "f LargeUtf8",
-        ];
-        assert_eq!(names, expected);
-        for (wrong, words) in [
-            ("a", "COLUMN=TYPE"),
-            ("a=", "is no type"),
-            ("a=integerish", "\"integerish\""),
-            ("a=decimal(2,5)", "decimal"),
-        ] {
-            let error = wrong.parse::<ColumnTypes>().unwrap_err();
-            assert!(error.contains(words), "{wrong}: {error}");
-        }
-    }
 }

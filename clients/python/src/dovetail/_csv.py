@@ -1,0 +1,392 @@
+"""CSV, read by the rules of the command line (``src/cli/files/csv``); ``tests/csv/cases.json`` holds both to them.
+
+pyarrow takes the text apart, and every column of it as text; what it would make of the fields by itself is not what
+other clients make of them. The types come from the caller or from the first rows, and pyarrow's casts bring the text to
+them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from . import _arguments
+from ._display import counted
+
+INFER_ROWS = 10_000
+"""Rows that are looked at where nobody says how many."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+"""What a file that gzip has compressed begins with."""
+
+_BLOCK_BYTES = 8 << 20
+"""Read at a time; a row must fit."""
+
+_NAMES = {
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int": pa.int32(),
+    "int64": pa.int64(),
+    "bigint": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "float32": pa.float32(),
+    "float": pa.float32(),
+    "float64": pa.float64(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "utf8": pa.string(),
+    "text": pa.string(),
+    "date": pa.date32(),
+    "date32": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamp(s)": pa.timestamp("s"),
+    "timestamp(ms)": pa.timestamp("ms"),
+    "timestamp(us)": pa.timestamp("us"),
+    "timestamp(ns)": pa.timestamp("ns"),
+}
+"""The types by the names that the command line takes too; of several names for one the error messages use the first."""
+
+_STAMP = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"
+
+# What the values of a type look like, each value being of the first that it matches. All stamps of up to six digits
+# have one type, so that those of two files match.
+_PATTERNS = [
+    ("bool", r"(?i)^(?:true|false)$"),
+    ("int64", r"^-?\d+$"),
+    ("float64", r"^-?(?:(?:\d*\.\d+|\d+\.\d*)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)$|^(?:NaN|nan|inf|-inf)$"),
+    ("date", r"^\d{4}-\d\d-\d\d$"),
+    ("timestamp", _STAMP + r"(?:[^\d.].*)?$"),
+    ("timestamp", _STAMP + r"\.\d{1,6}(?:[^\d].*)?$"),
+    ("timestamp(ns)", _STAMP + r"\.\d{7,9}(?:[^\d].*)?$"),
+]
+
+# A time that says how far it is from UTC.
+_ZONED = r":\d\d(?:\.\d+)? ?(?:[zZ]|[+-]\d\d(?::?\d\d)?)$"
+
+# What people write for a value that is missing.
+_MISSING = {"NA", "N/A", "NULL", "NONE", "NIL", "NAN", "-", "\\N"}
+
+
+@dataclass(frozen=True)
+class CsvOptions:
+    """How CSV is read."""
+
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    delimiter: str | None = None
+    header: bool = True
+    infer_rows: int = INFER_ROWS
+    null_values: Sequence[str] = ()
+    given: Sequence[str] = ()
+    """The arguments that somebody gave."""
+
+    @classmethod
+    def of_arguments(
+        cls, types: object, delimiter: object, header: object, infer_rows: object, null_values: object
+    ) -> CsvOptions:
+        """Checks what a caller gave; ``None`` is what was not given."""
+        arguments = {
+            "types": types,
+            "delimiter": delimiter,
+            "header": header,
+            "infer_rows": infer_rows,
+            "null_values": null_values,
+        }
+        said: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        if "types" in said:
+            said["types"] = _types(types)
+        if "delimiter" in said and len(_arguments.text("delimiter", delimiter, "a character").encode()) != 1:
+            raise ValueError(f"delimiter is {delimiter!r}; it takes a character of one byte, such as ';'")
+        if "header" in said:
+            said["header"] = _arguments.truth("header", header)
+        if "infer_rows" in said:
+            said["infer_rows"] = _arguments.whole("infer_rows", infer_rows, least=0)
+        if "null_values" in said:
+            said["null_values"] = _arguments.name_or_names("null_values", null_values)
+        return cls(**said, given=list(said))
+
+
+def _types(types: object) -> dict[str, pa.DataType]:
+    takes = 'a mapping of names of columns to types, such as {"id": "int64", "price": "decimal(9,2)"}'
+    found = {}
+    for name, given in _arguments.mapping_of("types", types, takes).items():
+        data_type = given if isinstance(given, pa.DataType) else _named(str(given))
+        if data_type is None or not _can_be_read(data_type):
+            raise ValueError(
+                f"types says {given!r} of column {name!r}, which is no type that CSV is read as; write one such as "
+                "int64, float64, decimal(15,2), bool, string, date or timestamp"
+            )
+        found[name] = data_type
+    return found
+
+
+def _named(name: str) -> pa.DataType | None:
+    """A type by its name.
+
+    >>> _named("decimal(15, 2)"), _named("Timestamp"), _named("integerish")
+    (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None)
+    """
+    name = name.strip().lower().replace(" ", "")
+    if digits := re.fullmatch(r"decimal\((\d+),(\d+)\)", name):
+        precision, scale = map(int, digits.groups())
+        return pa.decimal128(precision, scale) if 1 <= precision <= 38 and scale <= precision else None
+    return _NAMES.get(name)
+
+
+def _can_be_read(data_type: pa.DataType) -> bool:
+    known = pa.types
+    tests = (
+        known.is_integer, known.is_floating, known.is_boolean, known.is_string, known.is_large_string, known.is_date,
+        known.is_timestamp, known.is_decimal128,
+    )  # fmt: skip
+    return any(test(data_type) for test in tests)
+
+
+def _name_of(data_type: pa.DataType) -> str:
+    if pa.types.is_decimal(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    return next((name for name, known in _NAMES.items() if known == data_type), str(data_type))
+
+
+def read(path: str, options: CsvOptions) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The columns of a file, and its rows."""
+    file = _File(path, options)
+    schema, batches = file.open()
+    return schema, file.typed(schema, batches)
+
+
+class _File:
+    """One file while it is read."""
+
+    def __init__(self, path: str, options: CsvOptions) -> None:
+        self._path = path
+        self._options = options
+        with open(path, "rb") as start:
+            self._is_gzip = start.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        name = path.lower().removesuffix(".gz")
+        self._delimiter = options.delimiter or ("\t" if name.endswith(".tsv") else ",")
+        self._inferred_rows = 0
+
+    def open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The columns, and the batches of their text."""
+        names = self._columns()
+        texts = {name: pa.string() for name in names}
+        batches = self._batches(names, texts)
+        first: list[pa.RecordBatch] = []
+        rows = 0
+        while rows < self._options.infer_rows and (batch := next(batches, None)) is not None:
+            first.append(batch)
+            rows += batch.num_rows
+        self._inferred_rows = min(rows, self._options.infer_rows)
+        looked_at = pa.Table.from_batches(first, pa.schema(texts)).slice(0, self._inferred_rows)
+        said = self._options.types
+        if unknown := [name for name in said if name not in names]:
+            raise self._error(f"types names a column {unknown[0]!r}, and the columns are {', '.join(names)}")
+        fields = [
+            pa.field(name, said[name] if name in said else _inferred(looked_at.column(index)))
+            for index, name in enumerate(names)
+        ]
+        return pa.schema(fields), itertools.chain(first, batches)
+
+    def typed(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, with the types of the schema."""
+        done = 0
+        for batch in batches:
+            columns = []
+            for index, column in enumerate(schema):
+                try:
+                    columns.append(_converted(batch.column(index), column.type))
+                except pa.ArrowInvalid:
+                    raise self._unfit(schema, batch, done) from None
+            yield pa.record_batch(columns, schema=schema)
+            done += batch.num_rows
+
+    def _columns(self) -> list[str]:
+        try:
+            names: list[str] = self._reader(None, None).schema.names
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            if "Empty CSV file" in str(error):
+                raise self._error("the file has no columns") from None
+            raise self._malformed(error) from None
+        if len(names) == 1 and self._options.delimiter is None:
+            self._check_delimiter()
+        return names if self._options.header else [f"column_{index + 1}" for index in range(len(names))]
+
+    def _check_delimiter(self) -> None:
+        """Refuses what is likely to have several columns and came out as one."""
+        with self._bytes() as file:
+            line = file.readline().decode(errors="replace")
+        found = next((other for other in ",;\t|" if other != self._delimiter and other in line), None)
+        if found is not None:
+            raise self._error(
+                f"its first line has no {self._delimiter!r} and is one column, but has {found!r}; if that is between "
+                f"the fields, say delimiter={found!r}, and if it is one column indeed, delimiter={self._delimiter!r}"
+            )
+
+    def _reader(self, names: list[str] | None, types: Mapping[str, pa.DataType] | None) -> pacsv.CSVStreamingReader:
+        has_header = self._options.header
+        source = pa.input_stream(self._path, compression="gzip" if self._is_gzip else None)
+        return pacsv.open_csv(
+            source,
+            pacsv.ReadOptions(
+                block_size=_BLOCK_BYTES,
+                autogenerate_column_names=not has_header and names is None,
+                column_names=None if has_header else names,
+            ),
+            pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+            pacsv.ConvertOptions(
+                column_types=types, strings_can_be_null=True, null_values=["", *self._options.null_values]
+            ),
+        )
+
+    def _batches(self, names: list[str], types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._reader(names, types)
+        except pa.ArrowInvalid as error:
+            raise self._malformed(error) from None
+        except OSError as error:
+            raise self._error(f"cannot read on: {error}") from None
+
+    # What is wrong
+
+    def _error(self, sentence: str) -> ValueError:
+        return ValueError(f"reading {self._path}: {sentence}")
+
+    def _unfit(self, schema: pa.Schema, batch: pa.RecordBatch, done: int) -> ValueError:
+        """The first value of a batch that is not of its column's type; `done` rows are before the batch."""
+        wrong = [
+            (row, index)
+            for index, column in enumerate(schema)
+            if (row := _first_unfit(batch.column(index), column.type)) is not None
+        ]
+        row, index = min(wrong)
+        column, value = schema.field(index), batch.column(index)[row].as_py()
+        line = self._line_of(done + row + int(self._options.header))
+        where = f"line {line}" if line else f"row {done + row + 1}"
+        said = f"types={{{column.name!r}: 'string'}}"
+        advice = (
+            f"which types says; correct it, or say another type: {said} takes all values"
+            if column.name in self._options.types
+            else f"which the column is by its first {counted(self._inferred_rows, 'row')}; say {said}, or have more "
+            "rows looked at with infer_rows"
+        )
+        missing = f"; if it stands for a null, say null_values=[{value!r}]" if value.strip().upper() in _MISSING else ""
+        return self._error(
+            f"{where}, column {column.name!r}: {value!r} is no {_name_of(column.type)}, {advice}{missing}"
+        )
+
+    def _malformed(self, error: Exception) -> ValueError:
+        """What pyarrow cannot take apart: it says what, and seldom where."""
+        with self._bytes() as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError:
+                    return self._error(
+                        f"line {number} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"
+                    )
+        columns = 0
+        for line_number, record in self._records():
+            columns = columns or len(record)
+            if len(record) != columns:
+                return self._error(
+                    f"line {line_number} has {len(record)} fields where there are {columns} columns; quote the fields "
+                    "that have a delimiter or a quote of their own, or correct the line"
+                )
+        return self._error(str(error))
+
+    def _line_of(self, index: int) -> int | None:
+        """The line on which a record begins, counted from 1, by the number of records before it."""
+        return next((line for line, _ in itertools.islice(self._records(), index, None)), None)
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """The records once more, slowly, each with the line on which it begins."""
+        opened = gzip.open if self._is_gzip else open
+        with opened(self._path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=self._delimiter)
+            line = 1
+            # A field that is longer than this module takes leaves the line unknown.
+            try:
+                for record in reader:
+                    if record:
+                        yield line, record
+                    line = reader.line_num + 1
+            except csv.Error:
+                return
+
+    def _bytes(self) -> Any:
+        return gzip.open(self._path, "rb") if self._is_gzip else open(self._path, "rb")
+
+
+def _inferred(column: pa.ChunkedArray) -> pa.DataType:
+    """The type that all values of a column have."""
+    rest, kinds = column.drop_null(), set()
+    for kind, pattern in _PATTERNS:
+        matches = pc.match_substring_regex(rest, pattern)
+        if not pc.any(matches).as_py():
+            continue
+        kinds.add(kind)
+        if kind == "int64" and _first_unfit(rest.filter(matches), pa.int64()) is not None:
+            return pa.string()
+        rest = rest.filter(pc.invert(matches))
+    if len(rest) or not kinds:
+        return pa.string()
+    # From the narrower to the wider.
+    for together in (["bool"], ["int64", "float64"], ["date", "timestamp", "timestamp(ns)"]):
+        if kinds <= set(together):
+            return _NAMES[next(kind for kind in reversed(together) if kind in kinds)]
+    return pa.string()
+
+
+def _converted(values: Any, data_type: pa.DataType) -> Any:
+    """Text as values of a type; raises pyarrow's ``ArrowInvalid`` for text that is none."""
+    if pa.types.is_boolean(data_type):
+        words = pc.utf8_lower(values)
+        if not pc.all(pc.is_in(words, pa.array(["true", "false", None]))).as_py():
+            raise pa.ArrowInvalid("neither true nor false")
+        return pc.equal(words, "true")
+    try:
+        return values.cast(data_type)
+    except pa.ArrowInvalid:
+        if pa.types.is_timestamp(data_type) and data_type.tz is None:
+            zoned = pc.match_substring_regex(values, _ZONED)
+            utc = pa.timestamp(data_type.unit, "UTC")
+            plain = pc.if_else(zoned, None, values).cast(data_type)
+            return pc.coalesce(plain, pc.if_else(zoned, values, None).cast(utc).cast(data_type))
+        if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
+            bare = pc.replace_substring_regex(pc.ascii_trim_whitespace(values), r"^\+([^+-])", r"\1")
+            return bare.cast(data_type)
+        raise
+
+
+def _first_unfit(values: Any, data_type: pa.DataType) -> int | None:
+    """The place of the first value that is not of a type."""
+
+    def fit(begin: int, end: int) -> bool:
+        try:
+            _converted(values.slice(begin, end - begin), data_type)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    begin, end = 0, len(values)
+    if fit(begin, end):
+        return None
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        begin, end = (middle, end) if fit(begin, middle) else (begin, middle)
+    return begin

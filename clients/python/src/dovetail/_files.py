@@ -1,0 +1,140 @@
+"""Tables in files: Parquet, Arrow IPC (file and stream), CSV, and what else pyarrow's datasets read."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from . import _csv
+
+Path = str | os.PathLike[str]
+
+_BY_MAGIC = {b"PAR1": "parquet", b"ARROW1": "ipc", b"\xff\xff\xff\xff": "stream"}
+_BY_NAME = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "ipc",
+    ".ipc": "ipc",
+    ".feather": "ipc",
+    ".arrows": "stream",
+    ".arrow_stream": "stream",
+    ".stream": "stream",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".orc": "orc",
+    ".json": "json",
+}
+_KINDS = {
+    "parquet": "Parquet",
+    "ipc": "an Arrow IPC file",
+    "stream": "an Arrow IPC stream",
+    "orc": "ORC",
+    "json": "JSON lines",
+}
+
+
+@dataclass
+class Source:
+    """Rows to upload."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    rows: int | None
+    """How many, when that is known before they are read."""
+
+
+def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source:
+    """The rows of a file, of a folder of Parquet files, or of several files with the same columns, in this order."""
+    paths = [path for one in ([given] if isinstance(given, (str, os.PathLike)) else given) for path in _matching(one)]
+    sources = [_open(path, options) for path in paths]
+    first = sources[0].schema
+    for path, other in zip(paths, sources, strict=True):
+        if other.schema != first:
+            raise ValueError(_difference(paths[0], first, path, other.schema))
+    if len(sources) == 1:
+        return sources[0]
+    counts = [source.rows for source in sources]
+    rows = sum(count for count in counts if count is not None) if None not in counts else None
+    return Source(first, (batch for source in sources for batch in source.batches), rows)
+
+
+def _matching(given: Path) -> list[str]:
+    """The path itself, or those that it stands for when it is a pattern such as ``"parts/*.parquet"``."""
+    path = os.fspath(given)
+    if os.path.exists(path):
+        return [path]
+    if not glob.has_magic(path):
+        raise FileNotFoundError(f"there is no file {path!r} to upload")
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise FileNotFoundError(f"there is no file that matches {path!r}")
+    return found
+
+
+def _open(path: str, options: _csv.CsvOptions) -> Source:
+    kind = "parquet" if os.path.isdir(path) else _kind_of(path)
+    if kind == "csv":
+        return Source(*_csv.read(path, options), None)
+    what = "a folder of Parquet files" if os.path.isdir(path) else _KINDS[kind]
+    refuse_csv_options(options, f"{path} is {what}")
+    try:
+        if kind == "stream":
+            reader = pa.ipc.open_stream(pa.memory_map(path))
+            return Source(reader.schema, iter(reader), None)
+        import pyarrow.dataset as dataset
+
+        return of_dataset(dataset.dataset(path, format=kind))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"reading {path}: it is not {what}, or cut short: {error}") from None
+
+
+def of_dataset(data: Any) -> Source:
+    """The rows of a pyarrow Dataset."""
+    reader = data.scanner(use_threads=True, batch_readahead=4).to_reader()
+    return Source(reader.schema, iter(reader), data.count_rows())
+
+
+def refuse_csv_options(options: _csv.CsvOptions, but: str) -> None:
+    """Refuses what is said of CSV where there is none: whoever says it expects it to hold."""
+    for name in options.given:
+        raise ValueError(
+            f"{name} says how CSV is read, and {but}, which knows its columns and their types; leave {name} out"
+        )
+
+
+def _kind_of(path: str) -> str:
+    """The format of a file: its first bytes know better than its name."""
+    with open(path, "rb") as file:
+        start = file.read(max(map(len, _BY_MAGIC)))
+    for magic, kind in _BY_MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    is_gzip = start.startswith(_csv.GZIP_MAGIC)
+    name = path.lower().removesuffix(".gz") if is_gzip else path.lower()
+    by_name = _BY_NAME.get(os.path.splitext(name)[1])
+    if is_gzip and by_name != "csv":
+        raise ValueError(f"reading {path}: gzip has compressed it, which is read of .csv.gz only; decompress it first")
+    if by_name is None:
+        raise ValueError(
+            f"reading {path}: the name does not say the format; use .parquet, .arrow, .arrows (stream), .csv, .orc or "
+            ".json"
+        )
+    return by_name
+
+
+def _difference(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> str:
+    pairs = ((one, other) for one, other in zip(first, schema, strict=False) if one != other)
+    if found := next(pairs, None):
+        what = f"{found[0].name!r} {found[0].type} there, {found[1].name!r} {found[1].type} here"
+    else:
+        what = f"{len(first)} columns there, {len(schema)} here"
+    return (
+        f"{path} does not have the columns of {first_path}: {what}; files of one table have the same columns (of CSV, "
+        "types says which type a column has)"
+    )

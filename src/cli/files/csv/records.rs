@@ -1,0 +1,258 @@
+//! Records of CSV as batches. One that cannot be read is looked for again in the bytes of its batch, so that the error tells
+//! the line, the column and the value: Arrow's reader counts records, and does not always say which it means.
+
+use std::io::BufRead;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, Decimal128Array, RecordBatch};
+use arrow::compute::kernels::cast_utils::parse_decimal;
+use arrow::compute::{CastOptions, cast_with_options};
+use arrow::csv::ReaderBuilder;
+use arrow::csv::reader::{Decoder, Format};
+use arrow::datatypes::{DataType, Decimal128Type, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow::error::ArrowError;
+
+use super::types::name_of;
+use crate::human::counted;
+use crate::{Error, Result};
+
+/// What a record is read as, and why.
+pub(super) struct Rules {
+    /// The columns of the table.
+    pub schema: SchemaRef,
+    /// How fields are told apart, and which are null. Whether there is a heading stands beside it.
+    pub format: Format,
+    /// Whether the first record names the columns.
+    pub has_header: bool,
+    /// For each column whether somebody said its type.
+    pub is_said: Vec<bool>,
+    /// Rows from which the others were inferred.
+    pub inferred_rows: usize,
+}
+
+/// Reads records in batches.
+pub(super) struct Records<R> {
+    input: R,
+    rules: Rules,
+    decoder: Decoder,
+    /// The bytes of the batch that is being read.
+    bytes: Vec<u8>,
+    /// The line on which they begin; the first is 1.
+    line: usize,
+    /// Whether the first record of `bytes` is the heading.
+    begins_with_header: bool,
+    has_failed: bool,
+}
+
+impl<R: BufRead> Records<R> {
+    pub(super) fn new(input: R, rules: Rules, rows_per_batch: usize) -> Self {
+        let format = rules.format.clone().with_header(rules.has_header);
+        let decoder = rules.decoder(format, rows_per_batch, None);
+        let begins_with_header = rules.has_header;
+        Self { input, rules, decoder, bytes: Vec::new(), line: 1, begins_with_header, has_failed: false }
+    }
+
+    fn read(&mut self) -> Result<Option<RecordBatch>> {
+        self.line += newlines(&self.bytes);
+        self.bytes.clear();
+        loop {
+            let buffer = self.input.fill_buf().map_err(|error| Error::Invalid(format!("cannot read on: {error}")))?;
+            match self.decoder.decode(buffer) {
+                Ok(used) => {
+                    self.bytes.extend_from_slice(&buffer[..used]);
+                    self.input.consume(used);
+                    if used == 0 || self.decoder.capacity() == 0 {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.bytes.extend_from_slice(buffer);
+                    return Err(self.located(&error));
+                }
+            }
+        }
+        let read = self.decoder.flush().and_then(|batch| batch.map(|batch| self.rules.typed(&batch, None)).transpose());
+        let batch = read.map_err(|error| self.located(&error))?;
+        self.begins_with_header = false;
+        Ok(batch)
+    }
+
+    /// What is wrong with the first record that cannot be read by itself.
+    fn located(&self, error: &ArrowError) -> Error {
+        let (mut rest, mut line, mut is_header) = (self.bytes.as_slice(), self.line, self.begins_with_header);
+        while !rest.is_empty() {
+            // The reader passes over empty lines.
+            let blank = rest.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
+            line += newlines(&rest[..blank]);
+            rest = &rest[blank..];
+            match self.rules.check(rest, line, is_header) {
+                Ok(0) => break,
+                Ok(used) => {
+                    line += newlines(&rest[..used]);
+                    rest = &rest[used..];
+                }
+                Err(error) => return error,
+            }
+            is_header = false;
+        }
+        Error::Invalid(error.to_string())
+    }
+}
+
+impl<R: BufRead> Iterator for Records<R> {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let batch = self.read().transpose();
+        self.has_failed = matches!(batch, Some(Err(_)));
+        batch
+    }
+}
+
+impl Rules {
+    /// A reader of records: all columns as they come from the reader, or one of them.
+    fn decoder(&self, format: Format, rows: usize, column: Option<usize>) -> Decoder {
+        let builder = ReaderBuilder::new(self.decoded()).with_format(format).with_batch_size(rows);
+        match column {
+            Some(at) => builder.with_projection(vec![at]),
+            None => builder,
+        }
+        .build_decoder()
+    }
+
+    /// The columns as Arrow's reader makes them.
+    fn decoded(&self) -> SchemaRef {
+        with_types(&self.schema, |data_type| match is_made_of_text(data_type) {
+            true => DataType::Utf8,
+            false => data_type.clone(),
+        })
+    }
+
+    /// The batch with the types of the table: all of its columns, or the one that was projected.
+    fn typed(&self, batch: &RecordBatch, column: Option<usize>) -> Result<RecordBatch, ArrowError> {
+        let schema = match column {
+            Some(at) => Arc::new(self.schema.project(&[at])?),
+            None => self.schema.clone(),
+        };
+        let typed = |(field, column): (&FieldRef, &ArrayRef)| match is_made_of_text(field.data_type()) {
+            true => made_of_text(column, field.data_type()),
+            false => Ok(column.clone()),
+        };
+        let columns = schema.fields().iter().zip(batch.columns()).map(typed).collect::<Result<_, _>>()?;
+        RecordBatch::try_new(schema, columns)
+    }
+
+    /// Reads one record by itself, and returns how many bytes it is long; says what is wrong with it.
+    fn check(&self, bytes: &[u8], line: usize, is_header: bool) -> Result<usize> {
+        let columns = self.schema.fields().len();
+        let text = with_types(&self.schema, |_| DataType::Utf8);
+        let mut decoder = ReaderBuilder::new(text).with_format(self.format.clone()).with_batch_size(1).build_decoder();
+        // An empty buffer tells that the last record is at its end.
+        let used = decoder.decode(bytes).and_then(|used| decoder.decode(&[]).map(|_| used)).map_err(|error| {
+            let error = error.to_string();
+            let found = error.rsplit_once("got ").map_or("another number", |(_, found)| found);
+            Error::Invalid(format!(
+                "line {line} has {found} fields where there are {columns} columns; quote the fields that have a delimiter or \
+                 a quote of their own, or correct the line"
+            ))
+        })?;
+        if is_header {
+            return Ok(used);
+        }
+        let record = decoder.flush().map_err(|_| not_utf8(line))?;
+        let Some(record) = record else { return Ok(used) };
+        let is_sound = |column: Option<usize>| {
+            let mut decoder = self.decoder(self.format.clone(), 1, column);
+            let read = decoder.decode(bytes).and_then(|_| decoder.decode(&[])).and_then(|_| decoder.flush());
+            read.and_then(|batch| batch.map(|batch| self.typed(&batch, column)).transpose()).is_ok()
+        };
+        if is_sound(None) {
+            return Ok(used);
+        }
+        for (at, field) in self.schema.fields().iter().enumerate() {
+            if !is_sound(Some(at)) {
+                return Err(self.unfit(at, field, record.column(at).as_string::<i32>().value(0), line));
+            }
+        }
+        Ok(used)
+    }
+
+    /// A value that is not of its column's type.
+    fn unfit(&self, at: usize, field: &FieldRef, value: &str, line: usize) -> Error {
+        let (name, expected) = (field.name(), name_of(field.data_type()));
+        let advice = match self.is_said[at] {
+            true => {
+                format!("which --types says; correct it, or say another type: --types {name}=string takes all values")
+            }
+            false => format!(
+                "which the column is by its first {}; say --types {name}=string, or have more rows looked at with --infer-rows",
+                counted(self.inferred_rows as u64, "row")
+            ),
+        };
+        let missing = match MISSING.iter().find(|word| value.trim().eq_ignore_ascii_case(word)) {
+            Some(_) => format!("; if it stands for a null, say --null-values {:?}", value),
+            None => String::new(),
+        };
+        Error::Invalid(format!("line {line}, column {name:?}: {value:?} is no {expected}, {advice}{missing}"))
+    }
+}
+
+/// What people write for a value that is missing.
+const MISSING: [&str; 8] = ["NA", "N/A", "NULL", "NONE", "NIL", "NAN", "-", "\\N"];
+
+/// Bytes that are no text.
+pub(super) fn not_utf8(line: usize) -> Error {
+    Error::Invalid(format!("line {line} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"))
+}
+
+/// Whether values are made of their text here: Arrow's reader cuts off what a decimal or a timestamp has no digits for, and
+/// reads dates that other readers do not.
+fn is_made_of_text(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Decimal128(..) | DataType::Timestamp(..) | DataType::Date32)
+}
+
+/// The values of a text, each in whole or not at all.
+fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+    let lost = |text: &str| match data_type {
+        DataType::Decimal128(_, scale) if !text.contains(['e', 'E']) => {
+            let fraction = text.trim().split_once('.').map_or("", |(_, fraction)| fraction);
+            fraction.trim_end_matches('0').len() > usize::from(scale.unsigned_abs())
+        }
+        DataType::Timestamp(unit, _) => {
+            let fraction = text.split_once('.').map_or("", |(_, fraction)| fraction);
+            let digits = match unit {
+                TimeUnit::Second => 0,
+                TimeUnit::Millisecond => 3,
+                TimeUnit::Microsecond => 6,
+                TimeUnit::Nanosecond => 9,
+            };
+            fraction.bytes().take_while(u8::is_ascii_digit).count() > digits
+        }
+        DataType::Date32 => text.len() != "2026-01-31".len(),
+        _ => false,
+    };
+    let strings = text.as_string::<i32>();
+    if let Some(value) = strings.iter().flatten().find(|value| lost(value)) {
+        return Err(ArrowError::ParseError(format!("{value} is not in whole a {data_type}")));
+    }
+    let DataType::Decimal128(precision, scale) = *data_type else {
+        return cast_with_options(text, data_type, &CastOptions { safe: false, ..CastOptions::default() });
+    };
+    let value = |text: &str| parse_decimal::<Decimal128Type>(text.trim(), precision, scale);
+    let values = strings.iter().map(|text| text.map(value).transpose());
+    let values = values.collect::<Result<Decimal128Array, ArrowError>>()?.with_precision_and_scale(precision, scale)?;
+    values.validate_decimal_precision(precision)?;
+    Ok(Arc::new(values))
+}
+
+fn with_types(schema: &Schema, wanted: impl Fn(&DataType) -> DataType) -> SchemaRef {
+    let field = |field: &FieldRef| field.as_ref().clone().with_data_type(wanted(field.data_type()));
+    Arc::new(Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>()))
+}
+
+pub(super) fn newlines(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte == b'\n').count()
+}

@@ -1,0 +1,100 @@
+"""CSV means the same to the command line and to the Python client: the cases of ``tests/csv`` go through both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dovetail
+from harness import ROOT, Server, binary
+
+CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "csv" / "cases.json").read_text())
+
+TYPES = {
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamp(ns)": pa.timestamp("ns"),
+    "decimal(9,2)": pa.decimal128(9, 2),
+}
+
+
+@pytest.fixture(params=CASES, ids=[case["name"] for case in CASES])
+def case(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+def write(case: dict[str, Any], folder: Path) -> Path:
+    path = folder / case.get("file", "t.csv")
+    data = case["text"].encode(case.get("encoding", "utf-8"))
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def flags(case: dict[str, Any]) -> list[str]:
+    """The options of a case, as the command line takes them."""
+    given = []
+    if types := case.get("types"):
+        given += ["--types", ",".join(f"{name}={kind}" for name, kind in types.items())]
+    if words := case.get("null_values"):
+        given += ["--null-values", ",".join(words)]
+    for name in ("delimiter", "infer_rows"):
+        if name in case:
+            given += [f"--{name.replace('_', '-')}", str(case[name])]
+    if case.get("header") is False:
+        given.append("--no-header")
+    return given
+
+
+def put(server: Server, path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+    line = [str(binary()), "put", str(path), "--table", "cli", "--server", f"http://{server.address}", *more]
+    return subprocess.run(line, capture_output=True, text=True, env=clean)
+
+
+def test_a_table_is_the_same_by_both(
+    server: Server, client: dovetail.Client, tmp_path: Path, case: dict[str, Any]
+) -> None:
+    path = write(case, tmp_path)
+    by_cli = put(server, path, *flags(case))
+    options = {
+        name: case[name] for name in ("types", "delimiter", "header", "infer_rows", "null_values") if name in case
+    }
+    if "error" in case:
+        with pytest.raises(ValueError) as refused:
+            client.put("python", path, **options)
+        assert type(refused.value) is ValueError, "it is said by this client and not by pyarrow"
+        assert by_cli.returncode == 1
+        # The one quotes values as Rust does, the other as Python does.
+        for said in (str(refused.value), by_cli.stderr.strip().removeprefix("error: ").replace('"', "'")):
+            assert said.startswith(f"reading {path}: ") and "\n" not in said
+            assert [words for words in case["error"] if words not in said] == [], said
+        assert len(client.tables()) == 0
+        return
+    assert by_cli.returncode == 0, by_cli.stderr
+    client.put("python", path, **options)
+    expected = {name: (TYPES[kind], values) for name, (kind, values) in case["columns"].items()}
+    for table in (client.get("cli"), client.get("python")):
+        assert {field.name: field.type for field in table.schema} == {
+            name: kind for name, (kind, _) in expected.items()
+        }
+        for name, (kind, values) in expected.items():
+            # By their text, since NaN is not equal to itself.
+            assert list(map(str, table[name].to_pylist())) == list(map(str, shown(kind, values))), name
+
+
+def shown(kind: pa.DataType, values: list[str | None]) -> list[Any]:
+    """The values of a case, as pyarrow's own types show them."""
+    if pa.types.is_boolean(kind):
+        return [value and value == "True" for value in values]
+    return [None if value is None else pa.scalar(value).cast(kind).as_py() for value in values]
