@@ -74,6 +74,12 @@ fn a_configuration_is_checked_without_being_run() {
         (["--devices", "host:65535"], "--devices"),
         (["--devices", "quantum:1"], "write auto, cuda"),
         (["--host-memory", "plenty"], "not a size"),
+        (
+            ["--host-memory", "4"],
+            "4 B, and nothing can be done with less than 1.0 MiB; a number without a unit is bytes",
+        ),
+        (["--device-memory", "4"], "is 4GiB what was meant?"),
+        (["--device-cache", "4"], "--device-cache: \"4\" is 4 B"),
         (["--log", "verbose"], "\"verbose\" is no level; write off, error, warn, info"),
         (["--token-file", file], "token file"),
         (["--topology", file], "topology file"),
