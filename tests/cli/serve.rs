@@ -329,8 +329,15 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     assert!(served.status.success(), "{}", stderr(&served));
     server.ok(&["get", "t", "-o", "t2.csv", "--ca", &ca, "--cert", &cert, "--key", &key]);
     let (cert, key) = (file("stranger.pem"), file("stranger-key.pem"));
-    for refused in [put(&server, &["--ca", &ca]), put(&server, &["--ca", &ca, "--cert", &cert, "--key", &key])] {
+    for (line, words) in [
+        (
+            &["--ca", &*ca][..],
+            "lets in clients with certificates only (--tls-client-ca) does that; --cert and --key give",
+        ),
+        (&["--ca", &ca, "--cert", &cert, "--key", &key], "does not know the authority of that which --cert gives"),
+    ] {
+        let refused = put(&server, line);
         assert_eq!(refused.status.code(), Some(1), "a stranger was served: {}", stdout(&refused));
-        assert!(stderr(&refused).starts_with("error: "), "{}", stderr(&refused));
+        assert!(stderr(&refused).starts_with("error: ") && stderr(&refused).contains(words), "{}", stderr(&refused));
     }
 }
