@@ -12,7 +12,9 @@
 //! A result that is kept can be read again and in parallel, and is bounded: what does not fit is an error. A result that
 //! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. A writer
 //! that is faster than its readers writes on while memory has room, since it holds a device. When there is none left it
-//! waits for them, but not for long, and less when others wait for the device: then the result fails, and they get it. Readers
+//! waits for them, but not for long, and less when others wait for the device: then the result fails, and they get it. (To give
+//! the device back and take it again later, a join would have to leave what it has arranged in the device's memory, where the next
+//! one needs the room, or arrange it anew.) Readers
 //! share one queue rather than fixed shares of it, so that a client which reads its endpoints one after the other does
 //! not wait for batches that are behind those of its later endpoints.
 

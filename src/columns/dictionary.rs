@@ -13,6 +13,7 @@
 //! can number them, so that no batch of the result can fail for its values.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use arrow::array::{
@@ -23,6 +24,7 @@ use arrow::datatypes::{DataType, UInt32Type, UInt64Type};
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
 use arrow::util::display::FormatOptions;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{Error, Result};
 
@@ -69,7 +71,7 @@ pub(super) fn is_same(one: &ArrayRef, other: &ArrayRef) -> bool {
 /// Whether dictionaries have so many different values together, or fewer.
 fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usize) -> bool {
     let Ok(converter) = RowConverter::new(vec![SortField::new(value_type.clone())]) else { return false };
-    let mut seen: HashSet<Box<[u8]>> = HashSet::new();
+    let mut seen: HashSet<Box<[u8]>, Seeded> = HashSet::default();
     for dictionary in dictionaries {
         let Ok(rows) = converter.convert_columns(&[Arc::clone(dictionary)]) else { return false };
         for row in &rows {
@@ -111,7 +113,7 @@ pub fn encode_again(array: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> 
     let encode = || {
         let dictionary = array.as_any_dictionary();
         let keys = cast(dictionary.keys(), &DataType::UInt64)?;
-        let mut numbers: HashMap<u64, u32> = HashMap::new();
+        let mut numbers: HashMap<u64, u32, Seeded> = HashMap::default();
         let mut used: Vec<u64> = Vec::new();
         let mut number = |key: u64| {
             *numbers.entry(key).or_insert_with(|| {
@@ -225,7 +227,7 @@ impl Distinct {
 
     fn by<'a>(values: &ArrayRef, bytes_of: impl Fn(usize) -> &'a [u8]) -> Self {
         let nulls = values.logical_nulls();
-        let mut numbers: HashMap<&[u8], u32> = HashMap::new();
+        let mut numbers: HashMap<&[u8], u32, Seeded> = HashMap::default();
         let mut firsts: Vec<u32> = Vec::new();
         let mut number = |at: usize| {
             if nulls.as_ref().is_some_and(|nulls| nulls.is_null(at)) {
@@ -238,6 +240,53 @@ impl Distinct {
         };
         let number_of = (0..values.len()).map(&mut number).collect();
         Self { number_of, firsts }
+    }
+}
+
+/// Hashes for maps that are asked for every row, at a fraction of the cost of the standard ones. Each map has a seed of its own, so
+/// that nobody can make values that all collide.
+#[derive(Clone, Debug)]
+pub(super) struct Seeded(u64);
+
+impl Default for Seeded {
+    fn default() -> Self {
+        Self(RandomState::new().hash_one(0))
+    }
+}
+
+impl BuildHasher for Seeded {
+    type Hasher = SeededHasher;
+
+    fn build_hasher(&self) -> SeededHasher {
+        SeededHasher(self.0)
+    }
+}
+
+/// See [`Seeded`].
+#[derive(Debug)]
+pub(super) struct SeededHasher(u64);
+
+impl Hasher for SeededHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = xxh3_64_with_seed(bytes, self.0);
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    /// Both halves of the product, so that every bit of the number reaches every bit of the hash.
+    fn write_u64(&mut self, number: u64) {
+        let product = u128::from(number ^ self.0) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 

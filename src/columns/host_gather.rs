@@ -1,29 +1,30 @@
 //! Gathering on the host: columns that a device does not move (variable length, nested, booleans), by row number.
 
+mod runs;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
     AnyDictionaryArray, Array, ArrayData, ArrayRef, AsArray, DictionaryArray, GenericByteArray, UInt32Array,
-    new_empty_array, new_null_array,
 };
 use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow::compute::interleave;
 use arrow::datatypes::{
     ArrowDictionaryKeyType, ArrowNativeType, ByteArrayType, DataType, GenericBinaryType, GenericStringType, Int8Type,
     Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow::error::ArrowError;
 use rayon::prelude::*;
 
-use super::dictionary::{Distinct, is_same, value_sizes};
+use runs::{Run, gather_runs};
+
+use super::dictionary::{Distinct, Seeded, is_same};
 use super::rows::{BatchIndex, Rows};
 use crate::device::{HostColumn, NO_ROW};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
-/// The rows `numbers` of a column, in that order; [`NO_ROW`] gives a null. Strings and binaries are written straight into
-/// the arena; what else there is goes through Arrow's own kernels. A dictionary column comes as one with 32-bit keys, whose
+/// The rows `numbers` of a column, in that order; [`NO_ROW`] gives a null. All is written straight into the arena, but for a few
+/// rare types; see [`runs`]. A dictionary column comes as one with 32-bit keys, whose
 /// dictionary has the values of these rows, each once.
 ///
 /// # Errors
@@ -53,7 +54,10 @@ fn gather_places(
         DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(arrays, count, place, arena),
         DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(arrays, count, place, arena),
         DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(arrays, count, place, arena),
-        _ => gather_any(arrays, data_type, count, place),
+        _ => {
+            let runs: Vec<Run> = (0..count).map(|row| Run::of_row(place(row))).collect();
+            gather_runs(arrays, data_type, &runs, arena)
+        }
     }
 }
 
@@ -187,7 +191,7 @@ fn gather_dictionary(
         dictionary_of.push(dictionaries.len() - 1);
     }
     let mut places: Vec<(usize, usize)> = Vec::new();
-    let mut number_at: HashMap<(usize, usize), u32> = HashMap::new();
+    let mut number_at: HashMap<(usize, usize), u32, Seeded> = HashMap::default();
     let mut key_of = |&number: &u32| {
         if number == NO_ROW {
             return None;
@@ -200,69 +204,28 @@ fn gather_dictionary(
         }))
     };
     let mut keys: UInt32Array = numbers.iter().map(&mut key_of).collect();
-    let mut values = gather_values(&dictionaries, value_type, &places, arena)?;
+    let mut values = gather_places(&dictionaries, value_type, places.len(), |at| Some(places[at]), arena)?;
     // Several dictionaries may have the same value, or one of them a null.
     let failed = |error| Error::Internal(format!("making one dictionary of several of type {value_type}: {error}"));
     let Distinct { number_of, firsts } = Distinct::of(&values).map_err(failed)?;
     if firsts.len() < values.len() {
         keys = keys.iter().map(|key| number_of[key? as usize]).collect();
-        let places: Vec<(usize, usize)> = firsts.iter().map(|&first| (0, first as usize)).collect();
-        values = gather_values(&[&values], value_type, &places, arena)?;
+        let first = |at: usize| Some((0, firsts[at] as usize));
+        values = gather_places(&[&values], value_type, firsts.len(), first, arena)?;
     }
     Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
 }
 
-/// The values at those places (dictionary, index). Those that do not lie in the arena are paid for while they are made.
-fn gather_values(
-    dictionaries: &[&ArrayRef],
-    value_type: &DataType,
-    places: &[(usize, usize)],
-    arena: &Arena,
-) -> Result<ArrayRef> {
-    let _paid = match value_type {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary => None,
-        _ => {
-            let sizes: Vec<_> = dictionaries.iter().map(|dictionary| value_sizes(dictionary)).collect();
-            let bytes = places.iter().map(|&(dictionary, at)| sizes[dictionary](at)).sum();
-            Some(arena.reserve(bytes, "the values of a result's dictionary")?)
-        }
-    };
-    gather_places(dictionaries, value_type, places.len(), |at| Some(places[at]), arena)
-}
-
-fn gather_any(
-    arrays: &[&ArrayRef],
-    data_type: &DataType,
-    count: usize,
-    place: impl Fn(usize) -> Option<(usize, usize)>,
-) -> Result<ArrayRef> {
-    if count == 0 {
-        return Ok(new_empty_array(data_type));
-    }
-    // A row that does not exist is row 0 of an array of one null.
-    let null = new_null_array(data_type, 1);
-    let missing = (arrays.len(), 0);
-    let arrays: Vec<&dyn Array> = arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
-    let places: Vec<_> = (0..count).map(|row| place(row).unwrap_or(missing)).collect();
-    interleave(&arrays, &places).map_err(|error| match error {
-        ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
-            "the batches of a column of type {data_type} have dictionaries of their own inside, with more values together than \
-             their keys can number in one batch of the result; upload it with wider dictionary keys, or ask for smaller batches \
-             with batch_rows"
-        )),
-        // As with strings, whoever asked may ask for fewer rows at a time.
-        ArrowError::OffsetOverflowError(_) => Error::Invalid(format!(
-            "values of a column of type {data_type} are so long that one batch of the result cannot hold them; ask for smaller \
-             batches with batch_rows"
-        )),
-        error => Error::Internal(format!("gathering a {data_type} column: {error}")),
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use arrow::array::{Int32Array, ListArray, RecordBatch, StringArray};
-    use arrow::datatypes::{Field, Schema};
+    use arrow::array::{
+        BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, Int32Array, LargeListArray, ListArray, MapArray,
+        NullArray, RecordBatch, StringArray, StringViewArray, StructArray, new_null_array,
+    };
+    use arrow::compute::{cast, interleave};
+    use arrow::datatypes::{Field, Fields, Schema};
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
 
     use super::*;
     use crate::memory::Budget;
@@ -320,6 +283,163 @@ mod tests {
             None,
         ]);
         assert_eq!(gathered.as_list::<i32>(), &expected);
+    }
+
+    /// Values of every type that is not moved by a device, with nulls, in batches that are slices of larger ones.
+    fn batches_of_every_type() -> Vec<Vec<ArrayRef>> {
+        let count = 40;
+        let numbers = |start: i32| Int32Array::from_iter((0..count).map(|row| (row % 5 > 0).then_some(start + row)));
+        let text = |row: i32| (row % 4 > 0).then(|| format!("{row}").repeat(row as usize % 9));
+        let lists = |start: i32| {
+            let list = |row: i32| (row % 6 > 0).then(|| (0..row % 4).map(move |at| (at != 2).then_some(start + at)));
+            ListArray::from_iter_primitive::<Int32Type, _, _>((0..count).map(list))
+        };
+        let strings = |start: i32| StringArray::from_iter((start..start + count).map(text));
+        let nested = |start: i32| {
+            let field = |name: &str, array: &ArrayRef| Field::new(name, array.data_type().clone(), true);
+            let children: [ArrayRef; 3] = [Arc::new(lists(start)), Arc::new(strings(start)), Arc::new(numbers(start))];
+            let fields: Vec<_> =
+                ["a", "b", "c"].iter().zip(&children).map(|(name, array)| field(name, array)).collect();
+            let nulls = NullBuffer::from_iter((0..count).map(|row| row % 7 > 0));
+            Arc::new(StructArray::new(fields.into(), children.into(), Some(nulls))) as ArrayRef
+        };
+        let list_of = |values: ArrayRef, is_large: bool| -> ArrayRef {
+            let field = Arc::new(Field::new("item", values.data_type().clone(), true));
+            let lengths = [3, 0, 5, 2, 7, 1, 0, 9, 6, 7];
+            let nulls = Some(NullBuffer::from_iter((0..10).map(|row| row != 4)));
+            match is_large {
+                false => Arc::new(ListArray::new(field, OffsetBuffer::from_lengths(lengths), values, nulls)),
+                true => Arc::new(LargeListArray::new(field, OffsetBuffer::from_lengths(lengths), values, nulls)),
+            }
+        };
+        let fixed_list = |values: ArrayRef| -> ArrayRef {
+            let field = Arc::new(Field::new("item", values.data_type().clone(), true));
+            let nulls = Some(NullBuffer::from_iter((0..10).map(|row| row != 3)));
+            Arc::new(FixedSizeListArray::new(field, 4, values, nulls))
+        };
+        let map = |start: i32| -> ArrayRef {
+            let keys: ArrayRef = Arc::new(Int32Array::from_iter_values(start..start + count));
+            let values: ArrayRef = Arc::new(strings(start));
+            let fields = Fields::from(vec![
+                Field::new("keys", DataType::Int32, false),
+                Field::new("values", DataType::Utf8, true),
+            ]);
+            let entries = StructArray::new(fields.clone(), vec![keys, values], None);
+            let field = Arc::new(Field::new("entries", DataType::Struct(fields), false));
+            let lengths = [3, 0, 5, 2, 7, 1, 0, 9, 6, 7];
+            Arc::new(MapArray::new(field, OffsetBuffer::from_lengths(lengths), entries, None, false))
+        };
+        let dictionary =
+            |start: i32| cast(&strings(start), &DataType::Dictionary(DataType::Int8.into(), DataType::Utf8.into()));
+        let as_type = |start: i32, data_type: &DataType| cast(&strings(start), data_type).unwrap();
+        let of = |start: i32| -> Vec<ArrayRef> {
+            vec![
+                Arc::new(BooleanArray::from_iter(
+                    (0..count).map(|row| (row % 3 > 0).then_some((row + start) % 2 == 0)),
+                )),
+                as_type(start, &DataType::Utf8View),
+                as_type(start, &DataType::BinaryView),
+                as_type(start, &DataType::LargeBinary),
+                Arc::new(lists(start)),
+                nested(start),
+                list_of(nested(start), false),
+                list_of(as_type(start, &DataType::Utf8View), true),
+                list_of(dictionary(start).unwrap(), false),
+                list_of(Arc::new(lists(start)), false),
+                fixed_list(Arc::new(numbers(start))),
+                fixed_list(nested(start)),
+                map(start),
+                Arc::new(NullArray::new(count as usize)),
+                cast(&numbers(start), &DataType::Decimal256(40, 2)).unwrap(),
+                Arc::new(
+                    FixedSizeBinaryArray::try_from_sparse_iter_with_size(
+                        (0..count).map(|row| (row % 3 > 0).then_some([row as u8; 20])),
+                        20,
+                    )
+                    .unwrap(),
+                ),
+            ]
+        };
+        let (first, second) = (of(0), of(1000));
+        let cut = |array: &ArrayRef| array.slice(array.len().min(1), array.len().saturating_sub(2));
+        first.iter().zip(&second).map(|(first, second)| vec![cut(first), cut(second), cut(first)]).collect()
+    }
+
+    #[test]
+    fn values_of_every_type_are_what_arrow_gathers_and_lie_in_the_arena() {
+        let random = &mut StdRng::seed_from_u64(crate::testing::seed());
+        for parts in batches_of_every_type() {
+            let data_type = parts[0].data_type().clone();
+            let rows = rows_of(parts.clone());
+            let pick = |random: &mut StdRng| match random.random_range(0..=rows.len()) {
+                number if number < rows.len() => number as u32,
+                _ => NO_ROW,
+            };
+            let numbers: Vec<u32> = (0..500).map(|_| pick(random)).collect();
+            let all: Vec<&dyn Array> = parts.iter().map(|part| &**part).collect();
+            let index = BatchIndex::of(parts.iter().map(|part| part.len()));
+            let null = new_null_array(&data_type, 1);
+            let arrays: Vec<&dyn Array> = all.iter().copied().chain([&*null]).collect();
+            let place = |&number: &u32| if number == NO_ROW { (parts.len(), 0) } else { index.find(number as usize) };
+            let expected = interleave(&arrays, &numbers.iter().map(place).collect::<Vec<_>>()).unwrap();
+            let arena = arena();
+            let gathered = gather_on_host(&rows, 0, &numbers, &arena).unwrap();
+            gathered.to_data().validate_full().unwrap();
+            assert_eq!(&gathered, &expected, "{data_type}");
+            // What is made of dictionaries that differ inside of something else is Arrow's.
+            if !data_type.to_string().contains("Dictionary") {
+                assert_lies_in(&arena, &gathered.to_data());
+            }
+        }
+    }
+
+    fn assert_lies_in(arena: &Arena, data: &ArrayData) {
+        let buffers = data.buffers().iter().chain(data.nulls().map(|nulls| nulls.buffer()));
+        for buffer in buffers.filter(|buffer| !buffer.is_empty()) {
+            assert!(
+                arena.owns(buffer.as_ptr()),
+                "a buffer of {} bytes of {} lies elsewhere",
+                buffer.len(),
+                data.data_type()
+            );
+        }
+        data.child_data().iter().for_each(|child| assert_lies_in(arena, child));
+    }
+
+    /// Views were once gathered with all the buffers of the table, and each batch of a result was as large as that.
+    #[test]
+    fn views_come_with_the_values_of_their_rows_only_and_share_those_that_rows_share() {
+        let long = |row: usize| format!("a string that is too long for a view, number {row:06}");
+        let part =
+            |start: usize| Arc::new(StringViewArray::from_iter_values((start..start + 1000).map(long))) as ArrayRef;
+        let rows = rows_of((0..20).map(|at| part(at * 1000)).collect());
+        let arena = arena();
+        let numbers: Vec<u32> = (0..100).map(|at| at * 199).collect();
+        let gathered = gather_on_host(&rows, 0, &numbers, &arena).unwrap();
+        let taken = arena.budget().used_bytes();
+        let values = 100 * (16 + long(0).len() as u64);
+        assert!((values..values + 1024).contains(&taken), "{taken} B for {values} B");
+        drop(gathered);
+        // Each row 50 times: more than all rows of the table have.
+        let numbers: Vec<u32> = (0..5000).flat_map(|at| [at * 3; 50]).collect();
+        let gathered = gather_on_host(&rows, 0, &numbers, &arena).unwrap();
+        let taken = arena.budget().used_bytes();
+        let values = 5000 * (50 * 16 + long(0).len() as u64);
+        assert!((values..values + 1024).contains(&taken), "{taken} B for {values} B");
+        let gathered = gathered.as_string_view();
+        assert!(numbers.iter().zip(gathered.iter()).all(|(&row, value)| value == Some(&long(row as usize))));
+    }
+
+    #[test]
+    fn nested_values_that_do_not_fit_the_budget_are_refused() {
+        let values = Int32Array::from_iter_values(0..1 << 20);
+        let field = Arc::new(Field::new("item", DataType::Int32, false));
+        let lists = ListArray::new(field, OffsetBuffer::from_lengths([1 << 18; 4]), Arc::new(values), None);
+        let rows = rows_of(vec![Arc::new(lists)]);
+        let little = Arena::new(Budget::new("host memory", "--host-memory", 3 << 20));
+        let refused = gather_on_host(&rows, 0, &[0, 1, 2, 3], &little).unwrap_err();
+        assert!(matches!(&refused, Error::Exhausted(text) if text.contains("--host-memory")), "{refused}");
+        assert!(gather_on_host(&rows, 0, &[0, 1], &little).is_ok());
     }
 
     fn dictionary(keys: Vec<Option<i8>>, values: Vec<Option<&str>>) -> ArrayRef {

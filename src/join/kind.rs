@@ -131,13 +131,42 @@ impl FromStr for JoinKind {
         let all = Self::ALL;
         all.into_iter()
             .find(|kind| kind.name() == text)
-            .ok_or_else(|| unknown("kind of join", text, &all.map(Self::name)))
+            .ok_or_else(|| unknown("kind of join", text, &all.map(Self::name), &OTHER_NAMES))
     }
 }
 
-pub(super) fn unknown(what: &str, given: &str, accepted: &[&str]) -> Error {
-    Error::Invalid(format!("unknown {what} {given:?}; it is one of {}", accepted.join(", ")))
+/// What other systems call kinds of joins, and what they are called here.
+const OTHER_NAMES: [(&str, &str); 9] = [
+    ("outer", "full"),
+    ("full_outer", "full"),
+    ("left_outer", "left"),
+    ("right_outer", "right"),
+    ("semi", "left_semi"),
+    ("leftsemi", "left_semi"),
+    ("anti", "left_anti"),
+    ("leftanti", "left_anti"),
+    ("exists", "left_semi"),
+];
+
+/// The refusal of a name that nothing has, with those that are accepted, and with the one that was probably meant: spelt in
+/// another way, known by another name elsewhere, or misspelt.
+pub(super) fn unknown(what: &str, given: &str, accepted: &[&str], other_names: &[(&str, &str)]) -> Error {
+    let plain = |name: &str| name.trim().to_lowercase().replace(['-', ' '], "_");
+    let given_plain = plain(given);
+    let same = accepted.iter().find(|name| plain(name) == given_plain).copied();
+    let other = || Some(other_names.iter().find(|(name, _)| *name == given_plain)?.1);
+    let close = || {
+        let closeness = |name: &&&str| strsim::normalized_damerau_levenshtein(&plain(name), &given_plain);
+        let closest = accepted.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)))?;
+        (closeness(&closest) >= CLOSE).then_some(*closest)
+    };
+    let meant = same.or_else(other).or_else(close);
+    let hint = meant.map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
+    Error::Invalid(format!("unknown {what} {given:?}; it is one of {}{hint}", accepted.join(", ")))
 }
+
+/// How close a name must be to be taken for misspelt, 0 to 1: two of three letters are right.
+const CLOSE: f64 = 0.66;
 
 #[cfg(test)]
 mod tests {
@@ -147,6 +176,31 @@ mod tests {
     fn names_read_back() {
         for kind in JoinKind::ALL {
             assert_eq!(kind.name().parse::<JoinKind>().unwrap(), kind);
+        }
+    }
+
+    #[test]
+    fn a_name_from_elsewhere_or_misspelt_is_answered_with_ours() {
+        for (given, meant) in [
+            ("outer", Some("full")),
+            ("FULL OUTER", Some("full")),
+            ("left outer", Some("left")),
+            ("semi", Some("left_semi")),
+            ("anti", Some("left_anti")),
+            ("LEFT", Some("left")),
+            ("Left-Anti", Some("left_anti")),
+            ("inenr", Some("inner")),
+            ("right_sem", Some("right_semi")),
+            ("cross", None),
+            ("", None),
+        ] {
+            let refused = given.parse::<JoinKind>().unwrap_err();
+            let said = refused.message();
+            assert!(said.starts_with(&format!("unknown kind of join {given:?}; it is one of inner, left, ")), "{said}");
+            match meant {
+                Some(name) => assert!(said.ends_with(&format!("; did you mean {name:?}?")), "{said}"),
+                None => assert!(!said.contains("did you mean"), "{said}"),
+            }
         }
     }
 }

@@ -12,9 +12,17 @@
 //!   sort-merge-gfur   sorted, rows carried            sorted, rows carried                  ┘
 //! ```
 //!
-//! Which columns are carried is said for each ([`TaskSide::carried`]): all or none in a strategy that was asked for by name.
-//! Where only the number of rows is wanted, a wave ends with its matches (`count.rs`).
-//! Where few probe rows will match, their keys pass over a filter of the build keys before anything of them is moved.
+//! Which columns are carried is said for each ([`TaskSide::carried`]): all or none in a strategy that was asked for by name, and as
+//! the cost model prices it where the planner chooses. Where few probe rows will match, their keys pass over a Bloom filter of the build
+//! keys, which also knows their range, before anything of them is moved. More partitions than one pass resolves well take two.
+//!
+//! Matching gives, for each probe row, a run of build positions with its key (`first`, `count`), because every arrangement keeps equal
+//! build keys adjacent. Runs make duplicates, outer, semi and anti joins, and results of any size the same code: pairs are
+//! expanded from runs in ranges of a batch each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
+//! (`columns/layout.rs`); wider ones are hashed to 128 bits, and the real values are compared before a row is emitted (`verify.rs`).
+//!
+//! Where only the number of rows is wanted, a wave ends with its matches (`count.rs`). Columns of rows that are in the result one after
+//! the other as they lie in their table are shared with it (`emit.rs`).
 //!
 //! What is to be run comes as a [`Task`]; who chose it, and why, is not asked here. This room knows of tables, devices,
 //! columns and memory, and nothing of plans, jobs, queues or the wire.

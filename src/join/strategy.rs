@@ -70,6 +70,7 @@ impl FromStr for Strategy {
                 "strategy",
                 text,
                 &["auto", "hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"],
+                &[("hash_join", "hash"), ("radix", "radix-hash"), ("merge", "sort-merge"), ("sort", "sort-merge")],
             )
         })
     }
@@ -85,6 +86,12 @@ mod tests {
             assert_eq!(strategy.name().parse::<Strategy>().unwrap(), strategy);
         }
         let refusal = "quantum".parse::<Strategy>().unwrap_err();
-        assert!(refusal.message().contains("radix-hash-gfur"), "{refusal}");
+        assert!(refusal.message().contains("radix-hash-gfur") && !refusal.message().contains("mean"), "{refusal}");
+        for (given, meant) in
+            [("HASH", "hash"), ("Radix_Hash", "radix-hash"), ("AUTO", "auto"), ("merge", "sort-merge")]
+        {
+            let refusal = given.parse::<Strategy>().unwrap_err();
+            assert!(refusal.message().ends_with(&format!("; did you mean {meant:?}?")), "{refusal}");
+        }
     }
 }

@@ -66,6 +66,23 @@ pub fn parse_bytes(text: &str) -> crate::Result<u64> {
     Ok(bytes as u64)
 }
 
+/// Refuses a size that is too small to be of use, as one is whose unit was forgotten.
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) says how little it is, and what the same number with a unit would be.
+pub fn check_at_least(text: &str, bytes: u64, least: u64) -> crate::Result<()> {
+    if bytes >= least {
+        return Ok(());
+    }
+    let number = text.trim();
+    let hint = match number.parse::<f64>() {
+        Ok(_) => format!("; a number without a unit is bytes: is {number}GiB what was meant?"),
+        Err(_) => String::new(),
+    };
+    let (given, least) = (human_bytes(bytes), human_bytes(least));
+    Err(crate::Error::Invalid(format!("{number:?} is {given}, and nothing can be done with less than {least}{hint}")))
+}
+
 fn not_a_size(text: &str) -> crate::Error {
     crate::Error::Invalid(format!("{text:?} is not a size; write a number with B, KiB, MiB, GiB or TiB, such as 64MiB"))
 }
@@ -83,6 +100,17 @@ mod tests {
         for wrong in ["", "MiB", "12 parsecs", "1.2.3", "-4", "1e999"] {
             assert!(parse_bytes(wrong).is_err(), "{wrong:?} was taken for a size");
         }
+    }
+
+    #[test]
+    fn a_size_that_is_too_small_may_lack_its_unit() {
+        assert_eq!(check_at_least("64KiB", 64 << 10, 64 << 10), Ok(()));
+        let bare = check_at_least(" 4 ", 4, 1 << 20).unwrap_err();
+        for words in ["\"4\" is 4 B", "less than 1.0 MiB", "without a unit is bytes", "4GiB"] {
+            assert!(bare.message().contains(words), "{bare}");
+        }
+        let with_unit = check_at_least("4KiB", 4 << 10, 1 << 20).unwrap_err();
+        assert!(with_unit.message().contains("4.0 KiB") && !with_unit.message().contains("GiB"), "{with_unit}");
     }
 
     #[test]

@@ -18,8 +18,18 @@ pub(super) struct Admitted {
     pub(super) fastest: usize,
     /// Where it may run, each device with what its own plan takes.
     pub(super) places: Vec<Place>,
-    /// Bytes of host memory that are reserved for it before it starts.
-    pub(super) host_bytes: u64,
+    /// The host memory that is reserved for it before it starts.
+    pub(super) host: HostNeed,
+}
+
+/// Host memory that a job takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostNeed {
+    /// Bytes that it is predicted to take; no more than there will ever be, as far as could be told when it was admitted.
+    pub(super) bytes: u64,
+    /// Bytes that must be there when no more ever will: all, unless it was predicted to take more than there is. Then a job that
+    /// waited for what nobody gives back would wait in vain, and the prediction may be wrong.
+    pub(super) least_bytes: u64,
 }
 
 /// How many jobs share what.
@@ -72,7 +82,7 @@ pub(super) fn propose(
             1 => "the only device that may run it".into(),
             _ => format!("predicted to run it fastest, of {fitting_count}; when it is submitted, queues count as well"),
         };
-        let refusal = host_bytes(&plan, catalog, terms).err();
+        let refusal = host_need(&plan, catalog, terms).err();
         return Ok(Proposed { plan, device_reason, refusal });
     }
     let lacking = |(plan, _): &(Plan, Error)| plan.memory.minimum_bytes.saturating_sub(plan.target.memory_bytes);
@@ -143,9 +153,9 @@ pub(super) fn admit(
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
     };
-    let host_bytes = host_bytes(&plans[&fastest], catalog, terms)?;
+    let host = host_need(&plans[&fastest], catalog, terms)?;
     let places = plans.iter().map(|(&device, plan)| place(device, plan, &executors[device], terms)).collect();
-    Ok(Admitted { plans, fastest, places, host_bytes })
+    Ok(Admitted { plans, fastest, places, host })
 }
 
 /// A short join that fits into an equal part of the device's memory, its probe side in one chunk, runs beside others in such
@@ -195,24 +205,26 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 /// # Errors
 /// [`Error::Exhausted`] for a join that certainly takes more than there will be, however many jobs and leases end: what tables
 /// take stays taken. A prediction refuses nothing, because it errs.
-fn host_bytes(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<u64> {
+fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
+    let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
     let is_kept = plan.join.spec.retain_seconds != Some(0) || plan.join.spec.into.is_some();
     let result_bytes = if is_kept { plan.result_bytes } else { plan.result_bytes.min(terms.window_bytes) };
     let bytes = result_bytes.saturating_add(plan.host_scratch_bytes);
     let budget = catalog.arena().budget();
     if !has_statistics(&plan.join) {
-        return Ok(bytes.min(budget.limit_bytes() / GUESSED_SHARE));
+        return all(bytes.min(budget.limit_bytes() / GUESSED_SHARE));
     }
     let table_bytes = catalog.tables().iter().map(|table| table.bytes).sum::<u64>().min(budget.used_bytes());
     let there_will_be = budget.limit_bytes().saturating_sub(table_bytes);
     if bytes <= there_will_be {
-        return Ok(bytes);
+        return all(bytes);
     }
     // What is not kept is read away.
     let at_least = if is_kept { plan.at_least() } else { AtLeast::default() };
-    if at_least.bytes.max(plan.host_scratch_bytes) <= there_will_be {
-        return Ok(there_will_be);
+    let least_bytes = at_least.bytes.max(plan.host_scratch_bytes);
+    if least_bytes <= there_will_be {
+        return Ok(HostNeed { bytes: there_will_be, least_bytes });
     }
     Err(Error::Exhausted(format!(
         "the result of this join has at least {} rows of {} in all, and the keys that the host makes for it take {}; host memory \

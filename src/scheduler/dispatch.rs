@@ -65,7 +65,7 @@ impl Shared {
         // Planning takes its time, and is done without the lock.
         let admitted = self.admit(spec)?;
         let plan = admitted.plan();
-        let (places, host_bytes) = (admitted.places.clone(), admitted.host_bytes);
+        let (places, host) = (admitted.places.clone(), admitted.host);
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
@@ -116,7 +116,7 @@ impl Shared {
             priority,
             submitted: now,
             places,
-            host_bytes,
+            host,
             short_since: None,
             hopeless_since: None,
         });
@@ -276,10 +276,9 @@ impl Shared {
     /// [`Error::Exhausted`] when there is less host memory; the job waits on then.
     fn start(&self, state: &mut State, job: &Arc<Job>, turn: &Turn, now: Duration) -> Result<()> {
         let (device, seconds) = (turn.place.device, turn.place.seconds);
-        let Some(host_bytes) = state.queue.waiting(turn.id).map(|entry| entry.host_bytes) else { return Ok(()) };
-        job.host_memory.open(self.host_budget().reserve(host_bytes, &format!("job {}", job.id))?);
-
+        let reserved = self.host_budget().reserve(turn.host_bytes, &format!("job {}", job.id))?;
         let Some(entry) = state.queue.start(turn.id, seconds) else { return Ok(()) };
+        job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
         let slot = &mut state.slots[device];
         slot.count_time(now);

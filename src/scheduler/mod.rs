@@ -23,8 +23,8 @@
 //!   and holds nothing;
 //! * of the host, what its result and the keys that the host makes are predicted to take. Its pieces of the arena are
 //!   drawn from that, and from what is free beyond it when the prediction was too low; what it did not use goes back at its
-//!   end. A prediction of more than there is beside the tables is given all of that; a join whose result certainly has
-//!   more is refused when it is submitted.
+//!   end. A prediction of more than there is beside the tables is given all of that, or of what comes back by itself if that
+//!   is less; a join whose result certainly has more is refused when it is submitted.
 //!
 //! # Why nobody waits for ever
 //! Device memory is held by jobs that run, and these end. Host memory is held by tables, by jobs that run, and by results until

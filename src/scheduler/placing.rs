@@ -80,6 +80,11 @@ pub(super) struct HostMemory {
 }
 
 impl HostMemory {
+    /// What is free once all that comes back by itself has.
+    fn bytes_ever(&self) -> u64 {
+        self.returns.iter().fold(self.free_bytes, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
     /// When so many bytes are expected to be free; `None` when somebody has to free them.
     fn free_at(&self, bytes: u64, now: Duration) -> Option<Duration> {
         let mut returns = self.returns.clone();
@@ -102,6 +107,8 @@ impl HostMemory {
 pub(super) struct Turn {
     pub(super) id: JobId,
     pub(super) place: Place,
+    /// Bytes of host memory that it starts with.
+    pub(super) host_bytes: u64,
     /// When it starts.
     pub(super) start: Duration,
     /// What it waits for; `None` when it starts right now.
@@ -139,6 +146,8 @@ pub(super) struct Bookings {
     seats: Vec<Vec<Duration>>,
     device_free_bytes: Vec<u64>,
     host: HostMemory,
+    /// Host memory that is free once all that runs has ended.
+    host_bytes_ever: u64,
 }
 
 impl Bookings {
@@ -165,6 +174,7 @@ impl Bookings {
             now,
             seats: loads.iter().map(seats_of).collect(),
             device_free_bytes: loads.iter().map(free_bytes_of).collect(),
+            host_bytes_ever: host.bytes_ever(),
             host,
         }
     }
@@ -177,8 +187,8 @@ impl Bookings {
         let run = self.run_seconds(&place, start);
 
         let device_free_bytes = self.device_free_bytes[place.device];
-        let needed_bytes = job.host_bytes;
-        let turn = |start, wait| Some(Turn { id: job.id, place, start, wait });
+        let needed_bytes = job.host.bytes.min(self.host_bytes_ever.max(job.host.least_bytes));
+        let turn = |start, wait| Some(Turn { id: job.id, place, host_bytes: needed_bytes, start, wait });
         let wait = if self.seat_free_at(&place)? > self.now {
             Some(Wait::Device)
         } else if device_free_bytes < place.needed_bytes() {

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::JobId;
+use super::admission::HostNeed;
 use super::placing::{Bookings, HostMemory, Load, Place, Turn};
 
 /// Seconds of waiting that are worth one point of priority.
@@ -30,8 +31,8 @@ pub(super) struct Waiting {
     pub(super) submitted: Duration,
     /// Where it may run.
     pub(super) places: Vec<Place>,
-    /// Bytes of host memory that are reserved for it before it starts.
-    pub(super) host_bytes: u64,
+    /// The host memory that is reserved for it before it starts.
+    pub(super) host: HostNeed,
     /// Since when its turn has come but for host memory.
     pub(super) short_since: Option<Duration>,
     /// Since when nothing is known to give that memory back.
@@ -75,7 +76,7 @@ impl Queue {
 
     /// Bytes of host memory that all who wait will ask for.
     pub(super) fn host_bytes(&self) -> u64 {
-        self.waiting.iter().fold(0, |sum, job| sum.saturating_add(job.host_bytes))
+        self.waiting.iter().fold(0, |sum, job| sum.saturating_add(job.host.bytes))
     }
 
     /// Notes that a job's turn has come but for host memory, and answers for how long that has been so.
@@ -87,11 +88,6 @@ impl Queue {
             return Some(Short { waited, hopeless: Duration::ZERO });
         }
         Some(Short { waited, hopeless: now.saturating_sub(*job.hopeless_since.get_or_insert(now)) })
-    }
-
-    /// What a job that waits asks for.
-    pub(super) fn waiting(&self, id: JobId) -> Option<&Waiting> {
-        self.waiting.iter().find(|job| job.id == id)
     }
 
     /// Sets a tenant's share relative to others'; 1 where nothing is set.

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A call ends when its last byte is sent or when it is given up, which for a long stream is much later than when the
-//! handler returns; so the line is written by the body's wrapper. It is at level info, but for calls of which there are
-//! many and that tell nothing when they go well: probes of health, and polls of jobs.
+//! handler returns; so the line is written by the body's wrapper. Every call has one, at level info. Calls of which there are
+//! many and that tell nothing when they go well, probes of health and polls of jobs, have a target of their own, by which a
+//! filter tells them from the others.
 
 mod body;
 
@@ -91,7 +92,7 @@ pub struct CallRecord {
 #[derive(Debug, Default)]
 struct Inner {
     command: Mutex<String>,
-    is_routine: AtomicBool,
+    is_poll: AtomicBool,
     rows: AtomicU64,
     queue_micros: AtomicU64,
     run_micros: AtomicU64,
@@ -103,10 +104,10 @@ impl CallRecord {
         *self.inner.command.lock() = printable(&command.into());
     }
 
-    /// Says that the call only asks how far a job is. Clients do so several times a second, and whoever reads the log wants to see
-    /// the others.
-    pub fn set_routine(&self) {
-        self.inner.is_routine.store(true, Ordering::Relaxed);
+    /// Says that the call only asks how far a job is. Clients do so several times a second, and whoever reads the log may want to
+    /// see the others only.
+    pub fn set_poll(&self) {
+        self.inner.is_poll.store(true, Ordering::Relaxed);
     }
 
     /// Adds rows that were taken or sent.
@@ -282,9 +283,9 @@ impl Drop for Call {
         let record = &*self.record.inner;
         let millis = |micros: &AtomicU64| micros.load(Ordering::Relaxed) as f64 / 1000.0;
         macro_rules! line {
-            ($level:ident) => {
-                tracing::$level!(
-                    target: "dovetail::access",
+            ($target:literal) => {
+                tracing::info!(
+                    target: $target,
                     peer = self.peer,
                     tenant = self.tenant,
                     rpc = self.rpc,
@@ -300,10 +301,10 @@ impl Drop for Call {
                 )
             };
         }
-        let is_routine = record.is_routine.load(Ordering::Relaxed) && code == Code::Ok;
-        match self.is_health || is_routine {
-            true => line!(debug),
-            false => line!(info),
+        let is_answered_poll = record.is_poll.load(Ordering::Relaxed) && code == Code::Ok;
+        match self.is_health || is_answered_poll {
+            true => line!("dovetail::access::poll"),
+            false => line!("dovetail::access"),
         }
     }
 }

@@ -194,12 +194,11 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
 
 fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
     let job = find_job(shared, asker, JobId(body.job))?;
-    shared.readers.polled(job.id);
+    asker.polls(shared, job.id);
     if job.status().state.is_final() {
         // A drain need not wait for anybody to learn it.
         shared.deliveries.told(job.id);
     }
-    asker.record.set_routine();
     Ok(Answer::json(&describe::job(&job)))
 }
 

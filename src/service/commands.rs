@@ -323,6 +323,8 @@ mod tests {
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
         let how = "the join command: unknown kind of join \"outer\"; it is one of inner, left, right, full, left_semi,";
         assert!(with(r#""how": "outer""#).starts_with(how), "{}", with(r#""how": "outer""#));
+        assert!(with(r#""how": "outer""#).ends_with("did you mean \"full\"?"), "{}", with(r#""how": "outer""#));
+        assert!(with(r#""strategy": "HASH""#).ends_with("did you mean \"hash\"?"), "{}", with(r#""strategy": "HASH""#));
         assert!(refusal(br#"{"join": {"right": "b"}}"#).contains("left"));
     }
 

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, HAS_KERNELS, gpu_count, open_gpu};
-use crate::memory::{Arena, Budget, parse_bytes, parse_memory_setting, process_memory_limit};
+use crate::memory::{Arena, Budget, check_at_least, parse_bytes, parse_memory_setting, process_memory_limit};
 use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile, measure_rates};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
@@ -16,12 +16,32 @@ use crate::{Context, Error, Result};
 /// Slices of the CPU at most: each has threads of its own.
 const HOST_DEVICES_MAX: u16 = 1024;
 
+/// Host memory at the least: a few batches of a table, and as many of a result.
+const HOST_MEMORY_MIN: u64 = 1 << 20;
+
+/// Memory of a device at the least: a join of two rows takes 33 KiB of the host's, and one of a chunk of a probe side 240 KiB.
+const DEVICE_MEMORY_MIN: u64 = 64 << 10;
+
 /// The bytes of host memory that a setting allows: a size, or a share of what this process may use.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the accepted forms.
+/// [`Error::Invalid`] with the accepted forms, and for less than a server can work with.
 pub fn host_memory_bytes(setting: &str) -> Result<u64> {
-    parse_memory_setting(setting, process_memory_limit()?).context(|| "--host-memory")
+    let bytes = process_memory_limit().and_then(|limit| parse_memory_setting(setting, limit));
+    bytes.and_then(|bytes| check_at_least(setting, bytes, HOST_MEMORY_MIN).map(|()| bytes)).context(|| "--host-memory")
+}
+
+/// The memory of each device that a setting allows; `None` where it leaves that to the device.
+///
+/// # Errors
+/// As [`host_memory_bytes`].
+fn device_memory_bytes(setting: &str) -> Result<Option<u64>> {
+    if setting == "auto" {
+        return Ok(None);
+    }
+    let bytes = parse_bytes(setting);
+    let bytes = bytes.and_then(|bytes| check_at_least(setting, bytes, DEVICE_MEMORY_MIN).map(|()| bytes));
+    bytes.map(Some).context(|| "--device-memory")
 }
 
 /// What the settings say the host is made of: a topology file, or the CPU in slices.
@@ -72,10 +92,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     if count == 0 {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
-    let memory_setting = match settings.device_memory.as_str() {
-        "auto" => None,
-        size => Some(parse_bytes(size).context(|| "--device-memory")?),
-    };
+    let memory_setting = device_memory_bytes(&settings.device_memory)?;
     let memory_share = memory_setting.unwrap_or(arena.budget().limit_bytes() / 4 / count as u64);
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -127,7 +144,11 @@ pub fn cache_bytes(setting: &str, device_bytes: u64) -> Result<u64> {
             .filter(|share| (0.0..=100.0).contains(share))
             .map(|share| (device_bytes as f64 * share / 100.0) as u64)
             .ok_or_else(|| Error::Invalid(format!("{setting:?} is not a share of memory, from 0% to 100%"))),
-        None => parse_bytes(setting),
+        // Of a few bytes nothing would ever be kept; whoever wants that writes 0.
+        None => parse_bytes(setting).and_then(|bytes| match bytes {
+            0 => Ok(0),
+            bytes => check_at_least(setting, bytes, DEVICE_MEMORY_MIN).map(|()| bytes),
+        }),
     };
     Ok(bytes.context(|| "--device-cache")?.min(device_bytes))
 }
@@ -357,7 +378,7 @@ mod tests {
     fn rates_that_cannot_be_measured_are_not_kept() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rates.json");
-        let flags = ["dovetail", "--device-memory=4KiB", &format!("--rates-file={}", file.display())];
+        let flags = ["dovetail", "--device-memory=64KiB", &format!("--rates-file={}", file.display())];
         let settings = CommandLine::parse_from(flags).settings;
         let topology = topology(&settings).unwrap();
         let devices = open_devices(&settings, &topology, &arena()).unwrap();

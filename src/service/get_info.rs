@@ -57,6 +57,14 @@ pub struct Asker {
     pub record: CallRecord,
 }
 
+impl Asker {
+    /// Notes that the call only asks how far a job is.
+    pub fn polls(&self, shared: &Shared, job: JobId) {
+        shared.readers.polled(job);
+        self.record.set_poll();
+    }
+}
+
 /// Where a table's or a join's rows are. Submits the join.
 ///
 /// # Errors
@@ -89,8 +97,7 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
             job
         }
         Asked::Job(job) => {
-            shared.readers.polled(job.id);
-            asker.record.set_routine();
+            asker.polls(shared, job.id);
             // That nothing more came in time is an answer as well.
             let _ = tokio::time::timeout(POLL_WAIT, job.result.next_part()).await;
             job

@@ -2,7 +2,8 @@
 //!
 //! A stream waits for its job from its DoGet to its end. A client that polls has no call open most of the time; it counts
 //! as waiting for a while after each poll. A job that nobody has read or polled yet is not known here: its client may
-//! come later.
+//! come later. A job that still runs is cancelled when the last stream that reads it is reset, is cut off, or reaches its
+//! deadline, unless it counts as polled or its result becomes a table; a result that is complete stays for its lease.
 //!
 //! A server that drains asks more strictly who will come for a result that is complete: whoever reads it, or has just asked
 //! for it. One that lies there until its lease ends holds nobody up.

@@ -142,8 +142,9 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub log_format: String,
 
-    /// What is logged: off, error, warn, info, debug, trace, or a filter such as "info,dovetail::scheduler=debug". Calls are
-    /// logged by dovetail::access at info; probes of health, and calls that only ask how far a job is, at debug unless they fail
+    /// What is logged: off, error, warn, info, debug, trace, or a filter such as "info,dovetail::scheduler=debug". Each call is one
+    /// line of dovetail::access at info; probes of health, and calls that only ask how far a job is, are lines of
+    /// dovetail::access::poll unless they fail, so that "info,dovetail::access::poll=warn" leaves them out
     #[arg(long, env = "DOVETAIL_LOG", default_value = "info")]
     pub log: String,
 }

@@ -74,6 +74,12 @@ fn a_configuration_is_checked_without_being_run() {
         (["--devices", "host:65535"], "--devices"),
         (["--devices", "quantum:1"], "write auto, cuda"),
         (["--host-memory", "plenty"], "not a size"),
+        (
+            ["--host-memory", "4"],
+            "4 B, and nothing can be done with less than 1.0 MiB; a number without a unit is bytes",
+        ),
+        (["--device-memory", "4"], "is 4GiB what was meant?"),
+        (["--device-cache", "4"], "--device-cache: \"4\" is 4 B"),
         (["--log", "verbose"], "\"verbose\" is no level; write off, error, warn, info"),
         (["--token-file", file], "token file"),
         (["--topology", file], "topology file"),
@@ -218,18 +224,26 @@ fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
     assert!(number(&get, "queue_ms") >= 0.0, "{get}");
     let refused = line("GetFlightInfo", "NOT_FOUND");
     assert!(refused["message"].as_str().unwrap().contains("nowhere"), "{refused}");
-    // The join was asked how far it is, which is not worth a line unless it fails.
+    // Who asks how far a job is has a line of another target, unless that fails.
     server.fails(&["jobs", "77"]);
     let asked = line("DoAction", "NOT_FOUND");
     assert_eq!(asked["command"], "job", "{asked}");
-    assert!(server.log_lines(1, |line| line.contains("cancel_job")).len() == 1);
-    assert!(!server.log().lines().any(|line| line.contains("\"command\":\"job\"") && line.contains("\"OK\"")));
+    let polls = server.log_lines(1, |line| line.contains("dovetail::access::poll"));
+    for poll in polls {
+        let poll: Value = serde_json::from_str(&poll).unwrap();
+        assert_eq!(
+            (&poll["level"], &poll["command"], &poll["status"]),
+            (&"INFO".into(), &"job".into(), &"OK".into()),
+            "{poll}"
+        );
+    }
     assert_eq!(server.terminate().code(), Some(0));
 }
 
 #[test]
 fn the_text_log_has_the_same_access_lines_without_escapes() {
-    let server = Server::start(&["--log-format", "text", "--log", "info", "--devices", "host:1", "--endpoints", "1"]);
+    let log = "info,dovetail::access::poll=warn";
+    let server = Server::start(&["--log-format", "text", "--log", log, "--devices", "host:1", "--endpoints", "1"]);
     make_calls(&server);
     let line = |rpc: &str, status: &str| {
         let (rpc, status) = (format!("rpc=\"{rpc}\""), format!("status=\"{status}\""));
@@ -245,6 +259,9 @@ fn the_text_log_has_the_same_access_lines_without_escapes() {
             assert!(line.contains(field), "{field} is not in {line}");
         }
     }
+    // The join was asked how far it is before it was let go.
+    assert_eq!(server.log_lines(1, |line| line.contains("command=\"cancel_job\"")).len(), 1);
+    assert!(!server.log().contains("command=\"job\""), "{}", server.log());
 }
 
 /// An authority of the test's own, and files of what it signs.
@@ -312,8 +329,15 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     assert!(served.status.success(), "{}", stderr(&served));
     server.ok(&["get", "t", "-o", "t2.csv", "--ca", &ca, "--cert", &cert, "--key", &key]);
     let (cert, key) = (file("stranger.pem"), file("stranger-key.pem"));
-    for refused in [put(&server, &["--ca", &ca]), put(&server, &["--ca", &ca, "--cert", &cert, "--key", &key])] {
+    for (line, words) in [
+        (
+            &["--ca", &*ca][..],
+            "lets in clients with certificates only (--tls-client-ca) does that; --cert and --key give",
+        ),
+        (&["--ca", &ca, "--cert", &cert, "--key", &key], "does not know the authority of that which --cert gives"),
+    ] {
+        let refused = put(&server, line);
         assert_eq!(refused.status.code(), Some(1), "a stranger was served: {}", stdout(&refused));
-        assert!(stderr(&refused).starts_with("error: "), "{}", stderr(&refused));
+        assert!(stderr(&refused).starts_with("error: ") && stderr(&refused).contains(words), "{}", stderr(&refused));
     }
 }

@@ -148,6 +148,17 @@ impl Client {
                         address.replacen("http://", "https://", 1)
                     )))
                 }
+                // With TLS 1.3, a server refuses a client's certificate, or that there is none, once the client takes the handshake for
+                // done. What it says about it is lost when it closes the connection before the client has read that.
+                Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && address.starts_with("https:") => {
+                    let advice = match &args.cert {
+                        None => "does that; --cert and --key give this client's",
+                        Some(_) => "and does not know the authority of that which --cert gives does that",
+                    };
+                    Err(Error::Unavailable(format!(
+                        "{broke}. A server that lets in clients with certificates only (--tls-client-ca) {advice}"
+                    )))
+                }
                 Err(error) => Err(error),
             }
         };
@@ -301,7 +312,11 @@ async fn open(endpoint: &Endpoint) -> Result<Channel> {
 }
 
 /// What to do about what TLS says, by words of it; the first that fit count.
-const ADVICE: [(&str, &str); 6] = [
+const ADVICE: [(&str, &str); 7] = [
+    (
+        "CertificateRequired",
+        "--cert and --key give this client's certificate, and the server lets nobody in without one",
+    ),
     // What TLS makes of an answer that is not TLS.
     ("InvalidContentType", "it does not speak TLS there, so write http://"),
     (
@@ -350,6 +365,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
+/// How the sentence on a connection begins that was there.
+const BROKE: &str = "the connection to the server broke";
+
 /// The server's sentence, under the variant that its status stands for.
 pub fn from_status(status: Status) -> Error {
     // A status that the server sent has no cause on this side; "transport error", "operation was canceled" and the like
@@ -358,7 +376,7 @@ pub fn from_status(status: Status) -> Error {
         (status.code(), std::error::Error::source(&status))
     {
         return Error::Unavailable(format!(
-            "the connection to the server broke: {}; see whether it still runs (its tables end with it), and begin again",
+            "{BROKE}: {}; see whether it still runs (its tables end with it), and begin again",
             chain(cause)
         ));
     }

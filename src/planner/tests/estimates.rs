@@ -305,6 +305,59 @@ fn at_least_is_never_more_than_a_join_gives() {
 }
 
 #[test]
+fn rows_that_match_whatever_samples_hold_are_certain() {
+    let mut random = StdRng::seed_from_u64(crate::testing::seed());
+    let keys: Vec<i64> = (0..30_000).map(|_| random.random_range(100..50_100)).collect();
+    let numbered = numbers(100..50_100);
+    let with_nulls: ArrayRef = Arc::new(Int64Array::from_iter(keys.iter().map(|&key| (key % 10 > 0).then_some(key))));
+    for how in JoinKind::ALL {
+        for (left, right, other) in [(&numbered, &with_nulls, Side::Right), (&with_nulls, &numbered, Side::Left)] {
+            let rows = naive_rows(left, right, how, false);
+            let found = plan(join_of(left, right, how, false), None).unwrap().at_least().rows;
+            assert!(found <= rows, "{found} of {rows} rows, {how}");
+            // Of the numbered side's rows, nobody knows how many have a match.
+            let is_all =
+                how.only_side() == Some(other) || (how.only_side().is_none() && !how.keeps_unmatched(other.other()));
+            assert!(found == rows || how.is_anti() || !is_all, "{found} of {rows} rows, {how}, {other}");
+        }
+    }
+    // One key beyond the range, or a gap in it, and nothing is known but what samples hold.
+    let beyond = numbers(keys.iter().copied().chain([50_100]));
+    let gap = numbers((100..50_100).filter(|&value| value != 30_000).chain([50_100]));
+    for (left, right) in [(&numbered, &beyond), (&gap, &numbers(keys))] {
+        let rows = naive_rows(left, right, JoinKind::Inner, false);
+        let found = plan(join_of(left, right, JoinKind::Inner, false), None).unwrap().at_least().rows;
+        assert!(found < rows / 2, "{found} of {rows} rows");
+    }
+}
+
+#[test]
+fn a_row_of_a_table_that_is_joined_with_itself_matches_itself() {
+    let text = |rows: std::ops::Range<usize>| StringArray::from_iter_values(rows.map(|row| format!("{row:08}")));
+    let keys = Int64Array::from_iter((0..40_000).map(|row| (row % 4 > 0).then_some(row / 2)));
+    let columns: [(&str, ArrayRef, bool); 2] =
+        [("k", Arc::new(keys.clone()), true), ("t", Arc::new(text(0..40_000)), false)];
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    catalog.create(Table::from_batches("r", batch.schema(), vec![batch]).unwrap()).unwrap();
+    let keys: ArrayRef = Arc::new(keys);
+    for how in JoinKind::ALL {
+        for nulls_equal in [false, true] {
+            let spec = JoinSpec { how, nulls_equal, ..JoinSpec::inner("r", "r", vec![KeyPair::new("k", "k")]) };
+            let found = plan(bind(spec, &catalog).unwrap(), None).unwrap().at_least();
+            let rows = naive_rows(&keys, &keys, how, nulls_equal);
+            let situation = format!("{found:?} of {rows} rows, {how}, nulls equal {nulls_equal}");
+            assert!(found.rows <= rows && found.rows >= if how.is_anti() { 0 } else { 30_000 }, "{situation}");
+            // A key, and on each side that is there an offset and, where all rows are, eight bytes of text.
+            let sides = if how.only_side().is_some() { 1 } else { 2 };
+            assert!(found.bytes <= rows * (8 + sides * 12), "{situation}");
+            let has_all = how.keeps_unmatched(Side::Left) || (nulls_equal && !how.is_anti());
+            assert!(!has_all || found.bytes >= 40_000 * (4 + 8), "{situation}");
+        }
+    }
+}
+
+#[test]
 fn heavy_keys_are_explained_by_their_values() {
     let random = &mut StdRng::seed_from_u64(9);
     let skewed = shuffled((0..50_000).map(|row| if row % 10 == 0 { 77 } else { row }), random);

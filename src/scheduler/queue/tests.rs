@@ -34,10 +34,14 @@ fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waitin
         priority,
         submitted: Duration::ZERO,
         places,
-        host_bytes: 0,
+        host: HostNeed::default(),
         short_since: None,
         hopeless_since: None,
     }
+}
+
+fn need(bytes: u64) -> HostNeed {
+    HostNeed { bytes, least_bytes: bytes }
 }
 
 fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
@@ -310,8 +314,8 @@ fn parts_of_a_devices_memory_are_given_once() {
 #[test]
 fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
     let mut queue = Queue::default();
-    queue.push(Waiting { host_bytes: 80, ..job(1, "a", 0, 1.0, 1) });
-    queue.push(Waiting { host_bytes: 10, ..job(2, "a", 0, 1.0, 1) });
+    queue.push(Waiting { host: need(80), ..job(1, "a", 0, 1.0, 1) });
+    queue.push(Waiting { host: need(10), ..job(2, "a", 0, 1.0, 1) });
     let host =
         HostMemory { free_bytes: 50, returns: vec![(seconds(70.0), 20), (seconds(60.0), 20), (seconds(90.0), 9)] };
     let turns = queue.turns(Duration::ZERO, &[IDLE], host.clone());

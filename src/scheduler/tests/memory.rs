@@ -225,3 +225,23 @@ fn a_result_that_is_only_predicted_not_to_fit_is_not_refused() {
     stage.finish(0);
     assert_eq!(stage.ended(&job), JobState::Complete);
 }
+
+#[test]
+fn a_join_that_is_predicted_to_take_more_than_there_is_does_not_wait_for_what_nobody_gives_back() {
+    let stage = stage(1);
+    stage.catalog.create(table_with("e", (0..20_000).map(|row| 2 * (row % 6)))).unwrap();
+    stage.catalog.create(table_with("o", (0..20_000).map(|row| 2 * (row % 6) + 1))).unwrap();
+    let host = budget(&stage);
+    // Something has host memory, and is no table: as do the holes that pieces of the arena leave.
+    let held = host.reserve(4096, "a test").unwrap();
+    let columns = vec!["k".into(), "left.e0".into()];
+    let spec = JoinSpec { columns, ..JoinSpec::inner("e", "o", vec![KeyPair::new("k", "k"); 2]) };
+    let job = stage.scheduler.submit(spec, "").unwrap();
+    assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
+    stage.next();
+    assert_eq!(host.free_bytes(), 0, "it is given all there is");
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+    stage.idle();
+    drop(held);
+}

@@ -90,6 +90,27 @@ def _speaks_tls(location: str) -> bool:
         return False
 
 
+def _wants_certificate(location: str) -> bool:
+    """Whether what listens at a location with TLS turns away those who show no certificate."""
+    parts = urlsplit(location)
+    if parts.scheme != "grpc+tls" or parts.hostname is None:
+        return False
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((parts.hostname, parts.port or DEFAULT_PORT), timeout=_PROBE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname) as secure,
+        ):
+            # With TLS 1.3 the refusal comes after the handshake, in the place of the server's first words.
+            secure.recv(1)
+    except ssl.SSLError as error:
+        return "certificate required" in str(error) or "handshake failure" in str(error)
+    except OSError:
+        pass
+    return False
+
+
 class Connections:
     """Opens connections to one server, all with the same credentials.
 
@@ -186,6 +207,11 @@ class Connections:
                 raise Unavailable(
                     f"the server at {address} speaks TLS; write grpc+tls://{address}, and with tls_root_certs the "
                     "certificate of its authority unless the system knows that"
+                ) from None
+            if "cert_chain" not in self._options and _wants_certificate(self.location):
+                raise Unavailable(
+                    f"the server at {self.location.partition('://')[2]} lets in clients with certificates only: "
+                    "connect(cert=..., key=...) gives one, of an authority that it knows"
                 ) from None
             raise
         except DeadlineExceeded:

@@ -183,6 +183,11 @@ _ADVICE = [
         "is not in peer certificate",
         "connect by a name or address that its certificate has, or have one made for this one",
     ),
+    # What gRPC makes of an alert after the handshake.
+    (
+        "TSI_DATA_CORRUPTED",
+        "the server does not accept this client's certificate; it has to know the authority of cert",
+    ),
     ("expired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
     ("certificate", "tls_root_certs names the authorities that vouch for the server; for a self-signed one, itself"),
 ]

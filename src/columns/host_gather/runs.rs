@@ -1,0 +1,387 @@
+//! Columns of any type, gathered by runs of rows into the arena.
+//!
+//! ```text
+//!   runs of rows ── list ──► offsets, and runs of the lists' values ──► their child, by the same means
+//!                ── struct ► the same runs for each child
+//!                ── values ► bytes, bits, views: one copy each, from where they lie to the result
+//! ```
+//!
+//! A run is any number of rows of one array that follow each other. Rows of a result are runs of one, mostly; the values of a list
+//! are a run of as many as it has, so that what a list holds is copied at once, and what has to be kept of it meanwhile is one
+//! run. Types that Arrow alone knows how to gather (unions, list views, runs, dictionaries that differ inside of something else)
+//! are gathered by Arrow, on the heap, and paid for meanwhile.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayData, ArrayRef, AsArray, BooleanArray, ByteView, FixedSizeListArray, GenericByteArray,
+    GenericByteViewArray, GenericListArray, MapArray, OffsetSizeTrait, StructArray, make_array, new_empty_array,
+    new_null_array,
+};
+use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow::compute::interleave;
+use arrow::datatypes::{
+    ArrowNativeType, BinaryViewType, ByteArrayType, ByteViewType, DataType, FieldRef, Fields, GenericBinaryType,
+    GenericStringType, StringViewType,
+};
+use arrow::error::ArrowError;
+
+use super::super::dictionary::{Seeded, is_same, value_sizes};
+use crate::memory::Arena;
+use crate::{Error, Result};
+
+/// Rows of one array that follow each other, or rows that are not there, which become nulls.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    array: u32,
+    start: usize,
+    len: usize,
+}
+
+/// In the place of an array's number.
+const MISSING: u32 = u32::MAX;
+
+/// Bytes of a value that a view holds itself.
+const INLINE_BYTES: usize = 12;
+
+impl Run {
+    /// The row at that place (array, index), or one that is not there.
+    pub(super) fn of_row(place: Option<(usize, usize)>) -> Self {
+        match place {
+            Some((array, start)) => Self { array: array as u32, start, len: 1 },
+            None => Self { array: MISSING, start: 0, len: 1 },
+        }
+    }
+
+    /// The number of its array, and its rows there.
+    fn rows(self) -> Option<(usize, std::ops::Range<usize>)> {
+        (self.array != MISSING).then_some((self.array as usize, self.start..self.start + self.len))
+    }
+}
+
+/// The rows of all runs, one after the other.
+///
+/// # Errors
+/// [`Error::Exhausted`] when the arena refuses; [`Error::Invalid`] when values are so long together that the type's offsets cannot
+/// address them.
+pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Run], arena: &Arena) -> Result<ArrayRef> {
+    use DataType as T;
+    let rows = runs.iter().map(|run| run.len).sum();
+    if rows == 0 {
+        return Ok(new_empty_array(data_type));
+    }
+    let job = Job { arrays, data_type, runs, rows, arena };
+    match data_type {
+        T::Null => Ok(new_null_array(data_type, rows)),
+        T::Boolean => job.booleans(),
+        T::Utf8 => job.bytes::<GenericStringType<i32>>(),
+        T::LargeUtf8 => job.bytes::<GenericStringType<i64>>(),
+        T::Binary => job.bytes::<GenericBinaryType<i32>>(),
+        T::LargeBinary => job.bytes::<GenericBinaryType<i64>>(),
+        T::Utf8View => job.views::<StringViewType>(),
+        T::BinaryView => job.views::<BinaryViewType>(),
+        T::List(field) => job.lists::<i32>(field),
+        T::LargeList(field) => job.lists::<i64>(field),
+        T::Map(field, is_sorted) => job.maps(field, *is_sorted),
+        T::FixedSizeList(field, length) if *length > 0 => job.fixed_size_lists(field, *length),
+        T::Struct(fields) if !fields.is_empty() => job.structs(fields),
+        T::Dictionary(key_type, _) if job.have_one_dictionary() => {
+            job.values_of(key_type.primitive_width().expect("keys are integers"))
+        }
+        T::FixedSizeBinary(width) => job.values_of(*width as usize),
+        T::Dictionary(..) | T::FixedSizeList(..) | T::Struct(_) => job.by_arrow(),
+        other => match other.primitive_width() {
+            Some(width) => job.values_of(width),
+            None => job.by_arrow(),
+        },
+    }
+}
+
+/// What is gathered, from where and whereto.
+struct Job<'a> {
+    arrays: &'a [&'a ArrayRef],
+    data_type: &'a DataType,
+    runs: &'a [Run],
+    /// Of all runs.
+    rows: usize,
+    arena: &'a Arena,
+}
+
+impl Job<'_> {
+    /// Which rows have a value; `None` when all have.
+    fn validity(&self) -> Result<Option<NullBuffer>> {
+        let nulls: Vec<Option<&NullBuffer>> =
+            self.arrays.iter().map(|array| array.nulls().filter(|nulls| nulls.null_count() > 0)).collect();
+        let may_be_null = |run: &Run| run.rows().is_none_or(|(array, _)| nulls[array].is_some());
+        if !self.runs.iter().any(may_be_null) {
+            return Ok(None);
+        }
+        let mut bits = self.arena.allocate(self.rows.div_ceil(8), "the validity of a result")?;
+        bits.fill(0);
+        let mut at = 0;
+        for run in self.runs {
+            if let Some((array, rows)) = run.rows() {
+                for (at, row) in (at..).zip(rows) {
+                    let is_valid = nulls[array].is_none_or(|nulls| nulls.is_valid(row));
+                    bits[at / 8] |= u8::from(is_valid) << (at % 8);
+                }
+            }
+            at += run.len;
+        }
+        let nulls = NullBuffer::new(BooleanBuffer::new(bits.freeze(), 0, self.rows));
+        Ok((nulls.null_count() > 0).then_some(nulls))
+    }
+
+    /// Values of `width` bytes each, or keys of a dictionary that all arrays have.
+    fn values_of(&self, width: usize) -> Result<ArrayRef> {
+        let sources: Vec<ArrayData> = self.arrays.iter().map(|array| array.to_data()).collect();
+        let bytes_of = |data: &ArrayData| data.buffers()[0].slice(data.offset() * width);
+        let buffers: Vec<_> = sources.iter().map(bytes_of).collect();
+        let mut values = self.arena.allocate(self.rows * width, "values of a result")?;
+        let mut at = 0;
+        for run in self.runs {
+            let target = &mut values[at * width..(at + run.len) * width];
+            match run.rows() {
+                Some((array, rows)) => target.copy_from_slice(&buffers[array][rows.start * width..rows.end * width]),
+                None => target.fill(0),
+            }
+            at += run.len;
+        }
+        let mut data = ArrayData::builder(self.data_type.clone()).len(self.rows).add_buffer(values.freeze());
+        if let (DataType::Dictionary(..), Some(source)) = (self.data_type, sources.first()) {
+            data = data.add_child_data(source.child_data()[0].clone());
+        }
+        self.assembled(data.nulls(self.validity()?).build()).map(make_array)
+    }
+
+    fn have_one_dictionary(&self) -> bool {
+        let mut dictionaries = self.arrays.iter().map(|array| array.as_any_dictionary().values());
+        let Some(first) = dictionaries.next() else { return false };
+        dictionaries.all(|other| is_same(first, other))
+    }
+
+    fn booleans(&self) -> Result<ArrayRef> {
+        let sources: Vec<&BooleanBuffer> = self.arrays.iter().map(|array| array.as_boolean().values()).collect();
+        let mut bits = self.arena.allocate(self.rows.div_ceil(8), "values of a result")?;
+        bits.fill(0);
+        let mut at = 0;
+        for run in self.runs {
+            if let Some((array, rows)) = run.rows() {
+                for (at, row) in (at..).zip(rows) {
+                    bits[at / 8] |= u8::from(sources[array].value(row)) << (at % 8);
+                }
+            }
+            at += run.len;
+        }
+        Ok(Arc::new(BooleanArray::new(BooleanBuffer::new(bits.freeze(), 0, self.rows), self.validity()?)))
+    }
+
+    fn bytes<T: ByteArrayType>(&self) -> Result<ArrayRef>
+    where
+        T::Offset: bytemuck::Pod,
+    {
+        let sources: Vec<&GenericByteArray<T>> = self.arrays.iter().map(|array| array.as_bytes::<T>()).collect();
+        let offsets_of = |array: usize| sources[array].value_offsets();
+        let (offsets, runs) = self.inner::<T::Offset>(offsets_of)?;
+        let total = offsets.last().map_or(0, |end| end.as_usize());
+        let mut bytes = self.arena.allocate(total, "strings of a result")?;
+        let mut at = 0;
+        for run in runs {
+            let Some((array, rows)) = run.rows() else { continue };
+            bytes[at..at + run.len].copy_from_slice(&sources[array].value_data()[rows]);
+            at += run.len;
+        }
+        self.assembled(GenericByteArray::<T>::try_new(offsets, bytes.freeze(), self.validity()?)).map(array)
+    }
+
+    fn lists<O: OffsetSizeTrait + bytemuck::Pod>(&self, field: &FieldRef) -> Result<ArrayRef> {
+        let sources: Vec<&GenericListArray<O>> = self.arrays.iter().map(|array| array.as_list::<O>()).collect();
+        let (offsets, runs) = self.inner::<O>(|array| sources[array].value_offsets())?;
+        let children: Vec<&ArrayRef> = sources.iter().map(|source| source.values()).collect();
+        let values = gather_runs(&children, field.data_type(), &runs, self.arena)?;
+        self.assembled(GenericListArray::try_new(field.clone(), offsets, values, self.validity()?)).map(array)
+    }
+
+    fn maps(&self, field: &FieldRef, is_sorted: bool) -> Result<ArrayRef> {
+        let sources: Vec<&MapArray> = self.arrays.iter().map(|array| array.as_map()).collect();
+        let (offsets, runs) = self.inner::<i32>(|array| sources[array].value_offsets())?;
+        let entries: Vec<ArrayRef> = sources.iter().map(|source| array(source.entries().clone())).collect();
+        let entries =
+            gather_runs(&entries.iter().collect::<Vec<_>>(), field.data_type(), &runs, self.arena)?.as_struct().clone();
+        self.assembled(MapArray::try_new(field.clone(), offsets, entries, self.validity()?, is_sorted)).map(array)
+    }
+
+    fn fixed_size_lists(&self, field: &FieldRef, length: i32) -> Result<ArrayRef> {
+        let times = length as usize;
+        let children: Vec<&ArrayRef> = self.arrays.iter().map(|array| array.as_fixed_size_list().values()).collect();
+        let inner = |run: &Run| Run { array: run.array, start: run.start * times, len: run.len * times };
+        let runs: Vec<Run> = self.runs.iter().map(inner).collect();
+        let values = gather_runs(&children, field.data_type(), &runs, self.arena)?;
+        self.assembled(FixedSizeListArray::try_new(field.clone(), length, values, self.validity()?)).map(array)
+    }
+
+    fn structs(&self, fields: &Fields) -> Result<ArrayRef> {
+        let column = |(index, field): (usize, &FieldRef)| {
+            let children: Vec<&ArrayRef> = self.arrays.iter().map(|array| array.as_struct().column(index)).collect();
+            gather_runs(&children, field.data_type(), self.runs, self.arena)
+        };
+        let columns = fields.iter().enumerate().map(column).collect::<Result<Vec<_>>>()?;
+        self.assembled(StructArray::try_new(fields.clone(), columns, self.validity()?)).map(array)
+    }
+
+    /// The offsets of what each row holds, and the runs of it. Rows that are null hold nothing.
+    fn inner<'o, O: OffsetSizeTrait + bytemuck::Pod>(
+        &self,
+        offsets_of: impl Fn(usize) -> &'o [O],
+    ) -> Result<(OffsetBuffer<O>, Vec<Run>)> {
+        let mut offsets = self.arena.allocate((self.rows + 1) * size_of::<O>(), "offsets of a result")?;
+        let (first, ends) = bytemuck::cast_slice_mut::<u8, O>(&mut offsets).split_at_mut(1);
+        first[0] = O::default();
+        let mut runs: Vec<Run> = Vec::with_capacity(self.runs.len());
+        let (mut at, mut total) = (0, 0);
+        for run in self.runs {
+            let Some((array, rows)) = run.rows() else {
+                ends[at..at + run.len].fill(O::usize_as(total));
+                at += run.len;
+                continue;
+            };
+            let (source, nulls) = (offsets_of(array), self.arrays[array].nulls());
+            for row in rows {
+                let (start, end) = (source[row].as_usize(), source[row + 1].as_usize());
+                let len = if nulls.is_none_or(|nulls| nulls.is_valid(row)) { end - start } else { 0 };
+                match runs.last_mut() {
+                    Some(last) if last.array == run.array && last.start + last.len == start => last.len += len,
+                    _ if len > 0 => runs.push(Run { array: run.array, start, len }),
+                    _ => {}
+                }
+                total += len;
+                ends[at] = O::from_usize(total).ok_or_else(|| self.too_long())?;
+                at += 1;
+            }
+        }
+        Ok((OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, self.rows + 1)), runs))
+    }
+
+    /// Views with the long values that they are of in one buffer, and no others: the tables' buffers have those of all rows.
+    fn views<T: ByteViewType>(&self) -> Result<ArrayRef> {
+        let sources: Vec<&GenericByteViewArray<T>> =
+            self.arrays.iter().map(|array| array.as_byte_view::<T>()).collect();
+        let view_at = |array: usize, row: usize| {
+            let source = sources[array];
+            let view = source.views()[row];
+            (view as u32 as usize > INLINE_BYTES && source.is_valid(row)).then(|| ByteView::from(view))
+        };
+        let long = || {
+            self.runs.iter().filter_map(|run| run.rows()).flat_map(|(array, rows)| rows.map(move |row| (array, row)))
+        };
+        let long = || long().filter_map(|(array, row)| Some((array, view_at(array, row)?)));
+        let mut total: usize = long().map(|(_, view)| view.length as usize).sum();
+        // Rows that share a value share it in the result, too, where that can make much of a difference: it takes a look-up per row.
+        let there_are: usize = sources.iter().flat_map(|source| source.data_buffers()).map(|buffer| buffer.len()).sum();
+        let mut placed: Option<HashMap<(usize, u32), u32, Seeded>> = (total > there_are).then(HashMap::default);
+        let address = |array: usize, view: &ByteView| {
+            (
+                sources[array].data_buffers()[view.buffer_index as usize].as_ptr() as usize + view.offset as usize,
+                view.length,
+            )
+        };
+        if let Some(placed) = &mut placed {
+            total = 0;
+            for (array, view) in long() {
+                placed.entry(address(array, &view)).or_insert_with(|| {
+                    total += view.length as usize;
+                    u32::MAX
+                });
+            }
+        }
+        // Offsets in views are signed, says the specification.
+        i32::try_from(total).map_err(|_| self.too_long())?;
+        let mut views = self.arena.allocate(self.rows * size_of::<u128>(), "views of a result")?;
+        let mut bytes = self.arena.allocate(total, "strings of a result")?;
+        let targets = bytemuck::cast_slice_mut::<u8, u128>(&mut views);
+        let (mut at, mut end) = (0, 0);
+        for run in self.runs {
+            let Some((array, rows)) = run.rows() else {
+                targets[at..at + run.len].fill(0);
+                at += run.len;
+                continue;
+            };
+            for row in rows {
+                targets[at] = match view_at(array, row) {
+                    Some(view) => {
+                        let length = view.length as usize;
+                        let known = placed.as_mut().and_then(|placed| placed.get_mut(&address(array, &view)));
+                        let offset = match known {
+                            Some(offset) if *offset != u32::MAX => *offset,
+                            known => {
+                                let offset = end as u32;
+                                let value = sources[array].data_buffers()[view.buffer_index as usize]
+                                    .slice_with_length(view.offset as usize, length);
+                                bytes[end..end + length].copy_from_slice(&value);
+                                end += length;
+                                if let Some(known) = known {
+                                    *known = offset;
+                                }
+                                offset
+                            }
+                        };
+                        ByteView { buffer_index: 0, offset, ..view }.as_u128()
+                    }
+                    None if sources[array].is_valid(row) => sources[array].views()[row],
+                    None => 0,
+                };
+                at += 1;
+            }
+        }
+        let buffers = if total > 0 { vec![bytes.freeze()] } else { Vec::new() };
+        let views = ScalarBuffer::new(views.freeze(), 0, self.rows);
+        self.assembled(GenericByteViewArray::<T>::try_new(views, buffers, self.validity()?)).map(array)
+    }
+
+    /// By Arrow's own kernel, on the heap; paid for while it is made, by what values take on average.
+    fn by_arrow(&self) -> Result<ArrayRef> {
+        let sizes: Vec<_> = self.arrays.iter().map(|array| value_sizes(array)).collect();
+        let bytes_of = |run: &Run| run.rows().map_or(0, |(array, rows)| rows.map(&sizes[array]).sum());
+        let bytes: u64 = self.runs.iter().map(bytes_of).sum();
+        let _paid = self.arena.reserve(bytes, &format!("a {} column of a result", self.data_type))?;
+        // A row that does not exist is row 0 of an array of one null.
+        let null = new_null_array(self.data_type, 1);
+        let missing = (self.arrays.len(), 0);
+        let arrays: Vec<&dyn Array> = self.arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
+        let mut places = Vec::with_capacity(self.rows);
+        for run in self.runs {
+            match run.rows() {
+                Some((array, rows)) => places.extend(rows.map(|row| (array, row))),
+                None => places.extend(std::iter::repeat_n(missing, run.len)),
+            }
+        }
+        let data_type = self.data_type;
+        interleave(&arrays, &places).map_err(|error| match error {
+            ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
+                "the batches of a column of type {data_type} have dictionaries of their own inside, with more values together than \
+                 their keys can number in one batch of the result; upload it with wider dictionary keys, or ask for smaller \
+                 batches with batch_rows"
+            )),
+            ArrowError::OffsetOverflowError(_) => self.too_long(),
+            error => Error::Internal(format!("gathering a {data_type} column: {error}")),
+        })
+    }
+
+    /// As with strings, whoever asked may ask for fewer rows at a time.
+    fn too_long(&self) -> Error {
+        Error::Invalid(format!(
+            "values of a column of type {} are so long that one batch of the result cannot hold them; ask for smaller batches with \
+             batch_rows",
+            self.data_type
+        ))
+    }
+
+    fn assembled<T>(&self, made: Result<T, ArrowError>) -> Result<T> {
+        made.map_err(|error| Error::Internal(format!("assembling a gathered {} column: {error}", self.data_type)))
+    }
+}
+
+fn array(array: impl Array + 'static) -> ArrayRef {
+    Arc::new(array)
+}
