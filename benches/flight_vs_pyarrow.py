@@ -1,12 +1,12 @@
 """DoPut and DoGet against pyarrow's C++ Flight server, and against a server that discards what it gets.
 
 The same client (bare pyarrow, one connection per stream) talks to all three in a changing order, several times over, so
-that a noisy machine is equally unkind to each. For every combination: GB/s as the client sees it, processor seconds of
-the server per GB, and the most memory that the server had, in all and more than before the transfer.
+that a noisy machine is equally unkind to each: in every round, the uploads to the three follow on each other, and then
+the downloads. For every combination: GB/s as the client sees it, processor seconds of the server per GB, with their
+range, the most memory that the server had, in all and more than before the transfer, and how many times the processor
+time of the discarding server an upload took in the same round: the median of the rounds, and their range.
 
-    python benches/flight_vs_pyarrow.py --gigabytes 4 --streams 1 2 4 --repeat 5
-
-Processor time is told in hundredths of a second: transfers of less than 4 GB are refused, for want of digits.
+    python benches/flight_vs_pyarrow.py --gigabytes 4 --streams 1 2 4 --repeat 10
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from common import Dovetail, Recorder, cpu_seconds, median, memory_max_bytes, re
 
 BATCH_ROWS = 1 << 18
 """Two columns of 8 bytes: 4 MiB."""
-
-GIGABYTES_MIN = 4
 
 DOVETAIL = "dovetail"
 KEEPING = "pyarrow, keeps the table"
@@ -134,11 +132,9 @@ def side_by_side(works: list[Callable[[], None]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--gigabytes", type=float, default=GIGABYTES_MIN, help="bytes of each transfer, all streams together"
-    )
+    parser.add_argument("--gigabytes", type=float, default=4, help="bytes of each transfer, all streams together")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -147,10 +143,6 @@ def main() -> None:
         server.serve()
         return
 
-    if arguments.gigabytes < GIGABYTES_MIN:
-        raise SystemExit(
-            f"--gigabytes {arguments.gigabytes}: at least {GIGABYTES_MIN}, so that processor time can be told"
-        )
     rng = np.random.default_rng(1)
     columns = {name: pa.array(rng.integers(0, 1 << 62, BATCH_ROWS)) for name in ("k", "v")}
     batch = pa.record_batch(columns)
@@ -168,24 +160,36 @@ def main() -> None:
         for repeat in range(-1, arguments.repeat):
             for streams in arguments.streams:
                 first = repeat % len(names)
-                for name in names[first:] + names[:first]:
-                    rpcs = ["DoPut"] if name == DISCARDING else ["DoPut", "DoGet"]
-                    for rpc, transfer in measure(servers[name], rpcs, streams, count, batch):
-                        # The first round warms up: pages are touched, connections tried.
-                        if repeat >= 0:
-                            measured.setdefault((rpc, name, streams), []).append(transfer)
-    print(f"{'':6} {'streams':>7}  {'server':36} {'GB/s':>6} {'server CPU s/GB':>16} {'MB at most':>11} {'MB more':>9}")
+                turns = names[first:] + names[:first]
+                for rpc, name in [("DoPut", name) for name in turns] + [("DoGet", name) for name in turns]:
+                    if (rpc, name) == ("DoGet", DISCARDING):
+                        continue
+                    transfer = measure(servers[name], rpc, streams, count, batch)
+                    # The first round warms up: pages are touched, connections tried.
+                    if repeat >= 0:
+                        measured.setdefault((rpc, name, streams), []).append(transfer)
+    heading = f"{'':6} {'streams':>7}  {'server':36} {'GB/s':>6} {'server CPU s/GB, and range':>27}"
+    print(f"{heading} {'x discarding':>20} {'MB at most':>11} {'MB more':>9}")
     for (rpc, name, streams), transfers in sorted(measured.items()):
-        rate, cpu = median([one.gb_per_second for one in transfers]), median([one.cpu_per_gb for one in transfers])
+        rate, cpus = median([one.gb_per_second for one in transfers]), [one.cpu_per_gb for one in transfers]
+        cpu = median(cpus)
+        discarding = [one.cpu_per_gb for one in measured["DoPut", DISCARDING, streams]]
+        # A download has nothing to do with it.
+        times = [mine / theirs for mine, theirs in zip(cpus, discarding, strict=True)] if rpc == "DoPut" else []
+        compared = f"{median(times):.2f} ({min(times):.2f} to {max(times):.2f})" if times else ""
         peak = max(one.memory_max_bytes for one in transfers)
         grown = max(one.memory_increase_bytes for one in transfers)
-        print(f"{rpc:6} {streams:7}  {name:36} {rate:6.2f} {cpu:16.3f} {peak / 1e6:11,.0f} {grown / 1e6:9,.0f}")
+        took = f"{cpu:.3f} ({min(cpus):.3f} to {max(cpus):.3f})"
+        what = f"{rpc:6} {streams:7}  {name:36} {rate:6.2f} {took:>27} {compared:>20}"
+        print(f"{what} {peak / 1e6:11,.0f} {grown / 1e6:9,.0f}")
         recorder.write(
             benchmark="flight_vs_pyarrow", rpc=rpc, server=name, streams=streams, bytes=count * batch.nbytes,
             batch_bytes=batch.nbytes, gb_per_second=round(rate, 3), server_cpu_seconds_per_gb=round(cpu, 4),
             memory_max_bytes=peak, memory_increase_bytes=grown,
             all_gb_per_second=[round(one.gb_per_second, 3) for one in transfers],
-            all_server_cpu_seconds_per_gb=[round(one.cpu_per_gb, 4) for one in transfers], pyarrow=pa.__version__,
+            all_server_cpu_seconds_per_gb=[round(cpu, 4) for cpu in cpus],
+            times_discarding=round(median(times), 3) if times else None,
+            all_times_discarding=[round(one, 3) for one in times], pyarrow=pa.__version__,
         )  # fmt: skip
     print(f"appended to {recorder.path}")
 
@@ -200,35 +204,27 @@ class Transfer:
     memory_increase_bytes: int
 
 
-def measure(
-    server: Dovetail | Peer, rpcs: list[str], streams: int, count: int, batch: pa.RecordBatch
-) -> list[tuple[str, Transfer]]:
-    """One transfer each way."""
+def measure(server: Dovetail | Peer, rpc: str, streams: int, count: int, batch: pa.RecordBatch) -> Transfer:
+    """One transfer. Tables go once they were read."""
     clients = [connect(server.uri) for _ in range(streams)]
     shares = [len(range(index, count, streams)) for index in range(streams)]
     gigabytes = count * batch.nbytes / 1e9
-    found = []
-    for rpc in rpcs:
+
+    def work(index: int, client: flight.FlightClient) -> Callable[[], None]:
         if rpc == "DoPut":
-            works = [
-                lambda client=client, index=index: put(client, f"t{index}", [batch] * shares[index])
-                for index, client in enumerate(clients)
-            ]
-        else:
-            works = [
-                lambda client=client, index=index: get(client, f"t{index}", shares[index] * batch.num_rows)
-                for index, client in enumerate(clients)
-            ]
-        resident, before = reset_memory_max(server.pid), cpu_seconds(server.pid)
-        seconds = side_by_side(works)
-        cpu, peak = cpu_seconds(server.pid) - before, memory_max_bytes(server.pid)
-        found.append((rpc, Transfer(gigabytes / seconds, cpu / gigabytes, peak, peak - resident)))
-    if "DoGet" in rpcs:
+            return lambda: put(client, f"t{index}", [batch] * shares[index])
+        return lambda: get(client, f"t{index}", shares[index] * batch.num_rows)
+
+    works = [work(index, client) for index, client in enumerate(clients)]
+    resident, before = reset_memory_max(server.pid), cpu_seconds(server.pid)
+    seconds = side_by_side(works)
+    cpu, peak = cpu_seconds(server.pid) - before, memory_max_bytes(server.pid)
+    if rpc == "DoGet":
         for index in range(streams):
             list(clients[0].do_action(flight.Action("drop_table", f'{{"name": "t{index}"}}'.encode())))
     for client in clients:
         client.close()
-    return found
+    return Transfer(gigabytes / seconds, cpu / gigabytes, peak, peak - resident)
 
 
 if __name__ == "__main__":

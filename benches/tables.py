@@ -155,7 +155,13 @@ def flight() -> str:
     streams = sorted({line["streams"] for line in run})
 
     def cell(line: Line | None) -> str:
-        return f"{line['gb_per_second']:.1f} GB/s, {line['server_cpu_seconds_per_gb']:.2f} s" if line else ""
+        if not line:
+            return ""
+        cell = f"{line['gb_per_second']:.1f} GB/s, {line['server_cpu_seconds_per_gb']:.2f} s"
+        times = line.get("all_times_discarding") if line["server"] == "dovetail" else None
+        if not times:
+            return cell
+        return f"{cell}; {line['times_discarding']:.2f} times discarding ({min(times):.2f} to {max(times):.2f})"
 
     rows = [[what, *(cell(by.get((rpc, server, count))) for count in streams)] for rpc, server, what in SERVERS]
     heading = ["", *(f"{count} {'stream' if count == 1 else 'streams'}" for count in streams)]

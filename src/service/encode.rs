@@ -286,7 +286,7 @@ pub fn batch_bytes(batch: &RecordBatch) -> u64 {
 }
 
 /// Bytes that this slice of an array refers to.
-fn array_bytes(array: &ArrayRef) -> usize {
+pub(super) fn array_bytes(array: &ArrayRef) -> usize {
     match array.data_type() {
         DataType::Utf8View => view_bytes::<StringViewType>(array),
         DataType::BinaryView => view_bytes::<BinaryViewType>(array),

@@ -4,7 +4,8 @@
 //! the kernel lets that grow to megabytes: the bytes have left the processor's cache by the time that they are read, and
 //! the pages for the next ones come from memory too. With a few hundred kilobytes the same pages are used over and over
 //! in the cache, and both sides spend far fewer cycles on a copy. Over a network more than that is on its way at a time,
-//! so connections from elsewhere keep the kernel's own sizing.
+//! so connections from elsewhere keep the kernel's own sizing. For the same reasons the server lets them send more before it
+//! has taken any of it, and gets the two kinds of connections apart.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,6 +14,8 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use socket2::SockRef;
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 
 use crate::{Error, Result};
@@ -25,16 +28,53 @@ const SAME_HOST_SEND_BUFFER_BYTES: usize = 384 << 10;
 /// Time between probes of a connection on which nothing happens.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
+/// Connections as they come. Nothing is listened to any more once one of the two is dropped.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// From this host.
+    pub same_host: Connections,
+    /// From anywhere else.
+    pub elsewhere: Connections,
+}
+
+type Connections = ReceiverStream<io::Result<TcpStream>>;
+
 /// Listens, and says where: the port may have been left open.
 ///
 /// # Errors
 /// [`Error::Unavailable`] when the address cannot be listened on.
-pub(super) fn listen(address: SocketAddr) -> Result<(SocketAddr, impl Stream<Item = io::Result<TcpStream>>)> {
+pub(super) fn listen(address: SocketAddr) -> Result<(SocketAddr, Incoming)> {
     let failed = |error: io::Error| cannot_listen(address, "--listen", &error);
     let incoming =
         TcpIncoming::bind(address).map_err(failed)?.with_nodelay(Some(true)).with_keepalive(Some(KEEP_ALIVE));
     let bound = incoming.local_addr().map_err(failed)?;
-    Ok((bound, incoming.map(|stream| stream.inspect(size_send_buffer))))
+    Ok((bound, by_host(incoming)))
+}
+
+/// Takes connections from this host and those from elsewhere apart, in a task of its own.
+fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpin + 'static) -> Incoming {
+    // Whoever takes them spawns a task for each, and is never long about it.
+    let (to_near, near) = mpsc::channel(1);
+    let (to_far, far) = mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            let next = tokio::select! {
+                next = incoming.next() => next,
+                () = to_near.closed() => return,
+                () = to_far.closed() => return,
+            };
+            let Some(connection) = next else { return };
+            let is_near = connection.as_ref().is_ok_and(is_from_same_host);
+            if let (Ok(stream), true) = (&connection, is_near) {
+                size_send_buffer(stream);
+            }
+            let to = if is_near { &to_near } else { &to_far };
+            if to.send(connection).await.is_err() {
+                return;
+            }
+        }
+    });
+    Incoming { same_host: ReceiverStream::new(near), elsewhere: ReceiverStream::new(far) }
 }
 
 /// What keeps an address from being listened on, and what to do about it.
@@ -56,13 +96,15 @@ pub(super) fn cannot_listen(address: SocketAddr, flag: &str, error: &io::Error) 
 
 /// Makes the send buffer of a connection from the same host small. One that keeps its size is only slower.
 fn size_send_buffer(stream: &TcpStream) {
-    let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { return };
-    if !is_same_host(local.ip(), peer.ip()) {
-        return;
-    }
     if let Err(error) = SockRef::from(stream).set_send_buffer_size(SAME_HOST_SEND_BUFFER_BYTES) {
-        tracing::debug!(%peer, %error, "the send buffer of a connection keeps its size");
+        tracing::debug!(?stream, %error, "the send buffer of a connection keeps its size");
     }
+}
+
+/// A connection that has ended already is from nowhere.
+fn is_from_same_host(stream: &TcpStream) -> bool {
+    let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+    is_same_host(local.ip(), peer.ip())
 }
 
 /// Whether what is sent stays on this host: to the loopback interface, or to the address that it comes from.
@@ -87,13 +129,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_from_this_host_has_a_small_send_buffer() {
-        let (address, incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (address, mut incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let client = TcpStream::connect(address).await.unwrap();
-        let accepted = std::pin::pin!(incoming).next().await.unwrap().unwrap();
+        let accepted = incoming.same_host.next().await.unwrap().unwrap();
         let bytes = SockRef::from(&accepted).send_buffer_size().unwrap();
         // Linux tells twice what it was given. The kernel may allow less than what was asked for.
         assert!(bytes <= 2 * SAME_HOST_SEND_BUFFER_BYTES, "{bytes} bytes");
         // It was set: such a buffer does not grow any more, where one of the kernel's own sizing starts elsewhere.
         assert_ne!(bytes, SockRef::from(&client).send_buffer_size().unwrap());
+    }
+    #[tokio::test]
+    async fn nothing_is_listened_to_once_nobody_takes_connections() {
+        let (address, incoming) = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        drop(incoming);
+        let refused = async {
+            while TcpStream::connect(address).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), refused).await.expect("connections to be refused");
     }
 }

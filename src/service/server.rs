@@ -35,7 +35,10 @@ use super::readers::FETCHED_WITHIN;
 use super::settings::Settings;
 use super::shared::Shared;
 use super::table_upload::TableUploads;
-use super::{admin, health, incoming};
+use super::{
+    admin, health,
+    incoming::{self, Incoming},
+};
 use crate::human;
 use crate::memory::GrowingAhead;
 use crate::{Context, Error, Result};
@@ -47,6 +50,10 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// What a client may send on a stream before we have taken any of it, in bytes: the bandwidth-delay product of a
 /// 10 Gb/s link of 13 ms.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+
+/// The same for a client on the same host, where nothing is on its way for long: what was received and not taken yet stays in
+/// the processor's cache until it is copied to its place: a sixth less CPU on an upload in several streams.
+const SAME_HOST_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 
 /// The same over all streams of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
@@ -91,6 +98,7 @@ impl Server {
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
         let (flight_address, incoming) = incoming::listen(settings.listen)?;
+        let Incoming { same_host, elsewhere } = incoming;
         let admin = bind_admin(settings).await?;
         let admin_address = admin.as_ref().map(TcpListener::local_addr).transpose()?;
 
@@ -109,30 +117,35 @@ impl Server {
             .accept_compressed(CompressionEncoding::Zstd)
             .max_decoding_message_size(shared.limits.message_bytes)
             .max_encoding_message_size(usize::MAX);
-        let mut builder = tonic::transport::Server::builder()
-            .max_frame_size(FRAME_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_concurrent_streams(settings.stream_limit)
-            .http2_keepalive_interval(Some(Duration::from_secs(30)))
-            .http2_keepalive_timeout(Some(Duration::from_secs(30)));
-        if let Some(tls) = tls(settings)? {
-            builder = builder.tls_config(tls).map_err(|error| unusable_tls(&error))?;
-        }
-        let router = builder
-            .layer(CallLayer::new(shared.clone()))
-            .add_service(DoGetLayer::new(shared.clone()).layer(do_put.layer(flight)))
-            .add_service(health_service)
-            .add_service(reflection)
-            .add_service(reflection_alpha);
+        let tls = tls(settings)?;
+        let router = |stream_window_bytes: u32| -> Result<_> {
+            let mut builder = tonic::transport::Server::builder()
+                .max_frame_size(FRAME_BYTES)
+                .initial_stream_window_size(stream_window_bytes)
+                .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+                .max_concurrent_streams(settings.stream_limit)
+                .http2_keepalive_interval(Some(Duration::from_secs(30)))
+                .http2_keepalive_timeout(Some(Duration::from_secs(30)));
+            if let Some(tls) = &tls {
+                builder = builder.tls_config(tls.clone()).map_err(|error| unusable_tls(&error))?;
+            }
+            Ok(builder
+                .layer(CallLayer::new(shared.clone()))
+                .add_service(DoGetLayer::new(shared.clone()).layer(do_put.layer(flight.clone())))
+                .add_service(health_service.clone())
+                .add_service(reflection.clone())
+                .add_service(reflection_alpha.clone()))
+        };
+        let (near, far) = (router(SAME_HOST_STREAM_WINDOW_BYTES)?, router(STREAM_WINDOW_BYTES)?);
         health::set_ready(&reporter, true).await;
         health::set_alive(&reporter).await;
 
         let serving = tokio::spawn({
-            let close = closed(close.clone());
+            let near = near.serve_with_incoming_shutdown(same_host, closed(close.clone()));
+            let far = far.serve_with_incoming_shutdown(elsewhere, closed(close.clone()));
             async move {
-                let served = router.serve_with_incoming_shutdown(incoming, close).await;
-                served.map_err(|error| Error::Internal(format!("the listener broke off: {error:?}")))
+                let served = futures::try_join!(near, far);
+                served.map(drop).map_err(|error| Error::Internal(format!("the listener broke off: {error:?}")))
             }
         });
         let mut background = vec![tokio::spawn(sweep(shared.clone(), reporter.clone()))];

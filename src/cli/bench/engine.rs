@@ -1,5 +1,6 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -69,6 +70,8 @@ pub struct Measured {
     pub plan: String,
     /// Predicted seconds.
     pub predicted_seconds: f64,
+    /// The same of each phase; those of one name together.
+    pub predicted_phases: BTreeMap<&'static str, f64>,
     /// Of the run with the middle time: the first one touches memory that later ones find.
     pub phases: Vec<PhaseRecord>,
     /// The most device memory that was in use.
@@ -199,6 +202,10 @@ impl Engine {
             strategy: strategies.join(", "),
             plan: run.plans.iter().map(plan).collect::<Vec<_>>().join("; "),
             predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
+            predicted_phases: run.plans.iter().flat_map(|plan| &plan.phases).fold(BTreeMap::new(), |mut all, phase| {
+                *all.entry(phase.name).or_default() += phase.seconds;
+                all
+            }),
             phases: Vec::new(),
             device_memory_max_bytes: memory.used_bytes_max(),
         })

@@ -211,6 +211,7 @@ impl Report {
             "rates": {"memory": self.rates.stream, "copy_in": self.rates.copy_in, "copy_out": self.rates.copy_out},
             "device_memory_max_bytes": measured.device_memory_max_bytes,
             "phase_seconds": by_name(|phase| json!(phase.seconds)),
+            "predicted_phase_seconds": measured.predicted_phases,
             "phase_bytes": by_name(|phase| json!(phase.bytes)),
         });
         let mut line = self.head.clone();

@@ -64,7 +64,12 @@ pub(super) fn expand(run: &Run<'_>, matches: &Matches, pairs: Range<u64>, unmatc
             run.cancel.check()?;
             let pair = pairs.start + (chunk * MORSEL_ROWS) as u64;
             let block = before.partition_point(|&start| start <= pair) - 1;
-            source.write(block * BLOCK_ROWS, pair - before[block], build, probe);
+            let (row, skip) = (block * BLOCK_ROWS, pair - before[block]);
+            match source.count {
+                // Without runs, rows without a match are left out, or there would be nothing to expand.
+                None => source.write_matched(row, skip, build, probe),
+                Some(_) => source.write(row, skip, build, probe),
+            }
             Ok::<_, crate::Error>(())
         },
     )?;
@@ -100,6 +105,24 @@ impl Source<'_> {
 
     fn pairs_of_block(&self, start: usize) -> u64 {
         (start..self.first.len().min(start + BLOCK_ROWS)).map(|row| self.pairs_of(row)).sum()
+    }
+
+    /// As [`Source::write`], of rows with one pair or none. Which of them have one is as good as random, so nothing
+    /// is decided by it: each row is written, and the next one over it unless it has a match.
+    fn write_matched(&self, mut row: usize, skip: u64, build: &mut [u32], probe: &mut [u32]) {
+        let mut skipped = 0;
+        while skipped < skip {
+            skipped += self.pairs_of(row);
+            row += 1;
+        }
+        let mut written = 0;
+        while written < build.len() {
+            let first = self.first[row];
+            build[written] = first;
+            probe[written] = self.row_start + row as u32;
+            written += usize::from(first != NO_ROW);
+            row += 1;
+        }
     }
 
     /// Writes the pairs that follow the first `skip` ones of the rows from `row` on.

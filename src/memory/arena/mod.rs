@@ -13,8 +13,9 @@
 //! The system gives memory page by page, at the first touch, and that costs more than copying into it: on the machine
 //! where this was written, copying 1 GiB into mapped memory takes 0.09 s, and into fresh memory 0.6 s. So a slab's pages
 //! are asked for at once when it is mapped (0.32 s for pages of 4 KiB, 0.11 s for huge ones), a thread can do that ahead of
-//! need ([`Arena::grow_ahead`]), and empty slabs are kept for reuse up to half of the budget. Pages that cannot be
-//! had are an error at that point, and no signal at some later touch.
+//! need ([`Arena::grow_ahead`]), and empty slabs are kept for reuse: up to half of the budget for good, and where such a
+//! thread looks after them, all that was in use during the last minute. Pages that cannot be had are an error at that point,
+//! and no signal at some later touch.
 //!
 //! `mapping` says what slabs are made of. With the device room, this is the only place that is allowed `unsafe`.
 
@@ -24,11 +25,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use arrow::buffer::Buffer;
 pub use mapping::Backing;
 use mapping::{HUGE_PAGE_BYTES, Mapping};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::free_list::{FreeList, SlabId};
 use super::{Budget, Reservation, ReservedPool, human_bytes};
@@ -42,8 +44,12 @@ pub const ALIGNMENT: usize = 256;
 const SLAB_BYTES: usize = 64 << 20;
 
 /// Empty slabs kept for reuse, in bytes in total: half of the budget, and these at the least. More than this goes back to the
-/// system at once.
+/// system: at once, or where a thread grows the arena ahead, when it was not needed for a while ([`TRIM_INTERVAL`]).
 const EMPTY_SLAB_BYTES_KEPT_MIN: usize = 2 << 30;
+
+/// Time between looks for slabs that nobody needed since the last one. A table that is dropped and uploaded anew, or a result
+/// that follows another, gets the same pages, also where they are more than half of the budget.
+const TRIM_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A server that has once needed its memory needs it again: tables are replaced, results come and go, and a table of half
 /// the budget that is uploaded anew would otherwise pay for fresh pages each time, four times the cost of the copy.
@@ -98,6 +104,8 @@ struct Slabs {
     mapped_bytes: usize,
     /// Bytes that should be free ahead of need; zero when nobody grows the arena ahead.
     free_bytes_wanted: usize,
+    /// The least that was free since the arena was last trimmed: what nobody needed.
+    free_bytes_min: usize,
 }
 
 impl Arena {
@@ -202,8 +210,8 @@ impl Arena {
         self.inner.ranges.read().range(..=address).next_back().is_some_and(|(_, &end)| address < end)
     }
 
-    /// Starts a thread that maps slabs ahead of need, so that `free_bytes` are free at most times, within the budget. Only
-    /// one is of use at a time. It ends when the answer is dropped.
+    /// Starts a thread that maps slabs ahead of need, so that `free_bytes` are free at most times, within the budget, and gives
+    /// back those that were not needed for a while. Only one is of use at a time. It ends when the answer is dropped.
     pub fn grow_ahead(&self, free_bytes: u64) -> GrowingAhead {
         self.inner.slabs.lock().free_bytes_wanted = usize::try_from(free_bytes).unwrap_or(usize::MAX);
         let inner = self.inner.clone();
@@ -285,8 +293,9 @@ impl Inner {
         if !slabs.free.give_back(slab, offset, size) {
             return;
         }
-        let kept_max = empty_slab_bytes_kept(self.budget.limit_bytes()).max(slabs.free_bytes_wanted);
-        if slabs.free.empty_slab_bytes() <= kept_max {
+        // The thread that grows the arena knows what has not been needed for a while.
+        let is_trimmed = slabs.free_bytes_wanted > 0;
+        if is_trimmed || slabs.free.empty_slab_bytes() <= empty_slab_bytes_kept(self.budget.limit_bytes()) {
             return;
         }
         let memory = self.forget(&mut slabs, slab);
@@ -295,22 +304,43 @@ impl Inner {
         drop(memory);
     }
 
+    /// Gives back the empty slabs that were not needed since the last call, but for `kept_max` bytes.
+    fn trim(&self, kept_max: usize) {
+        let mut slabs = self.slabs.lock();
+        let mut unneeded = slabs.free_bytes_min.saturating_sub(kept_max);
+        while let Some(slab) = slabs.free.empty_slab().filter(|slab| slabs.mappings[slab].len <= unneeded) {
+            let memory = self.forget(&mut slabs, slab);
+            unneeded -= memory.len;
+            // Unmapping takes long; others need not wait for it.
+            MutexGuard::unlocked(&mut slabs, || drop(memory));
+        }
+        slabs.free_bytes_min = slabs.free.free_bytes();
+    }
+
     fn grow_while_wanted(&self) {
+        let mut trimmed = Instant::now();
         loop {
-            {
+            let wanted = {
                 let mut slabs = self.slabs.lock();
-                while !slabs.wants_growth(self) {
+                while !slabs.wants_growth(self) && trimmed.elapsed() < TRIM_INTERVAL {
                     if slabs.free_bytes_wanted == 0 {
                         return;
                     }
-                    self.growth_wanted.wait(&mut slabs);
+                    self.growth_wanted.wait_for(&mut slabs, TRIM_INTERVAL.saturating_sub(trimmed.elapsed()));
                 }
+                slabs.free_bytes_wanted
+            };
+            if trimmed.elapsed() >= TRIM_INTERVAL {
+                self.trim(empty_slab_bytes_kept(self.budget.limit_bytes()).max(wanted));
+                trimmed = Instant::now();
+                continue;
             }
             let _growing = self.growing.lock();
             match self.map_slab(self.slab_bytes) {
                 Ok(memory) => self.slabs.lock().add(memory),
                 Err(error) => {
                     tracing::warn!("the arena grows on demand only from here on: {error}");
+                    self.slabs.lock().free_bytes_wanted = 0;
                     return;
                 }
             }
@@ -329,6 +359,7 @@ impl Slabs {
 
     fn take(&mut self, size: usize, growth_wanted: &Condvar) -> Option<(SlabId, usize, Arc<Mapping>)> {
         let place = self.free.take(size);
+        self.free_bytes_min = self.free_bytes_min.min(self.free.free_bytes());
         if self.free.free_bytes() < self.free_bytes_wanted {
             growth_wanted.notify_one();
         }

@@ -161,6 +161,30 @@ fn growth_ahead_keeps_bytes_free_within_the_budget_and_ends_when_dropped() {
     assert_eq!(arena.mapped_bytes(), 2 * SLAB_BYTES as u64);
 }
 
+#[test]
+fn slabs_are_given_back_when_they_were_not_needed_for_a_while() {
+    let limit = 8 * SLAB_BYTES as u64;
+    let arena = arena(limit);
+    let kept = SLAB_BYTES;
+    let use_all = || drop((0..4).map(|_| arena.allocate(SLAB_BYTES, "test").unwrap()).collect::<Vec<_>>());
+    let mapped_slabs = || arena.mapped_bytes() as usize / SLAB_BYTES;
+    use_all();
+    for _ in 0..3 {
+        arena.inner.trim(kept);
+        assert_eq!(mapped_slabs(), 4, "all of it was in use since the last time");
+        use_all();
+    }
+    arena.inner.trim(kept);
+    // One of them is needed from here on, and one is kept.
+    let piece = arena.allocate(SLAB_BYTES, "test").unwrap();
+    arena.inner.trim(kept);
+    assert_eq!(mapped_slabs(), 2);
+    arena.inner.trim(kept);
+    assert_eq!(mapped_slabs(), 2);
+    drop(piece);
+    assert_eq!(mapped_slabs(), 2);
+}
+
 /// Threads allocate, write, check and free; whoever finds another's bytes has shared a piece with it.
 #[test]
 fn pieces_of_many_threads_never_overlap_and_all_come_back() {

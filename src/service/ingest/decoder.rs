@@ -147,7 +147,12 @@ impl WireDecoder {
             Some(landing) => landing,
             None => self.decoder.land(&opened, 0)?,
         };
-        let content = heavy(body_len, || self.decoder.close(opened, landing))?;
+        let effort = match (&landing, opened.plan()) {
+            (Landing::Scatter(_), Some(plan)) => plan.checked_bytes(),
+            // It is copied once more, or decompressed.
+            _ => body_len,
+        };
+        let content = heavy(effort, || self.decoder.close(opened, landing))?;
         let descriptor = fields.descriptor.map(|bytes| read_descriptor(&bytes)).transpose()?;
         Ok(Received { descriptor, app_metadata: fields.app_metadata.unwrap_or_default().into(), content })
     }

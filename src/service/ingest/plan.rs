@@ -68,6 +68,16 @@ pub(super) enum Need {
     All,
 }
 
+impl BatchPlan {
+    /// Bytes that are looked at to validate the batch: all but those of numbers, which are what they are.
+    pub fn checked_bytes(&self) -> usize {
+        let all: usize = self.buffers.iter().map(|buffer| buffer.source.len()).sum();
+        let numbers = self.columns.iter().filter(|column| column.data_type.is_primitive());
+        let passed = numbers.flat_map(|column| &self.buffers[column.buffers.clone()]);
+        all - passed.map(|buffer| buffer.source.len()).sum::<usize>()
+    }
+}
+
 impl BufferPlan {
     /// How many of `sent` bytes (after decompression) the array uses.
     ///

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow_flight::FlightData;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -16,7 +17,7 @@ use super::respond::{AckSender, Acks};
 use super::{Limits, UploadHandler, UploadSink};
 use crate::memory::Arena;
 use crate::service::blocking::heavy;
-use crate::service::encode::batch_bytes;
+use crate::service::encode::array_bytes;
 use crate::{Error, Result};
 
 /// Runs an upload whose messages were received by tonic: the ordinary path, with a second copy.
@@ -72,12 +73,25 @@ async fn run(
     let mut sink = begin(handler, extensions, &mut source).await?;
     while let Some(message) = source.next().await? {
         if let Content::Batch(batch) = message.content {
-            let bytes = batch_bytes(&batch) as usize;
-            acks.send(heavy(bytes, || sink.append(batch, message.app_metadata))?);
+            acks.send(heavy(effort_bytes(&batch), || sink.append(batch, message.app_metadata))?);
         }
     }
     acks.send(sink.finish().await?);
     Ok(())
+}
+
+/// Bytes of a batch that take the time of so many bytes of text when its statistics are taken.
+///
+/// Whoever tells the runtime that work is heavy loses his processor, and the bytes in its cache, to other calls of the same
+/// worker: on two cores, a quarter of the processor time of an upload in batches of 4 MiB.
+fn effort_bytes(batch: &RecordBatch) -> usize {
+    /// Numbers pass by at the speed of memory.
+    const FASTER: usize = 8;
+    let effort = |column: &ArrayRef| match column.data_type().is_primitive() {
+        true => array_bytes(column) / FASTER,
+        false => array_bytes(column),
+    };
+    batch.columns().iter().map(effort).sum()
 }
 
 /// Reads up to the schema. Descriptor and options are those of the first message that has any: the schema's, usually.
