@@ -83,6 +83,10 @@ struct SpecArgs {
     #[arg(long, value_delimiter = ',')]
     columns: Vec<String>,
 
+    /// Tell the number of rows instead of making them; no columns beyond the keys are read then
+    #[arg(long, conflicts_with = "columns")]
+    count: bool,
+
     /// How it is done: hash, radix-hash, radix-hash-gfur, sort-merge or sort-merge-gfur; auto lets the planner choose
     #[arg(long, default_value = "auto")]
     strategy: String,
@@ -149,6 +153,9 @@ impl SpecArgs {
         });
         if !self.columns.is_empty() {
             join["columns"] = self.columns.clone().into();
+        }
+        if self.count {
+            join["count"] = true.into();
         }
         if self.nulls_equal {
             join["nulls_equal"] = true.into();
@@ -348,6 +355,7 @@ mod tests {
                             "retain_seconds": 0, "batch_rows": 1000}})
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
+        assert_eq!(command("a b --on x --count")["join"]["count"], json!(true));
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn run_with_layout(
         filter,
         built: SharedBuild::new(built),
         next_row: Mutex::new(0),
-        columns_needed: AtomicBool::new(false),
+        columns_needed: AtomicBool::new(!probe.shares),
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&shop)?;

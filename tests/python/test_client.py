@@ -477,6 +477,18 @@ def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
         again.cancel()
 
 
+def test_count_tells_how_many_rows_a_join_would_have(client: dovetail.Client) -> None:
+    client.put("few", {"k": [1, 2, 3, None], "a": ["x", "y", "z", "n"]})
+    client.put("many", {"k": [2, 2, 3, 4, None], "b": [1, 2, 3, 4, 5]})
+    for how, expected in {"inner": 3, "left": 5, "full": 7, "left_anti": 2, "right_semi": 3}.items():
+        assert client.count("few", "many", on="k", how=how) == expected == client.join("few", "many", "k", how).num_rows
+    assert client.count("few", "many", left_on="k", right_on="k", nulls_equal=True, strategy="sort-merge") == 4
+    with pytest.raises(dovetail.NotFound):
+        client.count("few", "none", on="k")
+    with pytest.raises(TypeError, match="columns"):
+        client.count("few", "many", on="k", columns=["a"])  # type: ignore[call-arg]
+
+
 def test_explain_tells_the_plan_and_after_the_run_what_was_measured(client: dovetail.Client) -> None:
     client.put("a", {"k": list(range(1000)), "a": list(range(1000))})
     before = client.explain("a", "a", on="k", strategy="sort-merge")

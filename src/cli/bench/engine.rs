@@ -39,6 +39,8 @@ pub struct Measurable {
     pub device_memory_bytes: u64,
     /// What it does how fast.
     pub rates: Rates,
+    /// Whether results may share columns with the tables, as a server's may. Published experiments write every column.
+    pub shares: bool,
 }
 
 /// A device and the tables.
@@ -49,6 +51,7 @@ pub struct Engine {
     /// The device as the planner sees it.
     target: Target,
     joins: Vec<Join>,
+    shares: bool,
 }
 
 /// What was measured of one strategy on one case.
@@ -136,7 +139,7 @@ impl Measurable {
     /// A machine whose device has those rates.
     pub fn new(machine: Machine, device: &dyn Device, rates: Rates) -> Self {
         let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
-        Self { machine, device_name, device_memory_bytes, rates }
+        Self { machine, device_name, device_memory_bytes, rates, shares: false }
     }
 }
 
@@ -146,12 +149,13 @@ impl Engine {
     /// # Errors
     /// What opening the device answers; [`Error::Exhausted`] when the tables do not fit.
     pub fn new(on: &Measurable, prepared: &mut Prepared) -> Result<Self> {
-        let Measurable { machine, rates, .. } = on;
+        let Measurable { machine, rates, shares, .. } = on;
         let arena = Arena::new(Budget::new("host memory", "--host-memory", machine.host_memory));
         let device = machine.open()?;
         arena.pin_by(device.pin());
         let target = Target::of(&*device, rates.clone());
-        let engine = Self { catalog: Catalog::new(arena), device, target, joins: prepared.joins.clone() };
+        let (joins, shares) = (prepared.joins.clone(), *shares);
+        let engine = Self { catalog: Catalog::new(arena), device, target, joins, shares };
         for (name, batches) in std::mem::take(&mut prepared.tables) {
             engine.put(&name, batches)?;
         }
@@ -229,6 +233,8 @@ impl Engine {
             let spec = JoinSpec {
                 strategy: asked,
                 columns: join.columns.clone(),
+                // What becomes a table has memory of its own.
+                into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
                 ..JoinSpec::inner(&join.left, &join.right, keys)
             };
             let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, asked, &self.target)?;

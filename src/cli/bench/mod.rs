@@ -177,6 +177,8 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
         output::remark(format!("{}: {}; scale {}", suite.name, suite.about, show_scale(scale)));
     }
     let mut choices = Choices::default();
+    // What the planner chooses, it chooses for a server.
+    let on = &Measurable { shares: suite.is_of_choices(), ..on.clone() };
     for case in cases {
         if let Some(reason) = case.impossible() {
             output::remark(format!("skipped {}: {reason}", case.label()));

@@ -351,6 +351,44 @@ class Client:
         takes = 'a mapping such as {"join": {"left": "a", "right": "b", "on": [{"left": "k", "right": "k"}]}}'
         return self._submit(_arguments.mapping("command", command, takes)).result()
 
+    def count(
+        self,
+        left: str,
+        right: str,
+        on: OnArgument | None = None,
+        how: How = "inner",
+        strategy: Strategy | str | None = None,
+        *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        nulls_equal: bool | None = None,
+        devices: int | str | Sequence[str] | None = None,
+        priority: int | None = None,
+    ) -> int:
+        """How many rows a join has. No row of it is made, and no column beyond the keys is read.
+
+        Takes and raises what :meth:`join` does; waits for the number.
+
+        Example:
+            >>> client.count("customer", "orders", on={"c_custkey": "o_custkey"}, how="left_anti")
+            5000
+        """
+        command = join_command(
+            left,
+            right,
+            on,
+            how,
+            strategy=strategy,
+            nulls_equal=nulls_equal,
+            devices=devices,
+            priority=priority,
+            left_on=left_on,
+            right_on=right_on,
+        )
+        command["join"]["count"] = True
+        with self._submit(command).result() as result:
+            return int(result.table().column("count")[0].as_py())
+
     def explain(
         self, left: str, right: str, on: OnArgument | None = None, how: How = "inner", **options: Any
     ) -> Explanation:
