@@ -13,19 +13,21 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait};
+use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait, RecordBatch};
 use arrow::datatypes::DataType;
 
+use super::plan::result_row_bytes;
 use super::{BoundJoin, JoinKind, OutputSource, Plan, Side};
 use crate::catalog::Value;
 use crate::columns::fixed_width;
+use crate::join::BatchSizes;
 
 /// What a join certainly gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtLeast {
     /// Rows of the result.
     pub rows: u64,
-    /// Bytes of their values. Those of variable length are counted where all rows of a side are in the result, else as if they
+    /// Bytes of their values, without those of a table that the result may share. Those of variable length are counted where all rows of a side are in the result, else as if they
     /// were empty.
     pub bytes: u64,
 }
@@ -70,18 +72,29 @@ fn at_least(join: &BoundJoin, counted: Counted) -> Option<AtLeast> {
         JoinKind::RightSemi => (0, 0, right),
         JoinKind::LeftAnti | JoinKind::RightAnti => (0, 0, 0),
     };
+    // Of each row, what is sure to be written, and not shared with the tables: a batch shares columns of one of them at the most,
+    // and its keys may be that one's.
     let (left_bytes, right_bytes) = (row_bytes(join, Side::Left), row_bytes(join, Side::Right));
+    let (left_own, right_own) = (own_bytes(join, Side::Left), own_bytes(join, Side::Right));
+    let (pair_bytes, left_bytes, right_bytes) = match (shares(join, Side::Left), shares(join, Side::Right)) {
+        (false, false) => (left_bytes.saturating_add(right_bytes), left_bytes, right_bytes),
+        (true, false) => (right_own, 0, right_own),
+        (false, true) => (left_own, left_own, 0),
+        (true, true) => (left_own.min(right_own), 0, 0),
+    };
+    let shares_any = shares(join, Side::Left) || shares(join, Side::Right);
     // Whether every row of a side is in the result.
     let has_all = |side: Side, rest: u64| match how {
         JoinKind::LeftAnti | JoinKind::RightAnti => false,
         _ if how.only_side().is_some_and(|only| only != side) => false,
         _ => how.keeps_unmatched(side) || (rest == 0 && at_most != Some(side)),
     };
-    let values = |side: Side, rest: u64| if has_all(side, rest) { variable_bytes(join, side) } else { 0 };
+    let values =
+        |side: Side, rest: u64| if !shares_any && has_all(side, rest) { variable_bytes(join, side) } else { 0 };
     let bytes = |rows: u64, row_bytes: u64| rows.saturating_mul(row_bytes);
     Some(AtLeast {
         rows: pairs.saturating_add(left_more).saturating_add(right_more),
-        bytes: bytes(pairs, left_bytes.saturating_add(right_bytes))
+        bytes: bytes(pairs, pair_bytes)
             .saturating_add(bytes(left_more, left_bytes))
             .saturating_add(bytes(right_more, right_bytes))
             .saturating_add(values(Side::Left, left_rest))
@@ -135,6 +148,24 @@ fn counted_by_range(join: &BoundJoin, numbered: Side) -> Option<Counted> {
     let at_most = pairs.min(table.rows);
     let (left, right) = if numbered == Side::Left { (at_most, pairs) } else { (pairs, at_most) };
     Some(Counted { pairs, left, right, at_most: Some(numbered) })
+}
+
+/// Whether the result might share columns of a side with its table: where one of its batches is long enough, as the join room
+/// wants it.
+fn shares(join: &BoundJoin, side: Side) -> bool {
+    let longest = join.table(side).batches.iter().map(RecordBatch::num_rows).max().unwrap_or(0);
+    let sizes = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0);
+    let may = |build_side: Side| join.may_share(side, &join.output_columns(side, build_side));
+    longest >= sizes.stretch_rows_min() && (may(Side::Left) || may(Side::Right))
+}
+
+/// Bytes that each row of that side takes in the result's columns that are no keys, values of variable length excepted.
+fn own_bytes(join: &BoundJoin, side: Side) -> u64 {
+    let of_output = join.output.iter().filter_map(|column| match column.source {
+        OutputSource::Column { side: of, index } => (of == side).then_some(index),
+        OutputSource::Key { .. } => None,
+    });
+    of_output.map(|index| value_bytes(join.table(side).schema.field(index).data_type())).sum()
 }
 
 /// Bytes that each row of that side takes in the result, values of variable length excepted.

@@ -28,6 +28,7 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 
 use super::super::dictionary::{Seeded, is_same, value_sizes};
+use super::gather_bytes;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -181,6 +182,11 @@ impl Job<'_> {
     where
         T::Offset: bytemuck::Pod,
     {
+        if self.runs.len() == self.rows {
+            // Single rows, from anywhere: as those of a plain column.
+            let place = |at: usize| self.runs[at].rows().map(|(array, rows)| (array, rows.start));
+            return gather_bytes::<T>(self.arrays, self.rows, place, self.arena);
+        }
         let sources: Vec<&GenericByteArray<T>> = self.arrays.iter().map(|array| array.as_bytes::<T>()).collect();
         let offsets_of = |array: usize| sources[array].value_offsets();
         let (offsets, runs) = self.inner::<T::Offset>(offsets_of)?;

@@ -339,7 +339,8 @@ fn a_row_of_a_table_that_is_joined_with_itself_matches_itself() {
         [("k", Arc::new(keys.clone()), true), ("t", Arc::new(text(0..40_000)), false)];
     let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
-    catalog.create(Table::from_batches("r", batch.schema(), vec![batch]).unwrap()).unwrap();
+    let batches = (0..10).map(|at| batch.slice(4000 * at, 4000)).collect();
+    catalog.create(Table::from_batches("r", batch.schema(), batches).unwrap()).unwrap();
     let keys: ArrayRef = Arc::new(keys);
     for how in JoinKind::ALL {
         for nulls_equal in [false, true] {
@@ -355,6 +356,32 @@ fn a_row_of_a_table_that_is_joined_with_itself_matches_itself() {
             assert!(!has_all || found.bytes >= 40_000 * (4 + 8), "{situation}");
         }
     }
+}
+
+/// A join was refused for bytes that its result would have shared with a table.
+#[test]
+fn what_a_result_may_share_with_a_table_is_not_certain_to_take_memory() {
+    const ROWS: usize = 400_000;
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    let column = |name: &'static str| (name, numbers(0..ROWS as i64));
+    for (name, columns, batch_rows) in
+        [("long", [column("k"), column("a")], ROWS), ("short", [column("k"), column("b")], 4000)]
+    {
+        let whole = RecordBatch::try_from_iter(columns).unwrap();
+        let batches = (0..ROWS).step_by(batch_rows).map(|start| whole.slice(start, batch_rows)).collect();
+        catalog.create(Table::from_batches(name, whole.schema(), batches).unwrap()).unwrap();
+    }
+    let at_least = |left: &str, right: &str, batch_rows: Option<usize>| {
+        let spec = JoinSpec { batch_rows, ..JoinSpec::inner(left, right, vec![KeyPair::new("k", "k")]) };
+        plan(bind(spec, &catalog).unwrap(), None).unwrap().at_least()
+    };
+    let rows = ROWS as u64;
+    // Keys and the column of the long one may be shared, those of the short one are not.
+    assert_eq!(at_least("long", "short", None), AtLeast { rows, bytes: 8 * rows });
+    assert_eq!(at_least("short", "long", None), AtLeast { rows, bytes: 8 * rows });
+    assert_eq!(at_least("short", "short", None), AtLeast { rows, bytes: 24 * rows });
+    // But in small batches they are.
+    assert_eq!(at_least("short", "short", Some(4000)), AtLeast { rows, bytes: 8 * rows });
 }
 
 #[test]
