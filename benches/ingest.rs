@@ -237,10 +237,10 @@ async fn serve(way: &str) {
     let behind = FlightServiceServer::new(behind).max_decoding_message_size(LIMITS.message_bytes);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     println!("{}", listener.local_addr().expect("its address"));
-    // The settings of the real server.
+    // The settings of the real server for clients of the same host.
     let mut builder = Server::builder()
         .max_frame_size(1 << 20)
-        .initial_stream_window_size(16 << 20)
+        .initial_stream_window_size(2 << 20)
         .initial_connection_window_size(64 << 20);
     let incoming = TcpListenerStream::new(listener);
     // The benchmark holds the other end of our input; when it goes, so do we.
