@@ -27,8 +27,8 @@ use crate::join::BatchSizes;
 pub struct AtLeast {
     /// Rows of the result.
     pub rows: u64,
-    /// Bytes of their values, without those of a table that the result may share. Those of variable length are counted where all rows of a side are in the result, else as if they
-    /// were empty.
+    /// Bytes of their values, without those of a table that the result may share. Those of variable length are counted where all
+    /// rows of a side are in the result, else as if they were empty.
     pub bytes: u64,
 }
 
@@ -72,15 +72,17 @@ fn at_least(join: &BoundJoin, counted: Counted) -> Option<AtLeast> {
         JoinKind::RightSemi => (0, 0, right),
         JoinKind::LeftAnti | JoinKind::RightAnti => (0, 0, 0),
     };
-    // Of each row, what is sure to be written, and not shared with the tables: a batch shares columns of one of them at the most,
-    // and its keys may be that one's.
     let (left_bytes, right_bytes) = (row_bytes(join, Side::Left), row_bytes(join, Side::Right));
-    let (left_own, right_own) = (own_bytes(join, Side::Left), own_bytes(join, Side::Right));
-    let (pair_bytes, left_bytes, right_bytes) = match (shares(join, Side::Left), shares(join, Side::Right)) {
-        (false, false) => (left_bytes.saturating_add(right_bytes), left_bytes, right_bytes),
-        (true, false) => (right_own, 0, right_own),
-        (false, true) => (left_own, left_own, 0),
-        (true, true) => (left_own.min(right_own), 0, 0),
+    // A row is shared with its table where it is in the result once, so that no more rows than the table has are not written: those
+    // of the side that looks for matches, and at the end those of the other that are kept.
+    let might_share = |side: Side| match shares(join, side) {
+        true => join.table(side).rows * shared_row_bytes(join, side),
+        false => 0,
+    };
+    let (left_shared, right_shared) = (might_share(Side::Left), might_share(Side::Right));
+    let shared_bytes = match how {
+        JoinKind::Inner => left_shared.max(right_shared),
+        _ => left_shared.saturating_add(right_shared),
     };
     let shares_any = shares(join, Side::Left) || shares(join, Side::Right);
     // Whether every row of a side is in the result.
@@ -94,9 +96,10 @@ fn at_least(join: &BoundJoin, counted: Counted) -> Option<AtLeast> {
     let bytes = |rows: u64, row_bytes: u64| rows.saturating_mul(row_bytes);
     Some(AtLeast {
         rows: pairs.saturating_add(left_more).saturating_add(right_more),
-        bytes: bytes(pairs, pair_bytes)
+        bytes: bytes(pairs, left_bytes.saturating_add(right_bytes))
             .saturating_add(bytes(left_more, left_bytes))
             .saturating_add(bytes(right_more, right_bytes))
+            .saturating_sub(shared_bytes)
             .saturating_add(values(Side::Left, left_rest))
             .saturating_add(values(Side::Right, right_rest)),
     })
@@ -159,11 +162,12 @@ fn shares(join: &BoundJoin, side: Side) -> bool {
     longest >= sizes.stretch_rows_min() && (may(Side::Left) || may(Side::Right))
 }
 
-/// Bytes that each row of that side takes in the result's columns that are no keys, values of variable length excepted.
-fn own_bytes(join: &BoundJoin, side: Side) -> u64 {
+/// Bytes that each row of that side takes in the columns that the result might share with it, keys among them, values of variable
+/// length excepted.
+fn shared_row_bytes(join: &BoundJoin, side: Side) -> u64 {
     let of_output = join.output.iter().filter_map(|column| match column.source {
         OutputSource::Column { side: of, index } => (of == side).then_some(index),
-        OutputSource::Key { .. } => None,
+        OutputSource::Key { index } => Some(join.keys[index].column(side)),
     });
     of_output.map(|index| value_bytes(join.table(side).schema.field(index).data_type())).sum()
 }

@@ -370,8 +370,14 @@ class Client:
         Takes and raises what :meth:`join` does; waits for the number.
 
         Example:
-            >>> client.count("customer", "orders", on={"c_custkey": "o_custkey"}, how="left_anti")
-            5000
+            >>> client.put("a", {"k": [1, 2, 3]})
+            3
+            >>> client.put("b", {"k": [2, 2, 4]})
+            3
+            >>> client.count("a", "b", on="k"), client.count("a", "b", on="k", how="left_anti")
+            (2, 2)
+            >>> client.drop("a"), client.drop("b")
+            (3, 3)
         """
         command = join_command(
             left,
