@@ -19,7 +19,7 @@ pub struct JoinArgs {
     spec: SpecArgs,
 
     /// Keep the result as a table of this name, on the server
-    #[arg(long, value_name = "TABLE")]
+    #[arg(long, value_name = "TABLE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     into: Option<String>,
 
     /// What to do with a table of that name: create refuses to touch it, replace puts the result in its place once it is complete
@@ -356,6 +356,12 @@ mod tests {
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
         assert_eq!(command("a b --on x --count")["join"]["count"], json!(true));
+    }
+
+    #[test]
+    fn a_table_without_a_name_is_none_to_keep_the_result_in() {
+        let words = ["join", "a", "b", "--on", "x", "--into", ""];
+        assert!(Line::try_parse_from(words).is_err());
     }
 
     #[test]

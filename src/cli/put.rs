@@ -29,7 +29,8 @@ pub struct PutArgs {
     #[arg(long, short)]
     table: Option<String>,
 
-    /// What to do with a table of that name
+    /// What to do with a table of that name: create refuses to touch it, replace puts the rows in its place once all are there,
+    /// append and create_if_missing add them to it; append wants it to be there
     #[arg(long, default_value = "create", value_parser = ["create", "replace", "append", "create_if_missing"])]
     mode: String,
 
