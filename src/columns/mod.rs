@@ -18,9 +18,11 @@ mod key;
 mod layout;
 mod reader;
 mod rows;
+mod types;
 
 pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wanted_keys};
 pub use host_gather::{fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};
 pub use rows::{Movable, Rows, Stretch, fixed_width, lies_by_row, movable};
+pub use types::any_part;

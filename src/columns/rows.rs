@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
 use arrow::datatypes::{DataType, SchemaRef};
 
+use super::types::any_part;
 use crate::Result;
 use crate::device::{BitSlice, Column, ColumnRows, Device, Stream, Width};
 
@@ -241,15 +242,10 @@ pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Opt
 /// Whether some rows of a column are a part of its buffers: not of views of lists, unions and runs, whose rows lie anywhere, so that
 /// each of many slices would be as large as the whole.
 pub fn lies_by_row(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::ListView(_) | DataType::LargeListView(_) | DataType::Union(..) | DataType::RunEndEncoded(..) => false,
-        DataType::List(field)
-        | DataType::LargeList(field)
-        | DataType::FixedSizeList(field, _)
-        | DataType::Map(field, _) => lies_by_row(field.data_type()),
-        DataType::Struct(fields) => fields.iter().all(|field| lies_by_row(field.data_type())),
-        _ => true,
-    }
+    use DataType as T;
+    !any_part(data_type, &|part| {
+        matches!(part, T::ListView(_) | T::LargeListView(_) | T::Union(..) | T::RunEndEncoded(..))
+    })
 }
 
 /// The width of a type's values when they are of fixed width in whole bytes, so that a device can move them; `None` for

@@ -99,8 +99,6 @@ struct InFlight {
     /// The lengths of the stretches that they are made of, one batch after the other.
     stretches: Vec<usize>,
     columns: Vec<Pending>,
-    /// Which columns lie in a table.
-    shared: Vec<bool>,
     /// When they are complete.
     complete: Event,
 }
@@ -161,7 +159,8 @@ impl Emitter<'_> {
 
     /// Pushes rows that are on their way, when they are there.
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
-        let InFlight { range, stretches, columns, shared, complete } = in_flight;
+        let InFlight { range, stretches, columns, complete } = in_flight;
+        let shared: Vec<bool> = columns.iter().map(|column| matches!(column, Pending::Shared(_))).collect();
         // Until the batches are in the sink's hands.
         let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
         // An array for each stretch, or one for all.
@@ -224,7 +223,7 @@ impl Emitter<'_> {
             shared_side.is_some_and(|role| source.is_of(role, |column| sides.of(role).may_share(column, field)))
         };
         let shared: Vec<bool> = sources.iter().zip(fields).map(|(source, field)| is_shared(source, field)).collect();
-        let planned: Vec<(Source, bool)> = sources.into_iter().zip(shared.iter().copied()).collect();
+        let planned: Vec<(Source, bool)> = sources.into_iter().zip(shared).collect();
         for (source, _) in planned.iter().filter(|(_, is_shared)| !is_shared) {
             for (role, column) in [Some(source.first), source.otherwise].into_iter().flatten() {
                 sides.of(role).copy_in(column)?;
@@ -250,7 +249,7 @@ impl Emitter<'_> {
                 });
             }
             let complete = self.shop.device.record_event(self.shop.stream)?;
-            Ok(InFlight { range: range.clone(), stretches, columns, shared, complete })
+            Ok(InFlight { range: range.clone(), stretches, columns, complete })
         })
     }
 

@@ -75,16 +75,14 @@ fn at_least(join: &BoundJoin, counted: Counted) -> Option<AtLeast> {
     let (left_bytes, right_bytes) = (row_bytes(join, Side::Left), row_bytes(join, Side::Right));
     // A row is shared with its table where it is in the result once, so that no more rows than the table has are not written: those
     // of the side that looks for matches, and at the end those of the other that are kept.
-    let might_share = |side: Side| match shares(join, side) {
-        true => join.table(side).rows * shared_row_bytes(join, side),
-        false => 0,
-    };
-    let (left_shared, right_shared) = (might_share(Side::Left), might_share(Side::Right));
+    let sharing = [Side::Left, Side::Right].map(|side| shares(join, side).then_some(side));
+    let [left_shared, right_shared] =
+        sharing.map(|side| side.map_or(0, |side| join.table(side).rows * shared_row_bytes(join, side)));
     let shared_bytes = match how {
         JoinKind::Inner => left_shared.max(right_shared),
         _ => left_shared.saturating_add(right_shared),
     };
-    let shares_any = shares(join, Side::Left) || shares(join, Side::Right);
+    let shares_any = sharing.iter().any(Option::is_some);
     // Whether every row of a side is in the result.
     let has_all = |side: Side, rest: u64| match how {
         JoinKind::LeftAnti | JoinKind::RightAnti => false,

@@ -56,10 +56,8 @@ pub(super) struct Input {
     pub(super) host_columns: usize,
     /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
     pub(super) one_piece: bool,
-    /// Rows of a batch of the table, on average.
-    pub(super) batch_rows: f64,
-    /// Rows that such a batch has at the least for the result to share it.
-    pub(super) stretch_rows_min: f64,
+    /// Whether the table's batches are long enough for the result to share them.
+    pub(super) long_batches: bool,
 }
 
 /// A column that a device moves.
@@ -144,6 +142,7 @@ impl Input {
         }
         let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
         let host_keys = hashed || key_widths.clone().any(|width| width.is_none());
+        let stretch_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min();
         let key_source_bytes = if hashed { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
         Self {
             side,
@@ -161,9 +160,7 @@ impl Input {
             columns,
             host_columns,
             one_piece: table.batches.len() <= 1,
-            batch_rows: table.rows as f64 / table.batches.len().max(1) as f64,
-            stretch_rows_min: BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min()
-                as f64,
+            long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
         }
     }
 

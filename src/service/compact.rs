@@ -15,10 +15,11 @@ use arrow::array::{
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{
-    ArrowNativeType, BinaryViewType, ByteViewType, DataType, Field, Int16Type, Int32Type, Int64Type, RunEndIndexType,
+    ArrowNativeType, BinaryViewType, ByteViewType, DataType, Int16Type, Int32Type, Int64Type, RunEndIndexType,
     StringViewType, UnionMode,
 };
 
+use crate::columns::{any_part, lies_by_row};
 use crate::{Error, Result};
 
 /// The batch with values that its rows refer to, and few others. The values of dictionaries stay as they are: they are
@@ -38,15 +39,12 @@ pub(super) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
 /// Whether slices of the type hold values of other rows.
 fn refers_by_place(data_type: &DataType) -> bool {
     use DataType as T;
-    let inside = |field: &Arc<Field>| refers_by_place(field.data_type());
-    match data_type {
-        T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(_, UnionMode::Dense) => true,
-        T::List(field) | T::LargeList(field) | T::FixedSizeList(field, _) | T::Map(field, _) => inside(field),
-        T::Struct(fields) => fields.iter().any(inside),
-        T::Union(fields, UnionMode::Sparse) => fields.iter().any(|(_, field)| inside(field)),
-        T::RunEndEncoded(_, values) => inside(values),
-        _ => false,
-    }
+    any_part(data_type, &|part| {
+        matches!(
+            part,
+            T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(_, UnionMode::Dense)
+        )
+    })
 }
 
 fn compact_array(array: &ArrayRef) -> Result<ArrayRef> {
@@ -188,7 +186,7 @@ impl Used {
             }
         }
         // Copying ranges of these would copy what several of their rows share once for each.
-        let keeps_gaps = copies_what_is_shared(values.data_type());
+        let keeps_gaps = !lies_by_row(values.data_type());
         if let (true, [(start, ..), .., (_, end, _)]) = (keeps_gaps, &ranges[..]) {
             ranges = vec![(*start, *end, 0)];
         }
@@ -219,24 +217,13 @@ impl Used {
     }
 }
 
-fn copies_what_is_shared(data_type: &DataType) -> bool {
-    use DataType as T;
-    let inside = |field: &Arc<Field>| copies_what_is_shared(field.data_type());
-    match data_type {
-        T::ListView(_) | T::LargeListView(_) | T::Union(..) | T::RunEndEncoded(..) => true,
-        T::List(field) | T::LargeList(field) | T::FixedSizeList(field, _) | T::Map(field, _) => inside(field),
-        T::Struct(fields) => fields.iter().any(inside),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use arrow::array::{
         Int16Array, Int32Array, Int64Array, ListViewArray, MapBuilder, StringArray, StringBuilder, StringViewArray,
         StringViewBuilder,
     };
-    use arrow::datatypes::UnionFields;
+    use arrow::datatypes::{Field, UnionFields};
 
     use super::*;
 

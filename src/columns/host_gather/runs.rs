@@ -118,20 +118,25 @@ impl Job<'_> {
         if !self.runs.iter().any(may_be_null) {
             return Ok(None);
         }
-        let mut bits = self.arena.allocate(self.rows.div_ceil(8), "the validity of a result")?;
+        let is_valid = |array: usize, row| nulls[array].is_none_or(|nulls| nulls.is_valid(row));
+        let nulls = NullBuffer::new(self.bits("the validity of a result", is_valid)?);
+        Ok((nulls.null_count() > 0).then_some(nulls))
+    }
+
+    /// A bit for each row: what is said of that row of that array, and 0 for a row that is missing.
+    fn bits(&self, purpose: &str, is_set: impl Fn(usize, usize) -> bool) -> Result<BooleanBuffer> {
+        let mut bits = self.arena.allocate(self.rows.div_ceil(8), purpose)?;
         bits.fill(0);
         let mut at = 0;
         for run in self.runs {
             if let Some((array, rows)) = run.rows() {
                 for (at, row) in (at..).zip(rows) {
-                    let is_valid = nulls[array].is_none_or(|nulls| nulls.is_valid(row));
-                    bits[at / 8] |= u8::from(is_valid) << (at % 8);
+                    bits[at / 8] |= u8::from(is_set(array, row)) << (at % 8);
                 }
             }
             at += run.len;
         }
-        let nulls = NullBuffer::new(BooleanBuffer::new(bits.freeze(), 0, self.rows));
-        Ok((nulls.null_count() > 0).then_some(nulls))
+        Ok(BooleanBuffer::new(bits.freeze(), 0, self.rows))
     }
 
     /// Values of `width` bytes each, or keys of a dictionary that all arrays have.
@@ -164,18 +169,8 @@ impl Job<'_> {
 
     fn booleans(&self) -> Result<ArrayRef> {
         let sources: Vec<&BooleanBuffer> = self.arrays.iter().map(|array| array.as_boolean().values()).collect();
-        let mut bits = self.arena.allocate(self.rows.div_ceil(8), "values of a result")?;
-        bits.fill(0);
-        let mut at = 0;
-        for run in self.runs {
-            if let Some((array, rows)) = run.rows() {
-                for (at, row) in (at..).zip(rows) {
-                    bits[at / 8] |= u8::from(sources[array].value(row)) << (at % 8);
-                }
-            }
-            at += run.len;
-        }
-        Ok(Arc::new(BooleanArray::new(BooleanBuffer::new(bits.freeze(), 0, self.rows), self.validity()?)))
+        let values = self.bits("values of a result", |array, row| sources[array].value(row))?;
+        Ok(Arc::new(BooleanArray::new(values, self.validity()?)))
     }
 
     fn bytes<T: ByteArrayType>(&self) -> Result<ArrayRef>

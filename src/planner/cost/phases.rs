@@ -350,6 +350,7 @@ impl Model<'_> {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         let mut gathered = 0;
+        let is_probe_shared = self.is_probe_shared();
         for output in &self.join.output {
             let (giver, index) = match output.source {
                 OutputSource::Column { side, index } => (side, index),
@@ -361,7 +362,7 @@ impl Model<'_> {
                 }
             };
             let input = if giver == build.side { build } else { probe };
-            if giver == probe.side && self.is_probe_shared() {
+            if giver == probe.side && is_probe_shared {
                 continue;
             }
             gathered += 1;
@@ -410,7 +411,7 @@ impl Model<'_> {
             && stays
             && self.filter.is_none()
             && probe.keyed >= probe.rows
-            && (probe.one_piece || probe.batch_rows >= probe.stretch_rows_min)
+            && probe.long_batches
             && self.join.may_share(probe.side, &self.join.output_columns(probe.side, build.side))
     }
 

@@ -72,19 +72,25 @@ def location_of(uri: str) -> str:
     return f"{scheme}://{host}:{DEFAULT_PORT if port is None else port}"
 
 
+@contextmanager
+def _shaking_hands(host: str, port: int | None) -> Iterator[ssl.SSLSocket]:
+    """A connection with TLS, to find out what listens there. Nothing is sent; who it is does not matter."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection((host, port or DEFAULT_PORT), timeout=_PROBE_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
+        yield secure
+
+
 def _speaks_tls(location: str) -> bool:
     """Whether what listens at a location that is without TLS would speak with TLS."""
     parts = urlsplit(location)
     if parts.scheme != "grpc+tcp" or parts.hostname is None:
         return False
-    context = ssl.create_default_context()
-    # Nothing is sent; who it is does not matter.
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with (
-            socket.create_connection((parts.hostname, parts.port or DEFAULT_PORT), timeout=_PROBE_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=parts.hostname),
-        ):
+        with _shaking_hands(parts.hostname, parts.port):
             return True
     except OSError:
         return False
@@ -95,13 +101,8 @@ def _wants_certificate(location: str) -> bool:
     parts = urlsplit(location)
     if parts.scheme != "grpc+tls" or parts.hostname is None:
         return False
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with (
-            socket.create_connection((parts.hostname, parts.port or DEFAULT_PORT), timeout=_PROBE_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=parts.hostname) as secure,
-        ):
+        with _shaking_hands(parts.hostname, parts.port) as secure:
             # With TLS 1.3 the refusal comes after the handshake, in the place of the server's first words.
             secure.recv(1)
     except ssl.SSLError as error:
