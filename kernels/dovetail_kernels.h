@@ -562,6 +562,10 @@ extern int dovetail_filter_build(const struct DovetailFilterBuild *args, Dovetai
 
 extern int dovetail_illegal_access(const struct DovetailIllegalAccess *args, DovetailStream stream);
 
+extern void dovetail_range_begin(const char *name);
+
+extern void dovetail_range_end(void);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -8,7 +8,7 @@
 //! so. Scratch is memory whose contents mean nothing before and after; the entry point with `_scratch_bytes` in its name says
 //! how much is needed.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 /// A CUDA stream, as the driver and the runtime both know it.
 pub type DovetailStream = *mut c_void;
@@ -579,4 +579,6 @@ unsafe extern "C" {
     pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
     pub fn dovetail_filter_build(args: *const DovetailFilterBuild, stream: DovetailStream) -> c_int;
     pub fn dovetail_illegal_access(args: *const DovetailIllegalAccess, stream: DovetailStream) -> c_int;
+    pub fn dovetail_range_begin(name: *const c_char);
+    pub fn dovetail_range_end();
 }

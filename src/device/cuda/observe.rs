@@ -4,10 +4,12 @@
 //!
 //! * `silent`, the default;
 //! * `trace`: launches and copies are events of the log, at level TRACE;
+//! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and `ncu --nvtx --nvtx-include` chooses them;
 //! * `timeline:FILE`: each launch and copy is timed by events of its stream, and written to the file in the trace format of
 //!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
 //!   was opened. The events cost some microseconds per call, so that a join that is watched is a little slower.
 
+use std::ffi::CString;
 use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,6 +18,7 @@ use cudarc::driver::result::DriverError;
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 
+use super::abi;
 use super::driver::Queue;
 use crate::{Error, Result};
 
@@ -26,6 +29,7 @@ const VARIABLE: &str = "DOVETAIL_GPU_OBSERVER";
 pub(super) enum Observer {
     Silent,
     Trace,
+    Nvtx,
     Timeline(Timeline),
 }
 
@@ -40,10 +44,11 @@ impl Observer {
         match chosen.as_str() {
             "" | "silent" => Ok(Self::Silent),
             "trace" => Ok(Self::Trace),
+            "nvtx" => Ok(Self::Nvtx),
             other => match other.strip_prefix("timeline:") {
                 Some(path) => Ok(Self::Timeline(Timeline::new(path, ordinal)?)),
                 None => Err(Error::Invalid(format!(
-                    "{VARIABLE}={other:?} is no observer; there are silent, trace and timeline:FILE"
+                    "{VARIABLE}={other:?} is no observer; there are silent, trace, nvtx and timeline:FILE"
                 ))),
             },
         }
@@ -55,6 +60,12 @@ impl Observer {
             Self::Silent => None,
             Self::Trace => {
                 tracing::trace!(what, bytes, "queued");
+                None
+            }
+            Self::Nvtx => {
+                let name = CString::new(what).expect("names of work have no zero bytes");
+                // SAFETY: it ends with a zero byte, and is read during the call.
+                unsafe { abi::dovetail_range_begin(name.as_ptr()) };
                 None
             }
             Self::Timeline(_) => record(queue).ok(),
@@ -81,6 +92,10 @@ pub(super) struct Watched<'a> {
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
+        if matches!(self.observer, Observer::Nvtx) {
+            // SAFETY: the range was begun by the same thread: what is being watched is not sent to another.
+            unsafe { abi::dovetail_range_end() };
+        }
         let (Observer::Timeline(timeline), Some(started)) = (self.observer, self.started) else { return };
         match record(self.queue) {
             Ok(ended) => {
