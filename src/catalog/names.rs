@@ -8,9 +8,9 @@ use arrow::array::RecordBatch;
 use parking_lot::RwLock;
 
 use super::quota::{Charge, Ledger};
-use super::{Adopter, Editor, IntoMode, Table, TenantLimits, TenantUsage};
+use super::{Adopter, Editor, IntoMode, SpentResults, Table, TenantLimits, TenantUsage};
 use crate::human;
-use crate::memory::Arena;
+use crate::memory::{Arena, Reclaim};
 use crate::{Error, Result};
 
 /// Bytes that a name may have.
@@ -22,6 +22,9 @@ pub struct Catalog {
     arena: Arena,
     tables_max: Option<usize>,
     ledger: Ledger,
+    spent: SpentResults,
+    /// Keeps the budget's way to them.
+    _reclaim: Arc<dyn Reclaim>,
     names: Arc<RwLock<Names>>,
     samples: Arc<AtomicU64>,
 }
@@ -48,13 +51,23 @@ impl Catalog {
 
     /// As [`Catalog::new`], with a limit to what each tenant may hold.
     pub fn with_limits(arena: Arena, limits: TenantLimits) -> Self {
+        let spent = SpentResults::default();
+        let reclaim: Arc<dyn Reclaim> = Arc::new(spent.clone());
+        arena.budget().reclaim_from(Arc::downgrade(&reclaim));
         Self {
             arena,
             tables_max: limits.tables,
-            ledger: Ledger::new(limits),
+            ledger: Ledger::new(limits, spent.clone()),
+            spent,
+            _reclaim: reclaim,
             names: Arc::default(),
             samples: Arc::default(),
         }
+    }
+
+    /// Results whose memory goes to whoever needs it.
+    pub fn spent_results(&self) -> &SpentResults {
+        &self.spent
     }
 
     /// Where the tables' buffers live.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::SpentResults;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -32,11 +33,13 @@ pub struct TenantUsage {
 pub(super) struct Ledger {
     bytes_limit: Option<u64>,
     bytes: Arc<Mutex<HashMap<String, u64>>>,
+    spent: SpentResults,
 }
 
 impl Ledger {
-    pub(super) fn new(limits: TenantLimits) -> Self {
-        Self { bytes_limit: limits.bytes, bytes: Arc::default() }
+    /// With the results that go before a tenant is refused anything.
+    pub(super) fn new(limits: TenantLimits, spent: SpentResults) -> Self {
+        Self { bytes_limit: limits.bytes, bytes: Arc::default(), spent }
     }
 
     /// Nothing yet, on that tenant's account.
@@ -53,6 +56,12 @@ impl Ledger {
     }
 }
 
+/// A tenant's account has no room.
+struct Full {
+    held_bytes: u64,
+    limit_bytes: u64,
+}
+
 /// Bytes on a tenant's account; dropping it takes them off.
 #[derive(Debug)]
 pub struct Charge {
@@ -67,23 +76,33 @@ impl Charge {
     /// # Errors
     /// [`Error::Exhausted`] when the tenant may not hold as many; nothing is added then.
     pub fn try_grow(&mut self, bytes: u64) -> Result<()> {
+        while let Err(Full { held_bytes, limit_bytes }) = self.try_add(bytes) {
+            let missing = held_bytes.saturating_add(bytes) - limit_bytes;
+            if bytes > limit_bytes || self.ledger.spent.give_back(missing, Some(&self.owner)) == 0 {
+                return Err(Error::Exhausted(format!(
+                    "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
+                     result go, or raise --tenant-memory",
+                    self.owner,
+                    human_bytes(held_bytes),
+                    human_bytes(bytes),
+                    human_bytes(limit_bytes),
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn try_add(&mut self, bytes: u64) -> std::result::Result<(), Full> {
         if bytes == 0 {
             return Ok(());
         }
         let mut all = self.ledger.bytes.lock();
-        let held = all.get(&self.owner).copied().unwrap_or(0);
-        let total = held.saturating_add(bytes);
-        if let Some(limit) = self.ledger.bytes_limit.filter(|&limit| total > limit) {
-            return Err(Error::Exhausted(format!(
-                "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
-                 result go, or raise --tenant-memory",
-                self.owner,
-                human_bytes(held),
-                human_bytes(bytes),
-                human_bytes(limit),
-            )));
-        }
-        all.insert(self.owner.clone(), total);
+        let held_bytes = all.get(&self.owner).copied().unwrap_or(0);
+        let total = held_bytes.saturating_add(bytes);
+        match self.ledger.bytes_limit {
+            Some(limit_bytes) if total > limit_bytes => return Err(Full { held_bytes, limit_bytes }),
+            _ => all.insert(self.owner.clone(), total),
+        };
         self.bytes += bytes;
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! The result of a join: batches that are written once, read by several readers, and released by a lease.
 //!
 //! ```text
-//!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the lease ends
-//!                                          or a part of them, 0 1 2 (parts.rs)
+//!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the lease ends, or memory
+//!                                          or a part of them, 0 1 2 (parts.rs)     is needed and all was read (spent.rs)
 //!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader
 //! ```
 //!
@@ -20,6 +20,7 @@
 
 mod parts;
 mod reading;
+mod spent;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,8 @@ use tokio::sync::watch;
 
 use parts::Parts;
 pub use reading::ResultReader;
+use spent::Reading;
+pub use spent::{Spending, SpentResults};
 
 use super::adopt::{Adopter, Meter};
 use super::{Charge, NameReservation, Table};
@@ -104,6 +107,8 @@ pub struct SpoolOptions {
     pub tables: Vec<Weak<Table>>,
     /// Looked at while the writer waits for a reader.
     pub interrupt: Option<Interrupt>,
+    /// When its memory goes to whoever needs it once it was read; `None`: not before its lease ends.
+    pub spending: Option<Spending>,
 }
 
 impl Default for SpoolOptions {
@@ -118,6 +123,7 @@ impl Default for SpoolOptions {
             charge: None,
             tables: Vec::new(),
             interrupt: None,
+            spending: None,
         }
     }
 }
@@ -139,6 +145,7 @@ struct Inner {
     /// Of the arena that it is kept in.
     budget: Option<Budget>,
     interrupt: Option<Interrupt>,
+    spending: Option<Spending>,
     held: Mutex<Held>,
     /// Told when batches were taken, or the result was released.
     room: Condvar,
@@ -159,6 +166,7 @@ struct Held {
     /// Endpoints of a result that is consumed, which somebody has begun to read.
     begun: BTreeSet<usize>,
     parts: Parts,
+    reading: Reading,
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
@@ -196,7 +204,8 @@ impl ResultSpool {
 
     /// An empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt } = options;
+        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt, spending } =
+            options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
@@ -211,6 +220,7 @@ impl ResultSpool {
             tables,
             budget,
             interrupt,
+            spending,
             held,
             room,
             progress,
@@ -343,12 +353,13 @@ impl ResultSpool {
         self.inner.held.lock().expires
     }
 
-    /// Extends the lease to `duration` from now; a lease that ends later stays as it is. Answers when it ends; `None` while
+    /// Extends the lease to `duration` from now; a lease that ends later stays as it is. It gives way to nobody before. Answers when it ends; `None` while
     /// the join runs, since it has not begun.
     ///
     /// # Errors
     /// [`Error::NotFound`] when the result is released.
     pub fn renew(&self, duration: Duration) -> Result<Option<SystemTime>> {
+        self.was_renewed();
         let mut held = self.inner.held.lock();
         self.check_readable()?;
         held.expires = held.expires.map(|expires| expires.max(SystemTime::now() + duration));
@@ -489,5 +500,9 @@ impl std::fmt::Debug for ResultSpool {
 }
 
 fn released() -> Error {
-    Error::NotFound("the result is gone: its lease ended, or its job was cancelled; run the join again".into())
+    Error::NotFound(
+        "the result is gone: its lease ended, its job was cancelled, or it had been read and its memory was needed; run the join \
+         again, with retain_seconds if it must stay"
+            .into(),
+    )
 }

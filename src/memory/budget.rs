@@ -133,7 +133,9 @@ impl Budget {
             Some(reclaim) if bytes <= inner.limit_bytes => {
                 let _one_at_a_time = inner.reclaiming.lock();
                 let mut outcome = take();
+                // Nobody gives anything back for what would be too little.
                 while let Err(used) = outcome
+                    && bytes <= self.free_bytes()
                     && reclaim.reclaim(bytes.saturating_sub(inner.limit_bytes - used)) > 0
                 {
                     outcome = take();

@@ -12,7 +12,7 @@ use super::job::{Job, JobId, JobState, QueueTurn};
 use super::placing::{HostMemory, Load, Seated, Turn, Wait};
 use super::queue::Waiting;
 use super::state::{Leftovers, Running, Shared, Slot, State};
-use crate::catalog::{Editor, GiveWay, ResultSpool, SpoolOptions};
+use crate::catalog::{Editor, GiveWay, ResultSpool, Spending, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::human;
 use crate::memory::{Budget, ReservedPool, human_bytes};
@@ -82,6 +82,8 @@ impl Shared {
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.options.retain,
         };
+        // A table holds the same memory, and who says how long was promised it.
+        let may_give_way = name.is_none() && spec.retain_seconds.is_none();
         let (interrupt, is_device_wanted) = (cancel.clone(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
         let options = SpoolOptions {
@@ -92,6 +94,8 @@ impl Shared {
             tables: [&plan.join.left, &plan.join.right].map(Arc::downgrade).to_vec(),
             interrupt: Some(Arc::new(move || interrupt.check())),
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
+            spending: may_give_way
+                .then(|| Spending { results: self.catalog.spent_results().clone(), owner: owner.clone() }),
             ..SpoolOptions::default()
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
@@ -186,7 +190,7 @@ impl Shared {
                     let Some(short) = state.queue.note_short(turn.id, now, comes_back) else { continue };
                     let (needed, free) = (human_bytes(needed_bytes), human_bytes(free_bytes));
                     if short.waited >= self.options.memory_wait || short.hopeless >= HOPELESS_WAIT {
-                        let error = self.out_of_host_memory(&job, &needed, &free, short.waited);
+                        let error = self.out_of_host_memory(state, &job, &needed, &free, short.waited);
                         state.queue.remove(job.id);
                         leftovers.push(self.close(&job, Err(error.clone())).1);
                         count_failure(&mut state.totals, &error);
@@ -194,7 +198,8 @@ impl Shared {
                         failed = true;
                         continue;
                     }
-                    format!("{needed} of host memory for its result, of which {free} are free")
+                    let kept = kept_results(state);
+                    format!("{needed} of host memory for its result, of which {free} are free{kept}")
                 }
             };
             let start = SystemTime::now() + turn.start.saturating_sub(now);
@@ -208,14 +213,15 @@ impl Shared {
         failed
     }
 
-    fn out_of_host_memory(&self, job: &Job, needed: &str, free: &str, waited: Duration) -> Error {
+    fn out_of_host_memory(&self, state: &State, job: &Job, needed: &str, free: &str, waited: Duration) -> Error {
         Error::Exhausted(format!(
-            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free; drop tables, let go \
+            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free{}; drop tables, let go \
              of results that are no longer needed, ask for fewer columns, raise --host-memory, or fetch the result as it is \
              made with retain_seconds 0",
             job.id,
             waited.as_secs_f64(),
             human_bytes(self.host_budget().limit_bytes()),
+            kept_results(state),
         ))
     }
 
@@ -256,7 +262,8 @@ impl Shared {
         let returns = state.live.values().filter_map(|job| {
             let is_queued = job.life.lock().state == JobState::Queued;
             let becomes_table = job.plan.join.spec.into.is_some();
-            let held = if becomes_table { 0 } else { job.result.held_bytes() };
+            // What gives way is free already.
+            let held = if becomes_table || job.result.gives_way() { 0 } else { job.result.held_bytes() };
             let bytes = held.saturating_add(job.host_memory.free_bytes());
             // A job that runs is given a lease at its end, which is soon beside a lease.
             let lease = match job.result.expires() {
@@ -313,4 +320,23 @@ impl Shared {
         self.work[device].notify_one();
         Ok(())
     }
+}
+
+/// What results hold that stay for their leases, and whose they are: something that somebody may let go of.
+fn kept_results(state: &State) -> String {
+    const NAMED_MAX: usize = 5;
+    let is_kept = |job: &&Arc<Job>| {
+        job.plan.join.spec.into.is_none() && job.life.lock().state.is_final() && !job.result.gives_way()
+    };
+    let held = state.live.values().filter(is_kept).map(|job| (job.result.held_bytes(), job.id));
+    let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
+    if held.is_empty() {
+        return String::new();
+    }
+    held.sort_unstable_by(|one, other| other.cmp(one));
+    let bytes = held.iter().map(|(bytes, _)| bytes).sum();
+    let named: Vec<String> = held.iter().take(NAMED_MAX).map(|(_, id)| id.to_string()).collect();
+    let more = if held.len() > NAMED_MAX { ", ..." } else { "" };
+    let (jobs, hold) = if held.len() == 1 { ("result of job", "holds") } else { ("results of jobs", "hold") };
+    format!("; the {jobs} {}{more} {hold} {}", named.join(", "), human_bytes(bytes))
 }

@@ -33,7 +33,7 @@
 //!
 //! * A job that runs does not wait for memory: it was given it, or takes what is free, or fails.
 //! * A result that is kept goes when its lease ends, read or not, so a client that reads one result only after another
-//!   is complete, which waits for its memory, holds that up for a lease at most.
+//!   is complete, which waits for its memory, holds that up for a lease at most. One that was read in whole counts as free memory.
 //! * A result that is consumed as it is read makes its writer wait for the reader once memory is full. That is the exception, and it
 //!   is bounded: the spool fails the job after 30 s without a read, and after 5 minutes in all; after 5 s and 30 s while others
 //!   wait for the job's device.

@@ -45,18 +45,12 @@ struct Delivered {
 }
 
 impl Deliveries {
-    /// A client has read an endpoint to its end, or to the job's error.
-    pub fn read(&self, job: JobId, share: Share) {
-        let mut delivered = self.by_job.entry(job).or_default();
-        match share {
-            Share::Endpoint { part, parts } => {
-                delivered.parts.insert(part);
-                delivered.all_parts |= delivered.parts.len() >= parts;
-            }
-            Share::Part { first, end } => {
-                delivered.ranges.insert((first, end));
-            }
-        }
+    /// A client has read an endpoint to its end, or to the job's error. Answers whether all that there is was read.
+    pub fn read(&self, job: &Job, share: Share) -> bool {
+        let (batches, spool) = job.result.progress();
+        let mut delivered = self.by_job.entry(job.id).or_default();
+        delivered.add(share);
+        spool == SpoolState::Complete && delivered.has_all(batches)
     }
 
     /// A client was told how the job ended.
@@ -89,6 +83,18 @@ impl Deliveries {
 }
 
 impl Delivered {
+    fn add(&mut self, share: Share) {
+        match share {
+            Share::Endpoint { part, parts } => {
+                self.parts.insert(part);
+                self.all_parts |= self.parts.len() >= parts;
+            }
+            Share::Part { first, end } => {
+                self.ranges.insert((first, end));
+            }
+        }
+    }
+
     /// Whether any endpoint was read.
     fn has_begun(&self) -> bool {
         !self.parts.is_empty() || !self.ranges.is_empty()
@@ -112,17 +118,16 @@ mod tests {
 
     #[test]
     fn all_is_read_when_every_endpoint_or_every_batch_was() {
-        let deliveries = Deliveries::default();
-        let has_all = |batches| deliveries.by_job.get(&JobId(1)).is_some_and(|delivered| delivered.has_all(batches));
-        assert!(!has_all(0), "nobody has read the schema yet");
-        deliveries.read(JobId(1), Share::Part { first: 0, end: 3 });
-        deliveries.read(JobId(1), Share::Part { first: 5, end: 8 });
-        assert!(!has_all(8), "3 and 4 are missing");
-        deliveries.read(JobId(1), Share::Part { first: 3, end: 5 });
-        assert!(has_all(8) && !has_all(9));
-        deliveries.read(JobId(1), Share::Endpoint { part: 0, parts: 2 });
-        assert!(!has_all(9));
-        deliveries.read(JobId(1), Share::Endpoint { part: 1, parts: 2 });
-        assert!(has_all(9));
+        let mut delivered = Delivered::default();
+        assert!(!delivered.has_all(0), "nobody has read the schema yet");
+        delivered.add(Share::Part { first: 0, end: 3 });
+        delivered.add(Share::Part { first: 5, end: 8 });
+        assert!(!delivered.has_all(8), "3 and 4 are missing");
+        delivered.add(Share::Part { first: 3, end: 5 });
+        assert!(delivered.has_all(8) && !delivered.has_all(9));
+        delivered.add(Share::Endpoint { part: 0, parts: 2 });
+        assert!(!delivered.has_all(9));
+        delivered.add(Share::Endpoint { part: 1, parts: 2 });
+        assert!(delivered.has_all(9));
     }
 }

@@ -26,6 +26,7 @@ use super::readers::Left;
 use super::shared::Shared;
 use super::tickets::{Target, table_version};
 use crate::catalog::{ResultReader, Table};
+use crate::columns::any_part;
 use crate::scheduler::{Job, JobId};
 use crate::{Error, Result};
 
@@ -122,22 +123,22 @@ fn open_result(shared: &Arc<Shared>, id: JobId, share: Share) -> Result<Source> 
         Share::Part { first, end } => job.result.part_reader(first..end),
     };
     let leaving = Reader::new(shared, job.clone());
-    let delivery = Delivery { shared: shared.clone(), job: id, share, has_ended: false };
+    let delivery = Delivery { shared: shared.clone(), job: job.clone(), share, has_ended: false };
     Ok(Source::Result { rows, job, leaving, delivery })
 }
 
 /// Says that an endpoint was read to its end, once the stream that did so is over: its last messages are sent by then.
 struct Delivery {
     shared: Arc<Shared>,
-    job: JobId,
+    job: Arc<Job>,
     share: Share,
     has_ended: bool,
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if self.has_ended {
-            self.shared.deliveries.read(self.job, self.share);
+        if self.has_ended && self.shared.deliveries.read(&self.job, self.share) {
+            self.job.result.was_read();
         }
     }
 }
@@ -277,23 +278,6 @@ impl State {
     }
 }
 
-/// Whether there is a dictionary in a type, or in what it is made of.
-fn holds_dictionary(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::Dictionary(..) => true,
-        DataType::List(field)
-        | DataType::LargeList(field)
-        | DataType::ListView(field)
-        | DataType::LargeListView(field)
-        | DataType::FixedSizeList(field, _)
-        | DataType::Map(field, _) => holds_dictionary(field.data_type()),
-        DataType::Struct(fields) => fields.iter().any(|field| holds_dictionary(field.data_type())),
-        DataType::Union(fields, _) => fields.iter().any(|(_, field)| holds_dictionary(field.data_type())),
-        DataType::RunEndEncoded(ends, values) => [ends, values].iter().any(|field| holds_dictionary(field.data_type())),
-        _ => false,
-    }
-}
-
 /// Whether batches can be put together without touching dictionaries.
 fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
     let same_dictionary = |(one, other): (&Arc<dyn Array>, &Arc<dyn Array>)| match (
@@ -301,7 +285,8 @@ fn may_join(one: &RecordBatch, other: &RecordBatch) -> bool {
         other.as_any_dictionary_opt(),
     ) {
         (Some(one), Some(other)) => one.values().to_data().ptr_eq(&other.values().to_data()),
-        _ => !holds_dictionary(one.data_type()),
+        // A dictionary within is not compared.
+        _ => !any_part(one.data_type(), &|part| matches!(part, DataType::Dictionary(..))),
     };
     one.columns().iter().zip(other.columns()).all(same_dictionary)
 }

@@ -138,6 +138,32 @@ def test_a_result_that_nobody_fetches_is_released_at_the_end_of_its_lease(start:
         assert all(status.state != "running" for status in client.jobs() if status.id == job)
 
 
+def test_results_that_were_read_make_room_unless_they_were_promised(start: Start) -> None:
+    server = start(devices="host:1", host_memory="256MiB")
+    with server.connect(call_timeout=120) as client:
+        # 96 MB of result: two fit.
+        many(client, 2000)
+        results = []
+        for _ in range(5):
+            results.append(client.join("many", "many", on="k"))
+            assert results[-1].table().num_rows == 4_000_000
+        assert results[-1].table().num_rows == 4_000_000, "what was read last is still there"
+        with pytest.raises(dovetail.NotFound, match="its memory was needed"):
+            results[0].table()
+        # So does a table.
+        client.put("large", {"x": np.zeros(20_000_000)})
+        client.drop("large")
+
+        promised = [client.join("many", "many", on="k", retain_seconds=100) for _ in range(2)]
+        assert all(result.table().num_rows == 4_000_000 for result in promised)
+        waiting = client.submit("many", "many", on="k")
+        jobs = f"the results of jobs {promised[1].job_id}, {promised[0].job_id} hold"
+        server.wait_for(lambda: jobs in (waiting.status().waiting_for or ""), "the job to wait and to say for what")
+        promised[0].close()
+        assert waiting.wait().rows == 4_000_000
+        assert promised[1].table().num_rows == 4_000_000
+
+
 @pytest.mark.parametrize("retain", ["0", "default"])
 def test_a_reader_that_stops_does_not_stop_other_jobs(start: Start, retain: str) -> None:
     server = start(devices="host:1", host_memory="3GiB")

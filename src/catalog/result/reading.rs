@@ -21,6 +21,11 @@ pub struct ResultReader {
 }
 
 impl ResultReader {
+    fn open(spool: &ResultSpool, next: usize, step: usize, end: usize) -> Self {
+        spool.reader_opened();
+        Self { spool: spool.clone(), next, step, end, begun: false }
+    }
+
     /// The next batch of the share; waits for it. `None` after the last.
     ///
     /// Dropping the future before it is ready loses nothing.
@@ -45,6 +50,12 @@ impl ResultReader {
             self.next += self.step;
         }
         Ok(batch)
+    }
+}
+
+impl Drop for ResultReader {
+    fn drop(&mut self) {
+        self.spool.reader_closed();
     }
 }
 
@@ -73,12 +84,12 @@ impl ResultSpool {
     /// When `endpoint` is not less than `endpoints`.
     pub fn reader(&self, endpoint: usize, endpoints: usize) -> ResultReader {
         assert!(endpoint < endpoints, "endpoint {endpoint} of {endpoints}");
-        ResultReader { spool: self.clone(), next: endpoint, step: endpoints, end: usize::MAX, begun: false }
+        ResultReader::open(self, endpoint, endpoints, usize::MAX)
     }
 
     /// A reader of those batches of a result that is kept, which are one of its [parts](Self::parts).
     pub fn part_reader(&self, batches: Range<usize>) -> ResultReader {
-        ResultReader { spool: self.clone(), next: batches.start, step: 1, end: batches.end, begun: false }
+        ResultReader::open(self, batches.start, 1, batches.end)
     }
 
     /// The first batch that nobody has taken; waits for it.

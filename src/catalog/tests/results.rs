@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::catalog::{GiveWay, ResultSpool, SpoolOptions, SpoolState, Upload};
+use crate::catalog::{GiveWay, ResultSpool, Spending, SpoolOptions, SpoolState, Upload};
 
 /// Bytes that a batch of those many rows counts for.
 fn bytes_of(rows: i64) -> u64 {
@@ -405,4 +405,69 @@ fn a_result_that_failed_or_is_consumed_becomes_no_table_and_frees_the_name() {
         assert_refused(refused, is!(Precondition), &["\"t\"", "failed, or is not kept"]);
     }
     catalog.reserve("t", "", "a result").unwrap();
+}
+
+/// Bytes of 1024 keys, which an arena need not round up.
+const KEPT_BYTES: u64 = 8 * 1024;
+
+/// A result of that size.
+fn kept_in(catalog: &Catalog, owner: &str) -> ResultSpool {
+    let spending = Spending { results: catalog.spent_results().clone(), owner: owner.into() };
+    let options = SpoolOptions {
+        arena: Some(catalog.arena().clone()),
+        charge: Some(catalog.charge(owner)),
+        spending: Some(spending),
+        ..SpoolOptions::default()
+    };
+    let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1024));
+    let batch = RecordBatch::try_from_iter([("k", keys)]).unwrap();
+    let spool = ResultSpool::with_options(batch.schema(), options);
+    spool.push(batch).unwrap();
+    spool.finish(Ok(()));
+    spool
+}
+
+#[tokio::test]
+async fn results_that_were_read_give_way_the_oldest_first_and_no_others() {
+    let catalog = Catalog::new(arena_of(4 * KEPT_BYTES));
+    let budget = catalog.arena().budget().clone();
+    let [unread, first, second, renewed] = [(); 4].map(|()| kept_in(&catalog, ""));
+    assert!(budget.reserve(1, "one more").is_err(), "nothing was read");
+    [&first, &renewed, &second].into_iter().for_each(ResultSpool::was_read);
+    renewed.renew(Duration::from_secs(1)).unwrap();
+    assert_eq!((budget.free_bytes(), budget.unused_bytes()), (2 * KEPT_BYTES, 0));
+    let open = first.reader(0, 1);
+    assert_eq!(budget.free_bytes(), KEPT_BYTES, "somebody reads it again");
+    let table = budget.reserve(KEPT_BYTES, "a table").unwrap();
+    assert_refused(second.batch(0).await, is!(NotFound), &["its memory was needed", "retain_seconds"]);
+    assert_eq!(read(&first, 0, 1).await.unwrap().len(), 1024);
+    assert!(budget.reserve(1, "one more").is_err());
+    drop(open);
+    assert!(first.gives_way());
+    assert!(budget.reserve(2 * KEPT_BYTES, "two tables").is_err());
+    assert!(first.gives_way(), "it would have been too little");
+    drop(budget.reserve(KEPT_BYTES, "another table").unwrap());
+    assert!(!first.gives_way());
+    drop(table);
+    assert_eq!(budget.free_bytes(), 2 * KEPT_BYTES);
+    for kept in [&unread, &renewed] {
+        assert_eq!(read(kept, 0, 1).await.unwrap().len(), 1024);
+    }
+    drop(catalog);
+    assert_eq!(budget.free_bytes(), 2 * KEPT_BYTES);
+}
+
+#[test]
+fn what_a_tenant_has_read_goes_before_it_is_refused_more() {
+    let catalog = limited(Some(2 * KEPT_BYTES), None);
+    let [mine, theirs] = ["me", "them"].map(|owner| kept_in(&catalog, owner));
+    [&mine, &theirs].into_iter().for_each(ResultSpool::was_read);
+    let mut charge = catalog.charge("me");
+    charge.try_grow(KEPT_BYTES).unwrap();
+    assert!(mine.gives_way(), "there is room beside it");
+    assert_refused(charge.try_grow(2 * KEPT_BYTES + 1), is!(Exhausted), &["--tenant-memory"]);
+    assert!(mine.gives_way(), "so much there will never be");
+    charge.try_grow(KEPT_BYTES).unwrap();
+    assert!(!mine.gives_way() && theirs.gives_way());
+    assert_refused(charge.try_grow(1), is!(Exhausted), &["--tenant-memory"]);
 }

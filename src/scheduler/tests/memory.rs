@@ -164,6 +164,33 @@ fn a_result_that_nobody_reads_gives_way_when_its_lease_ends() {
 }
 
 #[test]
+fn a_result_that_was_read_gives_way_at_once_unless_its_time_was_asked_for() {
+    let stage = stage(1);
+    let run = |spec: JoinSpec, label: &'static str| {
+        let job = stage.scheduler.submit(spec, "").unwrap();
+        stage.next();
+        stage.ask(0, |sink, _| (sink.push(batch_of(label, 4_400_000)), Ok(()))).unwrap();
+        assert_eq!(stage.ended(&job), JobState::Complete);
+        stage.idle();
+        job
+    };
+    let read = run(over_half("d0"), "d0");
+    read.result.was_read();
+    let asked_for = run(JoinSpec { retain_seconds: Some(100), ..over_half("d1") }, "d1");
+    assert_eq!(read.result.progress().1, SpoolState::Released);
+    asked_for.result.was_read();
+    let waiting = stage.scheduler.submit(over_half("d2"), "").unwrap();
+    let waiting_for = waiting.status().waiting_for.unwrap();
+    let held = format!("; the result of job {} holds 33.", asked_for.id);
+    assert!(waiting_for.contains(&held), "{waiting_for}");
+    stage.nothing_begins();
+    stage.scheduler.cancel(asked_for.id).unwrap();
+    stage.next();
+    stage.finish(0);
+    stage.idle();
+}
+
+#[test]
 fn waiting_for_memory_ends_at_a_limit() {
     let options = SchedulerOptions { memory_wait: Duration::from_secs(60), ..SchedulerOptions::default() };
     let stage = Stage::with(1, options);
