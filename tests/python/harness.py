@@ -20,6 +20,11 @@ STOP_SECONDS = 60
 # For what must come: far longer than it takes, since the machine may be busy with other things.
 WAIT_SECONDS = 60
 
+# What servers run joins on: the CPU, or with DOVETAIL_TEST_DEVICE=cuda the first GPU, or as many as DOVETAIL_TEST_GPUS
+# says.
+DEVICE_KIND = "cuda" if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda" else "host"
+GPUS = int(os.environ.get("DOVETAIL_TEST_GPUS") or 1) if DEVICE_KIND == "cuda" else 0
+
 
 def binary() -> Path:
     """The server's binary: ``DOVETAIL_BIN``, or the debug build of this clone."""

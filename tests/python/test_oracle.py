@@ -20,7 +20,7 @@ import pytest
 import dovetail
 import oracle
 import tables
-from harness import Server, clean
+from harness import GPUS, Server, clean
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, STRATEGIES, Case
 
 RESULT_ROWS_MAX = 400_000
@@ -34,9 +34,9 @@ HOSTS += [("host:5", "4MiB"), ("host:6", "4MiB"), ("host:7", "4MiB")]
 RANDOM_HOSTS = [("host:1", "64MiB"), ("host:2", "16MiB"), ("host:3", "8MiB"), ("host:8", "4MiB")]
 RANDOM_HOSTS += [("host:4", "64MiB"), ("host:5", "24MiB"), ("host:6", "16MiB"), ("host:7", "32MiB")]
 
-if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda":
-    # The first GPU: with all of its memory, and with so little that large joins go in pieces.
-    HOSTS = RANDOM_HOSTS = [("cuda:1", "auto"), ("cuda:1", "512MiB")]
+if GPUS:
+    # With all of their memory, and with so little that large joins go in pieces.
+    HOSTS = RANDOM_HOSTS = [(f"cuda:{GPUS}", "auto"), (f"cuda:{GPUS}", "512MiB")]
 
 # Cases in a row that one server is asked.
 GROUP = 25
