@@ -22,7 +22,7 @@ import pytest
 import dovetail
 from dovetail._command import OPTIONS, join_command
 from dovetail._connection import Connections
-from harness import Server, slow_devices
+from harness import WAIT_SECONDS, Server, slow_devices
 
 TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
 
@@ -44,6 +44,8 @@ def forms(folder: Path) -> dict[str, object]:
         "polars": pl.from_arrow(TABLE),
         "lazy polars": pl.from_arrow(TABLE).lazy(),
         "dictionary": TABLE.to_pydict(),
+        "rows": TABLE.to_pylist(),
+        "generator of rows": (row for row in TABLE.to_pylist()),
         "parquet path": folder / "table.parquet",
         "parquet path as text": str(folder / "table.parquet"),
         "arrow path": folder / "table.arrow",
@@ -53,7 +55,7 @@ def forms(folder: Path) -> dict[str, object]:
 
 FORMS = [
     "table", "batch", "reader", "batches", "generator", "dataset", "pandas", "polars", "lazy polars", "dictionary",
-    "parquet path", "parquet path as text", "arrow path", "csv path",
+    "rows", "generator of rows", "parquet path", "parquet path as text", "arrow path", "csv path",
 ]  # fmt: skip
 
 
@@ -110,10 +112,30 @@ def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Cli
             client.put("t", TABLE, **{name: value})
 
 
-def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dovetail.Client) -> None:
-    for data in (42, None, object(), [1, 2], []):
-        with pytest.raises(TypeError):
+def test_rows_have_the_columns_of_all_of_them(client: dovetail.Client) -> None:
+    assert client.put("t", [{"a": 1}, {"b": "x", "a": None}]) == 2
+    assert client.get("t").to_pydict() == {"a": [1, None], "b": [None, "x"]}
+    with pytest.raises(ValueError, match="cannot mix"):
+        client.put("u", [{"a": 1}, 2])
+    assert client.put("v", pd.DataFrame({"dtype": [1], "read": [2]})) == 1
+
+
+def test_what_cannot_be_uploaded_is_refused_before_anything_is_sent(client: dovetail.Client, tmp_path: Path) -> None:
+    for data in (42, None, object(), b"k,s"):
+        with pytest.raises(TypeError, match="cannot be uploaded; give a pyarrow Table, .* a dictionary of columns"):
             client.put("t", data)
+    for data in ([1, 2], [(1, 2)], [], {3, 4}, [TABLE.to_pandas()]):
+        with pytest.raises(TypeError, match="a sequence to upload holds .* this one (is empty|begins with)"):
+            client.put("t", data)
+    for data in (pd.Series([1]), pd.Index([1]), pl.Series([1]), np.arange(3), TABLE["k"], pa.array([1])):
+        with pytest.raises(TypeError, match='is one column, .* give a dictionary of them, such as {"k": values}'):
+            client.put("t", data)
+    for data in ({"k": 1}, {"k": "abc"}, {1: [1]}):
+        with pytest.raises(TypeError, match="a dictionary to upload has names of columns and their values"):
+            client.put("t", data)
+    (tmp_path / "t.csv").write_text("k\n1\n")
+    with (tmp_path / "t.csv").open("rb") as file, pytest.raises(TypeError, match="is an open file; give its path"):
+        client.put("t", file)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         client.put("t", "nowhere.parquet")
     with pytest.raises(ValueError, match="streams=1"):
@@ -659,9 +681,31 @@ def test_a_closed_client_says_so(server: Server) -> None:
 def test_nothing_there_is_unavailable() -> None:
     with pytest.raises(dovetail.Unavailable):
         dovetail.connect("grpc://127.0.0.1:1")
-    for wrong in ("ftp://somewhere", "grpc://", "somewhere:port", "grpc://somewhere:99999"):
+    wrong = ["", " ", "ftp://somewhere", "grpc://", "somewhere:port", "grpc://somewhere:99999", "::1:8815", "a b:1"]
+    wrong += ["grpc://ann:secret@somewhere", "grpc://somewhere/table", "grpc://somewhere?token=x"]
+    for uri in wrong:
         with pytest.raises(ValueError, match="is no address of a server; write one such as grpc://"):
-            dovetail.connect(wrong)
+            dovetail.connect(uri)
+
+
+def test_an_address_is_shown_as_it_was_written(start: Callable[..., Server]) -> None:
+    with pytest.raises(dovetail.Unavailable, match=r"cannot reach a server at \[::1\]:1: "):
+        dovetail.connect("grpc://[::1]:1")
+    port = start(listen="[::]:0", insecure=True, devices="host:1", host_memory="256MiB").address.rpartition(":")[2]
+    for uri in (f"grpc://[::1]:{port}", f"[::1]:{port}", f"localhost:{port}", f"grpc://127.0.0.1:{port}/"):
+        with dovetail.connect(uri, timeout=WAIT_SECONDS) as client:
+            assert repr(client) == f"<Client of {uri}>"
+            with dovetail.connect(client.uri, timeout=WAIT_SECONDS) as again:
+                assert again.server_info()["name"] == "dovetail"
+
+
+def test_tables_are_found_by_name(client: dovetail.Client) -> None:
+    client.put("t", TABLE)
+    tables = client.tables()
+    assert tables["t"].rows == 4 and tables["t"] is tables[0]
+    assert "t" in tables and tables[0] in tables and "u" not in tables and 3 not in tables
+    with pytest.raises(dovetail.NotFound, match="there is no table 'u' among these; there are 't'"):
+        tables["u"]
 
 
 def test_the_port_of_metrics_is_told_apart(server: Server) -> None:

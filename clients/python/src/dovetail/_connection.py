@@ -57,6 +57,8 @@ def location_of(uri: str) -> str:
     'grpc+tls://gpu-host:8815'
     >>> location_of("localhost:9000")
     'grpc+tcp://localhost:9000'
+    >>> location_of("grpc://[::1]")
+    'grpc+tcp://[::1]:8815'
     """
     parts = urlsplit(uri if "://" in uri else f"grpc://{uri}")
     scheme = _SCHEMES.get(parts.scheme)
@@ -64,11 +66,15 @@ def location_of(uri: str) -> str:
         port = parts.port
     except ValueError:
         scheme = port = None
-    if scheme is None or not parts.hostname:
+    host = parts.hostname or ""
+    # What pyarrow would not look at, such as the name of a user, was meant to say something.
+    says_more = "@" in parts.netloc or parts.path not in ("", "/") or parts.query or parts.fragment
+    if scheme is None or not host or says_more or any(map(str.isspace, host)):
         raise ValueError(
-            f"{uri!r} is no address of a server; write one such as grpc://127.0.0.1:8815, or grpc+tls://host:8815"
+            f"{uri!r} is no address of a server; write one such as grpc://127.0.0.1:8815, grpc://[::1]:8815, or "
+            "grpc+tls://host:8815"
         )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}:{DEFAULT_PORT if port is None else port}"
 
 
@@ -128,6 +134,7 @@ class Connections:
         key: Pem | None,
         call_timeout: float | None,
     ) -> None:
+        self.uri = uri
         self.location = location_of(uri)
         self.call_timeout = _arguments.seconds("call_timeout", call_timeout)
         if token and not (token.isascii() and token.isprintable()):
@@ -219,7 +226,7 @@ class Connections:
             if timeout is None:
                 raise
             raise Unavailable(
-                f"no answer from {self.location} within {timeout:g} s: what listens there is no Dovetail server, is "
+                f"no answer from {self.uri} within {timeout:g} s: what listens there is no Dovetail server, is "
                 "stuck, or is out of reach; check the address, or wait longer with connect(timeout=...)"
             ) from None
 

@@ -43,8 +43,17 @@ def _find(data: Any) -> Source:
         return Source(data.schema, iter([data]), data.num_rows)
     if isinstance(data, pa.RecordBatchReader):
         return Source(data.schema, iter(data), None)
+    if isinstance(data, (pa.Array, pa.ChunkedArray)) or hasattr(type(data), "dtype"):
+        raise TypeError(
+            f"{_kind(data)} is one column, and a table has names for its columns; give a dictionary of them, such as "
+            '{"k": values}'
+        )
+    if hasattr(type(data), "read"):
+        raise TypeError(
+            f"{_kind(data)} is an open file; give its path, or what is in it, as with pyarrow.parquet.read_table(file)"
+        )
     module = type(data).__module__.split(".")[0]
-    if module == "pandas" and hasattr(data, "to_dict"):
+    if module == "pandas" and hasattr(data, "columns") and hasattr(data, "to_dict"):
         return _find(pa.Table.from_pandas(data))
     if module == "polars" and hasattr(data, "collect"):
         data = data.collect()
@@ -55,22 +64,40 @@ def _find(data: Any) -> Source:
         reader = pa.RecordBatchReader.from_stream(data)
         return Source(reader.schema, iter(reader), rows)
     if isinstance(data, dict):
-        return _find(pa.table(data))
-    if isinstance(data, Iterable):
+        return _find(_table_of_columns(data))
+    if isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray, memoryview)):
         return _find_in_iterable(iter(data))
     raise TypeError(
-        f"a {type(data).__name__} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, "
-        "a pandas or Polars DataFrame, the path of a Parquet, Arrow or CSV file, a list of paths, or a sequence of "
-        "record batches"
+        f"{_kind(data)} cannot be uploaded; give a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, a pandas "
+        "or Polars DataFrame, the path of a Parquet, Arrow or CSV file, a list of paths, a sequence of record batches, "
+        "a dictionary of columns, or a list of rows that are dictionaries"
     )
+
+
+def _kind(data: object) -> str:
+    return "None" if data is None else f"an object of type {type(data).__name__}"
+
+
+def _table_of_columns(columns: dict[Any, Any]) -> pa.Table:
+    for name, values in columns.items():
+        if not isinstance(name, str) or isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise TypeError(
+                f"a dictionary to upload has names of columns and their values, such as {{'k': [1, 2]}}; this one has "
+                f"{_kind(values)} under {name!r}"
+            )
+    return pa.table(columns)
 
 
 def _find_in_iterable(items: Iterator[Any]) -> Source:
     first = next(items, None)
+    if isinstance(first, dict):
+        # As an array they have the columns of all rows; pyarrow's own conversion looks at the first row only.
+        return _find(pa.Table.from_struct_array(pa.array([first, *items])))
     if not isinstance(first, pa.RecordBatch):
+        begins = "is empty" if first is None else f"begins with {_kind(first)}"
         raise TypeError(
-            "a sequence to upload holds pyarrow RecordBatches, at least one, since the first has the schema, or paths "
-            "of files"
+            "a sequence to upload holds pyarrow RecordBatches, rows that are dictionaries, or paths of files, and at "
+            f"least one of them, since the first tells the columns; this one {begins}"
         )
 
     def batches() -> Iterator[pa.RecordBatch]:

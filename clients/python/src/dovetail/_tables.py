@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ._display import COLUMNS_WIDTH, Described, columns, counted, html_schema, html_table, text_table
 from ._progress import human_bytes, human_count
+from .errors import NotFound
 
 _TABLE_HEADING = ["table", "rows", "bytes", "columns"]
 _TABLE_RIGHT = [1, 2]
@@ -44,7 +45,17 @@ class TableInfo:
 
 
 class Tables(Sequence[TableInfo]):
-    """The tables of a server, by name; shows itself as a table."""
+    """The tables of a server, by name; shows itself as a table.
+
+    Example:
+        >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
+        2
+        >>> tables = client.tables()
+        >>> "letters" in tables, tables["letters"].rows
+        (True, 2)
+        >>> client.drop("letters")
+        2
+    """
 
     def __init__(self, tables: Sequence[TableInfo]) -> None:
         self._tables = list(tables)
@@ -53,8 +64,20 @@ class Tables(Sequence[TableInfo]):
     def __getitem__(self, index: int) -> TableInfo: ...
     @overload
     def __getitem__(self, index: slice) -> Tables: ...
-    def __getitem__(self, index: int | slice) -> TableInfo | Tables:
+    @overload
+    def __getitem__(self, index: str) -> TableInfo: ...
+    def __getitem__(self, index: int | slice | str) -> TableInfo | Tables:
+        if isinstance(index, str):
+            found = next((table for table in self._tables if table.name == index), None)
+            if found is None:
+                names = ", ".join(repr(table.name) for table in self._tables) or "none"
+                raise NotFound(f"there is no table {index!r} among these; there are {names}")
+            return found
         return Tables(self._tables[index]) if isinstance(index, slice) else self._tables[index]
+
+    def __contains__(self, table: object) -> bool:
+        """Whether a table is among them: one of them, or its name."""
+        return any(table in (known, known.name) for known in self._tables)
 
     def __len__(self) -> int:
         return len(self._tables)

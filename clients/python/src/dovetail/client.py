@@ -71,8 +71,9 @@ def connect(
         >>> client
         <Client of grpc://...>
     """
-    uri = _arguments.optional_text("uri", uri, "the address of a server") or os.environ.get("DOVETAIL_SERVER")
-    uri = uri or DEFAULT_URI
+    uri = _arguments.optional_text("uri", uri, "the address of a server")
+    if uri is None:
+        uri = os.environ.get("DOVETAIL_SERVER") or DEFAULT_URI
     token = _arguments.optional_text("token", token, "a bearer token") or os.environ.get("DOVETAIL_TOKEN") or None
     timeout = _arguments.seconds("timeout", timeout)
     client = Client(uri, Connections(uri, token, tls_root_certs, cert, key, call_timeout))
@@ -128,7 +129,8 @@ class Client:
         Args:
             name: The table's name.
             data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or anything
-                else with the Arrow stream interface; a sequence of record batches; a dictionary of columns. Or the path
+                else with the Arrow stream interface; a sequence of record batches; a dictionary of columns, or a list
+                of rows that are dictionaries, with a null where one has no value for a column. Or the path
                 of a file (Parquet, Arrow IPC file or stream, CSV, CSV that gzip has compressed) or of a folder of
                 Parquet files; a pattern such as ``"parts/*.parquet"``, or a list of paths: files with the same columns,
                 whose rows become one table in this order.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -203,7 +204,7 @@ def _of_the_connection(message: str) -> Unavailable | None:
     """What gRPC itself, and not the server, says of the way to the server, with what to do about it."""
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
-        where = refused["where"].partition(":")[2]
+        where = unquote(refused["where"].partition(":")[2])
         advice = next((advice for words, advice in _ADVICE if words in cause), "`dovetail serve` starts one")
         return Unavailable(f"cannot reach a server at {where}: {cause}; {advice}")
     causes = list(_BROKEN.finditer(message))
