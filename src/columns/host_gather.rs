@@ -219,11 +219,12 @@ fn gather_dictionary(
 #[cfg(test)]
 mod tests {
     use arrow::array::{
-        BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, Int32Array, LargeListArray, ListArray, MapArray,
-        NullArray, RecordBatch, StringArray, StringViewArray, StructArray, new_null_array,
+        BooleanArray, FixedSizeBinaryArray, FixedSizeListArray, Int32Array, LargeListArray, ListArray, ListViewArray,
+        MapArray, NullArray, RecordBatch, RunArray, StringArray, StringViewArray, StructArray, UnionArray,
+        new_null_array,
     };
     use arrow::compute::{cast, interleave};
-    use arrow::datatypes::{Field, Fields, Schema};
+    use arrow::datatypes::{Field, Fields, Schema, UnionFields};
     use rand::rngs::StdRng;
     use rand::{Rng, SeedableRng};
 
@@ -329,6 +330,28 @@ mod tests {
             let lengths = [3, 0, 5, 2, 7, 1, 0, 9, 6, 7];
             Arc::new(MapArray::new(field, OffsetBuffer::from_lengths(lengths), entries, None, false))
         };
+        // In any order, and of values that others have too.
+        let list_views = |values: ArrayRef, len: i32| -> ArrayRef {
+            let field = Arc::new(Field::new("item", values.data_type().clone(), true));
+            let offsets = (0..count).map(|row| row * 7 % (count - len)).collect();
+            let sizes = (0..count).map(|row| row % len).collect();
+            let nulls = Some(NullBuffer::from_iter((0..count).map(|row| row % 6 != 4)));
+            Arc::new(ListViewArray::new(field, offsets, sizes, values, nulls))
+        };
+        let union = |start: i32, is_dense: bool| -> ArrayRef {
+            let children: Vec<ArrayRef> = vec![Arc::new(numbers(start)), Arc::new(strings(start))];
+            let field = |name, array: &ArrayRef| Field::new(name, array.data_type().clone(), true);
+            let fields = [field("number", &children[0]), field("text", &children[1])];
+            let fields = UnionFields::try_new([3, 7], fields).unwrap();
+            let ids = (0..count).map(|row| if row % 3 == 0 { 3 } else { 7 }).collect();
+            let offsets = is_dense.then(|| (0..count).map(|row| count - 1 - row).collect());
+            Arc::new(UnionArray::try_new(fields, ids, offsets, children).unwrap())
+        };
+        // Three rows for each of the values.
+        let runs = |values: ArrayRef| -> ArrayRef {
+            let ends = Int32Array::from_iter_values((1..=values.len() as i32).map(|run| run * 3));
+            Arc::new(RunArray::<Int32Type>::try_new(&ends, &values).unwrap())
+        };
         let dictionary =
             |start: i32| cast(&strings(start), &DataType::Dictionary(DataType::Int8.into(), DataType::Utf8.into()));
         let as_type = |start: i32, data_type: &DataType| cast(&strings(start), data_type).unwrap();
@@ -349,6 +372,13 @@ mod tests {
                 fixed_list(Arc::new(numbers(start))),
                 fixed_list(nested(start)),
                 map(start),
+                list_views(nested(start), 9),
+                list_views(Arc::new(numbers(start)), 5),
+                list_views(dictionary(start).unwrap(), 9),
+                union(start, false),
+                union(start, true),
+                runs(nested(start)),
+                list_of(runs(as_type(start, &DataType::Utf8View)).slice(0, count as usize), false),
                 Arc::new(NullArray::new(count as usize)),
                 cast(&numbers(start), &DataType::Decimal256(40, 2)).unwrap(),
                 Arc::new(

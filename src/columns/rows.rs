@@ -248,6 +248,22 @@ pub fn lies_by_row(data_type: &DataType) -> bool {
     })
 }
 
+/// How many rows an array of the type can have: runs are told by their ends, which may have 16 bits only.
+pub fn rows_max(data_type: &DataType) -> usize {
+    match data_type {
+        DataType::RunEndEncoded(ends, values) => {
+            let ends_max = if *ends.data_type() == DataType::Int16 { i16::MAX as usize } else { usize::MAX };
+            ends_max.min(rows_max(values.data_type()))
+        }
+        DataType::FixedSizeList(field, length) => rows_max(field.data_type()) / (*length).max(1) as usize,
+        DataType::Struct(fields) => fields.iter().map(|field| rows_max(field.data_type())).min().unwrap_or(usize::MAX),
+        DataType::Union(fields, _) => {
+            fields.iter().map(|(_, field)| rows_max(field.data_type())).min().unwrap_or(usize::MAX)
+        }
+        _ => usize::MAX,
+    }
+}
+
 /// The width of a type's values when they are of fixed width in whole bytes, so that a device can move them; `None` for
 /// the others, which are gathered on the host by row number.
 pub fn fixed_width(data_type: &DataType) -> Option<Width> {
@@ -359,6 +375,17 @@ mod tests {
         for data_type in [DataType::Utf8View, DataType::Boolean, DataType::List(field(DataType::Utf8))] {
             assert!(lies_by_row(&data_type), "{data_type}");
         }
+    }
+
+    #[test]
+    fn ends_of_sixteen_bits_bound_the_rows_of_an_array() {
+        let field = |name: &str, data_type| Arc::new(Field::new(name, data_type, name != "run_ends"));
+        let runs = |ends| DataType::RunEndEncoded(field("run_ends", ends), field("values", DataType::Utf8));
+        assert_eq!(rows_max(&runs(DataType::Int16)), 32_767);
+        assert_eq!(rows_max(&DataType::Struct(vec![field("r", runs(DataType::Int16))].into())), 32_767);
+        assert_eq!(rows_max(&DataType::FixedSizeList(field("item", runs(DataType::Int16)), 3)), 10_922);
+        assert_eq!(rows_max(&runs(DataType::Int32)), usize::MAX);
+        assert_eq!(rows_max(&DataType::List(field("item", DataType::Utf8))), usize::MAX);
     }
 
     #[test]

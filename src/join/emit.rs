@@ -18,7 +18,7 @@ use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{
-    KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
+    KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row, rows_max,
     with_wanted_keys,
 };
 use crate::device::{Column, Event, HostColumn, Positions};
@@ -510,6 +510,13 @@ impl BatchSizes {
         let rows_of = |bytes: usize| ((bytes as f64 / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
         let batch_rows = asked_for.unwrap_or(rows_of(MESSAGE_BYTES)).clamp(1, ROWS_MAX);
         Self { batch_rows, gather_rows: batch_rows * (rows_of(gather_bytes) / batch_rows).max(1) }
+    }
+
+    /// The same, of no more rows than an array of each of these columns can have.
+    pub(super) fn of_columns(self, schema: &SchemaRef) -> Self {
+        let rows_max = schema.fields().iter().map(|field| rows_max(field.data_type())).min().unwrap_or(usize::MAX);
+        let batch_rows = self.batch_rows.min(rows_max).max(1);
+        Self { batch_rows, gather_rows: batch_rows * (self.gather_rows.min(rows_max) / batch_rows).max(1) }
     }
 
     /// Rows of a stretch of a table, on average and at the least, that a result shares. Batches of less than a quarter of what

@@ -74,7 +74,8 @@ fn run_with_layout(
     let outcome = Outcome::new(task, build, probe);
     let mut progress = Progress::new(&task.expected.stretches, monitor);
 
-    let sizes = BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes);
+    let sizes =
+        BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
     let built = beside(device, || {
         loop {
             let rows = build.rows(0..build.table.rows);

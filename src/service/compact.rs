@@ -11,7 +11,7 @@ use std::sync::Arc;
 use arrow::array::{
     Array, ArrayDataBuilder, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, GenericListViewArray, MapArray,
     MutableArrayData, OffsetSizeTrait, PrimitiveArray, RecordBatch, RecordBatchOptions, RunArray, StructArray,
-    UnionArray, make_array,
+    UnionArray, make_array, new_empty_array,
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{
@@ -39,11 +39,11 @@ pub(super) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
 /// Whether slices of the type hold values of other rows.
 fn refers_by_place(data_type: &DataType) -> bool {
     use DataType as T;
-    any_part(data_type, &|part| {
-        matches!(
-            part,
-            T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(_, UnionMode::Dense)
-        )
+    any_part(data_type, &|part| match part {
+        T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(_, UnionMode::Dense) => true,
+        // Arrow's writer sends no rows of some runs as one run that ends at 0, which is none.
+        T::RunEndEncoded(..) => true,
+        _ => false,
     })
 }
 
@@ -152,7 +152,7 @@ fn compact_union(union: &UnionArray) -> Result<UnionArray> {
 fn compact_runs<R: RunEndIndexType>(runs: &RunArray<R>) -> Result<ArrayRef> {
     let data = runs.to_data();
     if runs.is_empty() {
-        return Ok(make_array(data));
+        return Ok(new_empty_array(data.data_type()));
     }
     let (first, last) = (runs.get_start_physical_index(), runs.get_end_physical_index());
     let (offset, len) = (runs.offset(), runs.len());
@@ -284,6 +284,16 @@ mod tests {
         check(&(Arc::new(maps.finish()) as ArrayRef), 1500);
         let ends = Int32Array::from_iter_values((1..=1000).map(|run| run * 3));
         check(&(Arc::new(RunArray::<Int32Type>::try_new(&ends, &text(1000)).unwrap()) as ArrayRef), 1000);
+    }
+
+    #[test]
+    fn no_rows_of_some_runs_have_no_runs() {
+        let values: ArrayRef = Arc::new(Int32Array::from(vec![1, 2, 3]));
+        let ends = Int32Array::from(vec![2, 4, 6]);
+        let runs: ArrayRef = Arc::new(RunArray::<Int32Type>::try_new(&ends, &values).unwrap());
+        let lists = GenericListArray::<i32>::new(field(&runs), OffsetBuffer::from_lengths([3, 0, 3]), runs, None);
+        let none = compact_array(&(Arc::new(lists) as ArrayRef).slice(1, 1)).unwrap();
+        assert!(none.as_list::<i32>().values().as_run::<Int32Type>().run_ends().values().is_empty());
     }
 
     #[test]

@@ -199,7 +199,8 @@ impl Encoder {
     /// # Errors
     /// As [`Encoder::new`].
     pub fn keep_alive(&mut self) -> Result<Message> {
-        self.encode_slice(&self.rowless.clone())
+        let rowless = compact(&self.rowless)?;
+        self.encode_slice(&rowless)
     }
 
     /// By the last message, but not fewer than if rows took a few times their mean: rows that share a large value look

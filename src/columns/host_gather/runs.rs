@@ -3,27 +3,29 @@
 //! ```text
 //!   runs of rows ── list ──► offsets, and runs of the lists' values ──► their child, by the same means
 //!                ── struct ► the same runs for each child
+//!                ── union ─► type ids, and for each child the runs of its rows
+//!                ── runs ──► their ends, and runs of their values
 //!                ── values ► bytes, bits, views: one copy each, from where they lie to the result
 //! ```
 //!
 //! A run is any number of rows of one array that follow each other. Rows of a result are runs of one, mostly; the values of a list
 //! are a run of as many as it has, so that what a list holds is copied at once, and what has to be kept of it meanwhile is one
-//! run. Types that Arrow alone knows how to gather (unions, list views, runs, dictionaries that differ inside of something else)
-//! are gathered by Arrow, on the heap, and paid for meanwhile.
+//! run. What Arrow alone knows how to gather (dictionaries that differ inside of something else) is gathered by Arrow, on the
+//! heap, and paid for meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayData, ArrayRef, AsArray, BooleanArray, ByteView, FixedSizeListArray, GenericByteArray,
-    GenericByteViewArray, GenericListArray, MapArray, OffsetSizeTrait, StructArray, make_array, new_empty_array,
-    new_null_array,
+    GenericByteViewArray, GenericListArray, GenericListViewArray, MapArray, OffsetSizeTrait, PrimitiveArray, RunArray,
+    StructArray, UnionArray, make_array, new_empty_array, new_null_array,
 };
 use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::compute::interleave;
 use arrow::datatypes::{
     ArrowNativeType, BinaryViewType, ByteArrayType, ByteViewType, DataType, FieldRef, Fields, GenericBinaryType,
-    GenericStringType, StringViewType,
+    GenericStringType, Int16Type, Int32Type, Int64Type, RunEndIndexType, StringViewType, UnionFields, UnionMode,
 };
 use arrow::error::ArrowError;
 
@@ -84,9 +86,17 @@ pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Ru
         T::BinaryView => job.views::<BinaryViewType>(),
         T::List(field) => job.lists::<i32>(field),
         T::LargeList(field) => job.lists::<i64>(field),
+        T::ListView(field) => job.list_views::<i32>(field),
+        T::LargeListView(field) => job.list_views::<i64>(field),
         T::Map(field, is_sorted) => job.maps(field, *is_sorted),
         T::FixedSizeList(field, length) if *length > 0 => job.fixed_size_lists(field, *length),
         T::Struct(fields) if !fields.is_empty() => job.structs(fields),
+        T::Union(fields, mode) if !fields.is_empty() => job.unions(fields, *mode),
+        T::RunEndEncoded(ends, values) => match ends.data_type() {
+            T::Int16 => job.run_ends::<Int16Type>(values),
+            T::Int32 => job.run_ends::<Int32Type>(values),
+            _ => job.run_ends::<Int64Type>(values),
+        },
         T::Dictionary(key_type, _) if job.have_one_dictionary() => {
             job.values_of(key_type.primitive_width().expect("keys are integers"))
         }
@@ -231,6 +241,142 @@ impl Job<'_> {
         self.assembled(StructArray::try_new(fields.clone(), columns, self.validity()?)).map(array)
     }
 
+    /// List views share what they hold, and so does the result where that is less than each row's own.
+    fn list_views<O: OffsetSizeTrait + bytemuck::Pod>(&self, field: &FieldRef) -> Result<ArrayRef> {
+        let sources: Vec<&GenericListViewArray<O>> =
+            self.arrays.iter().map(|array| array.as_list_view::<O>()).collect();
+        // Rows that are null hold nothing.
+        let place = |array: usize, row: usize| {
+            let source = sources[array];
+            match source.is_valid(row) {
+                true => (source.offsets()[row].as_usize(), source.sizes()[row].as_usize()),
+                false => (0, 0),
+            }
+        };
+        let held = |run: &Run| run.rows().map_or(0, |(array, rows)| rows.map(|row| place(array, row).1).sum());
+        let there_are: usize = sources.iter().map(|source| source.values().len()).sum();
+        let are_shared = self.runs.iter().map(held).sum::<usize>() > there_are;
+        let mut runs: Vec<Run> = Vec::new();
+        let mut total = 0;
+        // Where the values of each array begin, if they come in whole.
+        let mut starts = Vec::with_capacity(sources.len());
+        if are_shared {
+            for (array, source) in sources.iter().enumerate() {
+                let len = source.values().len();
+                starts.push(total);
+                total += len;
+                if len > 0 {
+                    runs.push(Run { array: array as u32, start: 0, len });
+                }
+            }
+        }
+        let mut offsets = self.arena.allocate(self.rows * size_of::<O>(), "offsets of a result")?;
+        let mut sizes = self.arena.allocate(self.rows * size_of::<O>(), "sizes of a result")?;
+        let targets = bytemuck::cast_slice_mut::<u8, O>(&mut offsets)
+            .iter_mut()
+            .zip(bytemuck::cast_slice_mut::<u8, O>(&mut sizes));
+        for ((offset, size), source) in targets.zip(self.places()) {
+            let (start, len) = source.map_or((0, 0), |(array, row)| place(array, row));
+            let at = match (source, are_shared) {
+                (Some((array, _)), true) if len > 0 => starts[array] + start,
+                (Some((array, _)), false) if len > 0 => {
+                    push_run(&mut runs, Run { array: array as u32, start, len });
+                    total += len;
+                    total - len
+                }
+                _ => 0,
+            };
+            *offset = O::from_usize(at).ok_or_else(|| self.too_long())?;
+            *size = O::from_usize(len).ok_or_else(|| self.too_long())?;
+        }
+        let children: Vec<&ArrayRef> = sources.iter().map(|source| source.values()).collect();
+        let values = gather_runs(&children, field.data_type(), &runs, self.arena)?;
+        let offsets = ScalarBuffer::<O>::new(offsets.freeze(), 0, self.rows);
+        let sizes = ScalarBuffer::<O>::new(sizes.freeze(), 0, self.rows);
+        self.assembled(GenericListViewArray::try_new(field.clone(), offsets, sizes, values, self.validity()?))
+            .map(array)
+    }
+
+    /// A row that is not there is a null of the first child that may have some.
+    fn unions(&self, fields: &UnionFields, mode: UnionMode) -> Result<ArrayRef> {
+        let sources: Vec<&UnionArray> = self.arrays.iter().map(|array| array.as_union()).collect();
+        let mut missing = fields.iter().filter(|(_, field)| field.is_nullable()).chain(fields.iter());
+        let missing = missing.next().map_or(0, |(id, _)| id);
+        let id_of = |place: Option<(usize, usize)>| place.map_or(missing, |(array, row)| sources[array].type_id(row));
+        let mut ids = self.arena.allocate(self.rows, "type ids of a result")?;
+        let targets = bytemuck::cast_slice_mut::<u8, i8>(&mut ids);
+        targets.iter_mut().zip(self.places()).for_each(|(id, place)| *id = id_of(place));
+        let ids = ScalarBuffer::<i8>::new(ids.freeze(), 0, self.rows);
+        let gather = |id: i8, field: &FieldRef, runs: &[Run]| {
+            let children: Vec<&ArrayRef> = sources.iter().map(|source| source.child(id)).collect();
+            gather_runs(&children, field.data_type(), runs, self.arena)
+        };
+        let (offsets, children) = match mode {
+            UnionMode::Sparse => {
+                (None, fields.iter().map(|(id, field)| gather(id, field, self.runs)).collect::<Result<Vec<_>>>()?)
+            }
+            UnionMode::Dense => {
+                let mut offsets = self.arena.allocate(self.rows * size_of::<i32>(), "offsets of a result")?;
+                let targets = bytemuck::cast_slice_mut::<u8, i32>(&mut offsets);
+                let mut children = Vec::with_capacity(fields.len());
+                for (id, field) in fields.iter() {
+                    let (mut runs, mut count) = (Vec::new(), 0usize);
+                    for ((offset, _), place) in
+                        targets.iter_mut().zip(ids.iter()).zip(self.places()).filter(|((_, own), _)| **own == id)
+                    {
+                        *offset = i32::try_from(count).map_err(|_| self.too_long())?;
+                        count += 1;
+                        push_run(
+                            &mut runs,
+                            Run::of_row(place.map(|(array, row)| (array, sources[array].value_offset(row)))),
+                        );
+                    }
+                    children.push(gather(id, field, &runs)?);
+                }
+                (Some(ScalarBuffer::new(offsets.freeze(), 0, self.rows)), children)
+            }
+        };
+        self.assembled(UnionArray::try_new(fields.clone(), ids, offsets, children)).map(array)
+    }
+
+    /// Rows of one run that follow each other are one run in the result.
+    fn run_ends<R: RunEndIndexType>(&self, values: &FieldRef) -> Result<ArrayRef>
+    where
+        R::Native: bytemuck::Pod,
+    {
+        let sources: Vec<&RunArray<R>> = self.arrays.iter().map(|array| array.as_run::<R>()).collect();
+        let of_row = |place: Option<(usize, usize)>| {
+            Run::of_row(place.map(|(array, row)| (array, sources[array].get_physical_index(row))))
+        };
+        let (mut runs, mut ends): (Vec<Run>, Vec<usize>) = (Vec::new(), Vec::new());
+        let mut last = None;
+        for (at, run) in self.places().map(of_row).enumerate() {
+            if last.replace((run.array, run.start)) == Some((run.array, run.start)) {
+                ends.pop();
+            } else {
+                push_run(&mut runs, run);
+            }
+            ends.push(at + 1);
+        }
+        R::Native::from_usize(self.rows).ok_or_else(|| self.too_long())?;
+        let mut buffer = self.arena.allocate(ends.len() * size_of::<R::Native>(), "run ends of a result")?;
+        let targets = bytemuck::cast_slice_mut::<u8, R::Native>(&mut buffer);
+        targets.iter_mut().zip(&ends).for_each(|(target, &end)| *target = R::Native::usize_as(end));
+        let ends = PrimitiveArray::<R>::new(ScalarBuffer::new(buffer.freeze(), 0, ends.len()), None);
+        let children: Vec<&ArrayRef> = sources.iter().map(|source| source.values()).collect();
+        let values = gather_runs(&children, values.data_type(), &runs, self.arena)?;
+        let data = ArrayData::builder(self.data_type.clone()).len(self.rows);
+        self.assembled(data.child_data(vec![ends.to_data(), values.to_data()]).build()).map(make_array)
+    }
+
+    /// The place (array, index) of each row; `None` for one that is not there.
+    fn places(&self) -> impl Iterator<Item = Option<(usize, usize)>> {
+        self.runs.iter().flat_map(|run| {
+            let place = move |at: usize| run.rows().map(|(array, rows)| (array, rows.start + at));
+            (0..run.len).map(place)
+        })
+    }
+
     /// The offsets of what each row holds, and the runs of it. Rows that are null hold nothing.
     fn inner<'o, O: OffsetSizeTrait + bytemuck::Pod>(
         &self,
@@ -251,10 +397,8 @@ impl Job<'_> {
             for row in rows {
                 let (start, end) = (source[row].as_usize(), source[row + 1].as_usize());
                 let len = if nulls.is_none_or(|nulls| nulls.is_valid(row)) { end - start } else { 0 };
-                match runs.last_mut() {
-                    Some(last) if last.array == run.array && last.start + last.len == start => last.len += len,
-                    _ if len > 0 => runs.push(Run { array: run.array, start, len }),
-                    _ => {}
+                if len > 0 {
+                    push_run(&mut runs, Run { array: run.array, start, len });
                 }
                 total += len;
                 ends[at] = O::from_usize(total).ok_or_else(|| self.too_long())?;
@@ -350,13 +494,7 @@ impl Job<'_> {
         let null = new_null_array(self.data_type, 1);
         let missing = (self.arrays.len(), 0);
         let arrays: Vec<&dyn Array> = self.arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
-        let mut places = Vec::with_capacity(self.rows);
-        for run in self.runs {
-            match run.rows() {
-                Some((array, rows)) => places.extend(rows.map(|row| (array, row))),
-                None => places.extend(std::iter::repeat_n(missing, run.len)),
-            }
-        }
+        let places: Vec<_> = self.places().map(|place| place.unwrap_or(missing)).collect();
         let data_type = self.data_type;
         interleave(&arrays, &places).map_err(|error| match error {
             ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
@@ -380,6 +518,16 @@ impl Job<'_> {
 
     fn assembled<T>(&self, made: Result<T, ArrowError>) -> Result<T> {
         made.map_err(|error| Error::Internal(format!("assembling a gathered {} column: {error}", self.data_type)))
+    }
+}
+
+/// Adds a run, to the one before where it follows that.
+fn push_run(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.array == run.array && (run.array == MISSING || last.start + last.len == run.start) => {
+            last.len += run.len;
+        }
+        _ => runs.push(run),
     }
 }
 

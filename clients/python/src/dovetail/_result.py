@@ -342,8 +342,9 @@ def fetch(
             while (chunk := _next(reader)) is not None:
                 if chunk.num_rows:
                     batches.append(chunk)
+                    # Not `nbytes`: pyarrow 26 crashes on that of lists which hold no values of a dense union.
                     with lock:
-                        rows, size = rows + chunk.num_rows, size + chunk.nbytes
+                        rows, size = rows + chunk.num_rows, size + chunk.get_total_buffer_size()
                         tell(done=False)
             return batches
 
