@@ -105,7 +105,7 @@ struct Fields {
 }
 
 static COMMAND: Fields = Fields { name: "dovetail.v1.Command", tag_max: 1, inside: &[(1, &JOIN)] };
-static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 13, inside: &[(3, &KEY_PAIR)] };
+static JOIN: Fields = Fields { name: "dovetail.v1.Join", tag_max: 14, inside: &[(3, &KEY_PAIR)] };
 static KEY_PAIR: Fields = Fields { name: "dovetail.v1.KeyPair", tag_max: 3, inside: &[] };
 
 /// The protobuf decoder passes over fields it does not know; here they are the caller's mistake.
@@ -154,7 +154,12 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
     };
     let into_mode = proto::join::IntoMode::try_from(join.into_mode)
         .map_err(|_| Error::Invalid(format!("\"into_mode\" is number {}, which is no mode", join.into_mode)))?;
-    if into_mode == proto::join::IntoMode::Replace && join.into.is_empty() {
+    if join.into.as_deref() == Some("") {
+        return Err(Error::Invalid(
+            "\"into\" is empty; it takes the name of a table to keep the result as, and is left out where there is none".into(),
+        ));
+    }
+    if into_mode == proto::join::IntoMode::Replace && join.into.is_none() {
         return Err(Error::Invalid("\"into_mode\" is replace, and \"into\" names no table to replace".into()));
     }
     if join.count && !join.columns.is_empty() {
@@ -177,7 +182,7 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         batch_rows: (join.batch_rows > 0).then_some(join.batch_rows as usize),
         priority,
         retain_seconds: join.retain_seconds.or(defaults.retain_seconds),
-        into: Some(join.into).filter(|name| !name.is_empty()),
+        into: join.into,
         into_mode: match into_mode {
             proto::join::IntoMode::Create => IntoMode::Create,
             proto::join::IntoMode::Replace => IntoMode::Replace,
@@ -257,6 +262,11 @@ mod tests {
 
     #[test]
     fn json_and_protobuf_of_the_same_join_are_the_same() {
+        let count = br#"{"join": {"left": "a", "right": "b", "on": [{"left": "x", "right": "x"}], "count": true}}"#;
+        let message: proto::Command = serde_json::from_slice(count).unwrap();
+        assert!(decode(count).unwrap().count);
+        assert_eq!(decode(&any("dovetail.v1.Command", message.encode_to_vec())).unwrap(), decode(count).unwrap());
+
         let from_json = decode(FULL.as_bytes()).unwrap();
         let message: proto::Command = serde_json::from_str(FULL).unwrap();
         assert_eq!(decode(&any("dovetail.v1.Command", message.encode_to_vec())).unwrap(), from_json);
@@ -296,8 +306,8 @@ mod tests {
     fn unknown_fields_are_refused_in_both_forms() {
         assert!(refusal(br#"{"join": {"left": "a", "right": "b", "hwo": "left"}}"#).contains("hwo"));
         assert!(refusal(br#"{"jion": {}}"#).contains("jion"));
-        // Field 14 of a join, a varint.
-        assert!(refusal(&any("dovetail.v1.Join", vec![14 << 3, 1])).contains("field number 14"));
+        // Field 15 of a join, a varint.
+        assert!(refusal(&any("dovetail.v1.Join", vec![15 << 3, 1])).contains("field number 15"));
         // A key pair (field 3) with a field 4 inside.
         assert!(refusal(&any("dovetail.v1.Join", vec![3 << 3 | 2, 2, 4 << 3, 1])).contains("field number 4"));
         // A key pair that claims more bytes than there are.
@@ -321,6 +331,7 @@ mod tests {
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
+        assert!(with(r#""into": """#).contains("\"into\" is empty"));
         let how = "the join command: unknown kind of join \"outer\"; it is one of inner, left, right, full, left_semi,";
         assert!(with(r#""how": "outer""#).starts_with(how), "{}", with(r#""how": "outer""#));
         assert!(with(r#""how": "outer""#).ends_with("did you mean \"full\"?"), "{}", with(r#""how": "outer""#));

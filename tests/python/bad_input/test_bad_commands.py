@@ -55,6 +55,9 @@ def test_protobuf_with_an_unknown_field_or_of_an_unknown_message_is_refused(
     join = _field(1, b"a") + _field(2, b"b")
     with refused(dovetail.InvalidRequest, "field number 15"):
         command(server, packed("dovetail.v1.Join", join + _field(15, b"x")))
+    # Field 12 is "into"; the tables are not looked for.
+    with refused(dovetail.InvalidRequest, '"into" is empty'):
+        command(server, packed("dovetail.v1.Join", join + _field(12, b"")))
     with refused(dovetail.InvalidRequest, "some.Message"):
         command(server, packed("some.Message", b""))
     with refused(dovetail.Unsupported, "Flight SQL", "join command"):

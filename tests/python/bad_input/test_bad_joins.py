@@ -46,6 +46,8 @@ def test_an_unknown_strategy_kind_or_device_is_answered_with_those_that_exist(cl
         client.join("a", "a", on="k", priority=101)
     with refused(dovetail.InvalidRequest, "at least one pair"):
         client.join("a", "a", on=[])
+    with refused(dovetail.InvalidRequest, '"into" is empty'):
+        client.join("a", "a", on="k", into="")
 
 
 def test_key_types_that_do_not_match_are_both_named(client: dovetail.Client) -> None:
