@@ -109,6 +109,8 @@ pub struct SpoolOptions {
     pub interrupt: Option<Interrupt>,
     /// When its memory goes to whoever needs it once it was read; `None`: not before its lease ends.
     pub spending: Option<Spending>,
+    /// What would help when there is no room for it.
+    pub room_advice: &'static str,
 }
 
 impl Default for SpoolOptions {
@@ -124,6 +126,7 @@ impl Default for SpoolOptions {
             tables: Vec::new(),
             interrupt: None,
             spending: None,
+            room_advice: "drop what is no longer needed, or raise --host-memory",
         }
     }
 }
@@ -146,6 +149,7 @@ struct Inner {
     budget: Option<Budget>,
     interrupt: Option<Interrupt>,
     spending: Option<Spending>,
+    room_advice: &'static str,
     held: Mutex<Held>,
     /// Told when batches were taken, or the result was released.
     room: Condvar,
@@ -204,8 +208,19 @@ impl ResultSpool {
 
     /// An empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt, spending } =
-            options;
+        let SpoolOptions {
+            retain,
+            bytes_max,
+            stall,
+            wait_max,
+            give_way,
+            arena,
+            charge,
+            tables,
+            interrupt,
+            spending,
+            room_advice,
+        } = options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
@@ -221,6 +236,7 @@ impl ResultSpool {
             budget,
             interrupt,
             spending,
+            room_advice,
             held,
             room,
             progress,
@@ -484,11 +500,7 @@ impl ResultSpool {
     }
 
     fn too_large(&self, bytes: u64, cause: Error) -> Error {
-        cause.context(format!(
-            "the result is too large to be kept, after {}; raise --host-memory, drop what is no longer needed, or fetch it \
-             as it is made with retain_seconds 0",
-            human_bytes(bytes)
-        ))
+        cause.context(format!("the result is too large, after {}; {}", human_bytes(bytes), self.inner.room_advice,))
     }
 }
 

@@ -58,6 +58,24 @@ impl JoinSpec {
             into_mode: IntoMode::Create,
         }
     }
+
+    /// Whether the result is consumed as it is read, and never there in whole. What becomes a table is.
+    pub fn is_read_as_made(&self) -> bool {
+        self.retain_seconds == Some(0) && self.into.is_none()
+    }
+
+    /// What would help a join whose result finds no room in host memory.
+    pub fn room_advice(&self) -> &'static str {
+        match (&self.into, self.retain_seconds) {
+            (Some(_), _) => {
+                "ask for fewer columns, drop tables, or raise --host-memory: a result that becomes a table has to fit in whole"
+            }
+            (None, Some(0)) => "drop tables, or raise --host-memory",
+            (None, _) => {
+                "ask for fewer columns, drop tables, raise --host-memory, or fetch it as it is made with retain_seconds 0"
+            }
+        }
+    }
 }
 
 /// Two columns that must be equal.

@@ -208,7 +208,7 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
-    let is_kept = plan.join.spec.retain_seconds != Some(0) || plan.join.spec.into.is_some();
+    let is_kept = !plan.join.spec.is_read_as_made();
     let result_bytes = if is_kept { plan.result_bytes } else { plan.result_bytes.min(terms.window_bytes) };
     let bytes = result_bytes.saturating_add(plan.host_scratch_bytes);
     let budget = catalog.arena().budget();
@@ -228,13 +228,13 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
     }
     Err(Error::Exhausted(format!(
         "the result of this join has at least {} rows of {} in all, and the keys that the host makes for it take {}; host memory \
-         is {}, of which tables take {}; ask for fewer columns, drop tables, raise --host-memory, or fetch it as it is made with \
-         retain_seconds 0",
+         is {}, of which tables take {}; {}",
         at_least.rows,
         human_bytes(at_least.bytes),
         human_bytes(plan.host_scratch_bytes),
         human_bytes(budget.limit_bytes()),
         human_bytes(table_bytes),
+        plan.join.spec.room_advice(),
     )))
 }
 

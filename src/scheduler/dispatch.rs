@@ -96,6 +96,7 @@ impl Shared {
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
             spending: may_give_way
                 .then(|| Spending { results: self.catalog.spent_results().clone(), owner: owner.clone() }),
+            room_advice: spec.room_advice(),
             ..SpoolOptions::default()
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
@@ -124,7 +125,8 @@ impl Shared {
             short_since: None,
             hopeless_since: None,
         });
-        tracing::info!(job = id.0, strategy = %job.plan.strategy, predicted_seconds = job.plan.seconds, "queued");
+        let predicted_ms = (job.plan.seconds * 1e6).round() / 1e3;
+        tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy, predicted_ms, "queued");
         let mut leftovers = Vec::new();
         self.dispatch(&mut state, &mut leftovers);
         if deadline.is_some() {
@@ -215,13 +217,13 @@ impl Shared {
 
     fn out_of_host_memory(&self, state: &State, job: &Job, needed: &str, free: &str, waited: Duration) -> Error {
         Error::Exhausted(format!(
-            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free{}; drop tables, let go \
-             of results that are no longer needed, ask for fewer columns, raise --host-memory, or fetch the result as it is \
-             made with retain_seconds 0",
+            "job {} waited {:.0} s for {needed} of host memory for its result, and {free} of {} are free{}; let go of results \
+             that are no longer needed, {}",
             job.id,
             waited.as_secs_f64(),
             human_bytes(self.host_budget().limit_bytes()),
             kept_results(state),
+            job.plan.join.spec.room_advice(),
         ))
     }
 

@@ -226,6 +226,15 @@ fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
     let explained = stage.scheduler.explain(spec.clone()).unwrap();
     assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
     assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
+    // What becomes a table has to fit, whatever is said of how long its result is kept.
+    for retain_seconds in [None, Some(0)] {
+        let spec = JoinSpec { into: Some("t".into()), retain_seconds, ..spec.clone() };
+        let Error::Exhausted(text) = stage.scheduler.submit(spec, "").unwrap_err() else {
+            panic!("it is of another kind")
+        };
+        assert!(text.contains("--host-memory") && text.contains("becomes a table"), "{text}");
+        assert!(!text.contains("retain_seconds"), "{text}");
+    }
     // As it is read, no more than the window is kept.
     let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
     stage.next();
