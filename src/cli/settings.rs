@@ -11,6 +11,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
@@ -20,8 +21,8 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use super::client::ConnectArgs;
 use super::logging;
 use crate::memory::parse_bytes;
-use crate::service::cache_bytes;
 use crate::service::settings::Settings;
+use crate::service::{cache_bytes, tenant_memory_bytes};
 use crate::{Context, Error, Result};
 
 /// What the names of our variables in the environment begin with.
@@ -347,15 +348,31 @@ fn check_relations(settings: &Settings) -> Result<()> {
     size("device-memory", &settings.device_memory, Some("auto"))?;
     cache_bytes(&settings.device_cache, u64::MAX)?;
     size("message-limit", &settings.message_limit, None)?;
-    size("tenant-memory", &settings.tenant_memory, Some("none"))?;
+    tenant_memory_bytes(&settings.tenant_memory)?;
     logging::filter(&settings.log)?;
-    if settings.admin_listen != "off" && settings.admin_listen.parse::<std::net::SocketAddr>().is_err() {
-        return Err(Error::Invalid(format!(
+    if settings.admin_listen == "off" {
+        return Ok(());
+    }
+    match settings.admin_listen.parse() {
+        Ok(admin) if share_a_port(settings.listen, admin) => Err(Error::Invalid(format!(
+            "listen is {}, and admin-listen {admin}, which would be the same port; give one of the two another, or switch the \
+             admin port off with \"off\"",
+            settings.listen
+        ))),
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::Invalid(format!(
             "admin-listen {:?} is neither an address with a port, such as 127.0.0.1:8816, nor \"off\"",
             settings.admin_listen
-        )));
+        ))),
     }
-    Ok(())
+}
+
+/// Whether only one of two can be listened on: they are one, or one is of all networks and the other among them. Port 0 is a free
+/// one for each.
+fn share_a_port(a: SocketAddr, b: SocketAddr) -> bool {
+    // On [::], IPv4 arrives too.
+    let covers = |a: IpAddr, b: IpAddr| a == b || (a.is_unspecified() && (a.is_ipv6() || b.is_ipv4()));
+    a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
 
 fn share_is_sound(text: &str) -> bool {

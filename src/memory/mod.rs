@@ -76,8 +76,8 @@ pub fn check_at_least(text: &str, bytes: u64, least: u64) -> crate::Result<()> {
     }
     let number = text.trim();
     let hint = match number.parse::<f64>() {
-        Ok(_) => format!("; a number without a unit is bytes: is {number}GiB what was meant?"),
-        Err(_) => String::new(),
+        Ok(value) if value > 0.0 => format!("; a number without a unit is bytes: is {number}GiB what was meant?"),
+        _ => String::new(),
     };
     let (given, least) = (human_bytes(bytes), human_bytes(least));
     Err(crate::Error::Invalid(format!("{number:?} is {given}, and nothing can be done with less than {least}{hint}")))

@@ -17,7 +17,7 @@ use super::tickets::Tickets;
 use crate::catalog::{Catalog, TenantLimits, Uploads};
 use crate::device::Device;
 use crate::human;
-use crate::memory::parse_bytes;
+use crate::memory::{check_at_least, parse_bytes};
 use crate::scheduler::Scheduler;
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
@@ -117,11 +117,24 @@ impl Limits {
 /// # Errors
 /// [`Error::Invalid`] with the setting that is wrong.
 pub(super) fn tenant_limits(settings: &Settings) -> Result<TenantLimits> {
-    let bytes = match settings.tenant_memory.as_str() {
-        "none" => None,
-        size => Some(parse_bytes(size).context(|| "--tenant-memory")?),
-    };
+    let bytes = tenant_memory_bytes(&settings.tenant_memory)?;
     Ok(TenantLimits { bytes, tables: (settings.tenant_tables > 0).then_some(settings.tenant_tables) })
+}
+
+/// Bytes of a tenant at the least, as of all host memory: a few batches of a table, and as many of a result.
+const TENANT_MEMORY_MIN: u64 = 1 << 20;
+
+/// The bytes that a setting allows each tenant; `None` for no limit.
+///
+/// # Errors
+/// [`Error::Invalid`] with the accepted forms, and for less than a tenant can work with.
+pub fn tenant_memory_bytes(setting: &str) -> Result<Option<u64>> {
+    if setting == "none" {
+        return Ok(None);
+    }
+    let bytes = parse_bytes(setting);
+    let bytes = bytes.and_then(|bytes| check_at_least(setting, bytes, TENANT_MEMORY_MIN).map(|()| bytes));
+    bytes.map(Some).context(|| "--tenant-memory takes a size, or \"none\" for no limit")
 }
 
 /// A location that no client can reach makes every fetch fail with an error that names neither side's mistake.
@@ -214,6 +227,25 @@ mod tests {
         assert!(check_location("grpc+tls://[2001:db8::1]:8815").is_ok());
         for wrong in ["gpu-host-1:8815", "http://a:1", "grpc://0.0.0.0:8815", "grpc://[::]:8815", "grpc://:8815"] {
             assert!(check_location(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_tenant_has_no_limit_or_one_that_it_can_work_with() {
+        assert_eq!(tenant_memory_bytes("none"), Ok(None));
+        assert_eq!(tenant_memory_bytes("5m"), Ok(Some(5 << 20)));
+        let cases = [
+            ("much", "\"much\" is not a size; write a number with"),
+            ("1", "\"1\" is 1 B, and nothing can be done with less than 1.0 MiB; a number without a unit is bytes"),
+            ("0.5", "is 0.5GiB what was meant?"),
+            ("0", "\"0\" is 0 B, and nothing can be done with less than 1.0 MiB"),
+            ("64KiB", "64.0 KiB"),
+        ];
+        for (setting, expected) in cases {
+            let refusal = tenant_memory_bytes(setting).unwrap_err();
+            assert!(refusal.message().contains("--tenant-memory takes a size, or \"none\""), "{setting}: {refusal}");
+            assert!(refusal.message().contains(expected), "{setting}: {refusal}");
+            assert!(!refusal.message().contains(" 0GiB"), "{setting}: {refusal}");
         }
     }
 }

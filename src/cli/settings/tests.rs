@@ -84,12 +84,37 @@ fn what_is_wrong_in_the_file_is_named() {
         ("tls-client-ca = \"c.pem\"", "needs tls-cert"),
         ("admin-listen = \"on\"", "\"off\""),
         ("log = \"verbose\"", "\"verbose\" is no level"),
+        ("tenant-memory = 5", "a number without a unit is bytes"),
+        ("admin-listen = \"127.0.0.1:8815\"", "listen is 127.0.0.1:8815, and admin-listen 127.0.0.1:8815"),
     ];
     for (file, expected) in cases {
         let error = layered(&[], Some(file)).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{file}: {error:?}");
         assert!(error.message().contains(expected), "{file}: {error}");
         assert!(!error.message().contains("Usage"), "{file}: {error}");
+    }
+}
+
+#[test]
+fn two_ports_are_the_same_where_one_address_is_among_the_others() {
+    let same = |a: &str, b: &str| share_a_port(a.parse().unwrap(), b.parse().unwrap());
+    for (a, b) in [
+        ("127.0.0.1:1", "127.0.0.1:1"),
+        ("0.0.0.0:1", "127.0.0.1:1"),
+        ("[::]:1", "10.0.0.1:1"),
+        ("[::1]:1", "[::]:1"),
+        ("[::]:1", "0.0.0.0:1"),
+    ] {
+        assert!(same(a, b) && same(b, a), "{a} and {b}");
+    }
+    for (a, b) in [
+        ("127.0.0.1:1", "127.0.0.1:2"),
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("127.0.0.1:1", "10.0.0.1:1"),
+        ("127.0.0.1:1", "[::1]:1"),
+        ("0.0.0.0:1", "[::1]:1"),
+    ] {
+        assert!(!same(a, b) && !same(b, a), "{a} and {b}");
     }
 }
 

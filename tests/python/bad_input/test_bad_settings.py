@@ -22,10 +22,16 @@ Start = Callable[..., Server]
         ({"devices": "quantum:3"}, ["quantum:3", "host"]),
         ({"token_file": "/nowhere"}, ["/nowhere"]),
         ({"no_such_setting": "1"}, ["no-such-setting"]),
+        ({"tenant_memory": "5"}, ["tenant-memory", '"5" is 5 B', "none", "5GiB"]),
+        ({"listen": "127.0.0.1:8815", "admin_listen": "127.0.0.1:8815"}, ["the same port"]),
+        (
+            {"listen": "0.0.0.0:8815", "insecure": True, "admin_listen": "127.0.0.1:8815"},
+            ["listen is 0.0.0.0:8815, and admin-listen 127.0.0.1:8815"],
+        ),
     ],
 )
 def test_a_setting_that_is_wrong_stops_the_server_with_a_sentence(
-    tmp_path: Path, settings: dict[str, str], words: list[str]
+    tmp_path: Path, settings: dict[str, object], words: list[str]
 ) -> None:
     with pytest.raises(StartFailed) as caught:
         Server(tmp_path, **settings)
