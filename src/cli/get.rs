@@ -47,10 +47,14 @@ pub struct OutputArgs {
     #[arg(long, value_enum, requires = "output")]
     pub format: Option<Format>,
 
-    /// Rows to print when there is no file; all of them with 0
-    #[arg(long, default_value_t = 20, value_name = "ROWS", conflicts_with = "output")]
-    pub limit: usize,
+    /// Rows to print when there is no file, 20 unless it is said; all of them with 0. A join that is told how many ends with them;
+    /// one that is not makes its whole result, and tells how many rows that has
+    #[arg(long, value_name = "ROWS", conflicts_with = "output")]
+    pub limit: Option<usize>,
 }
+
+/// Rows that are printed where nobody says how many.
+const ROWS_PRINTED: usize = 20;
 
 /// A file that is open, or the terminal.
 #[derive(Debug)]
@@ -74,7 +78,13 @@ impl OutputArgs {
     pub fn open(&self) -> Result<Destination> {
         Ok(match &self.output {
             Some(path) => Destination::File(Target::create(path, self.format)?),
-            None => Destination::Terminal { limit: if self.limit == 0 { usize::MAX } else { self.limit } },
+            None => Destination::Terminal {
+                limit: match self.limit {
+                    None => ROWS_PRINTED,
+                    Some(0) => usize::MAX,
+                    Some(limit) => limit,
+                },
+            },
         })
     }
 }

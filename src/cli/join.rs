@@ -181,13 +181,19 @@ impl JoinArgs {
         if self.priority != 0 {
             join["priority"] = self.priority.into();
         }
-        if let Some(seconds) = self.retain_seconds {
+        if let Some(seconds) = self.retain_seconds() {
             join["retain_seconds"] = seconds.into();
         }
         if let Some(rows) = self.batch_rows {
             join["batch_rows"] = rows.into();
         }
         json!({ "join": join })
+    }
+
+    /// What is asked of the server. Of a join that ends with the first rows, no others need a place in its memory.
+    fn retain_seconds(&self) -> Option<u32> {
+        let ends_early = self.into.is_none() && self.to.limit.is_some_and(|limit| limit > 0);
+        self.retain_seconds.or(ends_early.then_some(0))
     }
 }
 
@@ -246,17 +252,18 @@ async fn finish(
 ) -> Result<()> {
     let what = format!("{} ⋈ {}", args.spec.left, args.spec.right);
     if let Some(to) = to {
-        if args.retain_seconds != Some(0) {
+        let is_kept = args.retain_seconds() != Some(0);
+        if is_kept {
             // A job that somebody asks about is not taken to be abandoned when the rest of its rows is not read.
             jobs::status(client, job).await?;
         }
         let received = get::receive(client, &what, info, to, start).await?;
         // A result that is released while it is read, and was read in part, ends its job with it.
-        if args.retain_seconds != Some(0) && args.to.output.is_none() {
+        if args.to.output.is_none() && (is_kept || received.whole) {
             let done = jobs::wait(client, job, &what).await?;
             report(&what, &done, start, args.into.as_deref())?;
         } else if !received.whole {
-            output::remark("the rest of the result is released");
+            output::remark("the join ends with them");
         }
     } else {
         let done = jobs::wait(client, job, &what).await?;
@@ -356,6 +363,13 @@ mod tests {
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
         assert_eq!(command("a b --on x --count")["join"]["count"], json!(true));
+        // What nobody will see is not kept.
+        let retained = |words: &str| command(&format!("a b --on x {words}"))["join"]["retain_seconds"].clone();
+        assert_eq!(retained("--limit 3"), json!(0));
+        for words in ["--limit 0", "--limit 3 --into c", "-o c.csv"] {
+            assert_eq!(retained(words), Value::Null, "{words}");
+        }
+        assert_eq!(retained("--limit 3 --retain-seconds 60"), json!(60));
     }
 
     #[test]

@@ -246,6 +246,24 @@ fn joins_print_write_and_keep_their_rows() {
     assert_eq!(text.lines().count(), 3, "{text}");
 }
 
+#[test]
+fn a_join_of_which_some_rows_are_wanted_makes_no_others() {
+    let server = Server::start(&["--host-memory", "64MiB"]);
+    let text: String = std::iter::once("k\n".into()).chain((0..20_000).map(|_| "1\n".to_owned())).collect();
+    fs::write(server.path().join("many.csv"), text).unwrap();
+    server.ok(&["put", "many.csv"]);
+    // 400 million rows are more than the memory holds.
+    let join = ["join", "many", "many", "--on", "k", "--columns", "left.k,right.k"];
+    assert!(server.fails(&join).contains("--host-memory"));
+    assert_eq!(server.json(&[&join[..], &["--limit", "3"]].concat()).len(), 3);
+    wait_until("the job to be over", || {
+        server.json(&["jobs"]).last().is_some_and(|job| job["state"] == "cancelled" && job["released"] == true)
+    });
+    // A result that has no more rows is told as any other.
+    let output = server.run(&["join", "many", "many", "--on", "k", "--how", "left_anti", "--limit", "3"]);
+    assert!(output.status.success() && stderr(&output).contains(": 0 rows in "), "{}", stderr(&output));
+}
+
 /// Such results once stayed for their lease, and a loop of joins filled the server's memory.
 #[test]
 fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
