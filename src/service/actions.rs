@@ -193,6 +193,7 @@ fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
 }
 
 fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
+    asker.record.set_command(format!("job {}", body.job));
     let job = find_job(shared, asker, JobId(body.job))?;
     asker.polls(shared, job.id);
     if job.status().state.is_final() {
@@ -203,6 +204,7 @@ fn job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
 }
 
 fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
+    asker.record.set_command(format!("cancel_job {}", body.job));
     let job = find_job(shared, asker, JobId(body.job))?;
     shared.scheduler.cancel(job.id)?;
     Ok(Answer::json(&describe::job(&job)))
@@ -216,7 +218,7 @@ fn explain(shared: &Shared, asker: &Asker, action: &Action) -> Result<Answer> {
         return Ok(Answer::json(&describe::explanation(&job.explanation())?));
     }
     let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
-    asker.record.set_command(format!("explain join {} {}", spec.left, spec.right));
+    asker.record.set_command(format!("explain {}", get_info::in_words(&spec)));
     Ok(Answer::json(&describe::explanation(&blocking(|| shared.scheduler.explain(spec))?)?))
 }
 
@@ -230,6 +232,7 @@ fn commit_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<An
     asker.caller.require(Role::Writer, "committing an upload")?;
     let table = blocking(|| shared.uploads.commit(&asker.caller.tenant, &body.upload));
     let table = table.context(|| format!("committing upload {:?}", body.upload))?;
+    asker.record.set_command(format!("commit_upload {}", table.name));
     Ok(Answer::json(&describe::table(&table)))
 }
 
@@ -243,6 +246,7 @@ fn cancel_flight_info(shared: &Shared, asker: &Asker, request: &CancelFlightInfo
     let info =
         request.info.as_ref().ok_or_else(|| Error::Invalid("the request to cancel has no flight info".into()))?;
     let job = get_info::job_of(shared, &asker.caller, info)?;
+    asker.record.set_command(format!("CancelFlightInfo job {job}"));
     shared.scheduler.cancel(job)?;
     Ok(Answer::message(&CancelFlightInfoResult::new(CancelStatus::Cancelled)))
 }

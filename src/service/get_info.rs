@@ -222,7 +222,7 @@ fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Resul
         }
         Ok(DescriptorType::Cmd) => {
             let spec = commands::decode(&descriptor.cmd, &shared.sessions.defaults(asker.session))?;
-            asker.record.set_command(format!("join {} {}", spec.left, spec.right));
+            asker.record.set_command(in_words(&spec));
             Ok(Asked::Join(spec))
         }
         _ => Err(Error::Invalid(
@@ -246,9 +246,20 @@ fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
     if let Some(into) = &spec.into {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {into:?}"))?;
     }
+    let command = in_words(&spec);
     // Planning looks through statistics of every column and every strategy.
     let Editor { tenant, is_admin } = asker.caller.editor();
-    blocking(|| shared.scheduler.submit_with(spec, Submission { owner: tenant, is_admin, timeout: None }))
+    let submission = Submission { owner: tenant, is_admin, timeout: None };
+    let job = blocking(|| shared.scheduler.submit_with(spec, submission))?;
+    asker.record.set_command(format!("{command}: job {}", job.id));
+    Ok(job)
+}
+
+/// A join for a line of the log.
+pub(super) fn in_words(spec: &JoinSpec) -> String {
+    let what = if spec.count { "count" } else { "join" };
+    let into = spec.into.as_ref().map(|table| format!(" into {table}")).unwrap_or_default();
+    format!("{what} {} {}{into}", spec.left, spec.right)
 }
 
 fn table_info(shared: &Shared, asker: &Asker, table: &Table) -> FlightInfo {
