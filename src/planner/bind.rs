@@ -159,7 +159,15 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
                 side.other()
             )));
         }
-        let index = table.column_index(name)?;
+        let index = table.column_index(name).map_err(|error| {
+            let other = if side == Side::Left { right } else { left };
+            match other.schema.index_of(name) {
+                Ok(_) if how.only_side().is_none() => {
+                    Error::Invalid(format!("{error}; the {} table has it: \"{}.{name}\"", side.other(), side.other()))
+                }
+                _ => error,
+            }
+        })?;
         Ok(OutputColumn { name: name.into(), source: OutputSource::Column { side, index } })
     };
     match (left.schema.index_of(column), right.schema.index_of(column)) {
@@ -183,8 +191,15 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
             Some(("right", name)) => on_side(Side::Right, name),
             _ => {
                 let names = |table: &Table| listed(table.schema.fields().iter().map(|field| field.name()));
+                let bare = column.strip_suffix("_right").filter(|_| how.only_side().is_none());
+                let hint = match bare.filter(|name| right.schema.index_of(name).is_ok()) {
+                    Some(name) => {
+                        format!("; write \"right.{name}\", which the result calls {column:?} where its name is taken")
+                    }
+                    None => String::new(),
+                };
                 Err(Error::Invalid(format!(
-                    "neither table has a column {column:?}; left has {}, right has {}",
+                    "neither table has a column {column:?}; left has {}, right has {}{hint}",
                     names(left),
                     names(right)
                 )))
@@ -350,8 +365,8 @@ mod tests {
     use crate::memory::{Arena, Budget};
     use crate::planner::KeyPair;
 
-    /// Names of the columns of a join of `l (k, v)` and `r (a, b, w)` on `k = a` and `k = b`, without a list of columns.
-    fn names(how: JoinKind) -> Vec<String> {
+    /// A join of `l (k, v)` and `r (a, b, w)` on `k = a` and `k = b`.
+    fn bound(how: JoinKind, columns: &[&str]) -> Result<BoundJoin> {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
         for (table, columns) in [("l", &["k", "v"][..]), ("r", &["a", "b", "w"])] {
             let fields = columns.iter().map(|name| Field::new(*name, DataType::Int32, false));
@@ -359,8 +374,25 @@ mod tests {
             catalog.create(Table::from_batches(table, schema, Vec::new()).unwrap()).unwrap();
         }
         let pair = |right: &str| KeyPair::new("k", right);
-        let spec = JoinSpec { how, ..JoinSpec::inner("l", "r", vec![pair("a"), pair("b")]) };
-        bind(spec, &catalog).unwrap().output.into_iter().map(|column| column.name).collect()
+        let columns = columns.iter().map(|name| (*name).to_owned()).collect();
+        bind(JoinSpec { how, columns, ..JoinSpec::inner("l", "r", vec![pair("a"), pair("b")]) }, &catalog)
+    }
+
+    fn names(how: JoinKind) -> Vec<String> {
+        bound(how, &[]).unwrap().output.into_iter().map(|column| column.name).collect()
+    }
+
+    #[test]
+    fn a_column_that_is_not_there_under_its_name_is_pointed_to_where_it_is() {
+        let refused = |column: &str, how| bound(how, &[column]).unwrap_err().message().to_owned();
+        let said = refused("w_right", JoinKind::Inner);
+        assert!(said.contains("has a, b, w; write \"right.w\", which the result calls \"w_right\" where"), "{said}");
+        assert!(refused("w_left", JoinKind::Inner).ends_with("right has a, b, w"));
+        assert!(refused("left.w", JoinKind::Inner).ends_with("columns are k, v; the right table has it: \"right.w\""));
+        assert!(refused("right.v", JoinKind::Left).ends_with("the left table has it: \"left.v\""));
+        // A semi join has columns of one side only.
+        assert!(refused("left.w", JoinKind::LeftSemi).ends_with("columns are k, v"));
+        assert!(refused("w_right", JoinKind::LeftSemi).ends_with("right has a, b, w"));
     }
 
     #[test]
