@@ -44,7 +44,7 @@ pub struct OutputArgs {
     pub output: Option<PathBuf>,
 
     /// Format of the file, where its name does not tell
-    #[arg(long, value_enum, requires = "output")]
+    #[arg(long, value_enum)]
     pub format: Option<Format>,
 
     /// Rows to print when there is no file, 20 unless it is said; all of them with 0. A join that is told how many ends with them;
@@ -71,11 +71,25 @@ impl OutputArgs {
         self.output.as_deref() == Some(Path::new(STDOUT))
     }
 
+    /// Refuses a format where there is no file. clap would not, where --limit is given.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check(&self) -> Result<()> {
+        match (self.format, &self.output) {
+            (Some(_), None) => Err(Error::Invalid(
+                "--format says how a file is written; name it with -o FILE, or say -o - for standard output".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Opens the file, if rows go into one. What is wrong with it is said before a job is started for it.
     ///
     /// # Errors
-    /// Those of [`Target::create`].
+    /// Those of [`OutputArgs::check`] and [`Target::create`].
     pub fn open(&self) -> Result<Destination> {
+        self.check()?;
         Ok(match &self.output {
             Some(path) => Destination::File(Target::create(path, self.format)?),
             None => Destination::Terminal {

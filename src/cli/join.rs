@@ -80,7 +80,7 @@ struct SpecArgs {
     how: String,
 
     /// Columns of the result, in order; "left." and "right." tell equal names apart
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = super::name)]
     columns: Vec<String>,
 
     /// Tell the number of rows instead of making them; no columns beyond the keys are read then
@@ -96,7 +96,7 @@ struct SpecArgs {
     nulls_equal: bool,
 
     /// Devices that may run it: a count, or names such as host:0,host:1
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = super::name)]
     devices: Vec<String>,
 }
 
@@ -203,6 +203,7 @@ impl JoinArgs {
 /// The server's, and those of the file that the result goes to.
 pub async fn run(args: JoinArgs) -> Result<()> {
     // With a table kept on the server, rows are fetched for a file only.
+    args.to.check()?;
     let to = match (&args.into, &args.to.output) {
         (Some(_), None) => None,
         _ => Some(args.to.open()?),
@@ -370,6 +371,12 @@ mod tests {
             assert_eq!(retained(words), Value::Null, "{words}");
         }
         assert_eq!(retained("--limit 3 --retain-seconds 60"), json!(60));
+        let words = ["join", "a", "b", "--on", "x, y = z", "--columns", "x, left.q ", "--columns", "\ty"];
+        let join = Line::try_parse_from(words).unwrap().join.command()["join"].clone();
+        assert_eq!(join["columns"], json!(["x", "left.q", "y"]));
+        assert_eq!(join["on"], json!([{"left": "x", "right": "x"}, {"left": "y", "right": "z"}]));
+        let nothing = Line::try_parse_from(["join", "a", "b", "--on", "x", "--columns", "x,"]).unwrap_err();
+        assert!(nothing.to_string().contains("a name is missing"), "{nothing}");
     }
 
     #[test]

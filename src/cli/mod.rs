@@ -199,6 +199,14 @@ fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// A name in a list, around which people write spaces.
+fn name(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("a name is missing beside a comma".into()),
+        name => Ok(name.into()),
+    }
+}
+
 /// The whole command line, with `serve`'s switches able to say no.
 fn command() -> clap::Command {
     Cli::command().mut_subcommand("serve", settings::with_valued_switches)

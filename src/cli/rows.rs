@@ -51,7 +51,8 @@ fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<S
     let mut text = output::table(&heading, &rows);
     if shown < columns.len() {
         let rest: Vec<&str> = schema.fields()[shown..].iter().map(|field| field.name().as_str()).collect();
-        let rest = wrap(&format!("and {} more columns: {}", rest.len(), rest.join(", ")), width);
+        let rest =
+            wrap(&format!("and {}: {}", output::counted(rest.len() as u64, "more column"), rest.join(", ")), width);
         text.push('\n');
         text.push_str(&output::styled(&rest, output::Style::Dim));
     }
@@ -167,6 +168,6 @@ mod tests {
         let wide = render_in(&batch.schema(), std::slice::from_ref(&batch), 100).unwrap();
         assert_eq!(wide, format!("key  text  long\n  1  a b   {}…\n 20  null  y", "x".repeat(31)));
         let narrow = render_in(&batch.schema(), &[batch], 20).unwrap();
-        assert_eq!(narrow, "key  text\n  1  a b\n 20  null\nand 1 more columns:\nlong");
+        assert_eq!(narrow, "key  text\n  1  a b\n 20  null\nand 1 more column:\nlong");
     }
 }

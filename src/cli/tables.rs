@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::client::{Client, ConnectArgs};
 use super::describe;
 use super::output::{self, Align};
-use crate::Result;
 use crate::memory::human_bytes;
+use crate::{Error, Result};
 
 /// Arguments of `dovetail tables`.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub struct TablesArgs {
 /// Arguments of `dovetail drop`.
 #[derive(Debug, clap::Args)]
 pub struct DropArgs {
-    /// Names of the tables
+    /// Names of the tables; those that are there are dropped, also where others are not
     #[arg(required = true)]
     tables: Vec<String>,
 
@@ -169,11 +169,24 @@ fn bytes(number: i64) -> String {
 /// Drops.
 ///
 /// # Errors
-/// The server's, for the first table that cannot be dropped; those before it are gone.
+/// The server's. A table that is not there keeps none of the others.
 pub async fn run_drop(args: DropArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
+    let mut missing = None;
     for table in args.tables {
-        let answers = client.action("drop_table", &json!({ "name": table })).await?;
+        let answers = match client.action("drop_table", &json!({ "name": table })).await {
+            Ok(answers) => answers,
+            Err(error @ Error::NotFound(_)) => {
+                if let Some(earlier) = missing.replace(error) {
+                    output::error(&earlier);
+                }
+                continue;
+            }
+            Err(error) => {
+                missing.iter().for_each(output::error);
+                return Err(error);
+            }
+        };
         let dropped = answers.into_iter().next().unwrap_or_else(|| json!({ "table": table }));
         match output::is_json() {
             true => output::json(&dropped),
@@ -183,7 +196,7 @@ pub async fn run_drop(args: DropArgs) -> Result<()> {
             }),
         }
     }
-    Ok(())
+    missing.map_or(Ok(()), Err)
 }
 
 /// Shows the devices.

@@ -383,8 +383,10 @@ fn conclude(right: usize, steps: usize, seconds: f64, args: &DemoArgs) -> Result
             "
 What to try next
   dovetail demo --keep                       the same; the server stays, to look around in
+  dovetail demo --save .                     its tables as files: orders.parquet, lineitem.parquet, ...
   dovetail serve                             a server of your own; then, in another terminal:
-  dovetail put orders.parquet lineitem.csv   your tables; `dovetail demo --save .` writes some
+  dovetail put orders.parquet lineitem.parquet
+                                             the tables of these files
   dovetail join orders lineitem --on o_orderkey=l_orderkey -o joined.parquet
   dovetail explain orders lineitem --on o_orderkey=l_orderkey
                                              why this plan, and what the others would have taken",
