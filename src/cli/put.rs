@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use arrow::datatypes::{FieldRef, Schema};
+use arrow::datatypes::{DataType, FieldRef, Schema, TimeUnit};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
 use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
-use super::files::{CsvArgs, Format, Piece, STDIN, Source, without_gz};
+use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, type_name, without_gz};
 use super::interrupt::interrupted;
 use super::output;
 use super::progress::Progress;
@@ -39,7 +39,7 @@ pub struct PutArgs {
     streams: u16,
 
     /// Columns by which the rows are sorted, ascending, nulls first; the server checks
-    #[arg(long, value_delimiter = ',', value_name = "COLUMNS")]
+    #[arg(long, value_delimiter = ',', value_name = "COLUMNS", value_parser = super::name)]
     sorted_by: Vec<String>,
 
     /// Columns whose values are distinct together; may be given several times. Nobody checks: the planner predicts by it, and where
@@ -60,8 +60,7 @@ pub struct PutArgs {
 
 /// The formats that are read.
 fn readable() -> impl TypedValueParser<Value = Format> {
-    let formats = Format::value_variants().iter().filter(|format| **format != Format::Json);
-    PossibleValuesParser::new(formats.filter_map(ValueEnum::to_possible_value))
+    PossibleValuesParser::new(READABLE.iter().filter_map(ValueEnum::to_possible_value))
         .try_map(|word| Format::from_str(&word, false))
 }
 
@@ -190,18 +189,43 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
         if first == fields {
             continue;
         }
-        let difference = first.iter().zip(fields).find(|(a, b)| a != b);
+        let difference = first.iter().zip(fields).enumerate().find(|(_, (a, b))| a != b);
         let what = match difference {
-            Some((a, b)) => format!("{:?} {} there, {:?} {} here", a.name(), a.data_type(), b.name(), b.data_type()),
+            Some((at, (a, b))) if a.name() != b.name() => {
+                format!("column {} is {:?} there, {:?} here", at + 1, a.name(), b.name())
+            }
+            Some((_, (a, b))) if a.data_type() != b.data_type() => {
+                let advice = match source.is_inferred && sources[0].is_inferred {
+                    true => format!(
+                        "; say --types {}={}, for all values of both",
+                        a.name(),
+                        wider(a.data_type(), b.data_type())
+                    ),
+                    false => String::new(),
+                };
+                let (there, here) = (type_name(a.data_type()), type_name(b.data_type()));
+                format!("{:?} is {there} there, {here} here{advice}", a.name())
+            }
+            Some((_, (a, _))) => {
+                format!("{:?} differs in its metadata, or in whether it may have nulls", a.name())
+            }
             None => format!("{} there, {} here", output::counted(first.len() as u64, "column"), fields.len()),
         };
-        let is_inferred = source.is_inferred || sources[0].is_inferred;
-        let advice = if is_inferred { "; --types says which type a column of CSV has" } else { "" };
         return Err(Error::Invalid(format!(
-            "{} does not have the columns of {}: {what}{advice}",
+            "{} does not have the columns of {}: {what}",
             file.display(),
             files[0].display()
         )));
     }
     Ok(())
+}
+
+/// The type of a column of CSV that has the values of both.
+fn wider(one: &DataType, other: &DataType) -> &'static str {
+    match (one, other) {
+        (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64) => "float64",
+        (DataType::Date32, DataType::Timestamp(TimeUnit::Microsecond, None))
+        | (DataType::Timestamp(TimeUnit::Microsecond, None), DataType::Date32) => "timestamp",
+        _ => "string",
+    }
 }

@@ -72,6 +72,35 @@ fn modes_decide_what_becomes_of_a_table_that_exists() {
     assert!(server.fails(&["put", "lines.csv", "--table", "orders", "--mode", "append"]).contains("orders"));
     assert!(server.ok(&["drop", "orders"]).contains("300 rows"));
     assert!(server.fails(&["drop", "orders"]).contains("there is no table \"orders\""));
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let dropped = server.run(&["drop", "one", "orders", "two", "lines"]);
+    assert_eq!(dropped.status.code(), Some(1));
+    assert!(stdout(&dropped).starts_with("dropped orders (") && stdout(&dropped).contains("\ndropped lines ("));
+    let said = stderr(&dropped);
+    assert!(said.contains("\"one\"") && said.contains("\"two\"") && said.lines().count() == 2, "{said}");
+    assert!(server.json(&["tables"]).is_empty());
+}
+
+#[test]
+fn files_of_one_table_that_differ_are_told_how() {
+    let server = Server::start(&[]);
+    let write = |name: &str, text: &str| fs::write(server.path().join(name), text).unwrap();
+    write("a.csv", "k,s\n1,x\n");
+    for (text, expected) in [
+        ("k,s\n1.5,x\n", "\"k\" is int64 there, float64 here; say --types k=float64, for all values of both"),
+        ("k,s\n1,2\n", "\"s\" is string there, int64 here; say --types s=string, for all values of both"),
+        ("k,z\n1,x\n", "column 2 is \"s\" there, \"z\" here"),
+        ("k\n1\n", "2 columns there, 1 here"),
+    ] {
+        write("b.csv", text);
+        let said = server.fails(&["put", "a.csv", "b.csv", "--table", "t"]);
+        assert_eq!(said, format!("error: b.csv does not have the columns of a.csv: {expected}\n"));
+    }
+    write("b.csv", "k,s\n1.5,2\n");
+    let types = ["--types", "k=float64", "--types", "s=string"];
+    server.ok(&[&["put", "a.csv", "b.csv", "--table", "t"][..], &types].concat());
+    let twice = server.fails(&["put", "a.csv", "--types", "k=int64,s=string", "--types", "k=float64"]);
+    assert!(twice.contains("--types says int64 of column \"k\", and float64; say one of them"), "{twice}");
 }
 
 #[test]
@@ -301,6 +330,10 @@ fn what_is_wrong_with_a_join_is_said_in_one_line() {
         (&["join", "orders", "lines", "--on", "key=order", "--strategy", "magic"], "radix-hash"),
         (&["join", "orders", "lines", "--on", "key=order", "-o", "x.doc"], "x.doc"),
         (&["explain", "orders", "lines", "--on", "nothing=order"], "\"nothing\""),
+        (&["join", "orders", "lines", "--on", "key=order", "--columns", "line_right"], "write \"right.line\""),
+        (&["join", "orders", "lines", "--on", "key=order", "--format", "csv"], "-o - for standard output"),
+        (&["join", "orders", "lines", "--on", "key=order", "--format", "csv", "--into", "t"], "-o - for"),
+        (&["get", "orders", "--format", "csv", "--limit", "2"], "-o - for standard output"),
         (&["get", "nothing"], "there is no table \"nothing\""),
         (&["get", "--job", "77"], "77"),
         (&["cancel", "77"], "77"),
@@ -359,6 +392,9 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
     fs::write(folder.join("text.arrow"), "hello, this is no table").unwrap();
     fs::write(folder.join("text.arrows"), "hello, this is no table").unwrap();
     fs::write(folder.join("notes.doc"), "hello").unwrap();
+    fs::write(folder.join("wide.csv"), b"\xff\xfek\0\n\0").unwrap();
+    fs::write(folder.join("packed.gz"), b"\x1f\x8b\x08").unwrap();
+    fs::write(folder.join("twice.csv"), "k,k\n1,2\n").unwrap();
     for (file, expected) in [
         ("none.csv", "there is no such file"),
         ("empty.csv", "the file has no columns"),
@@ -366,6 +402,9 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
         ("text.arrow", "it is not an Arrow IPC file"),
         ("text.arrows", "it is not an Arrow IPC stream"),
         ("notes.doc", "the name does not say the format"),
+        ("wide.csv", "its text is UTF-16; convert the file first, as with: iconv -f UTF-16 -t UTF-8 FILE"),
+        ("packed.gz", "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz"),
+        ("twice.csv", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
         (".", "it is a folder"),
     ] {
         let said = server.fails(&["put", file, "--table", "t"]);

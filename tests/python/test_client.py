@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
 import threading
@@ -82,9 +83,18 @@ def test_files_with_the_same_columns_become_one_table(client: dovetail.Client, t
     (tmp_path / "part.csv").write_text("k,s\n4,d\n")
     assert client.put("mixed", [paths[1], tmp_path / "part.csv"]) == 2
     (tmp_path / "other.csv").write_text("k,s\n4.5,d\n")
-    with pytest.raises(ValueError, match="other.csv does not have the columns of .*'k' int64 there, 'k' double here"):
+    differs = "other.csv does not have the columns of .*part.csv: "
+    with pytest.raises(ValueError, match=differs + "'k' is int64 there, float64 here; say types={'k': 'float64'}"):
         client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"])
     assert client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"], types={"k": "float64"}) == 2
+    for text, words in {
+        "k,z\n4,d\n": "column 2 is 's' there, 'z' here$",
+        "k,s\n4,1\n": "'s' is string there, int64 here; say types={'s': 'string'}",
+        "k\n4\n": "2 columns there, 1 here$",
+    }.items():
+        (tmp_path / "other.csv").write_text(text)
+        with pytest.raises(ValueError, match=differs + words):
+            client.put("t", [tmp_path / "part.csv", tmp_path / "other.csv"])
     with pytest.raises(FileNotFoundError, match=r"no file that matches .*none-\*"):
         client.put("u", str(tmp_path / "none-*.parquet"))
 
@@ -97,7 +107,12 @@ def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp
     assert client.put("parquet", tmp_path / "t.csv") == 4
     (tmp_path / "t.doc").write_text("hello")
     (tmp_path / "t.parquet").write_text("hello")
-    for name, words in {"t.doc": "the name does not say the format", "t.parquet": "it is not Parquet"}.items():
+    (tmp_path / "t.orc.gz").write_bytes(gzip.compress(b"hello"))
+    for name, words in {
+        "t.doc": "the name does not say the format; use one of .parquet, .* .csv, .tsv, .txt, .orc, .json, .jsonl",
+        "t.parquet": "it is not Parquet",
+        "t.orc.gz": "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz",
+    }.items():
         with pytest.raises(ValueError, match=f"^reading .*{name}: {words}"):
             client.put("t", tmp_path / name)
 
@@ -223,8 +238,15 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "delimiter": (
         lambda client: client.put("t", "t.csv", delimiter="||"),
         ValueError,
-        "delimiter is '||'; it takes a character of one byte",
+        "delimiter is '||'; it takes one ASCII character",
     ),
+    "delimiter beyond ASCII": (
+        lambda client: client.put("t", "t.csv", delimiter="é"),
+        ValueError,
+        "delimiter is 'é'; it takes one ASCII character, such as ';', that is no quote and no line end",
+    ),
+    "a quote for a delimiter": (lambda client: client.put("t", "t.csv", delimiter='"'), ValueError, "no quote"),
+    "a line end for a delimiter": (lambda client: client.put("t", "t.csv", delimiter="\n"), ValueError, "no line end"),
     "strategy": (lambda client: client.join("t", "t", on="k", strategy=1), TypeError, "strategy is 1 (int)"),
     "nulls_equal": (
         lambda client: client.join("t", "t", on="k", nulls_equal="no"),

@@ -11,7 +11,9 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 
-pub use csv::CsvArgs;
+use clap::ValueEnum;
+
+pub use csv::{CsvArgs, name_of as type_name};
 pub use sink::{STDOUT, Target};
 pub use source::{Piece, STDIN, Source};
 
@@ -38,24 +40,33 @@ pub enum Format {
     Json,
 }
 
+/// The formats that are read.
+pub const READABLE: [Format; 4] = [Format::Parquet, Format::Arrow, Format::ArrowStream, Format::Csv];
+
 impl Format {
+    /// How the names of its files end.
+    fn extensions(self) -> &'static [&'static str] {
+        match self {
+            Self::Parquet => &["parquet", "pq"],
+            Self::Arrow => &["arrow", "ipc", "feather"],
+            Self::ArrowStream => &["arrows", "arrow_stream", "stream"],
+            Self::Csv => &["csv", "tsv", "txt"],
+            Self::Json => &["json", "jsonl", "ndjson"],
+        }
+    }
+
     /// The format that a file's name stands for.
     ///
     /// # Errors
-    /// [`Error::Invalid`] lists the names that stand for one.
-    pub fn of_name(path: &Path) -> Result<Self> {
+    /// [`Error::Invalid`] lists the names that stand for one of `formats`, which are those that can be meant.
+    pub fn of_name(path: &Path, formats: &[Self]) -> Result<Self> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-        match extension.as_deref() {
-            Some("parquet" | "pq") => Ok(Self::Parquet),
-            Some("arrow" | "ipc" | "feather") => Ok(Self::Arrow),
-            Some("arrows" | "arrow_stream" | "stream") => Ok(Self::ArrowStream),
-            Some("csv" | "tsv" | "txt") => Ok(Self::Csv),
-            Some("json" | "jsonl" | "ndjson") => Ok(Self::Json),
-            _ => Err(Error::Invalid(
-                "the name does not say the format; use .parquet, .arrow, .arrows (stream) or .csv, or say --format"
-                    .into(),
-            )),
-        }
+        let is_named = |format: &&Self| extension.as_deref().is_some_and(|name| format.extensions().contains(&name));
+        Self::value_variants().iter().find(is_named).copied().ok_or_else(|| {
+            let extensions = formats.iter().flat_map(|format| format.extensions());
+            let extensions = extensions.map(|name| format!(".{name}")).collect::<Vec<_>>().join(", ");
+            Error::Invalid(format!("the name does not say the format; use one of {extensions}, or say --format"))
+        })
     }
 
     /// As [`Format::of_name`], corrected by the first bytes of the file, which know better. Of what gzip has compressed, CSV is
@@ -67,13 +78,15 @@ impl Format {
             return Ok(format);
         }
         if !magic[..read].starts_with(&csv::GZIP_MAGIC) {
-            return Self::of_name(path);
+            return Self::of_name(path, &READABLE);
         }
-        match Self::of_name(without_gz(path)) {
+        match Self::of_name(without_gz(path), &READABLE) {
             Ok(Self::Csv) => Ok(Self::Csv),
-            _ => {
-                Err(Error::Invalid("gzip has compressed it, which is read of .csv.gz only; decompress it first".into()))
-            }
+            _ => Err(Error::Invalid(
+                "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz or say --format csv, and else \
+                 decompress it first"
+                    .into(),
+            )),
         }
     }
 

@@ -11,6 +11,7 @@ use arrow::csv;
 use arrow::datatypes::Schema;
 use arrow::ipc::writer::{FileWriter, StreamWriter};
 use arrow::json::LineDelimitedWriter;
+use clap::ValueEnum;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
@@ -71,7 +72,7 @@ impl Target {
         let context = || format!("writing {}", path.display());
         let format = match format {
             Some(format) => format,
-            None => Format::of_name(path).context(context)?,
+            None => Format::of_name(path, Format::value_variants()).context(context)?,
         };
         let aside = match std::fs::metadata(path) {
             Ok(there) if there.is_dir() => {

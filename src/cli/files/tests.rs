@@ -135,7 +135,10 @@ fn unreadable_files_are_named() {
     let path = folder.path().join("notes.doc");
     std::fs::write(&path, "hello").unwrap();
     let unknown = Source::open(&path, None, &csv_args()).unwrap_err();
-    assert!(unknown.message().contains(".parquet"), "{unknown}");
+    let all = ".parquet, .pq, .arrow, .ipc, .feather, .arrows, .arrow_stream, .stream, .csv, .tsv, .txt, or say";
+    assert!(unknown.message().contains(all), "{unknown}");
+    let unknown = Target::create(&path, None).unwrap_err();
+    assert!(unknown.message().contains(".txt, .json, .jsonl, .ndjson, or say --format"), "{unknown}");
     let torn = folder.path().join("torn.parquet");
     std::fs::write(&torn, "PAR1 and nothing more").unwrap();
     assert!(matches!(Source::open(&torn, None, &csv_args()), Err(Error::Invalid(_))));
@@ -159,9 +162,9 @@ async fn a_value_that_does_not_fit_is_named_with_its_line_and_column() {
     let expected =
         "line 6, column \"k\": \"three\" is no int64, which the column is by its first 2 rows; say --types k=string";
     assert!(error.message().contains(expected) && error.message().contains("--infer-rows"), "{error}");
-    let args = CsvArgs { types: Some("k=string".parse().unwrap()), ..args };
+    let args = CsvArgs { types: vec!["k=string".parse().unwrap()], ..args };
     assert_eq!(read_csv("k\n1\n2\nthree\n", &args).await.unwrap(), 3);
-    let args = CsvArgs { types: Some("v=int8".parse().unwrap()), ..csv_args() };
+    let args = CsvArgs { types: vec!["v=int8".parse().unwrap()], ..csv_args() };
     let error = read_csv("k,v\n1,2\n1,NA\n", &args).await.unwrap_err();
     assert!(error.message().contains("line 3, column \"v\": \"NA\" is no int8, which --types says"), "{error}");
     assert!(!error.message().contains("--infer-rows") && error.message().contains("--null-values \"NA\""), "{error}");
@@ -189,7 +192,7 @@ fn what_is_said_of_csv_is_refused_where_there_is_none() {
     let folder = tempfile::tempdir().unwrap();
     let said = [
         CsvArgs { delimiter: Some(';'), ..csv_args() },
-        CsvArgs { types: Some("k=int8".parse().unwrap()), ..csv_args() },
+        CsvArgs { types: vec!["k=int8".parse().unwrap()], ..csv_args() },
         CsvArgs { null_values: vec!["NA".into()], ..csv_args() },
         CsvArgs { no_header: true, ..csv_args() },
         CsvArgs { infer_rows: Some(1), ..csv_args() },
@@ -216,7 +219,7 @@ fn types_that_are_said_are_those_of_their_columns() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.csv");
     std::fs::write(&path, "k,zip,price,day\n1,01234,7.5,2026-01-31\n").unwrap();
-    let typed = |types: &str| opened(&path, &CsvArgs { types: Some(types.parse().unwrap()), ..csv_args() });
+    let typed = |types: &str| opened(&path, &CsvArgs { types: vec![types.parse().unwrap()], ..csv_args() });
     assert_eq!(opened(&path, &csv_args()).unwrap(), ["k Int64", "zip Int64", "price Float64", "day Date32"]);
     let expected = ["k Int16", "zip Utf8", "price Decimal128(9, 2)", "day Date32"];
     assert_eq!(typed("price=decimal(9,2),zip=string,k=int16").unwrap(), expected);
@@ -228,7 +231,7 @@ fn types_that_are_said_are_those_of_their_columns() {
 fn another_delimiter_than_the_one_that_was_looked_for_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.csv");
-    for (text, flag) in [("a;b\n1;2\n", "--delimiter ';'"), ("a\tb\n1\t2\n", "--delimiter $'\\t'")] {
+    for (text, flag) in [("a;b\n1;2\n", "--delimiter ';'"), ("a\tb\n1\t2\n", "--delimiter '\\t'")] {
         std::fs::write(&path, text).unwrap();
         let error = opened(&path, &csv_args()).unwrap_err();
         assert!(matches!(&error, Error::Invalid(text) if text.contains(flag)), "{error}");
@@ -270,4 +273,41 @@ async fn csv_is_read_as_gzip_has_compressed_it() {
     std::fs::copy(folder.path().join("t.csv.gz"), &path).unwrap();
     let error = Source::open(&path, None, &csv_args()).unwrap_err();
     assert!(error.message().contains("decompress it first"), "{error}");
+}
+
+/// A quote that is not closed was once a field of all that follows.
+#[tokio::test]
+async fn a_quote_too_many_is_told_with_its_line_wherever_it_stands() {
+    let rows = 3 * ROWS_PER_BATCH;
+    let text = "k,s\n".to_owned() + &(0..rows).map(|at| format!("{at},\"one\n\"\"{at}\"\"\"\n")).collect::<String>();
+    assert_eq!(read_csv(&text, &csv_args()).await.unwrap(), rows);
+    let error = read_csv(text.clone() + "1,\"two\n3,x\n", &csv_args()).await.unwrap_err();
+    let line = 2 * rows + 2;
+    assert!(error.message().contains(&format!("t.csv: line {line} has a quote that opens a field")), "{error}");
+    let error = read_csv(text.clone() + "1,\"two\n3,\"x\"\n" + &text, &csv_args()).await.unwrap_err();
+    let expected =
+        format!("line {} has 'x' behind the quote that closes a field, which began on line {line};", line + 1);
+    assert!(error.message().contains(&expected), "{error}");
+    // It is looked for before the columns are: those of such a heading are none.
+    let args = CsvArgs { types: vec!["a=string".parse().unwrap()], ..csv_args() };
+    let error = read_csv("b,\"a\n1,2\n", &args).await.unwrap_err();
+    assert!(error.message().contains("line 1 has a quote that opens a field"), "{error}");
+}
+
+#[test]
+fn a_delimiter_is_one_character_that_ends_nothing_else() {
+    use clap::Parser;
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        csv: CsvArgs,
+    }
+    let parsed = |delimiter: &str| Line::try_parse_from(["put", "--delimiter", delimiter]);
+    for (said, expected) in [(";", ';'), ("\\t", '\t'), ("\t", '\t'), ("|", '|')] {
+        assert_eq!(parsed(said).unwrap().csv.delimiter, Some(expected));
+    }
+    for wrong in ["é", "\n", "\r", "\"", "||", "", "\\n"] {
+        let error = parsed(wrong).unwrap_err().to_string();
+        assert!(error.contains("one ASCII character, such as ';', that is no quote and no line end"), "{error}");
+    }
 }

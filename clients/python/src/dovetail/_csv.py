@@ -11,7 +11,9 @@ import csv
 import gzip
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +23,16 @@ import pyarrow.csv as pacsv
 
 from . import _arguments
 from ._display import counted
+from ._quotes import Quotes, first_wrong
 
 INFER_ROWS = 10_000
 """Rows that are looked at where nobody says how many."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 """What a file that gzip has compressed begins with."""
+
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""What UTF-16 begins with."""
 
 _BLOCK_BYTES = 8 << 20
 """Read at a time; a row must fit."""
@@ -75,8 +81,12 @@ _PATTERNS = [
     ("timestamp(ns)", _STAMP + r"\.\d{7,9}(?:[^\d].*)?$"),
 ]
 
+# What is read as a timestamp. pyarrow reads more, and other readers read other things.
+_ZONE = r"(?:[zZ]| ?[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
+_TIMESTAMP = rf"^\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d:[0-5]\d(?:\.\d{{1,9}})?{_ZONE}?)?$"
+
 # A time that says how far it is from UTC.
-_ZONED = r":\d\d(?:\.\d+)? ?(?:[zZ]|[+-]\d\d(?::?\d\d)?)$"
+_ZONED = rf":\d\d(?:\.\d+)?{_ZONE}$"
 
 # What people write for a value that is missing.
 _MISSING = {"NA", "N/A", "NULL", "NONE", "NIL", "NAN", "-", "\\N"}
@@ -109,8 +119,8 @@ class CsvOptions:
         said: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         if "types" in said:
             said["types"] = _types(types)
-        if "delimiter" in said and len(_arguments.text("delimiter", delimiter, "a character").encode()) != 1:
-            raise ValueError(f"delimiter is {delimiter!r}; it takes a character of one byte, such as ';'")
+        if "delimiter" in said:
+            said["delimiter"] = _delimiter(_arguments.text("delimiter", delimiter, "a character"))
         if "header" in said:
             said["header"] = _arguments.truth("header", header)
         if "infer_rows" in said:
@@ -118,6 +128,20 @@ class CsvOptions:
         if "null_values" in said:
             said["null_values"] = _arguments.name_or_names("null_values", null_values)
         return cls(**said, given=list(said))
+
+
+def _delimiter(given: str) -> str:
+    r"""The character between fields.
+
+    >>> _delimiter(";"), _delimiter("\\t")
+    (';', '\t')
+    """
+    character = "\t" if given == r"\t" else given
+    if len(character) != 1 or not character.isascii() or character in '"\n\r':
+        raise ValueError(
+            f"delimiter is {given!r}; it takes one ASCII character, such as ';', that is no quote and no line end"
+        )
+    return character
 
 
 def _types(types: object) -> dict[str, pa.DataType]:
@@ -156,10 +180,21 @@ def _can_be_read(data_type: pa.DataType) -> bool:
     return any(test(data_type) for test in tests)
 
 
-def _name_of(data_type: pa.DataType) -> str:
+def name_of(data_type: pa.DataType) -> str:
     if pa.types.is_decimal(data_type):
         return f"decimal({data_type.precision},{data_type.scale})"
     return next((name for name, known in _NAMES.items() if known == data_type), str(data_type))
+
+
+def wider(one: pa.DataType, other: pa.DataType) -> str:
+    """A type of CSV, by its name, that has the values of both.
+
+    >>> wider(pa.float64(), pa.int64()), wider(pa.int64(), pa.date32())
+    ('float64', 'string')
+    """
+    names = {name_of(one), name_of(other)}
+    both = ({"int64", "float64"}, "float64"), ({"date", "timestamp"}, "timestamp")
+    return next((name for pair, name in both if pair == names), "string")
 
 
 def read(path: str, options: CsvOptions) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -216,22 +251,28 @@ class _File:
             done += batch.num_rows
 
     def _columns(self) -> list[str]:
-        try:
+        with self._reading():
+            self._check_start()
             names: list[str] = self._reader(None, None).schema.names
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            if "Empty CSV file" in str(error):
-                raise self._error("the file has no columns") from None
-            raise self._malformed(error) from None
-        if len(names) == 1 and self._options.delimiter is None:
-            self._check_delimiter()
-        return names if self._options.header else [f"column_{index + 1}" for index in range(len(names))]
+        if not self._options.header:
+            return [f"column_{index + 1}" for index in range(len(names))]
+        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise self._error(f"two columns are named {twice!r}; rename one, since joins refer to columns by name")
+        return names
 
-    def _check_delimiter(self) -> None:
-        """Refuses what is likely to have several columns and came out as one."""
+    def _check_start(self) -> None:
+        """Refuses another encoding, and what is likely to have several columns and comes out as one."""
         with self._bytes() as file:
-            line = file.readline().decode(errors="replace")
-        found = next((other for other in ",;\t|" if other != self._delimiter and other in line), None)
-        if found is not None:
+            start = file.readline()
+        if start.startswith(_UTF16_MARKS):
+            raise self._error("its text is UTF-16; convert the file first, as with: iconv -f UTF-16 -t UTF-8 FILE")
+        _, record = next(self._records(), (1, []))
+        if self._options.delimiter is not None or len(record) != 1:
+            return
+        line = start.decode(errors="replace")
+        found = next((other for other in ",;\t|" if other in line), None)
+        if found is not None and self._delimiter not in line:
             raise self._error(
                 f"its first line has no {self._delimiter!r} and is one column, but has {found!r}; if that is between "
                 f"the fields, say delimiter={found!r}, and if it is one column indeed, delimiter={self._delimiter!r}"
@@ -239,9 +280,9 @@ class _File:
 
     def _reader(self, names: list[str] | None, types: Mapping[str, pa.DataType] | None) -> pacsv.CSVStreamingReader:
         has_header = self._options.header
-        source = pa.input_stream(self._path, compression="gzip" if self._is_gzip else None)
+        file = pa.input_stream(self._path, compression="gzip" if self._is_gzip else None)
         return pacsv.open_csv(
-            source,
+            pa.PythonFile(Quotes(file, self._delimiter), mode="r"),
             pacsv.ReadOptions(
                 block_size=_BLOCK_BYTES,
                 autogenerate_column_names=not has_header and names is None,
@@ -254,11 +295,18 @@ class _File:
         )
 
     def _batches(self, names: list[str], types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        try:
+        with self._reading():
             yield from self._reader(names, types)
-        except pa.ArrowInvalid as error:
-            raise self._malformed(error) from None
-        except OSError as error:
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Says what is wrong with the file where pyarrow fails to read it."""
+        try:
+            try:
+                yield
+            except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+                raise self._malformed(error) from None
+        except (OSError, EOFError, zlib.error) as error:
             raise self._error(f"cannot read on: {error}") from None
 
     # What is wrong
@@ -286,7 +334,7 @@ class _File:
         )
         missing = f"; if it stands for a null, say null_values=[{value!r}]" if value.strip().upper() in _MISSING else ""
         return self._error(
-            f"{where}, column {column.name!r}: {value!r} is no {_name_of(column.type)}, {advice}{missing}"
+            f"{where}, column {column.name!r}: {value!r} is no {name_of(column.type)}, {advice}{missing}"
         )
 
     def _malformed(self, error: Exception) -> ValueError:
@@ -299,6 +347,9 @@ class _File:
                     return self._error(
                         f"line {number} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"
                     )
+        with self._bytes() as file:
+            if wrong := first_wrong(file, self._delimiter):
+                return self._error(wrong)
         columns = 0
         for line_number, record in self._records():
             columns = columns or len(record)
@@ -307,7 +358,7 @@ class _File:
                     f"line {line_number} has {len(record)} fields where there are {columns} columns; quote the fields "
                     "that have a delimiter or a quote of their own, or correct the line"
                 )
-        return self._error(str(error))
+        return self._error("the file has no columns" if "Empty CSV file" in str(error) else str(error))
 
     def _line_of(self, index: int) -> int | None:
         """The line on which a record begins, counted from 1, by the number of records before it."""
@@ -316,7 +367,7 @@ class _File:
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """The records once more, slowly, each with the line on which it begins."""
         opened = gzip.open if self._is_gzip else open
-        with opened(self._path, "rt", encoding="utf-8-sig", newline="") as file:
+        with opened(self._path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
             reader = csv.reader(file, delimiter=self._delimiter)
             line = 1
             # A field that is longer than this module takes leaves the line unknown.
@@ -348,7 +399,9 @@ def _inferred(column: pa.ChunkedArray) -> pa.DataType:
     # From the narrower to the wider.
     for together in (["bool"], ["int64", "float64"], ["date", "timestamp", "timestamp(ns)"]):
         if kinds <= set(together):
-            return _NAMES[next(kind for kind in reversed(together) if kind in kinds)]
+            inferred = _NAMES[next(kind for kind in reversed(together) if kind in kinds)]
+            # What only looks like one, as 2026-02-30 does, makes a text of its column.
+            return inferred if _first_unfit(column, inferred) is None else pa.string()
     return pa.string()
 
 
@@ -359,6 +412,13 @@ def _converted(values: Any, data_type: pa.DataType) -> Any:
         if not pc.all(pc.is_in(words, pa.array(["true", "false", None]))).as_py():
             raise pa.ArrowInvalid("neither true nor false")
         return pc.equal(words, "true")
+    if (
+        pa.types.is_timestamp(data_type)
+        and not pc.all(pc.match_substring_regex(values, _TIMESTAMP), min_count=0).as_py()
+    ):
+        raise pa.ArrowInvalid("no timestamp")
+    if pa.types.is_integer(data_type) and pc.any(pc.match_substring_regex(values, "[xX]")).as_py():
+        raise pa.ArrowInvalid("pyarrow reads 0x10, too")
     try:
         return values.cast(data_type)
     except pa.ArrowInvalid:
@@ -366,7 +426,9 @@ def _converted(values: Any, data_type: pa.DataType) -> Any:
             zoned = pc.match_substring_regex(values, _ZONED)
             utc = pa.timestamp(data_type.unit, "UTC")
             plain = pc.if_else(zoned, None, values).cast(data_type)
-            return pc.coalesce(plain, pc.if_else(zoned, values, None).cast(utc).cast(data_type))
+            # pyarrow takes a capital Z, and no space before a zone.
+            strict = pc.ascii_upper(pc.replace_substring_regex(pc.if_else(zoned, values, None), r" ([+-])", r"\1"))
+            return pc.coalesce(plain, strict.cast(utc).cast(data_type))
         if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
             bare = pc.replace_substring_regex(pc.ascii_trim_whitespace(values), r"^\+([^+-])", r"\1")
             return bare.cast(data_type)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from . import _csv
+from ._display import counted
 
 Path = str | os.PathLike[str]
 
@@ -29,6 +30,8 @@ _BY_NAME = {
     ".txt": "csv",
     ".orc": "orc",
     ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
 }
 _KINDS = {
     "parquet": "Parquet",
@@ -47,6 +50,8 @@ class Source:
     batches: Iterator[pa.RecordBatch]
     rows: int | None
     """How many, when that is known before they are read."""
+    is_inferred: bool = False
+    """Whether nothing but the first rows says what the types are."""
 
 
 def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source:
@@ -56,7 +61,7 @@ def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source
     first = sources[0].schema
     for path, other in zip(paths, sources, strict=True):
         if other.schema != first:
-            raise ValueError(_difference(paths[0], first, path, other.schema))
+            raise ValueError(_difference(paths[0], sources[0], path, other))
     if len(sources) == 1:
         return sources[0]
     counts = [source.rows for source in sources]
@@ -80,7 +85,7 @@ def _matching(given: Path) -> list[str]:
 def _open(path: str, options: _csv.CsvOptions) -> Source:
     kind = "parquet" if os.path.isdir(path) else _kind_of(path)
     if kind == "csv":
-        return Source(*_csv.read(path, options), None)
+        return Source(*_csv.read(path, options), None, is_inferred=True)
     what = "a folder of Parquet files" if os.path.isdir(path) else _KINDS[kind]
     refuse_csv_options(options, f"{path} is {what}")
     try:
@@ -119,22 +124,28 @@ def _kind_of(path: str) -> str:
     name = path.lower().removesuffix(".gz") if is_gzip else path.lower()
     by_name = _BY_NAME.get(os.path.splitext(name)[1])
     if is_gzip and by_name != "csv":
-        raise ValueError(f"reading {path}: gzip has compressed it, which is read of .csv.gz only; decompress it first")
-    if by_name is None:
         raise ValueError(
-            f"reading {path}: the name does not say the format; use .parquet, .arrow, .arrows (stream), .csv, .orc or "
-            ".json"
+            f"reading {path}: gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz, "
+            "and else decompress it first"
         )
+    if by_name is None:
+        raise ValueError(f"reading {path}: the name does not say the format; use one of {', '.join(_BY_NAME)}")
     return by_name
 
 
-def _difference(first_path: str, first: pa.Schema, path: str, schema: pa.Schema) -> str:
-    pairs = ((one, other) for one, other in zip(first, schema, strict=False) if one != other)
-    if found := next(pairs, None):
-        what = f"{found[0].name!r} {found[0].type} there, {found[1].name!r} {found[1].type} here"
-    else:
-        what = f"{len(first)} columns there, {len(schema)} here"
-    return (
-        f"{path} does not have the columns of {first_path}: {what}; files of one table have the same columns (of CSV, "
-        "types says which type a column has)"
-    )
+def _difference(first_path: str, first: Source, path: str, source: Source) -> str:
+    pairs = enumerate(zip(first.schema, source.schema, strict=False), 1)
+    what = f"{counted(len(first.schema), 'column')} there, {len(source.schema)} here"
+    for place, (one, other) in pairs:
+        if one == other:
+            continue
+        what = f"{one.name!r} may have nulls in one of them only"
+        if one.name != other.name:
+            what = f"column {place} is {one.name!r} there, {other.name!r} here"
+        elif one.type != other.type:
+            what = f"{one.name!r} is {_csv.name_of(one.type)} there, {_csv.name_of(other.type)} here"
+            if first.is_inferred and source.is_inferred:
+                said = {one.name: _csv.wider(one.type, other.type)}
+                what += f"; say types={said}, for all values of both"
+        break
+    return f"{path} does not have the columns of {first_path}: {what}"

@@ -147,7 +147,7 @@ class Client:
             types: Of CSV: types of columns, in place of those that are inferred, such as
                 ``{"id": "int64", "price": "decimal(9,2)"}``; names as ``dovetail put --types`` takes them, or
                 ``pyarrow`` types.
-            delimiter: Of CSV: the character between fields; by default a comma, and a tab in files named .tsv.
+            delimiter: Of CSV: the ASCII character between fields; by default a comma, and a tab in files named .tsv.
             header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
             infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
             null_values: Of CSV: words that stand for null, beside the empty field.

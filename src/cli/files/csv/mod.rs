@@ -7,9 +7,11 @@
 //! * An empty field is null, in columns of text too and quoted or not, and so are the words that `--null-values` gives.
 //! * Types are inferred from the first rows: int64, float64, bool, date, timestamp, and text for all else; for a column of
 //!   nulls too, and for whole numbers that int64 has no room for.
+//!   So is a column in whose first rows something only looks like its type, as 2026-02-30 does.
 //! * Timestamps are of microseconds, so that those of two files match; of nanoseconds where a row has more than six digits.
-//! * A value that is not of its column's type is an error, wherever it stands.
+//! * A value that is not of its column's type is an error, wherever it stands, and so is a quote without its other one.
 
+mod quotes;
 mod records;
 mod types;
 
@@ -21,8 +23,9 @@ use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use flate2::read::MultiGzDecoder;
 
+use self::quotes::{Checked, Quotes};
 use self::records::{Records, Rules, newlines, not_utf8};
-pub use self::types::ColumnTypes;
+pub use self::types::{ColumnTypes, name_of};
 
 use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH};
 use crate::{Error, Result, listed};
@@ -34,8 +37,8 @@ pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "CSV")]
 pub struct CsvArgs {
-    /// Character between fields; by default a comma, and a tab in files named .tsv
-    #[arg(long, value_name = "CHAR")]
+    /// Character between fields; by default a comma, and a tab in files named .tsv. "\t" is a tab
+    #[arg(long, value_name = "CHAR", value_parser = delimiter)]
     pub delimiter: Option<char>,
 
     /// The first line is a row and not a heading; columns are named column_1, column_2, ...
@@ -47,9 +50,10 @@ pub struct CsvArgs {
     pub infer_rows: Option<usize>,
 
     /// Types of columns, in place of those that are inferred: int8 to int64, uint8 to uint64, float32, float64, decimal(P,S),
-    /// bool, string, date, timestamp (of microseconds; or "timestamp(s)", ms, us, ns), or as Arrow writes them
+    /// bool, string, date, timestamp (of microseconds; or "timestamp(s)", ms, us, ns), or as Arrow writes them. It may be given
+    /// several times
     #[arg(long, value_name = "COLUMN=TYPE,...")]
-    pub types: Option<ColumnTypes>,
+    pub types: Vec<ColumnTypes>,
 
     /// Words that stand for null, beside the empty field
     #[arg(long, value_delimiter = ',', value_name = "WORD,...")]
@@ -64,7 +68,7 @@ impl CsvArgs {
             ("--delimiter", delimiter.is_some()),
             ("--no-header", *no_header),
             ("--infer-rows", infer_rows.is_some()),
-            ("--types", types.is_some()),
+            ("--types", !types.is_empty()),
             ("--null-values", !null_values.is_empty()),
         ];
         all.into_iter().filter_map(|(flag, is_given)| is_given.then_some(flag)).collect()
@@ -78,6 +82,16 @@ impl CsvArgs {
         let words = self.null_values.iter().map(|word| regex::escape(word)).collect::<Vec<_>>().join("|");
         let nulls = regex::Regex::new(&format!("^(?:|{words})$"));
         Ok(format.with_null_regex(nulls.map_err(|error| Error::Invalid(format!("--null-values: {error}")))?))
+    }
+}
+
+fn delimiter(text: &str) -> Result<char, String> {
+    let text = if text == "\\t" { "\t" } else { text };
+    match text.as_bytes() {
+        [byte] if byte.is_ascii() && !b"\"\n\r".contains(byte) => Ok(char::from(*byte)),
+        _ => {
+            Err("it takes one ASCII character, such as ';', that is no quote and no line end; \"\\t\" is a tab".into())
+        }
     }
 }
 
@@ -96,19 +110,23 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     if start == BYTE_ORDER_MARK {
         input.read_exact(&mut [0; BYTE_ORDER_MARK.len()])?;
     }
-    let delimiter = match (args.delimiter, is_tsv) {
-        (None, true) => b'\t',
-        (None, false) => b',',
-        (Some(delimiter), _) => u8::try_from(delimiter).map_err(|_| {
-            Error::Invalid(format!("delimiter {delimiter:?} is not a single byte; use one such as ';'"))
-        })?,
+    if UTF16_MARKS.iter().any(|mark| start.starts_with(mark)) {
+        return Err(Error::Invalid(
+            "its text is UTF-16; convert the file first, as with: iconv -f UTF-16 -t UTF-8 FILE".into(),
+        ));
+    }
+    let delimiter = match args.delimiter {
+        // The parser of the argument takes no others.
+        Some(delimiter) => delimiter as u8,
+        None if is_tsv => b'\t',
+        None => b',',
     };
     let format = args.format(delimiter)?;
     let with_header = format.clone().with_header(!args.no_header);
-    let mut looked_at = Recorded { input: &mut input, bytes: Vec::new() };
+    let mut looked_at = Recorded { input: &mut input, bytes: Vec::new(), is_whole: false };
     let infer_rows = args.infer_rows.unwrap_or(INFER_ROWS);
     let inferred = with_header.infer_schema(BufReader::new(&mut looked_at), Some(infer_rows));
-    let looked_at = looked_at.bytes;
+    let Recorded { bytes: looked_at, is_whole, .. } = looked_at;
     let (schema, rows, failure) = match inferred {
         Ok((schema, rows)) => (schema, rows, None),
         // The reader says better what is wrong; it only needs to know how many columns there are.
@@ -123,11 +141,20 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     if args.delimiter.is_none() && schema.fields().len() == 1 {
         check_delimiter(&looked_at, delimiter)?;
     }
-    let schema = Arc::new(with_types(&settled(&schema), args.types.as_ref())?);
-    let said = args.types.as_ref().map_or(&[][..], |types| &types.0);
+    let mut quotes = Quotes::new(delimiter);
+    quotes.check(&looked_at)?;
+    if is_whole {
+        quotes.finish()?;
+    }
+    check_names(&schema)?;
+    let said = ColumnTypes::together(&args.types)?;
+    let schema = Arc::new(with_types(&settled(&schema), &said)?);
     let is_said = schema.fields().iter().map(|field| said.iter().any(|(name, _)| name == field.name())).collect();
-    let rules = Rules { schema: schema.clone(), format, has_header: !args.no_header, is_said, inferred_rows: rows };
-    let input = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(looked_at).chain(input));
+    let mut rules = Rules { schema, format, has_header: !args.no_header, is_said, inferred_rows: rows };
+    rules.take_for_text(&looked_at);
+    let schema = rules.schema.clone();
+    let input = Cursor::new(looked_at).chain(Checked { input, quotes });
+    let input = BufReader::with_capacity(BUFFER_BYTES, input);
     let mut records = Records::new(input, rules, ROWS_PER_BATCH);
     if let Some(failure) = failure {
         // It fails on the way to the rows that inference has seen.
@@ -147,6 +174,9 @@ fn heading_failure(looked_at: &[u8], error: &ArrowError) -> Error {
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
+/// The same mark in UTF-16, in both orders.
+const UTF16_MARKS: [&[u8]; 2] = [&[0xff, 0xfe], &[0xfe, 0xff]];
+
 /// Rows that are looked at where nobody says how many.
 const INFER_ROWS: usize = 10_000;
 
@@ -161,12 +191,15 @@ pub(super) fn peek<R: Read>(mut input: R, count: usize) -> std::io::Result<(Vec<
 struct Recorded<R> {
     input: R,
     bytes: Vec<u8>,
+    /// Whether that is all there is.
+    is_whole: bool,
 }
 
 impl<R: Read> Read for Recorded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let read = self.input.read(buffer)?;
         self.bytes.extend_from_slice(&buffer[..read]);
+        self.is_whole = read == 0 && !buffer.is_empty();
         Ok(read)
     }
 }
@@ -175,15 +208,30 @@ impl<R: Read> Read for Recorded<R> {
 /// looked for, and some of another kind.
 fn check_delimiter(text: &[u8], delimiter: u8) -> Result<()> {
     let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let found = [b',', b';', b'\t', b'|'].into_iter().find(|other| *other != delimiter && line.contains(other));
+    if line.contains(&delimiter) {
+        return Ok(());
+    }
+    let found = [b',', b';', b'\t', b'|'].into_iter().find(|other| line.contains(other));
     let Some(found) = found else { return Ok(()) };
     let (delimiter, found) = (char::from(delimiter), char::from(found));
     // A shell takes some of these for its own.
-    let flag = if found == '\t' { "$'\\t'".to_owned() } else { format!("'{found}'") };
+    let flag = if found == '\t' { "'\\t'".to_owned() } else { format!("'{found}'") };
     Err(Error::Invalid(format!(
         "its first line has no {delimiter:?} and is one column, but has {found:?}; if that is between the fields, say \
          --delimiter {flag}, and if it is one column indeed, --delimiter '{delimiter}'"
     )))
+}
+
+fn check_names(schema: &Schema) -> Result<()> {
+    let fields = schema.fields();
+    match fields.iter().enumerate().find(|(at, field)| fields[..*at].iter().any(|before| before.name() == field.name()))
+    {
+        None => Ok(()),
+        Some((_, twice)) => Err(Error::Invalid(format!(
+            "two columns are named {:?}; rename one, since joins refer to columns by name",
+            twice.name()
+        ))),
+    }
 }
 
 /// What inference leaves open. A column without a single value in the rows that were looked at is taken for text, which
@@ -202,8 +250,7 @@ fn settled(schema: &Schema) -> Schema {
     Schema::new(schema.fields().iter().map(field).collect::<Vec<_>>())
 }
 
-fn with_types(schema: &Schema, types: Option<&ColumnTypes>) -> Result<Schema> {
-    let types = types.map_or(&[][..], |types| &types.0);
+fn with_types(schema: &Schema, types: &[(String, DataType)]) -> Result<Schema> {
     if let Some((name, _)) = types.iter().find(|(name, _)| schema.index_of(name).is_err()) {
         let names = listed(schema.fields().iter().map(|field| field.name()));
         return Err(Error::Invalid(format!("--types names a column {name:?}, and the columns are {names}")));

@@ -2,7 +2,7 @@
 //! the line, the column and the value: Arrow's reader counts records, and does not always say which it means.
 
 use std::io::BufRead;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{ArrayRef, AsArray, Decimal128Array, RecordBatch};
 use arrow::compute::kernels::cast_utils::parse_decimal;
@@ -11,6 +11,7 @@ use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::{Decoder, Format};
 use arrow::datatypes::{DataType, Decimal128Type, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
+use regex::Regex;
 
 use super::types::name_of;
 use crate::human::counted;
@@ -56,7 +57,10 @@ impl<R: BufRead> Records<R> {
         self.line += newlines(&self.bytes);
         self.bytes.clear();
         loop {
-            let buffer = self.input.fill_buf().map_err(|error| Error::Invalid(format!("cannot read on: {error}")))?;
+            let buffer = self.input.fill_buf().map_err(|error| match error.downcast::<Error>() {
+                Ok(error) => error,
+                Err(error) => Error::Invalid(format!("cannot read on: {error}")),
+            })?;
             match self.decoder.decode(buffer) {
                 Ok(used) => {
                     self.bytes.extend_from_slice(&buffer[..used]);
@@ -145,12 +149,39 @@ impl Rules {
         RecordBatch::try_new(schema, columns)
     }
 
+    /// Makes columns text that were inferred to be something else, and in whose first rows something is that only looks so.
+    pub(super) fn take_for_text(&mut self, first_rows: &[u8]) {
+        let (rows, format) = (self.inferred_rows, self.format.clone().with_header(self.has_header));
+        if rows == 0 || self.can_read(first_rows, &format, rows, None) {
+            return;
+        }
+        let field = |(at, field): (usize, &FieldRef)| {
+            let is_text = !self.is_said[at] && !self.can_read(first_rows, &format, rows, Some(at));
+            if is_text { Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)) } else { field.clone() }
+        };
+        self.schema = Arc::new(Schema::new(self.schema.fields().iter().enumerate().map(field).collect::<Vec<_>>()));
+    }
+
+    /// Whether the first rows are of the types of their columns: of all, or of one.
+    fn can_read(&self, bytes: &[u8], format: &Format, rows: usize, column: Option<usize>) -> bool {
+        let (mut decoder, mut rest) = (self.decoder(format.clone(), rows, column), bytes);
+        loop {
+            match decoder.decode(rest) {
+                // It has its rows, or was told by an empty buffer that the last record is at its end.
+                Ok(0) => break,
+                // The heading, or the rows.
+                Ok(used) => rest = &rest[used..],
+                Err(_) => return false,
+            }
+        }
+        decoder.flush().and_then(|batch| batch.map(|batch| self.typed(&batch, column)).transpose()).is_ok()
+    }
+
     /// Reads one record by itself, and returns how many bytes it is long; says what is wrong with it.
     fn check(&self, bytes: &[u8], line: usize, is_header: bool) -> Result<usize> {
         let columns = self.schema.fields().len();
         let text = with_types(&self.schema, |_| DataType::Utf8);
         let mut decoder = ReaderBuilder::new(text).with_format(self.format.clone()).with_batch_size(1).build_decoder();
-        // An empty buffer tells that the last record is at its end.
         let used = decoder.decode(bytes).and_then(|used| decoder.decode(&[]).map(|_| used)).map_err(|error| {
             let error = error.to_string();
             let found = error.rsplit_once("got ").map_or("another number", |(_, found)| found);
@@ -164,11 +195,7 @@ impl Rules {
         }
         let record = decoder.flush().map_err(|_| not_utf8(line))?;
         let Some(record) = record else { return Ok(used) };
-        let is_sound = |column: Option<usize>| {
-            let mut decoder = self.decoder(self.format.clone(), 1, column);
-            let read = decoder.decode(bytes).and_then(|_| decoder.decode(&[])).and_then(|_| decoder.flush());
-            read.and_then(|batch| batch.map(|batch| self.typed(&batch, column)).transpose()).is_ok()
-        };
+        let is_sound = |column: Option<usize>| self.can_read(bytes, &self.format, 1, column);
         if is_sound(None) {
             return Ok(used);
         }
@@ -214,6 +241,14 @@ fn is_made_of_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Decimal128(..) | DataType::Timestamp(..) | DataType::Date32)
 }
 
+/// What is read as a timestamp. Arrow reads more, and other readers read other things: a second that is none, minutes of a zone
+/// beyond 59.
+static TIMESTAMP: LazyLock<Regex> = LazyLock::new(|| {
+    let time = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](?:\.[0-9]{1,9})?";
+    let zone = r"(?:[zZ]| ?[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)";
+    Regex::new(&format!("^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{time}{zone}?)?$")).expect("it is written above")
+});
+
 /// The values of a text, each in whole or not at all.
 fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
     let lost = |text: &str| match data_type {
@@ -229,7 +264,7 @@ fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, Arrow
                 TimeUnit::Microsecond => 6,
                 TimeUnit::Nanosecond => 9,
             };
-            fraction.bytes().take_while(u8::is_ascii_digit).count() > digits
+            fraction.bytes().take_while(u8::is_ascii_digit).count() > digits || !TIMESTAMP.is_match(text)
         }
         DataType::Date32 => text.len() != "2026-01-31".len(),
         _ => false,

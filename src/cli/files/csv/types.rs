@@ -4,11 +4,35 @@ use std::str::FromStr;
 
 use arrow::datatypes::{DataType, TimeUnit};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Types by the names of columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ColumnTypes(pub(super) Vec<(String, DataType)>);
+
+impl ColumnTypes {
+    /// What several say, of each column once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they say different types of one column.
+    pub(super) fn together(all: &[Self]) -> Result<Vec<(String, DataType)>> {
+        let mut together: Vec<(String, DataType)> = Vec::new();
+        for (name, data_type) in all.iter().flat_map(|types| &types.0) {
+            match together.iter().find(|(other, _)| other == name) {
+                None => together.push((name.clone(), data_type.clone())),
+                Some((_, other)) if other == data_type => {}
+                Some((_, other)) => {
+                    return Err(Error::Invalid(format!(
+                        "--types says {} of column {name:?}, and {}; say one of them",
+                        name_of(other),
+                        name_of(data_type)
+                    )));
+                }
+            }
+        }
+        Ok(together)
+    }
+}
 
 impl FromStr for ColumnTypes {
     type Err = String;
@@ -83,7 +107,7 @@ fn can_be_read(data_type: &DataType) -> bool {
 }
 
 /// The name by which [`ColumnTypes`] knows a type.
-pub(super) fn name_of(data_type: &DataType) -> String {
+pub fn name_of(data_type: &DataType) -> String {
     match data_type {
         DataType::Utf8 => "string".into(),
         DataType::Boolean => "bool".into(),
@@ -128,6 +152,19 @@ mod tests {
         ] {
             let error = wrong.parse::<ColumnTypes>().unwrap_err();
             assert!(error.contains(words), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_column_has_one_type_however_often_it_is_said() {
+        let together = |all: &[&str]| {
+            let all: Vec<ColumnTypes> = all.iter().map(|types| types.parse().unwrap()).collect();
+            ColumnTypes::together(&all).map(|types| types.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        };
+        assert_eq!(together(&["a=int64,b=date", "c=string,a=bigint"]).unwrap(), ["a", "b", "c"]);
+        for wrong in [&["a=int64,a=string"][..], &["a=int64", "b=date,a=string"]] {
+            let error = together(wrong).unwrap_err();
+            assert!(error.message().contains("says int64 of column \"a\", and string"), "{error}");
         }
     }
 
