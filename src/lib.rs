@@ -23,6 +23,7 @@ mod error;
 mod human;
 pub mod join;
 pub mod memory;
+mod panics;
 pub mod planner;
 #[cfg(test)]
 mod rooms;

@@ -164,7 +164,7 @@ impl Catalog {
     ) -> Result<NameReservation> {
         self.reserve_unless(name, editor, purpose, |found| match mode {
             IntoMode::Create => Err(Error::AlreadyExists(format!(
-                "table {name:?} exists already; use into_mode replace to put the result in its place, or another name"
+                "table {name:?} exists already; use into_mode replace (--into-mode replace) to put the result in its place, or another name"
             ))),
             IntoMode::Replace => editor.check(found, "replaced"),
         })

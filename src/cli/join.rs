@@ -262,13 +262,13 @@ async fn finish(
         // A result that is released while it is read, and was read in part, ends its job with it.
         if args.to.output.is_none() && (is_kept || received.whole) {
             let done = jobs::wait(client, job, &what).await?;
-            report(&what, &done, start, args.into.as_deref())?;
+            report(&what, &done, start, args)?;
         } else if !received.whole {
             output::remark("the join ends with them");
         }
     } else {
         let done = jobs::wait(client, job, &what).await?;
-        report(&what, &done, start, args.into.as_deref())?;
+        report(&what, &done, start, args)?;
     }
     if args.explain {
         let plan = client.action("explain", &json!({ "job": job })).await?;
@@ -282,7 +282,8 @@ async fn finish(
     Ok(())
 }
 
-fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) -> Result<()> {
+fn report(what: &str, job: &Value, start: Instant, args: &JoinArgs) -> Result<()> {
+    let into = args.into.as_deref();
     if output::is_json() {
         // With a table kept on the server there are no rows in between; otherwise machines have the rows already.
         return if into.is_some() { output::write_line(job.to_string()) } else { Ok(()) };
@@ -291,7 +292,8 @@ fn report(what: &str, job: &Value, start: Instant, into: Option<&str>) -> Result
     let kept = into.map(|table| format!(" -> table {table}")).unwrap_or_default();
     let text = format!(
         "{what}: {} in {} (job {}, {}{}){kept}",
-        output::counted(rows, "row"),
+        // Of a count the job has one row, which is the number.
+        if args.count { "counted".into() } else { output::counted(rows, "row") },
         output::seconds(start.elapsed().as_secs_f64()),
         job["job"],
         job["strategy"].as_str().unwrap_or("?"),

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::service::settings::Settings;
-use crate::{Error, Result};
+use crate::{Error, Result, panics};
 
 /// Starts logging as the settings say. Once per process; a second call changes nothing.
 ///
@@ -19,7 +19,9 @@ pub fn start(settings: &Settings) -> Result<()> {
         _ => logs.with_ansi(std::io::stderr().is_terminal()).try_init(),
     };
     // Only tests, which share a process, get here twice.
-    let _ = started;
+    if started.is_ok() {
+        panics::log();
+    }
     Ok(())
 }
 

@@ -38,9 +38,9 @@ pub struct ServeArgs {
 /// What starting or running the server answers.
 pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let settings = &layered.settings;
-    misspelt_variables().iter().for_each(output::remark);
     check_files(settings)?;
     if args.print_config || args.check_config {
+        misspelt_variables().iter().for_each(output::remark);
         Server::check(settings)?;
     }
     if args.print_config {
@@ -58,6 +58,7 @@ pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
         return Ok(());
     }
     logging::start(settings)?;
+    misspelt_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
     let runtime = super::runtime()?;
     runtime.block_on(async {
         let server = Server::start(settings).await?;

@@ -73,6 +73,14 @@ pub trait Device: Send + Sync + Debug {
     /// The memory that its buffers are taken from.
     fn memory(&self) -> &Budget;
 
+    /// Whether it can still work, as far as is known without asking it for anything.
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::Error::Unavailable) when it is lost, maybe by what was done on another device.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Runs `work` where its parallel parts, such as gathering strings, use the CPU threads that belong to this device: its
     /// own threads, for a host device. Returns when it is done.
     fn beside(&self, work: &mut (dyn FnMut() + Send));

@@ -232,6 +232,8 @@ impl Emitter<'_> {
         self.shop.monitor.counted_phase("gather", |moved| {
             let mut columns = Vec::with_capacity(planned.len());
             for (Source { first, otherwise }, is_shared) in planned {
+                // A column's memory may have to be mapped first, which takes a while.
+                self.shop.monitor.cancel().check()?;
                 let mut take = |(role, column): (Role, usize)| {
                     let side = sides.of_mut(role);
                     let bytes = side.width_bytes(column) * rows as u64;

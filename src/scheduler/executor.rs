@@ -29,6 +29,14 @@ pub trait Runner: Send + Sync + Debug {
     /// else is the job's own failure.
     fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
 
+    /// Whether the device can still work.
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::Error::Unavailable) when it is lost.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// What of a table is on the device from earlier jobs.
     fn kept_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
         Vec::new()
@@ -86,6 +94,10 @@ impl Runner for JoinRunner {
             Some(memory) => join::run(&task, &*self.device.for_job(memory.clone())?, &arena, sink, monitor),
             None => join::run(&task, &*self.device, &arena, sink, monitor),
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.device.check()
     }
 
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {

@@ -130,6 +130,12 @@ impl Shared {
             let mut state = self.state.lock();
             tracing::error!(device = %self.executors[device].id, job = job.id.0, %error, "device out of service");
             state.slots[device].lost = Some(error.clone());
+            // What it was lost by may have taken others along.
+            for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
+                if slot.lost.is_none() {
+                    slot.lost = executor.runner.check().err();
+                }
+            }
             if self.try_elsewhere(&mut state, taken, &mut leftovers) {
                 drop(state);
                 return;

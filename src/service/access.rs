@@ -25,7 +25,7 @@ use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-use body::{CallBody, CallLimits, CountedBody, deadline_passed};
+use body::{CallBody, CallLimits, CountedBody, deadline_passed, server_ended};
 
 use super::describe::JobTimes;
 use super::ingest::timeout;
@@ -52,6 +52,9 @@ const RPCS: [&str; 14] = [
     "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
+
+/// The service of most of them.
+const FLIGHT: &str = "arrow.flight.protocol.FlightService";
 
 /// The name of all other paths.
 const UNKNOWN_RPC: &str = "unknown";
@@ -214,7 +217,8 @@ struct Call {
 impl Call {
     fn start(shared: &Arc<Shared>, request: &Request<Body>) -> Self {
         let path = request.uri().path();
-        let name = path.strip_prefix("/arrow.flight.protocol.FlightService/").unwrap_or(path).trim_start_matches('/');
+        let whole = path.trim_start_matches('/');
+        let name = whole.strip_prefix(FLIGHT).and_then(|rest| rest.strip_prefix('/')).unwrap_or(whole);
         let rpc = RPCS.into_iter().find(|known| *known == name).unwrap_or(UNKNOWN_RPC);
         let record = CallRecord::default();
         if rpc == UNKNOWN_RPC {
@@ -259,13 +263,32 @@ impl Call {
         CallLimits::new(end, self.deadline)
     }
 
-    fn wrap(mut self, response: Response<Body>) -> Response<Body> {
+    fn wrap(mut self, mut response: Response<Body>) -> Response<Body> {
         // A call that fails at once has its status in the head of the response.
-        if let Some(outcome) = outcome(response.headers()) {
-            self.outcome = Some(outcome);
+        if let Some((code, message)) = outcome(response.headers()) {
+            let reworded = self.reworded(code, &message);
+            self.outcome = Some((code, message));
+            if let Some(status) = reworded {
+                self.outcome = Some((status.code(), status.message().to_owned()));
+                response = status.into_http();
+            }
         }
         let limits = self.limits();
         response.map(|body| Body::new(CallBody::new(body, limits, self)))
+    }
+
+    /// What tonic says in its own words, where that is the caller's mistake and does not sound like it.
+    fn reworded(&self, code: Code, message: &str) -> Option<Status> {
+        match (code, message.strip_prefix("failed to decode Protobuf message: ")) {
+            (Code::Internal, Some(why)) => {
+                Some(Error::Invalid(format!("the request is no message of {}: {why}", self.rpc)).into())
+            }
+            (Code::Unimplemented, _) if message.is_empty() && self.rpc == UNKNOWN_RPC => {
+                let path = self.record.inner.command.lock().clone();
+                Some(Error::Unsupported(format!("there is no method {path:?}; there are those of {FLIGHT}")).into())
+            }
+            _ => None,
+        }
     }
 }
 
@@ -274,6 +297,7 @@ impl Drop for Call {
         let has_expired = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         let (code, message) = self.outcome.take().unwrap_or_else(|| match has_expired {
             true => (Code::DeadlineExceeded, deadline_passed().message().to_owned()),
+            false if self.shared.ended.is_cancelled() => (Code::Unavailable, server_ended().message().to_owned()),
             false => (Code::Cancelled, "the client gave the call up".into()),
         });
         let message = printable(&message);

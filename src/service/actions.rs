@@ -89,6 +89,18 @@ impl Answer {
     }
 }
 
+/// The actions of Flight SQL.
+const FLIGHT_SQL: [&str; 8] = [
+    "CreatePreparedStatement",
+    "ClosePreparedStatement",
+    "CreatePreparedSubstraitPlan",
+    "CancelQuery",
+    "BeginTransaction",
+    "EndTransaction",
+    "BeginSavepoint",
+    "EndSavepoint",
+];
+
 /// The actions, for ListActions.
 pub fn list() -> impl Iterator<Item = ActionType> {
     ACTIONS.iter().map(|&(name, description)| ActionType { r#type: name.into(), description: description.into() })
@@ -118,6 +130,7 @@ pub async fn run(shared: &Shared, asker: &Asker, action: Action) -> Result<Answe
         "SetSessionOptions" => set_session_options(shared, asker, message(&action)?),
         "GetSessionOptions" => get_session_options(shared, asker),
         "CloseSession" => close_session(shared, asker),
+        other if FLIGHT_SQL.contains(&other) => Err(commands::no_flight_sql(other)),
         other => {
             let names: Vec<String> = list().map(|action| action.r#type).collect();
             Err(Error::Invalid(format!("there is no action {other:?}; there are {}", names.join(", "))))

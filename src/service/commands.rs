@@ -19,6 +19,8 @@ use crate::{Context, Error, Result};
 const EXAMPLE: &str =
     r#"{"join": {"left": "orders", "right": "lineitem", "on": [{"left": "o_orderkey", "right": "l_orderkey"}]}}"#;
 
+const ON_EXAMPLE: &str = r#"{"left": "o_orderkey", "right": "l_orderkey"}"#;
+
 /// The package of Flight SQL's messages in a type URL.
 const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
 
@@ -54,17 +56,37 @@ pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinSpec> {
 
 fn decode_json(command: &[u8]) -> Result<proto::Command> {
     serde_json::from_slice(command).map_err(|error| {
-        unknown_kind(command).unwrap_or_else(|| {
+        slip(command).unwrap_or_else(|| {
             Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
         })
     })
 }
 
-/// The most frequent slip has a sentence of its own: a kind of join that other systems have, such as "outer".
-fn unknown_kind(command: &[u8]) -> Option<Error> {
+/// Frequent slips have a sentence of their own: a kind of join that other systems have, such as "outer", and numbers that are
+/// not whole, of which the reader does not say the field.
+fn slip(command: &[u8]) -> Option<Error> {
     let command: serde_json::Value = serde_json::from_slice(command).ok()?;
-    let refused = command["join"]["how"].as_str()?.parse::<JoinKind>().err()?;
+    let join = &command["join"];
+    let number = ["priority", "retain_seconds", "batch_rows"].into_iter().find_map(|field| {
+        let is_broken = join[field].as_f64().is_some_and(|number| number.fract() != 0.0);
+        is_broken.then(|| Error::Invalid(format!("{field:?} is {}, and takes a whole number", join[field])))
+    });
+    let refused = number.or_else(|| join["how"].as_str()?.parse::<JoinKind>().err())?;
     Some(refused.context("the join command"))
+}
+
+/// The refusal of a message or an action of Flight SQL.
+pub fn no_flight_sql(name: &str) -> Error {
+    Error::Unsupported(format!(
+        "this server does not speak Flight SQL ({name}) yet; call GetFlightInfo with a join command such as {EXAMPLE}"
+    ))
+}
+
+/// The name of the Flight SQL message that is wrapped there, if one is.
+pub fn flight_sql_message(bytes: &[u8]) -> Option<String> {
+    let any = Any::decode(bytes).ok()?;
+    let (_, name) = any.type_url.rsplit_once('/')?;
+    name.starts_with(FLIGHT_SQL).then(|| name.to_string())
 }
 
 fn decode_any(command: &[u8]) -> Result<proto::Command> {
@@ -76,9 +98,7 @@ fn decode_any(command: &[u8]) -> Result<proto::Command> {
     let any = Any::decode(command).map_err(|_| neither())?;
     let (_, name) = any.type_url.rsplit_once('/').ok_or_else(neither)?;
     if name.starts_with(FLIGHT_SQL) {
-        return Err(Error::Unsupported(format!(
-            "this server does not speak Flight SQL ({name}) yet; send a join command such as {EXAMPLE}"
-        )));
+        return Err(no_flight_sql(name));
     }
     let unreadable = |error| Error::Invalid(format!("the {name} in the command cannot be read: {error}"));
     match name {
@@ -140,6 +160,15 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
     for (field, value) in [("left", &join.left), ("right", &join.right)] {
         if value.is_empty() {
             return Err(Error::Invalid(format!("\"{field}\" is missing: the name of the {field} table")));
+        }
+    }
+    for pair in &join.on {
+        for (side, column) in [("left", &pair.left), ("right", &pair.right)] {
+            if column.is_empty() {
+                return Err(Error::Invalid(format!(
+                    "a pair of \"on\" lacks \"{side}\", the column of the {side} table; it looks like {ON_EXAMPLE}"
+                )));
+            }
         }
     }
     let priority = join.priority.or(defaults.priority).unwrap_or(0);
@@ -328,6 +357,8 @@ mod tests {
     fn values_out_of_range_are_refused_by_name() {
         let with = |field: &str| refusal(format!(r#"{{"join": {{"left": "a", "right": "b", {field}}}}}"#).as_bytes());
         assert!(with(r#""priority": 101"#).contains("priority"));
+        assert!(with(r#""priority": 1.5"#).contains("\"priority\" is 1.5, and takes a whole number"));
+        assert!(with(r#""on": [{"left": "k"}]"#).contains("lacks \"right\""));
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));

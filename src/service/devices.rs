@@ -50,6 +50,13 @@ fn device_memory_bytes(setting: &str) -> Result<Option<u64>> {
 /// [`Error::Invalid`] for a setting that names no devices, or a file that describes none.
 pub fn topology(settings: &Settings) -> Result<Topology> {
     if let Some(path) = &settings.topology {
+        if settings.devices != "auto" {
+            return Err(Error::Invalid(format!(
+                "--devices {} and --topology {} both say which devices there are; leave one of them out",
+                settings.devices,
+                path.display()
+            )));
+        }
         let text = std::fs::read_to_string(path)
             .map_err(|error| Error::Invalid(format!("reading the topology file {}: {error}", path.display())))?;
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));

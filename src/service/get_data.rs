@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::access::CallRecord;
 use super::auth::Caller;
+use super::commands;
 use super::deliveries::Share;
 use super::describe::JobTimes;
 use super::encode::{Encoder, Message, batch_bytes};
@@ -44,6 +45,9 @@ pub fn read(
     ticket: &[u8],
     record: CallRecord,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
+    if let Some(message) = commands::flight_sql_message(ticket) {
+        return Err(commands::no_flight_sql(&message));
+    }
     let source = match shared.tickets.open(ticket, caller)? {
         Target::Table { name, version, first, end } => {
             record.set_command(&name);

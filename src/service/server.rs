@@ -40,7 +40,7 @@ use super::{
     incoming::{self, Incoming},
 };
 use crate::human;
-use crate::memory::GrowingAhead;
+use crate::memory::{GrowingAhead, human_bytes};
 use crate::{Context, Error, Result};
 
 /// HTTP/2 frames, in bytes. The default of 16 KiB costs a system call and a wake-up for each; a quarter to a third more
@@ -70,6 +70,9 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Time between looks for what has expired.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a server that ends waits for what it says of that to be sent: longer than a round trip, and no time for who waits.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// A running server. Dropping it ends it at once.
 #[derive(Debug)]
@@ -159,6 +162,15 @@ impl Server {
             }));
         }
         let drain_limit = Duration::from_secs(settings.drain_seconds);
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            revision = env!("DOVETAIL_COMMIT"),
+            flight = %flight_address,
+            admin = admin_address.map(|address| address.to_string()),
+            devices = shared.topology.devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(","),
+            host_memory = human_bytes(shared.catalog.arena().budget().limit_bytes()),
+            "serving"
+        );
         Ok(Self {
             shared,
             flight_address,
@@ -266,16 +278,26 @@ impl Server {
                 Ok(())
             }
         };
-        self.end();
+        self.end_calls();
+        if !self.serving.is_finished() {
+            // Those who still read are told why it ends.
+            let _ = tokio::time::timeout(LAST_WORDS, &mut self.serving).await;
+        }
         outcome
     }
 
-    /// Ends everything that is still under way.
-    fn end(&self) {
+    /// Ends everything that is still under way, with a status.
+    fn end_calls(&self) {
         self.shared.draining.store(true, Ordering::Release);
+        self.closing.send_replace(true);
         self.shared.closing.cancel();
         self.shared.ended.cancel();
         self.shared.scheduler.abort_all("the server is shutting down");
+    }
+
+    /// Ends it at once.
+    fn end(&self) {
+        self.end_calls();
         self.serving.abort();
         for task in &self.background {
             task.abort();

@@ -12,6 +12,7 @@ use http::{Extensions, HeaderMap};
 use super::access::CallRecord;
 use super::auth::{Caller, Role};
 use super::blocking::blocking;
+use super::commands;
 use super::get_info::table_name;
 use super::ingest::{Ack, UploadHandler, UploadSink};
 use super::shared::Shared;
@@ -43,6 +44,9 @@ impl UploadHandler for TableUploads {
         let caller = extensions.get::<Caller>().cloned().ok_or_else(super::flight::no_caller)?;
         let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
         if descriptor.r#type != DescriptorType::Path as i32 {
+            if let Some(message) = commands::flight_sql_message(&descriptor.cmd) {
+                return Err(commands::no_flight_sql(&message));
+            }
             return Err(Error::Unsupported(
                 "a command cannot be uploaded to; upload to path [\"table\"], with options as JSON in app_metadata"
                     .into(),

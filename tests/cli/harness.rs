@@ -78,7 +78,8 @@ impl Server {
         let ready = folder.path().join("ready.json");
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let mut child = command()
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--host-memory", "1GiB"])
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            .args(if arguments.contains(&"--host-memory") { &[][..] } else { &["--host-memory", "1GiB"] })
             .arg("--ready-file")
             .arg(&ready)
             .args(arguments)

@@ -227,15 +227,12 @@ fn the_json_log_has_one_access_line_per_call_with_who_what_and_how_much() {
     // Who asks how far a job is has a line of another target, unless that fails.
     server.fails(&["jobs", "77"]);
     let asked = line("DoAction", "NOT_FOUND");
-    assert_eq!(asked["command"], "job", "{asked}");
+    assert_eq!(asked["command"], "job 77", "{asked}");
     let polls = server.log_lines(1, |line| line.contains("dovetail::access::poll"));
     for poll in polls {
         let poll: Value = serde_json::from_str(&poll).unwrap();
-        assert_eq!(
-            (&poll["level"], &poll["command"], &poll["status"]),
-            (&"INFO".into(), &"job".into(), &"OK".into()),
-            "{poll}"
-        );
+        assert_eq!((&poll["level"], &poll["status"]), (&"INFO".into(), &"OK".into()), "{poll}");
+        assert_eq!(poll["command"], "job 1", "{poll}");
     }
     assert_eq!(server.terminate().code(), Some(0));
 }
@@ -260,8 +257,8 @@ fn the_text_log_has_the_same_access_lines_without_escapes() {
         }
     }
     // The join was asked how far it is before it was let go.
-    assert_eq!(server.log_lines(1, |line| line.contains("command=\"cancel_job\"")).len(), 1);
-    assert!(!server.log().contains("command=\"job\""), "{}", server.log());
+    assert_eq!(server.log_lines(1, |line| line.contains("command=\"cancel_job 1\"")).len(), 1);
+    assert!(!server.log().contains("rpc=\"DoAction\" command=\"job 1\""), "{}", server.log());
 }
 
 /// An authority of the test's own, and files of what it signs.

@@ -2,7 +2,7 @@
 
 The failures are deliberate: ``DOVETAIL_TEST_FAULT`` names a file, and when that is there, the next primitive, copy or
 allocation fails in the way that the file says. Runs on the CPU, and with ``DOVETAIL_TEST_DEVICE=cuda`` on a GPU;
-what needs two of them, with ``DOVETAIL_TEST_GPUS=2``.
+what needs two, with ``DOVETAIL_TEST_GPUS=2``.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Ser
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
-two_devices = pytest.mark.skipif(GPUS == 1, reason="needs two devices")
+host_only = pytest.mark.skipif(KIND != "host", reason="what loses one GPU loses all of the process")
 
 
-@two_devices
+@host_only
 def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callable[..., Server], trigger: Path) -> None:
     server = start(devices=f"{KIND}:2", host_memory="1GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
@@ -120,52 +120,62 @@ def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callab
         assert server.is_ready()
 
 
-@two_devices
+@host_only
 def test_a_lost_device_takes_only_its_own_jobs_along(
     start: Callable[..., Server], trigger: Path, tmp_path: Path
 ) -> None:
-    env = {"DOVETAIL_TEST_FAULT": str(trigger)}
-    rows = ROWS
-    if KIND == "host":
-        # A join of ROWS moves 17 MB: some seconds on the device that will fail, and half a second on the other.
-        topology = slow_devices(tmp_path, "3MB/s", "40MB/s")
-        server = start(topology=topology, host_memory="1GiB", device_cache="0", env=env)
-    else:
-        server = start(devices="cuda:2", host_memory="40GiB", device_cache="0", env=env)
+    # A join of ROWS moves 17 MB: some seconds on the device that will fail, and half a second on the other.
+    topology = slow_devices(tmp_path, "3MB/s", "40MB/s")
+    server = start(topology=topology, host_memory="1GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
         upload(client)
-
-        def long(*devices: str) -> dovetail.Job:
-            """Long enough to be found at its first rows; a GPU must make 14 GB for that."""
-            return (
-                submit(client, *devices) if KIND == "host" else client.submit("d", "d", on="k", devices=list(devices))
-            )
-
-        if KIND == "cuda":
-            client.put("d", pa.table({"k": np.zeros(24_000, np.int64), "a": np.arange(24_000)}))
-            rows = 24_000**2
-        doomed, unharmed = long(f"{KIND}:0"), long(f"{KIND}:1")
-        stranded, moving = submit(client, f"{KIND}:0"), submit(client)
+        doomed, unharmed = submit(client, "host:0"), submit(client, "host:1")
+        stranded, moving = submit(client, "host:0"), submit(client)
         server.wait_for(lambda: doomed.status().rows > 0, "the join to deliver its first rows")
-        trigger.write_text(f"{KIND}:0 {LOSS}")
-        with pytest.raises(dovetail.Unavailable, match=f"{KIND}:0 was lost"):
+        trigger.write_text("host:0 lost")
+        with pytest.raises(dovetail.Unavailable, match="host:0 was lost"):
             doomed.wait()
         assert not trigger.exists(), "the fault was injected"
         with pytest.raises(dovetail.Unavailable, match="out of service"):
             stranded.wait()
-        for job, its_rows in [(unharmed, rows), (moving, ROWS)]:
-            assert job.wait().rows == its_rows
-            assert job.status().raw["device"] == f"{KIND}:1"
-        assert moving.result().table().num_rows == ROWS
-        assert (device_up(server, f"{KIND}:0"), device_up(server, f"{KIND}:1")) == (0, 1)
+        for job in [unharmed, moving]:
+            assert job.wait().raw["device"] == "host:1"
+            assert job.result().table().num_rows == ROWS
+        assert (device_up(server, "host:0"), device_up(server, "host:1")) == (0, 1)
         assert server.is_ready()
         assert client.get("l").num_rows == ROWS
         with pytest.raises(dovetail.Unavailable):
-            join(client, devices=[f"{KIND}:0"])
+            join(client, devices=["host:0"])
         assert join(client).num_rows == ROWS
         # Without any device there is nothing to be ready for; tables stay all the same.
-        trigger.write_text(LOSS)
-        with pytest.raises(dovetail.Unavailable, match=f"{KIND}:1 was lost"):
+        trigger.write_text("lost")
+        with pytest.raises(dovetail.Unavailable, match="host:1 was lost"):
             join(client)
         assert not server.is_ready()
         assert client.get("r").num_rows == ROWS
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_an_illegal_access_takes_all_gpus_of_the_process(start: Callable[..., Server], trigger: Path) -> None:
+    server = start(
+        devices=f"cuda:{GPUS}", host_memory="2GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
+    )
+    gpus = [f"cuda:{gpu}" for gpu in range(GPUS)]
+    with server.connect() as client:
+        upload(client)
+        for gpu in gpus:
+            assert join(client, devices=[gpu]).num_rows == ROWS
+        used = server.arena_used()
+        trigger.write_text("cuda:0 illegal-access")
+        with pytest.raises(dovetail.Unavailable, match="cuda:0 was lost.*restart the server"):
+            join(client, devices=["cuda:0"])
+        assert not trigger.exists(), "the fault was injected"
+        # Nobody has to find out about the others by a join of theirs.
+        assert [device_up(server, gpu) for gpu in gpus] == [0] * GPUS
+        assert all("restart the server" in device["lost"] for device in client.topology()["devices"])
+        assert not server.is_ready()
+        with pytest.raises(dovetail.Unavailable):
+            join(client)
+        assert client.get("l").num_rows == ROWS
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+        server.wait_for(lambda: server.arena_used() <= used, "the failed results to be gone")

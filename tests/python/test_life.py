@@ -326,4 +326,7 @@ def test_a_drain_that_takes_too_long_is_ended(start: Start, tmp_path: Path) -> N
     server.terminate()
     assert server.process.wait(60) == 0, server.tail()
     assert not server.panics(), server.tail()
+    # The log tells whose doing it was.
+    ended = [line for line in server.log().splitlines() if 'rpc="DoGet"' in line]
+    assert ended and all('status="UNAVAILABLE"' in line for line in ended), ended
     client.close()

@@ -36,8 +36,12 @@ fn shuffled(factor: i64) -> Vec<RecordBatch> {
 }
 
 async fn submit(server: &TestServer, client: &mut Client, strategy: &str) -> (Arc<Job>, FlightInfo) {
+    submit_with(server, client, &format!(r#""strategy": "{strategy}""#)).await
+}
+
+async fn submit_with(server: &TestServer, client: &mut Client, more: &str) -> (Arc<Job>, FlightInfo) {
     let on = r#""on": [{"left": "k", "right": "k"}]"#;
-    let join = format!(r#"{{"join": {{"left": "left", "right": "right", {on}, "strategy": "{strategy}"}}}}"#);
+    let join = format!(r#"{{"join": {{"left": "left", "right": "right", {on}, {more}}}}}"#);
     let info = client.get_flight_info(command(&join)).await.unwrap().into_inner();
     let said: serde_json::Value = serde_json::from_slice(&info.app_metadata).unwrap();
     (server.shared.scheduler.job(JobId(said["job"].as_u64().unwrap())).unwrap(), info)
@@ -109,4 +113,31 @@ async fn a_cancelled_join_of_any_strategy_frees_its_device_soon() {
         }
     }
     server.expect_used_bytes(used).await;
+}
+
+/// Where the arena has no memory yet, columns of the result wait for theirs to be mapped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_join_frees_its_device_soon_while_the_arena_grows() {
+    const COPIES: i64 = 20_000;
+    let mut times = Vec::new();
+    for attempt in 0..ATTEMPTS {
+        let server = TestServer::start(&["--devices=host:1", "--host-memory=3GiB", "--device-memory=256MiB"]).await;
+        let mut client = server.client().await;
+        let ones: ArrayRef = Arc::new(Int64Array::from_iter_values((0..COPIES).map(|_| 1)));
+        let rows = RecordBatch::try_from_iter([("k", ones.clone()), ("v", ones)]).unwrap();
+        put(&mut client, "left", vec![rows.clone()]).await.unwrap();
+        put(&mut client, "right", vec![rows]).await.unwrap();
+        let scheduler = &server.shared.scheduler;
+        let device = &server.shared.devices[0];
+        // 400 million rows, of which the memory holds a few dozen million.
+        let (job, info) = submit_with(&server, &mut client, r#""retain_seconds": 0"#).await;
+        eventually("it writes", async || job.status().rows > attempt as u64 * 2_000_000).await;
+        let start = Instant::now();
+        cancel(&mut client, info).await;
+        eventually("the device is free", async || device.memory().used_bytes() == 0 && scheduler.stats().running == 0)
+            .await;
+        times.push(start.elapsed());
+    }
+    println!("cancelled while the arena grows, and free within {times:?}");
+    assert!(times.iter().all(|time| *time < LATE), "it is stopped after {times:?}");
 }

@@ -43,8 +43,11 @@ pub fn settings(flags: &[&str]) -> Settings {
         ("--rates-file", "none"),
     ];
     let mut arguments = vec!["dovetail"];
+    let is_given = |flag: &str| flags.iter().any(|given| given.split('=').next() == Some(flag));
     for (flag, value) in defaults {
-        if !flags.iter().any(|given| given.split('=').next() == Some(flag)) {
+        // A topology says which devices there are.
+        let is_told = is_given(flag) || flag == "--devices" && is_given("--topology");
+        if !is_told {
             arguments.extend([flag, value]);
         }
     }

@@ -5,12 +5,14 @@
 //! | class | examples | becomes |
 //! |---|---|---|
 //! | capacity | out of memory, although the budget said yes | [`Error::Exhausted`]: another process has taken it |
-//! | lost | illegal address, uncorrectable memory error, launch failure | [`Error::Unavailable`], now and for every later call |
+//! | lost | uncorrectable memory error, fallen off the bus | [`Error::Unavailable`], now and for every later call |
+//! | all lost | illegal address, launch failure | the same, on every GPU of the process |
 //! | defect | invalid value, invalid handle | [`Error::Internal`] |
 //! | absence | no driver, no GPU | [`Error::Unsupported`] |
 //!
 //! After an error of the second class the context is of no use any more: the GPU is marked as lost, and answers every call
-//! with that sentence until the process starts anew.
+//! with that sentence until the process starts anew. After one of the third class CUDA answers every call of the process with it,
+//! in whatever context: so it was on two H200s, with contexts of our own too. Only another process would be unharmed.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -51,6 +53,9 @@ pub(super) fn gpu_count() -> Result<u16> {
     }
     Ok(u16::try_from(result::device::get_count().map_err(attempt)?).unwrap_or(u16::MAX))
 }
+
+/// Whether CUDA has ended all work of this process.
+static ALL_LOST: AtomicBool = AtomicBool::new(false);
 
 /// A GPU and this process's context on it.
 #[derive(Debug)]
@@ -123,18 +128,32 @@ impl Gpu {
         }
     }
 
-    fn check_not_lost(&self) -> Result<()> {
-        match self.lost.load(Ordering::Relaxed) {
-            true => Err(self.lost_error("earlier work on it")),
+    /// The error of every call once the GPU is lost, or all of them are.
+    pub(super) fn check_not_lost(&self) -> Result<()> {
+        match self.lost.load(Ordering::Relaxed) || ALL_LOST.load(Ordering::Relaxed) {
+            true => Err(self.lost_error("earlier work")),
             false => Ok(()),
         }
     }
 
+    /// Marks it as lost by `what`, which ended with that code, and with it all GPUs where CUDA does.
+    fn lose(&self, what: &str, code: c_int) -> Error {
+        self.lost.store(true, Ordering::Relaxed);
+        // Of those that leave a process in an inconsistent state, in the words of CUDA's manual.
+        if matches!(code, 700 | 702 | 710 | 714..=719) {
+            ALL_LOST.store(true, Ordering::Relaxed);
+        }
+        let error = self.lost_error(what);
+        tracing::error!(device = self.ordinal, "{error}");
+        error
+    }
+
     fn lost_error(&self, what: &str) -> Error {
-        Error::Unavailable(format!(
-            "device cuda:{} was lost by {what}; joins run on the other devices, and restarting the server brings it back",
-            self.ordinal
-        ))
+        let rest = match ALL_LOST.load(Ordering::Relaxed) {
+            true => "CUDA does nothing more in this process, on any GPU; restart the server",
+            false => "joins run on the other devices, and restarting the server brings it back",
+        };
+        Error::Unavailable(format!("device cuda:{} was lost by {what}; {rest}", self.ordinal))
     }
 
     /// What an error of the driver means.
@@ -149,11 +168,7 @@ impl Gpu {
             Code::CUDA_ERROR_INVALID_VALUE | Code::CUDA_ERROR_INVALID_HANDLE | Code::CUDA_ERROR_NOT_SUPPORTED => {
                 Error::Internal(format!("{attempt} on {device}: {}", DriverError(code)))
             }
-            _ => {
-                self.lost.store(true, Ordering::Relaxed);
-                tracing::error!(device = %device, "{attempt}: {}; the device is out of service", DriverError(code));
-                self.lost_error(&format!("{attempt} ({})", DriverError(code)))
-            }
+            _ => self.lose(&format!("{attempt} ({})", DriverError(code)), code as c_int),
         }
     }
 
@@ -172,10 +187,7 @@ impl Gpu {
             0 => Ok(()),
             2 => Err(self.error(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, kernel)),
             // 200 and above are errors of running kernels and of the context, but for those of a launch that was refused.
-            214 | 700.. if !matches!(code, 701 | 801) => {
-                self.lost.store(true, Ordering::Relaxed);
-                Err(self.lost_error(&format!("{kernel} (CUDA error {code})")))
-            }
+            214 | 700.. if !matches!(code, 701 | 801) => Err(self.lose(&format!("{kernel} (CUDA error {code})"), code)),
             _ => Err(Error::Internal(format!("launching {kernel} on device cuda:{}: CUDA error {code}", self.ordinal))),
         }
     }

@@ -158,6 +158,10 @@ impl Device for CudaDevice {
         &self.info
     }
 
+    fn check(&self) -> Result<()> {
+        self.gpu.check_not_lost()
+    }
+
     fn memory(&self) -> &Budget {
         &self.memory
     }

@@ -24,6 +24,10 @@ pub(super) fn deadline_passed() -> Error {
     Error::DeadlineExceeded("the call's deadline passed before it was done".into())
 }
 
+pub(super) fn server_ended() -> Error {
+    Error::Unavailable("the server ended before the call was done; try again on another one".into())
+}
+
 /// What ends a call from outside: its deadline, and the end of the server.
 pub(super) struct CallLimits {
     deadline: Option<Pin<Box<Sleep>>>,
@@ -43,9 +47,7 @@ impl CallLimits {
         {
             return Poll::Ready(deadline_passed().into());
         }
-        self.ended.as_mut().poll(cx).map(|()| {
-            Error::Unavailable("the server ended before the call was done; try again on another one".into()).into()
-        })
+        self.ended.as_mut().poll(cx).map(|()| server_ended().into())
     }
 }
 

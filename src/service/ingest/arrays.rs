@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use arrow::array::{Array, ArrayData, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::Buffer;
 use arrow::compute::concat;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, SchemaRef, UnionMode};
 
 use super::landing::SLOT_ALIGNMENT;
 use super::plan::{ArrayPlan, BatchPlan};
@@ -118,7 +118,27 @@ fn array_data(
         .null_count(plan.null_count)
         .buffers(buffers[plan.buffers.clone()].to_vec())
         .child_data(children);
-    Ok(builder.build()?)
+    let data = builder.build()?;
+    check_order(&data)?;
+    Ok(data)
+}
+
+/// What the format asks and `ArrayData::build` does not check: the rows of a union find their values in their order. Nothing here
+/// trusts that, but clients who fetch them may. (That decimals keep to their precision is nobody's memory, and is not checked.)
+fn check_order(data: &ArrayData) -> Result<()> {
+    if !matches!(data.data_type(), DataType::Union(_, UnionMode::Dense)) {
+        return Ok(());
+    }
+    // By type id, the place of the last value that a row had there.
+    let mut last = [0; i8::MAX as usize + 1];
+    for (&id, &offset) in data.buffer::<i8>(0).iter().zip(data.buffer::<i32>(1)).take(data.len()) {
+        let last = &mut last[id as usize];
+        if offset < *last {
+            return Err(Error::Invalid(format!("offsets of a union go back from {last} to {offset}")));
+        }
+        *last = offset;
+    }
+    Ok(())
 }
 
 /// Joins the parts of a dictionary and brings the result into the arena.

@@ -8,7 +8,6 @@
 //! The flatbuffer is verified before it is read, and everything that reads it runs under `catch_unwind`: arrow's schema
 //! conversion panics on types that it does not know, and a message must never take more down than its own upload.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -26,7 +25,7 @@ use super::schema::{StreamSchema, read_schema};
 use super::wire::{Event, FIELD_BYTES_MAX, Parser};
 use crate::memory::{Arena, human_bytes};
 use crate::service::blocking::heavy;
-use crate::{Context, Error, Result, listed};
+use crate::{Context, Error, Result, listed, panics};
 
 /// One message of an upload, decoded.
 #[derive(Debug)]
@@ -317,9 +316,7 @@ pub(super) fn read_descriptor(bytes: &[u8]) -> Result<FlightDescriptor> {
 /// Runs what reads a client's bytes; a panic in it becomes that client's error.
 fn without_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     // Nothing that the closure touches is used again after an error: the upload ends with it.
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|payload| {
-        let said = payload.downcast_ref::<&str>().copied().map(String::from);
-        let said = said.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+    panics::caught(read).unwrap_or_else(|said| {
         let said = in_one_line(&said);
         Err(Error::Invalid(format!("a message is malformed, or of a kind that Arrow's reader does not know: {said}")))
     })

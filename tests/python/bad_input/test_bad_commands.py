@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import grpc
 import pyarrow.flight as flight
 import pytest
 
 import dovetail
 from harness import Server
-from refusals import TABLE, refused
+from refusals import TABLE, refused, refused_raw
 
 
 def command(server: Server, body: bytes) -> None:
@@ -62,6 +63,41 @@ def test_protobuf_with_an_unknown_field_or_of_an_unknown_message_is_refused(
         command(server, packed("some.Message", b""))
     with refused(dovetail.Unsupported, "Flight SQL", "join command"):
         command(server, packed("arrow.flight.protocol.sql.CommandStatementQuery", _field(1, b"SELECT 1")))
+
+
+def test_flight_sql_is_not_served_by_any_call(server: Server, client: dovetail.Client) -> None:
+    connection = flight.connect(server.uri)
+    message = b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementUpdate"
+    any_message = bytes([1 << 3 | 2, len(message)]) + message
+    calls = [
+        lambda: list(connection.do_action(flight.Action("BeginTransaction", b""))),
+        lambda: list(connection.do_action(flight.Action("CreatePreparedStatement", b""))),
+        lambda: connection.do_get(flight.Ticket(any_message)).read_all(),
+        lambda: put(flight.FlightDescriptor.for_command(any_message)),
+    ]
+
+    def put(descriptor: flight.FlightDescriptor) -> None:
+        writer, _ = connection.do_put(descriptor, TABLE.schema)
+        writer.write_table(TABLE)
+        writer.close()
+
+    for call in calls:
+        with refused(dovetail.Unsupported, "Flight SQL", "join command"), dovetail.errors.translated():
+            call()
+
+
+def test_what_is_no_message_or_no_method_is_told_as_the_callers_mistake(
+    server: Server, client: dovetail.Client
+) -> None:
+    service = "/arrow.flight.protocol.FlightService"
+    with grpc.insecure_channel(server.address) as channel:
+        for rpc in ["GetFlightInfo", "PollFlightInfo", "GetSchema"]:
+            with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, f"the request is no message of {rpc}"):
+                channel.unary_unary(f"{service}/{rpc}")(b"\xff\xff\xff", timeout=60)
+        with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of DoAction"):
+            list(channel.unary_stream(f"{service}/DoAction")(b"\xff\xff\xff", timeout=60))
+        with refused_raw(grpc.StatusCode.UNIMPLEMENTED, "there is no method", "Fly", "FlightService"):
+            channel.unary_unary(f"{service}/Fly")(b"", timeout=60)
 
 
 def _field(tag: int, value: bytes) -> bytes:

@@ -21,6 +21,7 @@ Start = Callable[..., Server]
         ({"host_memory": "plenty"}, ["host-memory", "plenty", "GiB"]),
         ({"devices": "quantum:3"}, ["quantum:3", "host"]),
         ({"token_file": "/nowhere"}, ["/nowhere"]),
+        ({"devices": "host:2", "topology": __file__}, ["--devices host:2", "leave one of them out"]),
         ({"no_such_setting": "1"}, ["no-such-setting"]),
         ({"tenant_memory": "5"}, ["tenant-memory", '"5" is 5 B', "none", "5GiB"]),
         ({"listen": "127.0.0.1:8815", "admin_listen": "127.0.0.1:8815"}, ["the same port"]),
