@@ -449,8 +449,7 @@ impl ResultSpool {
             // What readers are done with makes room.
             held.meter.forget_unused();
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
-            let wanted = self.inner.give_way.as_ref().filter(|give_way| give_way.is_wanted.load(Ordering::Relaxed));
-            let stall = wanted.map_or(self.inner.stall, |wanted| wanted.stall.min(self.inner.stall));
+            let (wanted, stall) = (self.wanted(), self.stall_now());
             let is_over = held.waited >= self.inner.wait_max
                 || wanted.is_some_and(|wanted| held.waited_wanted >= wanted.wait_max);
             let slow = match (idle >= stall, is_over) {
@@ -473,6 +472,35 @@ impl ResultSpool {
                 human_bytes(held.bytes),
             )));
         }
+    }
+
+    /// There is no memory for the next batch of a result that is consumed as it is read, and none has come since `since`: waits a
+    /// little, since what readers have taken is free once it is sent. Answers whether it may still come: not when readers were given
+    /// as long as they are by [`ResultSpool::push`].
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when the result was released; whatever the interrupt says.
+    pub fn wait_for_readers(&self, since: Instant) -> Result<bool> {
+        if !self.is_consumed_by_reading() {
+            return Ok(false);
+        }
+        let mut held = self.inner.held.lock();
+        self.check_not_released()?;
+        if let Some(interrupt) = &self.inner.interrupt {
+            interrupt()?;
+        }
+        self.inner.room.wait_for(&mut held, INTERRUPT_INTERVAL);
+        held.meter.forget_unused();
+        Ok(since.elapsed() < self.stall_now())
+    }
+
+    /// How long a writer waits for readers that take nothing: less when others wait for its device.
+    fn stall_now(&self) -> Duration {
+        self.wanted().map_or(self.inner.stall, |wanted| wanted.stall.min(self.inner.stall))
+    }
+
+    fn wanted(&self) -> Option<&GiveWay> {
+        self.inner.give_way.as_ref().filter(|give_way| give_way.is_wanted.load(Ordering::Relaxed))
     }
 
     /// Within the bound there is; beyond it, while the arena keeps enough for others.

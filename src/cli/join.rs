@@ -293,7 +293,7 @@ fn report(what: &str, job: &Value, start: Instant, args: &JoinArgs) -> Result<()
     let text = format!(
         "{what}: {} in {} (job {}, {}{}){kept}",
         // Of a count the job has one row, which is the number.
-        if args.count { "counted".into() } else { output::counted(rows, "row") },
+        if args.spec.count { "counted".into() } else { output::counted(rows, "row") },
         output::seconds(start.elapsed().as_secs_f64()),
         job["job"],
         job["strategy"].as_str().unwrap_or("?"),

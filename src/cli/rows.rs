@@ -8,7 +8,8 @@ use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 
 use super::output::{self, Align};
-use crate::Result;
+use crate::columns::any_part;
+use crate::{Error, Result};
 
 /// Longest text of one value; more is cut.
 const CELL_WIDTH_MAX: usize = 32;
@@ -59,6 +60,35 @@ fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<S
     Ok(text)
 }
 
+/// Refuses dates and times that have no text: Arrow's writer of JSON would put an error in their place.
+///
+/// # Errors
+/// [`Error::Invalid`] with the column, the row and what to do.
+pub fn check_has_text(batch: &RecordBatch) -> Result<()> {
+    let options = FormatOptions::default().with_display_error(false);
+    let is_time = |part: &DataType| matches!(part, DataType::Timestamp(..) | DataType::Date32 | DataType::Date64);
+    let mut text = String::new();
+    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+        if !any_part(field.data_type(), &is_time) {
+            continue;
+        }
+        let values = ArrayFormatter::try_new(column, &options)?;
+        for row in 0..batch.num_rows() {
+            text.clear();
+            values.value(row).write(&mut text).map_err(|_| {
+                Error::Invalid(format!(
+                    "column {:?} has a value, in row {} of a batch of {}, that is beyond the dates and zones that can be written \
+                     as text; write Parquet or Arrow instead, as with -o FILE.parquet",
+                    field.name(),
+                    row + 1,
+                    batch.num_rows()
+                ))
+            })?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes each row as a JSON object on a line of its own, which has all columns. JSON has no number for NaN and the infinities:
 /// they are null, too.
 pub fn json_writer<W: Write>(to: W) -> LineDelimitedWriter<W> {
@@ -70,6 +100,7 @@ pub fn json_writer<W: Write>(to: W) -> LineDelimitedWriter<W> {
 /// # Errors
 /// Arrow's, for a type that has no JSON, and those of standard output.
 pub fn print_json(batch: &RecordBatch) -> Result<()> {
+    check_has_text(batch)?;
     let mut lines = json_writer(Vec::new());
     lines.write(batch)?;
     lines.finish()?;
@@ -131,7 +162,7 @@ fn width() -> usize {
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{Float64Array, Int64Array, StringArray};
+    use arrow::array::{Float64Array, Int64Array, StringArray, TimestampMillisecondArray};
 
     use super::*;
 
@@ -155,6 +186,21 @@ mod tests {
         lines.finish().unwrap();
         let text = String::from_utf8(lines.into_inner()).unwrap();
         assert_eq!(text, "{\"k\":1,\"x\":null}\n{\"k\":null,\"x\":0.5}\n");
+    }
+
+    #[test]
+    fn times_of_named_zones_have_a_text_and_those_beyond_the_calendar_an_error() {
+        let times = |zone: &str, values: Vec<i64>| {
+            let times = TimestampMillisecondArray::from(values).with_timezone(zone);
+            RecordBatch::try_from_iter([("at", Arc::new(times) as _)]).unwrap()
+        };
+        for zone in ["UTC", "Z", "Europe/Berlin", "+02:00"] {
+            let batch = times(zone, vec![0]);
+            check_has_text(&batch).unwrap();
+            assert!(render_in(&batch.schema(), &[batch], 100).unwrap().contains("1970-01-01T0"), "{zone}");
+        }
+        let error = check_has_text(&times("UTC", vec![0, 1 << 62])).unwrap_err();
+        assert!(error.message().starts_with("column \"at\" has a value, in row 2 of"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow::compute::kernels::zip::zip;
@@ -125,16 +126,33 @@ impl Emitter<'_> {
         let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
         let mut ranges = (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once));
+        // Since when there is no memory for the next rows.
+        let mut short_since = None;
         // Parts of a range that was too large, the first one last.
         let mut parts: Vec<Range<usize>> = Vec::new();
         while let Some(range) = parts.pop().or_else(|| ranges.next()) {
             match self.queue(build, probe, &range) {
-                Ok(queued) => in_flight.push_back(queued),
-                // How long strings are is known on average only: these are too long for the offsets of one batch.
-                Err(Error::Invalid(_)) if range.len() > 1 => {
-                    let middle = range.start + range.len() / 2;
-                    parts.extend([middle..range.end, range.start..middle]);
+                Ok(queued) => {
+                    short_since = None;
+                    in_flight.push_back(queued);
                 }
+                Err(Error::Exhausted(_)) if !in_flight.is_empty() => {
+                    parts.push(range);
+                    if let Some(first) = in_flight.pop_front() {
+                        self.push(first, emitted)?;
+                    }
+                }
+                Err(error @ Error::Exhausted(_)) => {
+                    if !self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
+                        return Err(error);
+                    }
+                    match range.len() > self.sizes.batch_rows {
+                        true => parts.extend(halves(&range)),
+                        false => parts.push(range),
+                    }
+                }
+                // How long strings are is known on average only: these are too long for the offsets of one batch.
+                Err(Error::Invalid(_)) if range.len() > 1 => parts.extend(halves(&range)),
                 Err(error) => return Err(error),
             }
             if in_flight.len() > in_flight_max
@@ -278,6 +296,12 @@ impl Emitter<'_> {
             () => Source { first: of(first), otherwise: Some(of(second)) },
         }
     }
+}
+
+/// Its second half, and its first.
+fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
+    let middle = range.start + range.len() / 2;
+    [middle..range.end, range.start..middle]
 }
 
 fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {

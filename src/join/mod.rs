@@ -44,6 +44,8 @@ mod task;
 mod tests;
 mod verify;
 
+use std::time::Instant;
+
 use arrow::array::RecordBatch;
 
 pub(crate) use emit::BatchSizes;
@@ -73,5 +75,14 @@ pub trait BatchSink: Sync {
     /// As [`push`](Self::push).
     fn push_sharing(&self, batch: RecordBatch, _shared: &[bool]) -> Result<()> {
         self.push(batch)
+    }
+
+    /// There is no memory for the next batch, and none has come since `since`: waits a little for readers to be done with some.
+    /// Answers whether trying again may help.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    fn wait_for_readers(&self, _since: Instant) -> Result<bool> {
+        Ok(false)
     }
 }

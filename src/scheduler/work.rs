@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use arrow::array::RecordBatch;
 
@@ -227,6 +227,10 @@ impl Shared {
 }
 
 impl BatchSink for ResultSpool {
+    fn wait_for_readers(&self, since: Instant) -> Result<bool> {
+        Self::wait_for_readers(self, since)
+    }
+
     fn push(&self, batch: RecordBatch) -> Result<()> {
         ResultSpool::push(self, batch)
     }

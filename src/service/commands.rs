@@ -197,6 +197,11 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
                 .into(),
         ));
     }
+    if let (true, Some(table)) = (join.count, &join.into) {
+        return Err(Error::Invalid(format!(
+            "\"count\" asks for the number of rows and makes none, so there is nothing to keep as table {table:?}; leave \"into\" out"
+        )));
+    }
     let pair = |pair: proto::KeyPair| KeyPair { left: pair.left, right: pair.right, nulls_equal: pair.nulls_equal };
     Ok(JoinSpec {
         left: join.left,
@@ -363,6 +368,7 @@ mod tests {
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));
         assert!(with(r#""into": """#).contains("\"into\" is empty"));
+        assert!(with(r#""count": true, "into": "c""#).contains("nothing to keep as table \"c\""));
         let how = "the join command: unknown kind of join \"outer\"; it is one of inner, left, right, full, left_semi,";
         assert!(with(r#""how": "outer""#).starts_with(how), "{}", with(r#""how": "outer""#));
         assert!(with(r#""how": "outer""#).ends_with("did you mean \"full\"?"), "{}", with(r#""how": "outer""#));

@@ -164,6 +164,17 @@ def test_results_that_were_read_make_room_unless_they_were_promised(start: Start
         assert promised[1].table().num_rows == 4_000_000
 
 
+def test_a_result_that_is_read_as_it_is_made_needs_little_memory(start: Start) -> None:
+    # What readers have taken stays until it is sent: 24 MB are less than the batches on their way to four endpoints.
+    server = start(devices="host:1", host_memory="64MiB", endpoints=4)
+    with server.connect(call_timeout=120) as client:
+        client.put("filler", {"x": np.zeros(5_000_000)})
+        many(client, 4000)
+        for _ in range(3):
+            reader = client.join("many", "many", on="k", retain_seconds=0).reader()
+            assert sum(batch.num_rows for batch in reader) == 16_000_000
+
+
 @pytest.mark.parametrize("retain", ["0", "default"])
 def test_a_reader_that_stops_does_not_stop_other_jobs(start: Start, retain: str) -> None:
     server = start(devices="host:1", host_memory="3GiB")

@@ -219,8 +219,8 @@ impl Sink {
             Writer::Parquet(writer) => writer.write(batch).map_err(|error| Error::Invalid(error.to_string())),
             Writer::Arrow(writer) => writer.write(batch).map_err(Error::from),
             Writer::ArrowStream(writer) => writer.write(batch).map_err(Error::from),
-            Writer::Csv(writer) => writer.write(batch).map_err(Error::from),
-            Writer::Json(writer) => writer.write(batch).map_err(Error::from),
+            Writer::Csv(writer) => rows::check_has_text(batch).and_then(|()| writer.write(batch).map_err(Error::from)),
+            Writer::Json(writer) => rows::check_has_text(batch).and_then(|()| writer.write(batch).map_err(Error::from)),
         };
         written
             .map_err(|error| match error.message().contains("Dictionary replacement") {

@@ -249,13 +249,39 @@ static TIMESTAMP: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&format!("^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{time}{zone}?)?$")).expect("it is written above")
 });
 
+/// What is read as a decimal. Arrow reads more, and cuts off what it has an exponent for.
+static DECIMAL: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"^[ \t]*([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,4}))?[ \t]*$").expect("it is written above")
+});
+
+/// A decimal without its exponent, spaces and needless zeros; `None` for what is none.
+fn plain_decimal(text: &str) -> Option<String> {
+    let parts = DECIMAL.captures(text)?;
+    let part = |index| parts.get(index).map_or("", |part| part.as_str());
+    let (whole, fraction) = (part(2), part(3));
+    let digits = format!("{whole}{fraction}");
+    if digits.is_empty() {
+        return None;
+    }
+    // Where the point is, counted from the first digit.
+    let exponent = part(4).parse::<i32>().unwrap_or(0);
+    let point = whole.len() as i32 + exponent;
+    let digits = match point {
+        ..0 => "0".repeat(point.unsigned_abs() as usize) + &digits,
+        _ => format!("{digits:0<width$}", width = point as usize),
+    };
+    let (whole, fraction) = digits.split_at(point.max(0) as usize);
+    let whole = whole.trim_start_matches('0');
+    Some(format!("{}{}.{}", part(1), if whole.is_empty() { "0" } else { whole }, fraction.trim_end_matches('0')))
+}
+
 /// The values of a text, each in whole or not at all.
 fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
     let lost = |text: &str| match data_type {
-        DataType::Decimal128(_, scale) if !text.contains(['e', 'E']) => {
-            let fraction = text.trim().split_once('.').map_or("", |(_, fraction)| fraction);
-            fraction.trim_end_matches('0').len() > usize::from(scale.unsigned_abs())
-        }
+        DataType::Decimal128(_, scale) => plain_decimal(text).is_none_or(|plain| {
+            let fraction = plain.split_once('.').map_or("", |(_, fraction)| fraction);
+            fraction.len() > usize::from(scale.unsigned_abs())
+        }),
         DataType::Timestamp(unit, _) => {
             let fraction = text.split_once('.').map_or("", |(_, fraction)| fraction);
             let digits = match unit {
@@ -276,7 +302,10 @@ fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, Arrow
     let DataType::Decimal128(precision, scale) = *data_type else {
         return cast_with_options(text, data_type, &CastOptions { safe: false, ..CastOptions::default() });
     };
-    let value = |text: &str| parse_decimal::<Decimal128Type>(text.trim(), precision, scale);
+    let value = |text: &str| {
+        let plain = plain_decimal(text).expect("what is no decimal was refused");
+        parse_decimal::<Decimal128Type>(plain.trim_end_matches('.'), precision, scale)
+    };
     let values = strings.iter().map(|text| text.map(value).transpose());
     let values = values.collect::<Result<Decimal128Array, ArrowError>>()?.with_precision_and_scale(precision, scale)?;
     values.validate_decimal_precision(precision)?;
