@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import dovetail
-from harness import Server, clean
+from harness import GPUS, Server, clean
 
 LONG = bool(os.environ.get("DOVETAIL_LONG"))
 
@@ -68,8 +68,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with two small devices, shared by the tests of a file, which must leave it as they found it."""
-    server = Server(tmp_path_factory.mktemp("server"), devices="host:2", device_memory="64MiB", host_memory="1GiB")
+    """A server with two small devices, or GPUs, shared by the tests of a file, which must leave it as they found it."""
+    devices = {"devices": "host:2", "device_memory": "64MiB"}
+    if GPUS:
+        devices = {"devices": f"cuda:{GPUS}", "device_memory": "512MiB", "device_cache": "0"}
+    server = Server(tmp_path_factory.mktemp("server"), host_memory="1GiB", **devices)
     yield server
     server.stop()
 
