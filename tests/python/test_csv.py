@@ -26,6 +26,7 @@ TYPES = {
     "timestamp": pa.timestamp("us"),
     "timestamp(ns)": pa.timestamp("ns"),
     "decimal(9,2)": pa.decimal128(9, 2),
+    "decimal(9,3)": pa.decimal128(9, 3),
 }
 
 
