@@ -29,7 +29,7 @@ pub fn log() {
 }
 
 /// What a panic says.
-fn message(payload: &dyn Any) -> &str {
+pub fn message(payload: &dyn Any) -> &str {
     let said = payload.downcast_ref::<&str>().copied();
     said.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default()
 }

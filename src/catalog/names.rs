@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use super::quota::{Charge, Ledger};
 use super::{Adopter, Editor, IntoMode, SpentResults, Table, TenantLimits, TenantUsage};
 use crate::human;
-use crate::memory::{Arena, Reclaim};
+use crate::memory::Arena;
 use crate::{Error, Result};
 
 /// Bytes that a name may have.
@@ -22,9 +22,6 @@ pub struct Catalog {
     arena: Arena,
     tables_max: Option<usize>,
     ledger: Ledger,
-    spent: SpentResults,
-    /// Keeps the budget's way to them.
-    _reclaim: Arc<dyn Reclaim>,
     names: Arc<RwLock<Names>>,
     samples: Arc<AtomicU64>,
 }
@@ -52,14 +49,11 @@ impl Catalog {
     /// As [`Catalog::new`], with a limit to what each tenant may hold.
     pub fn with_limits(arena: Arena, limits: TenantLimits) -> Self {
         let spent = SpentResults::default();
-        let reclaim: Arc<dyn Reclaim> = Arc::new(spent.clone());
-        arena.budget().reclaim_from(Arc::downgrade(&reclaim));
+        arena.budget().reclaim_from(spent.as_reclaim());
         Self {
             arena,
             tables_max: limits.tables,
-            ledger: Ledger::new(limits, spent.clone()),
-            spent,
-            _reclaim: reclaim,
+            ledger: Ledger::new(limits, spent),
             names: Arc::default(),
             samples: Arc::default(),
         }
@@ -67,7 +61,7 @@ impl Catalog {
 
     /// Results whose memory goes to whoever needs it.
     pub fn spent_results(&self) -> &SpentResults {
-        &self.spent
+        self.ledger.spent()
     }
 
     /// Where the tables' buffers live.
@@ -164,7 +158,8 @@ impl Catalog {
     ) -> Result<NameReservation> {
         self.reserve_unless(name, editor, purpose, |found| match mode {
             IntoMode::Create => Err(Error::AlreadyExists(format!(
-                "table {name:?} exists already; use into_mode replace (--into-mode replace) to put the result in its place, or another name"
+                "table {name:?} exists already; use into_mode replace (--into-mode replace) to put the result in its place, or \
+                 another name"
             ))),
             IntoMode::Replace => editor.check(found, "replaced"),
         })

@@ -42,6 +42,11 @@ impl Ledger {
         Self { bytes_limit: limits.bytes, bytes: Arc::default(), spent }
     }
 
+    /// The results that go before a tenant is refused anything.
+    pub(super) fn spent(&self) -> &SpentResults {
+        &self.spent
+    }
+
     /// Nothing yet, on that tenant's account.
     pub(super) fn charge(&self, owner: &str) -> Charge {
         Charge { ledger: self.clone(), owner: owner.into(), bytes: 0 }
@@ -78,7 +83,7 @@ impl Charge {
     pub fn try_grow(&mut self, bytes: u64) -> Result<()> {
         while let Err(Full { held_bytes, limit_bytes }) = self.try_add(bytes) {
             let missing = held_bytes.saturating_add(bytes) - limit_bytes;
-            if bytes > limit_bytes || self.ledger.spent.give_back(missing, Some(&self.owner)) == 0 {
+            if bytes > limit_bytes || self.ledger.spent.give_back_of(&self.owner, missing) == 0 {
                 return Err(Error::Exhausted(format!(
                     "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
                      result go, or raise --tenant-memory",

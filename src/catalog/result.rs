@@ -29,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use parts::Parts;
@@ -336,7 +336,10 @@ impl ResultSpool {
 
     /// Lets go of all batches, now. Readers find them gone; a writer is stopped.
     pub fn release(&self) {
-        let mut held = self.inner.held.lock();
+        self.release_held(self.inner.held.lock());
+    }
+
+    fn release_held(&self, mut held: MutexGuard<'_, Held>) {
         let batches = held.let_go();
         self.inner.progress.send_modify(|progress| progress.1 = SpoolState::Released);
         drop(held);
@@ -369,8 +372,8 @@ impl ResultSpool {
         self.inner.held.lock().expires
     }
 
-    /// Extends the lease to `duration` from now; a lease that ends later stays as it is. It gives way to nobody before. Answers when it ends; `None` while
-    /// the join runs, since it has not begun.
+    /// Extends the lease to `duration` from now; a lease that ends later stays as it is. From then on the result gives way to
+    /// nobody. Answers when the lease ends; `None` while the join runs, since it has not begun.
     ///
     /// # Errors
     /// [`Error::NotFound`] when the result is released.
@@ -430,7 +433,7 @@ impl ResultSpool {
     }
 
     /// Returns when there is room for those bytes, which are charged then.
-    fn wait_for_room(&self, held: &mut parking_lot::MutexGuard<'_, Held>, bytes: u64) -> Result<()> {
+    fn wait_for_room(&self, held: &mut MutexGuard<'_, Held>, bytes: u64) -> Result<()> {
         let started = Instant::now();
         loop {
             self.check_not_released()?;
@@ -528,7 +531,7 @@ impl ResultSpool {
     }
 
     fn too_large(&self, bytes: u64, cause: Error) -> Error {
-        cause.context(format!("the result is too large, after {}; {}", human_bytes(bytes), self.inner.room_advice,))
+        cause.context(format!("the result is too large, after {}; {}", human_bytes(bytes), self.inner.room_advice))
     }
 }
 

@@ -25,4 +25,4 @@ pub use host_gather::{fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};
 pub use rows::{Movable, Rows, Stretch, fixed_width, lies_by_row, movable, rows_max};
-pub use types::any_part;
+pub use types::{any_part, children};

@@ -136,19 +136,16 @@ impl Emitter<'_> {
                     short_since = None;
                     in_flight.push_back(queued);
                 }
-                Err(Error::Exhausted(_)) if !in_flight.is_empty() => {
-                    parts.push(range);
+                Err(error @ Error::Exhausted(_)) => {
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
-                    }
-                }
-                Err(error @ Error::Exhausted(_)) => {
-                    if !self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
+                        parts.push(range);
+                    } else if !self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         return Err(error);
-                    }
-                    match range.len() > self.sizes.batch_rows {
-                        true => parts.extend(halves(&range)),
-                        false => parts.push(range),
+                    } else if range.len() > self.sizes.batch_rows {
+                        parts.extend(halves(&range));
+                    } else {
+                        parts.push(range);
                     }
                 }
                 // How long strings are is known on average only: these are too long for the offsets of one batch.

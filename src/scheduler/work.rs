@@ -14,7 +14,7 @@ use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
 use crate::join::{BatchSink, Monitor};
 use crate::memory::Budget;
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, panics};
 
 impl Shared {
     /// The life of a device's thread; there are as many as the device runs jobs at a time.
@@ -114,8 +114,7 @@ impl Shared {
         let runner = &self.executors[device].runner;
         let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, grant, &job.result, &monitor)));
         caught.unwrap_or_else(|panic| {
-            let message = panic.downcast_ref::<&str>().map(ToString::to_string);
-            let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            let message = panics::message(&*panic);
             tracing::error!(job = job.id.0, device = %self.executors[device].id, message, "a job panicked");
             Err(Error::Internal(format!("job {} panicked on {}: {message}", job.id, self.executors[device].id)))
         })

@@ -265,13 +265,10 @@ impl Call {
 
     fn wrap(mut self, mut response: Response<Body>) -> Response<Body> {
         // A call that fails at once has its status in the head of the response.
-        if let Some((code, message)) = outcome(response.headers()) {
-            let reworded = self.reworded(code, &message);
-            self.outcome = Some((code, message));
-            if let Some(status) = reworded {
-                self.outcome = Some((status.code(), status.message().to_owned()));
-                response = status.into_http();
-            }
+        self.outcome = outcome(response.headers());
+        if let Some(status) = self.outcome.as_ref().and_then(|(code, message)| self.reworded(*code, message)) {
+            self.outcome = Some((status.code(), status.message().to_owned()));
+            response = status.into_http();
         }
         let limits = self.limits();
         response.map(|body| Body::new(CallBody::new(body, limits, self)))

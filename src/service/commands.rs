@@ -82,11 +82,11 @@ pub fn no_flight_sql(name: &str) -> Error {
     ))
 }
 
-/// The name of the Flight SQL message that is wrapped there, if one is.
-pub fn flight_sql_message(bytes: &[u8]) -> Option<String> {
+/// The refusal of the message of Flight SQL that is wrapped there, if one is.
+pub fn flight_sql_refusal(bytes: &[u8]) -> Option<Error> {
     let any = Any::decode(bytes).ok()?;
     let (_, name) = any.type_url.rsplit_once('/')?;
-    name.starts_with(FLIGHT_SQL).then(|| name.to_string())
+    name.starts_with(FLIGHT_SQL).then(|| no_flight_sql(name))
 }
 
 fn decode_any(command: &[u8]) -> Result<proto::Command> {

@@ -45,10 +45,9 @@ pub fn read(
     ticket: &[u8],
     record: CallRecord,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
-    if let Some(message) = commands::flight_sql_message(ticket) {
-        return Err(commands::no_flight_sql(&message));
-    }
-    let source = match shared.tickets.open(ticket, caller)? {
+    let target = shared.tickets.open(ticket, caller);
+    let target = target.map_err(|error| commands::flight_sql_refusal(ticket).unwrap_or(error))?;
+    let source = match target {
         Target::Table { name, version, first, end } => {
             record.set_command(&name);
             open_table(shared, &name, version, first, end)?

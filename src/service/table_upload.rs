@@ -44,13 +44,12 @@ impl UploadHandler for TableUploads {
         let caller = extensions.get::<Caller>().cloned().ok_or_else(super::flight::no_caller)?;
         let record = extensions.get::<CallRecord>().cloned().unwrap_or_default();
         if descriptor.r#type != DescriptorType::Path as i32 {
-            if let Some(message) = commands::flight_sql_message(&descriptor.cmd) {
-                return Err(commands::no_flight_sql(&message));
-            }
-            return Err(Error::Unsupported(
-                "a command cannot be uploaded to; upload to path [\"table\"], with options as JSON in app_metadata"
-                    .into(),
-            ));
+            return Err(commands::flight_sql_refusal(&descriptor.cmd).unwrap_or_else(|| {
+                Error::Unsupported(
+                    "a command cannot be uploaded to; upload to path [\"table\"], with options as JSON in app_metadata"
+                        .into(),
+                )
+            }));
         }
         let name = table_name(&descriptor.path)?;
         record.set_command(name);

@@ -294,6 +294,12 @@ def test_payload_of_every_type_comes_out_of_every_join(client: dovetail.Client, 
             check(Case(left, right, [("k", "k")], how), result.table())
 
 
+def check_joins(client: dovetail.Client, left: pa.Table, right: pa.Table, *hows: str) -> None:
+    for how in hows:
+        with client.join("l", "r", on="k", how=how) as result:
+            check(Case(left, right, [("k", "k")], how), result.table())
+
+
 def test_payload_is_shared_with_the_table_where_each_of_its_rows_comes_once(client: dovetail.Client, seed: int) -> None:
     rng = np.random.default_rng(seed)
     left = side(rng, TYPES, LEFT_ROW, "v", rows=90, keys=40)
@@ -301,9 +307,7 @@ def test_payload_is_shared_with_the_table_where_each_of_its_rows_comes_once(clie
     right = right.set_column(0, "k", pa.array([*range(39), None, None], pa.int32()))
     send(client, "l", left)
     send(client, "r", right)
-    for how in ("left", "inner"):
-        with client.join("l", "r", on="k", how=how) as result:
-            check(Case(left, right, [("k", "k")], how), result.table())
+    check_joins(client, left, right, "left", "inner")
 
 
 def test_payload_where_nothing_matches(client: dovetail.Client, seed: int) -> None:
@@ -312,9 +316,7 @@ def test_payload_where_nothing_matches(client: dovetail.Client, seed: int) -> No
     right = side(rng, TYPES, RIGHT_ROW, "w", rows=0, keys=1)
     client.put("l", left)
     client.put("r", right)
-    for how in ("inner", "full", "right"):
-        with client.join("l", "r", on="k", how=how) as result:
-            check(Case(left, right, [("k", "k")], how), result.table())
+    check_joins(client, left, right, "inner", "full", "right")
 
 
 def test_payload_becomes_a_table_that_can_be_fetched_and_joined(client: dovetail.Client, seed: int) -> None:

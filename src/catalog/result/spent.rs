@@ -15,9 +15,10 @@ use crate::memory::Reclaim;
 
 /// The results that give way, the one that was read longest ago first. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct SpentResults {
-    entries: Arc<Mutex<VecDeque<Entry>>>,
-}
+pub struct SpentResults(Arc<List>);
+
+#[derive(Debug, Default)]
+struct List(Mutex<VecDeque<Entry>>);
 
 struct Entry {
     spool: Weak<Inner>,
@@ -41,18 +42,35 @@ pub struct Spending {
 }
 
 impl SpentResults {
-    /// Bytes that they would give back now.
-    pub fn bytes(&self) -> u64 {
-        self.entries.lock().iter().map(|entry| entry.bytes).sum()
+    /// Who asks for memory is given theirs, for as long as the list is there.
+    pub(in crate::catalog) fn as_reclaim(&self) -> Weak<dyn Reclaim> {
+        let list: Weak<List> = Arc::downgrade(&self.0);
+        list
     }
 
-    /// Takes the memory of results, of that owner's where one is given, until it is so many bytes; how many it were.
-    pub(in crate::catalog) fn give_back(&self, bytes: u64, owner: Option<&str>) -> u64 {
+    /// Takes the memory of results of that owner's until it is so many bytes; how many it were.
+    pub(in crate::catalog) fn give_back_of(&self, owner: &str, bytes: u64) -> u64 {
+        self.0.give_back(bytes, |entry| entry.owner == owner)
+    }
+
+    fn add(&self, spool: &Arc<Inner>, owner: &str, bytes: u64) {
+        let mut entries = self.0.0.lock();
+        entries.retain(|entry| entry.spool.strong_count() > 0 && !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
+        entries.push_back(Entry { spool: Arc::downgrade(spool), owner: owner.into(), bytes });
+    }
+
+    fn remove(&self, spool: &Arc<Inner>) {
+        self.0.0.lock().retain(|entry| !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
+    }
+}
+
+impl List {
+    fn give_back(&self, bytes: u64, is_wanted: impl Fn(&Entry) -> bool) -> u64 {
         let mut given = 0;
         while given < bytes {
             let first = {
-                let mut entries = self.entries.lock();
-                let place = entries.iter().position(|entry| owner.is_none_or(|owner| owner == entry.owner));
+                let mut entries = self.0.lock();
+                let place = entries.iter().position(&is_wanted);
                 place.and_then(|place| entries.remove(place))
             };
             // Not while the list is locked: a result is listed by whoever is done with it.
@@ -61,25 +79,15 @@ impl SpentResults {
         }
         given
     }
-
-    fn add(&self, spool: &Arc<Inner>, owner: &str, bytes: u64) {
-        let mut entries = self.entries.lock();
-        entries.retain(|entry| entry.spool.strong_count() > 0 && !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
-        entries.push_back(Entry { spool: Arc::downgrade(spool), owner: owner.into(), bytes });
-    }
-
-    fn remove(&self, spool: &Arc<Inner>) {
-        self.entries.lock().retain(|entry| !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
-    }
 }
 
-impl Reclaim for SpentResults {
+impl Reclaim for List {
     fn reclaimable_bytes(&self) -> u64 {
-        self.bytes()
+        self.0.lock().iter().map(|entry| entry.bytes).sum()
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        self.give_back(bytes, None)
+        self.give_back(bytes, |_| true)
     }
 }
 
@@ -133,15 +141,12 @@ impl ResultSpool {
 
     /// Lets go of all batches, unless somebody came to read them. How many bytes it were.
     fn give_up(&self) -> u64 {
-        let mut held = self.inner.held.lock();
+        let held = self.inner.held.lock();
         if !self.inner.gives_way(&held) {
             return 0;
         }
         let bytes = held.bytes;
-        let batches = held.let_go();
-        self.inner.progress.send_modify(|progress| progress.1 = SpoolState::Released);
-        drop(held);
-        drop(batches);
+        self.release_held(held);
         tracing::info!(bytes, "the memory of a result that was read is needed");
         bytes
     }

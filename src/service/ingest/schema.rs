@@ -9,7 +9,7 @@ use arrow::datatypes::{
 };
 use arrow::ipc;
 
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, columns};
 
 /// Types may be nested this deep. Deeper ones would cost stack in everything that walks a type.
 const NESTING_MAX: usize = 32;
@@ -130,19 +130,9 @@ fn collect_dictionaries(field: &Field, values_by_id: &mut HashMap<i64, DataType>
 
 /// The fields directly inside a type. A dictionary's values have no field of their own, so theirs stand in.
 fn children(data_type: &DataType) -> Vec<&Field> {
-    use DataType as T;
     match data_type {
-        T::List(field)
-        | T::LargeList(field)
-        | T::ListView(field)
-        | T::LargeListView(field)
-        | T::FixedSizeList(field, _)
-        | T::Map(field, _) => vec![field],
-        T::Struct(fields) => fields.iter().map(AsRef::as_ref).collect(),
-        T::Union(fields, _) => fields.iter().map(|(_, field)| field.as_ref()).collect(),
-        T::RunEndEncoded(run_ends, values) => vec![run_ends, values],
-        T::Dictionary(_, values) => children(values),
-        _ => Vec::new(),
+        DataType::Dictionary(_, values) => children(values),
+        other => columns::children(other),
     }
 }
 
