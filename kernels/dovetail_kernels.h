@@ -168,7 +168,7 @@ struct DovetailPartition {
   uint32_t *bounds;
 };
 
-/// Sorts unsigned integers and the row numbers beside them. Stable.
+/// Sorts unsigned integers and the row numbers beside them by some of their bits. Stable.
 struct DovetailSort {
   /// Inputs: keys of `width` bytes.
   const void *keys_in;
@@ -178,6 +178,10 @@ struct DovetailSort {
   uint64_t rows;
   /// 4 or 8.
   uint32_t width;
+  /// The lowest bit that counts.
+  uint32_t begin_bit;
+  /// The bit after the highest that counts.
+  uint32_t end_bit;
   /// State.
   void *scratch;
   /// Its size.
@@ -288,6 +292,8 @@ struct DovetailDenseInsert {
   uint64_t span;
   /// Bytes per key.
   uint32_t key_bytes;
+  /// The row of each key; null when they are as they lie.
+  const uint32_t *row_numbers;
   /// Outputs: the position of each key, `NO_ROW` before the call.
   uint32_t *positions;
   /// `unsound` when a key repeats or lies outside.

@@ -13,7 +13,7 @@ template <typename Key>
 cudaError_t sort(void* scratch, size_t& bytes, const DovetailSort& args, cudaStream_t stream) {
     return cub::DeviceRadixSort::SortPairs(scratch, bytes, static_cast<const Key*>(args.keys_in),
                                            static_cast<Key*>(args.keys_out), args.values_in, args.values_out,
-                                           std::int64_t(args.rows), 0, 8 * int(sizeof(Key)), stream);
+                                           std::int64_t(args.rows), int(args.begin_bit), int(args.end_bit), stream);
 }
 
 __device__ inline u32 turned_left(u32 key, u32 by) { return by == 0 ? key : key << by | key >> (32 - by); }
@@ -53,6 +53,7 @@ uint64_t dovetail_sort_scratch_bytes(uint32_t width, uint64_t rows) {
     size_t bytes = 0;
     DovetailSort args{};
     args.rows = rows;
+    args.end_bit = 8 * width;
     const cudaError_t error = width == 4 ? sort<u32>(nullptr, bytes, args, nullptr) : sort<u64>(nullptr, bytes, args, nullptr);
     return error == cudaSuccess ? bytes : ~0ull;
 }

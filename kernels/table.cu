@@ -103,7 +103,8 @@ __global__ void dense_insert(DovetailDenseInsert args) {
     const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (row >= args.rows) return;
     const u64 at = offset_of(static_cast<const Key*>(args.keys)[row], args.min_low, args.min_high);
-    if (at >= args.span || atomicExch(&args.positions[at], u32(row)) != NO_ROW) args.totals->unsound = 1;
+    const u32 number = args.row_numbers ? args.row_numbers[row] : u32(row);
+    if (at >= args.span || atomicExch(&args.positions[at], number) != NO_ROW) args.totals->unsound = 1;
 }
 
 template <typename Key>

@@ -173,7 +173,7 @@ pub struct DovetailPartition {
     pub bounds: *mut u32,
 }
 
-/// Sorts unsigned integers and the row numbers beside them. Stable.
+/// Sorts unsigned integers and the row numbers beside them by some of their bits. Stable.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DovetailSort {
@@ -185,6 +185,10 @@ pub struct DovetailSort {
     pub rows: u64,
     /// 4 or 8.
     pub width: u32,
+    /// The lowest bit that counts.
+    pub begin_bit: u32,
+    /// The bit after the highest that counts.
+    pub end_bit: u32,
     /// State.
     pub scratch: *mut c_void,
     /// Its size.
@@ -307,6 +311,8 @@ pub struct DovetailDenseInsert {
     pub span: u64,
     /// Bytes per key.
     pub key_bytes: u32,
+    /// The row of each key; null when they are as they lie.
+    pub row_numbers: *const u32,
     /// Outputs: the position of each key, `NO_ROW` before the call.
     pub positions: *mut u32,
     /// `unsound` when a key repeats or lies outside.

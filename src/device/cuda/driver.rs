@@ -62,11 +62,15 @@ static ALL_LOST: AtomicBool = AtomicBool::new(false);
 pub(super) struct Gpu {
     pub(super) ordinal: u16,
     context: Arc<CudaContext>,
+    /// Bytes of the cache that all multiprocessors share.
+    pub(super) cache_bytes: u64,
     lost: AtomicBool,
     /// Asks for deliberate failures.
     pub(super) faults: Trigger,
     /// Told of all work that is queued.
     pub(super) observer: Observer,
+    /// Lanes that no queue uses now.
+    idle: Mutex<Vec<Lane>>,
 }
 
 impl Gpu {
@@ -77,7 +81,17 @@ impl Gpu {
         // Opening it has made its context the calling thread's.
         let observer = Observer::from_environment(ordinal)?;
         let faults = Trigger::of(DeviceId { kind: DeviceKind::Cuda, index: ordinal });
-        let gpu = Self { ordinal, context, lost: AtomicBool::new(false), faults, observer };
+        let cache_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+        let cache_bytes = cache_bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+        let gpu = Self {
+            ordinal,
+            context,
+            cache_bytes,
+            lost: AtomicBool::new(false),
+            faults,
+            observer,
+            idle: Mutex::default(),
+        };
         gpu.keep_freed_memory()?;
         Ok(gpu)
     }
@@ -222,8 +236,57 @@ impl Pin for PinForGpus {
     }
 }
 
-/// Numbers that one call reads back at most.
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Where it is lost there is nothing to be unmade.
+        if self.context.bind_to_thread().is_ok() {
+            self.idle.get_mut().drain(..).for_each(Lane::unmake);
+        }
+    }
+}
+
+/// Bytes that one call reads back at most.
 const READ_BACK_BYTES: usize = 4096;
+
+/// Lanes that are kept at the most: those of a few joins at a time, with seven each.
+const IDLE_LANES_MAX: usize = 64;
+
+/// A stream of the driver, and the page of pinned memory through which small results come back on it. Joins come and go, and
+/// lanes stay: making one takes as long as a small kernel, and the driver frees pinned memory when the whole GPU is idle.
+#[derive(Debug)]
+struct Lane {
+    raw: sys::CUstream,
+    read_back: *mut c_void,
+}
+
+// SAFETY: the driver's streams may be used by any thread, and whoever has the lane has the page to itself.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    fn make(gpu: &Gpu) -> Result<Self> {
+        let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let raw = gpu.answer(raw, "making a stream")?;
+        // SAFETY: the memory is freed once, with the lane.
+        let page = unsafe { result::malloc_host(READ_BACK_BYTES, 0) };
+        match gpu.answer(page, "pinning memory for a stream") {
+            Ok(read_back) => Ok(Self { raw, read_back }),
+            Err(error) => {
+                // SAFETY: nothing was queued on it.
+                let _ = unsafe { result::stream::destroy(raw) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives it back to the driver. Nothing is under way on it.
+    fn unmake(self) {
+        // SAFETY: nobody else has the page or the stream.
+        unsafe {
+            let _ = result::free_host(self.read_back);
+            let _ = result::stream::destroy(self.raw);
+        }
+    }
+}
 
 /// A CUDA stream, and what must live until its work is done.
 pub(super) struct Queue {
@@ -231,7 +294,7 @@ pub(super) struct Queue {
     raw: sys::CUstream,
     /// Host memory that copies under way read or write.
     in_flight: Mutex<InFlight>,
-    /// Pinned memory through which small results come back.
+    /// The page of its lane.
     read_back: Mutex<*mut c_void>,
 }
 
@@ -275,19 +338,9 @@ impl DeviceHandle for super::CudaStream {
 impl Queue {
     pub(super) fn new(gpu: Arc<Gpu>) -> Result<Self> {
         gpu.bind()?;
-        let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let raw = gpu.answer(raw, "making a stream")?;
-        // SAFETY: the memory is freed once, when the queue is dropped.
-        let page = unsafe { result::malloc_host(READ_BACK_BYTES, 0) };
-        let read_back = match gpu.answer(page, "pinning memory for a stream") {
-            Ok(page) => Mutex::new(page),
-            Err(error) => {
-                // SAFETY: nothing was queued on it.
-                let _ = unsafe { result::stream::destroy(raw) };
-                return Err(error);
-            }
-        };
-        Ok(Self { gpu, raw, in_flight: Mutex::default(), read_back })
+        let idle = gpu.idle.lock().pop();
+        let Lane { raw, read_back } = idle.map_or_else(|| Lane::make(&gpu), Ok)?;
+        Ok(Self { gpu, raw, in_flight: Mutex::default(), read_back: Mutex::new(read_back) })
     }
 
     /// For the kernels' entry points.
@@ -340,13 +393,16 @@ impl Drop for Queue {
         // A lost device has stopped whatever it did; the answers no longer matter.
         let _ = self.gpu.context.bind_to_thread();
         // SAFETY: nobody can queue work any more, and none is under way when its memory is let go of.
-        unsafe {
-            let _ = result::stream::synchronize(self.raw);
-            let _ = result::free_host(*self.read_back.get_mut());
-        }
+        let settled = unsafe { result::stream::synchronize(self.raw) };
         self.gpu.observer.settle(self);
-        // SAFETY: as above.
-        let _ = unsafe { result::stream::destroy(self.raw) };
+        let lane = Lane { raw: self.raw, read_back: *self.read_back.get_mut() };
+        let mut idle = self.gpu.idle.lock();
+        if settled.is_ok() && idle.len() < IDLE_LANES_MAX {
+            idle.push(lane);
+        } else {
+            drop(idle);
+            lane.unmake();
+        }
     }
 }
 

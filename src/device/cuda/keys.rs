@@ -1,5 +1,6 @@
 //! Key columns to keys, and keys in order.
 
+use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
@@ -185,23 +186,35 @@ pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result
     };
     let (order, sorted) = match (keys.width, image) {
         (KeyWidth::W4 | KeyWidth::W8, Image::Key) => {
-            let (sorted, order) = sort_pass(work, key_pointer(keys), numbers, rows, width)?;
+            let (sorted, order) = sort_pass(work, key_pointer(keys), numbers, rows, all_bits(width))?;
             (order, Some(sorted))
         }
         (KeyWidth::W4 | KeyWidth::W8, Image::Mixed { .. }) => {
             let images = images(None, false)?;
-            (sort_pass(work, images.as_ptr(), numbers, rows, width)?.1, None)
+            (sort_pass(work, images.as_ptr(), numbers, rows, all_bits(width))?.1, None)
         }
         (KeyWidth::W16, _) => {
             // The sort is stable: by the lower half first, then by the upper.
             let lower = images(None, false)?;
-            let (_, order) = sort_pass(work, lower.as_ptr(), numbers, rows, width)?;
+            let (_, order) = sort_pass(work, lower.as_ptr(), numbers, rows, all_bits(width))?;
             drop(lower);
             let upper = images(Some(&order), true)?;
-            (sort_pass(work, upper.as_ptr(), order, rows, width)?.1, None)
+            (sort_pass(work, upper.as_ptr(), order, rows, all_bits(width))?.1, None)
         }
     };
     Ok((Positions::List { data: Arc::new(order), rows, may_miss: false }, sorted))
+}
+
+/// Bits of integers that they are sorted by.
+#[derive(Clone, Debug)]
+struct SortBits {
+    /// Bytes of an integer, 4 or 8.
+    width: usize,
+    bits: Range<u32>,
+}
+
+fn all_bits(width: usize) -> SortBits {
+    SortBits { width, bits: 0..8 * width as u32 }
 }
 
 fn sort_pass(
@@ -209,12 +222,13 @@ fn sort_pass(
     keys_in: *const std::ffi::c_void,
     values_in: CudaBuffer,
     rows: usize,
-    width: usize,
+    by: SortBits,
 ) -> Result<(CudaBuffer, CudaBuffer)> {
     const PURPOSE: &str = "sorting keys";
+    let SortBits { width, bits } = by;
     let keys_out = work.buffer(rows * width, PURPOSE)?;
     let values_out = work.values::<u32>(rows, PURPOSE)?;
-    // SAFETY: it computes a size from numbers.
+    // SAFETY: it computes a size from numbers. That for all bits is enough for some of them.
     let scratch_bytes = unsafe { abi::dovetail_sort_scratch_bytes(width as u32, rows as u64) };
     let scratch = work.scratch(scratch_bytes, PURPOSE)?;
     let args = abi::DovetailSort {
@@ -222,6 +236,8 @@ fn sort_pass(
         values_in: values_in.as_ptr(),
         rows: rows as u64,
         width: width as u32,
+        begin_bit: bits.start,
+        end_bit: bits.end,
         scratch: scratch.as_mut_ptr(),
         scratch_bytes,
         keys_out: keys_out.as_mut_ptr(),
@@ -229,6 +245,23 @@ fn sort_pass(
     };
     work.launch(PURPOSE, abi::dovetail_sort, &args)?;
     Ok((keys_out, values_out))
+}
+
+/// Keys of 4 or 8 bytes with their row numbers, those together that agree in the eight bits below `end_bit`: one pass of a
+/// radix sort. `None` where memory is not so free that others would not miss it.
+pub(super) fn clustered(work: &Work<'_>, keys: &Keys, end_bit: u32) -> Result<Option<(Keys, CudaBuffer)>> {
+    const PASS_BITS: u32 = 8;
+    let (rows, width) = (keys.rows, keys.width.bytes());
+    // SAFETY: it computes a size from numbers.
+    let scratch_bytes = unsafe { abi::dovetail_sort_scratch_bytes(width as u32, rows as u64) };
+    let takes = (rows * (width + 2 * size_of::<u32>())) as u64 + scratch_bytes;
+    if width > 8 || takes.saturating_mul(2) > work.memory.unused_bytes() {
+        return Ok(None);
+    }
+    let end_bit = end_bit.min(8 * width as u32);
+    let by = SortBits { width, bits: end_bit.saturating_sub(PASS_BITS)..end_bit };
+    let (data, row_numbers) = sort_pass(work, key_pointer(keys), numbers(work, rows)?, rows, by)?;
+    Ok(Some((Keys { data: Arc::new(data), ..keys.clone() }, row_numbers)))
 }
 
 /// 0, 1, and so on.

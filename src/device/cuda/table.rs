@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::abi::{self, DovetailMatchTotals};
 use super::buffer::{CudaBuffer, cuda, pointer_of};
-use super::keys::{Image, key_pointer, rearranged, sorted_order};
+use super::keys::{Image, clustered, is_sorted, key_pointer, rearranged, sorted_order};
 use super::matching::{find_runs, matches};
 use super::work::Work;
 use crate::Result;
@@ -92,13 +92,21 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
     let Ok(span) = u64::try_from(span) else { return Ok(None) };
     let positions = work.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
     let totals = work.totals()?;
+    // Keys in no order write to random places. Where the array is larger than what the cache holds, that takes four times as
+    // long as it does to bring together first what is written to the same part of it.
+    let clustered = match positions.size() as u64 > work.queue.gpu.cache_bytes / 2 && !is_sorted(work, keys)? {
+        true => clustered(work, keys, u64::BITS - (span - 1).leading_zeros())?,
+        false => None,
+    };
+    let (keys, row_numbers) = clustered.map_or((keys.clone(), None), |(keys, numbers)| (keys, Some(numbers)));
     let args = abi::DovetailDenseInsert {
-        keys: key_pointer(keys),
+        keys: key_pointer(&keys),
         rows: keys.rows as u64,
         min_low: key_min as u64,
         min_high: (key_min >> 64) as u64,
         span,
         key_bytes: keys.width.bytes() as u32,
+        row_numbers: row_numbers.as_ref().map_or(null(), CudaBuffer::as_ptr),
         positions: positions.as_mut_ptr(),
         totals: totals.as_mut_ptr(),
     };

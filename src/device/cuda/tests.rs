@@ -9,6 +9,7 @@ use arrow::buffer::{BooleanBuffer, Buffer};
 use bytemuck::Pod;
 use rand::Rng;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 
 use super::{CudaDevice, device_count};
 use crate::Error;
@@ -430,6 +431,45 @@ fn tables_find_every_key() {
     });
 }
 
+/// Arrays that the cache does not hold are written part by part.
+#[test]
+fn large_arrays_of_dense_keys_find_every_key() {
+    // 128 MiB, and keys that begin in the middle of a part.
+    const SPAN: u32 = 1 << 25;
+    const MIN: u32 = 12_345_678;
+    let Some([gpu, _]) = both() else { return };
+    let mut random = random(213);
+    for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
+        let build = |numbers: &[u32]| {
+            // As they are: the keys of `Side::keys` are spread out.
+            let bytes: Vec<u8> =
+                numbers.iter().flat_map(|&n| u128::from(n).to_le_bytes()[..width.bytes()].to_vec()).collect();
+            let keys = Keys { data: gpu.put(&bytes), width, rows: numbers.len() };
+            let last = u128::from(MIN + SPAN - 1);
+            (keys.clone(), gpu.device.build_dense_table(&keys, u128::from(MIN), last, &gpu.stream).unwrap())
+        };
+        let distinct: BTreeSet<u32> = (0..300_000).map(|_| MIN + random.random_range(0..SPAN)).collect();
+        let sorted: Vec<u32> = distinct.into_iter().collect();
+        let mut shuffled = sorted.clone();
+        shuffled.shuffle(&mut random);
+        for numbers in [&shuffled, &sorted] {
+            let story = format!("{width:?}, the first key is {}", numbers[0]);
+            let (keys, table) = build(numbers);
+            let values: Vec<u128> = numbers.iter().map(|&n| n.into()).collect();
+            let matches = gpu.device.probe_table(&table.unwrap(), &keys, 0..keys.rows, &gpu.stream).unwrap();
+            gpu.assert_matches(&matches, &values, &values, &story);
+            let runs: Vec<u32> = gpu.runs(&matches).into_iter().map(|(first, _)| first).collect();
+            assert_eq!(runs, (0..keys.rows as u32).collect::<Vec<_>>(), "{story}");
+        }
+        let place = random.random_range(1..shuffled.len());
+        for wrong in [shuffled[place - 1], MIN - 1, MIN + SPAN] {
+            let mut numbers = shuffled.clone();
+            numbers[place] = wrong;
+            assert!(build(&numbers).1.is_none(), "{wrong} repeats or lies outside, {width:?}");
+        }
+    }
+}
+
 #[test]
 fn partitions_and_sorted_keys_find_every_key() {
     let Some([gpu, _]) = both() else { return };
@@ -465,6 +505,34 @@ fn partitions_and_sorted_keys_find_every_key() {
             gpu.assert_matches(&matches, &gpu.key_values(&build_sorted), &gpu.key_values(&probe_sorted), story);
         }
     });
+}
+
+/// Few launches, so that a checker of races comes to their end.
+#[test]
+fn partitions_about_as_large_as_a_table_find_every_key() {
+    let Some([gpu, _]) = both() else { return };
+    let most = super::abi::DOVETAIL_TABLE_ROWS as usize;
+    let bits = RadixBits { skip: 0, bits: 0 };
+    for width in KEY_WIDTHS {
+        for rows in [most - 1, most, most + 1] {
+            let story = format!("one partition of {rows} keys of {width:?}");
+            let build: Vec<u32> = (0..rows as u32).map(|row| 3 * row).collect();
+            let probe: Vec<u32> = (0..1000).map(|row| 7 * row).collect();
+            let arrange = |keys: &Keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
+            let (build_side, probe_side) = (arrange(&gpu.keys(&build, width)), arrange(&gpu.keys(&probe, width)));
+            let check = |build: &Partitions| match gpu.device.match_partitions(build, &probe_side, 0..1, &gpu.stream) {
+                Ok(PartitionMatches::Matched(matches)) => {
+                    let keys = [build, &probe_side].map(|side| gpu.key_values(&side.keys));
+                    gpu.assert_matches(&matches, &keys[0], &keys[1], &story);
+                    true
+                }
+                answer => !matches!(answer.unwrap(), PartitionMatches::RepeatedBuildKeys),
+            };
+            assert_eq!(check(&build_side), rows <= most, "as it lies, {story}");
+            let grouped = gpu.device.group_partitions(build_side, &gpu.stream).unwrap();
+            assert!(check(&grouped), "grouped, {story}");
+        }
+    }
 }
 
 #[test]
