@@ -34,6 +34,7 @@ mod workload;
 mod zipf;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use self::axes::{parse_scale, show_scale};
 use self::case::Case;
@@ -52,6 +53,11 @@ use crate::{Context, Error, Result};
 /// Tables and result of the largest case, where nobody says a scale and the CPU joins: more than its caches hold, and little
 /// enough that a suite is a matter of minutes.
 const CPU_CASE_BYTES: u64 = 256 << 20;
+
+/// A case whose timed runs take less than this has more of them, so many times as many at the most: in a join of a millisecond or
+/// two, whatever else the machine does weighs more than what strategies differ by.
+const SHORT: Duration = Duration::from_millis(250);
+const SHORT_RUNS: u32 = 8;
 
 /// Device memory is never made smaller than this by scaling: pieces of work have a size of their own.
 const DEVICE_MEMORY_MIN: u64 = 8 << 20;
@@ -76,7 +82,7 @@ pub struct BenchArgs {
     #[arg(long, value_delimiter = ',')]
     strategies: Vec<String>,
 
-    /// Timed runs of each; the median is shown
+    /// Timed runs of each, and more where they take milliseconds; the median is shown
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
@@ -237,12 +243,18 @@ fn measure(
     let same_plan = |of: usize| (0..of).find(|&earlier| measured[earlier].plan == measured[of].plan);
     let measured_with: Vec<usize> = (0..measured.len()).map(|at| same_plan(at).unwrap_or(at)).collect();
     let mut timed = vec![Vec::new(); measured.len()];
-    for _ in 0..runs {
+    let started = Instant::now();
+    for round in 0..runs * SHORT_RUNS {
+        if round >= runs && started.elapsed() >= SHORT {
+            break;
+        }
         for at in 0..measured.len() {
             if measured_with[at] == at {
                 timed[at].push(engine.time(asked[at]).context(|| measured[at].asked.to_owned())?);
             }
-            progress.advance(1);
+            if round < runs {
+                progress.advance(1);
+            }
         }
     }
     for (measured, with) in measured.iter_mut().zip(measured_with) {
