@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Rates are of a model of device with so many threads, so much memory and such a link: a device that differs in one of
-//! these is measured anew, and what is in the file for others stays there. A file that cannot be read, that another version of
-//! the calibration wrote, or that holds what are no rates, is measured over; the file is a saving, and nothing depends on it.
+//! these is measured anew, and what is in the file for others stays there. A file of another version of the calibration, or that
+//! holds what are no rates, is measured over; the file is a saving, and nothing depends on it. A file that holds anything else
+//! is somebody's: it is neither used nor written.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -20,6 +21,9 @@ use crate::{Context, Error, Result};
 
 /// Counts the ways in which rates were measured: what is measured, or how, changed in between.
 const CALIBRATION: u32 = 2;
+
+/// The field that begins every file of rates, of any version.
+const CALIBRATION_FIELD: &str = "calibration";
 
 /// Devices that are remembered; those that were measured last.
 const DEVICES_MAX: usize = 64;
@@ -80,16 +84,19 @@ pub struct RatesFile {
     path: PathBuf,
     /// Those that were measured last are at the end.
     kept: Vec<KeptRates>,
+    /// Whether what is there may be written over.
+    is_ours: bool,
 }
 
 impl RatesFile {
     /// Reads a file; there need not be one. What is no such file is passed over, with a warning.
     pub fn open(path: &Path) -> Self {
-        let kept = read(path).unwrap_or_else(|error| {
+        let text = read(path);
+        let kept = text.as_deref().map_err(Error::clone).and_then(kept_in).unwrap_or_else(|error| {
             tracing::warn!(file = %path.display(), %error, "measuring rates again: the file of rates is not used");
             Vec::new()
         });
-        Self { path: path.into(), kept }
+        Self { path: path.into(), kept, is_ours: text.is_ok_and(|text| is_ours(&text)) }
     }
 
     /// Where it is.
@@ -113,9 +120,13 @@ impl RatesFile {
     /// Writes the file: aside and renamed, so that nobody reads half of it.
     ///
     /// # Errors
-    /// What writing it answers.
+    /// [`Error::Invalid`] if there is a file that holds something else; what writing it answers.
     pub fn save(&self) -> Result<()> {
         let context = || format!("keeping measured rates in {}", self.path.display());
+        if !self.is_ours {
+            return Err(Error::Invalid("what is there is no file of rates, and is left as it is".into()))
+                .context(context);
+        }
         let contents = Contents { calibration: CALIBRATION, devices: self.kept.clone() };
         let text = serde_json::to_string_pretty(&contents)
             .map_err(|error| Error::Internal(error.to_string()))
@@ -135,24 +146,40 @@ impl RatesFile {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<KeptRates>> {
-    let text = match std::fs::File::open(path) {
+/// The text of a file; empty if there is none.
+fn read(path: &Path) -> Result<String> {
+    match std::fs::File::open(path) {
         Ok(file) => {
             let mut text = String::new();
             let read = std::io::Read::read_to_string(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut text);
             read.context(|| "reading it")?;
-            text
+            Ok(text)
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        error => return error.map(|_| Vec::new()).context(|| "opening it"),
-    };
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error).context(|| "opening it"),
+    }
+}
+
+/// Whether some version of this wrote it, or the start of it, or nobody anything.
+fn is_ours(text: &str) -> bool {
+    let first = format!("{{\n  \"{CALIBRATION_FIELD}\":");
+    text.trim().is_empty() || first.starts_with(text) || text.starts_with(&first)
+}
+
+fn kept_in(text: &str) -> Result<Vec<KeptRates>> {
     let wrong = |why: String| Error::Invalid(format!("it is no file of rates: {why}"));
-    let version: serde_json::Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    if version["calibration"] != CALIBRATION {
-        return Err(Error::Invalid(format!(
-            "it is of calibration {}, and this version measures by calibration {CALIBRATION}",
-            version["calibration"]
-        )));
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let version: serde_json::Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    match version.get(CALIBRATION_FIELD) {
+        None => return Err(wrong(format!("it has no {CALIBRATION_FIELD:?}"))),
+        Some(other) if *other != CALIBRATION => {
+            return Err(Error::Invalid(format!(
+                "it is of calibration {other}, and this version measures by calibration {CALIBRATION}"
+            )));
+        }
+        Some(_) => (),
     }
     let contents: Contents = serde_json::from_value(version).map_err(|error| wrong(error.to_string()))?;
     match contents.devices.iter().find(|kept| !kept.rates.are_sound()) {
@@ -222,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_ours_is_not_used_and_written_over() {
+    fn a_file_that_is_spoilt_or_of_another_version_is_not_used_and_written_over() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rates.json");
         let mut file = RatesFile::open(&path);
@@ -233,14 +260,30 @@ mod tests {
         let later = sound.replace(&format!("\"calibration\": {CALIBRATION}"), "\"calibration\": 999");
         let backwards = sound.replace("\"copy_in\": 1000000000.0", "\"copy_in\": -1000000000.0");
         assert!(later != sound && backwards != sound);
-        for wrong in [half, "", "[]", "{}", "\u{0}", &format!("{{\"calibration\": {CALIBRATION}}}"), &later, &backwards]
-        {
+        for wrong in [half, "", "\n", &sound[..1], &sound[..9], &later, &backwards] {
             std::fs::write(&path, wrong).unwrap();
             let mut file = RatesFile::open(&path);
             assert!(file.find(&kept("a", 0.0).model).is_none(), "{wrong:?} was believed");
             file.add(kept("a", 2e9));
             file.save().unwrap();
             assert_eq!(RatesFile::open(&path).find(&kept("a", 0.0).model), Some(&kept("a", 2e9)));
+        }
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_neither_used_nor_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes.json");
+        for theirs in [b"[]" as &[u8], b"{}", b"{\"calibration\": 2}", b"k,v\n1,2\n", b"\0", b"\xff\xfe"] {
+            std::fs::write(&path, theirs).unwrap();
+            let mut file = RatesFile::open(&path);
+            file.add(kept("a", 2e9));
+            let refused = file.save().unwrap_err();
+            assert!(
+                refused.message().contains("notes.json") && refused.message().contains("is no file of rates"),
+                "{refused}"
+            );
+            assert_eq!(std::fs::read(&path).unwrap(), theirs);
         }
     }
 
