@@ -269,11 +269,11 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
     };
     let build = join.table(chosen.build_side);
     Error::Exhausted(format!(
-        "{attempt} needs at least {} of device memory to hold table {:?} ({} rows) as the build side, and {} has {}; \
-         {advice}raise {}, or join fewer columns or rows",
+        "{attempt} needs at least {} of device memory, with table {:?} ({}) as the build side, and {} has {}; {advice}raise {}, \
+         or join fewer columns or rows",
         human_bytes(chosen.costed.memory.minimum_bytes),
         build.name,
-        build.rows,
+        human::counted(build.rows, "row"),
         target.name,
         human_bytes(target.memory_bytes),
         target.memory_knob

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::executor::Executor;
 use super::placing::Place;
 use crate::catalog::Catalog;
+use crate::human;
 use crate::memory::human_bytes;
 use crate::planner::{self, AtLeast, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
 use crate::{Error, Result};
@@ -226,12 +227,14 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
     if least_bytes <= there_will_be {
         return Ok(HostNeed { bytes: there_will_be, least_bytes });
     }
+    let made = match plan.host_scratch_bytes {
+        0 => String::new(),
+        bytes => format!(", and the keys that the host makes for it take {}", human_bytes(bytes)),
+    };
     Err(Error::Exhausted(format!(
-        "the result of this join has at least {} rows of {} in all, and the keys that the host makes for it take {}; host memory \
-         is {}, of which tables take {}; {}",
-        at_least.rows,
+        "the result of this join has at least {} of {} in all{made}; host memory is {}, of which tables take {}; {}",
+        human::counted(at_least.rows, "row"),
         human_bytes(at_least.bytes),
-        human_bytes(plan.host_scratch_bytes),
         human_bytes(budget.limit_bytes()),
         human_bytes(table_bytes),
         plan.join.spec.room_advice(),

@@ -4,6 +4,9 @@
 //! protobuf `Any` (whose first byte is the tag of its type URL). Fields that we do not know are refused in both: a
 //! misspelt option that is silently ignored gives a wrong result that looks right.
 
+use std::fmt;
+use std::ops::RangeInclusive;
+
 use pbjson_types::Any;
 use pbjson_types::value::Kind;
 use prost::Message;
@@ -20,6 +23,9 @@ const EXAMPLE: &str =
     r#"{"join": {"left": "orders", "right": "lineitem", "on": [{"left": "o_orderkey", "right": "l_orderkey"}]}}"#;
 
 const ON_EXAMPLE: &str = r#"{"left": "o_orderkey", "right": "l_orderkey"}"#;
+
+/// Priorities that a job may have.
+const PRIORITIES: RangeInclusive<i32> = -100..=100;
 
 /// The package of Flight SQL's messages in a type URL.
 const FLIGHT_SQL: &str = "arrow.flight.protocol.sql.";
@@ -55,23 +61,76 @@ pub fn decode(command: &[u8], defaults: &Defaults) -> Result<JoinSpec> {
 }
 
 fn decode_json(command: &[u8]) -> Result<proto::Command> {
-    serde_json::from_slice(command).map_err(|error| {
-        slip(command).unwrap_or_else(|| {
+    let message = serde_json::from_slice(command);
+    let slip = || slip(&serde_json::from_slice::<serde_json::Value>(command).ok()?["join"]);
+    match message {
+        // The reader takes numbers for names, as protobuf's JSON has it: "how": 5 would be some kind of join.
+        Ok(message) => slip().map_or(Ok(message), Err),
+        Err(error) => Err(slip().unwrap_or_else(|| {
             Error::Invalid(format!("the JSON command cannot be read: {error}; a join looks like {EXAMPLE}"))
-        })
-    })
+        })),
+    }
 }
 
-/// Frequent slips have a sentence of their own: a kind of join that other systems have, such as "outer", and numbers that are
-/// not whole, of which the reader does not say the field.
-fn slip(command: &[u8]) -> Option<Error> {
-    let command: serde_json::Value = serde_json::from_slice(command).ok()?;
-    let join = &command["join"];
-    let number = ["priority", "retain_seconds", "batch_rows"].into_iter().find_map(|field| {
-        let is_broken = join[field].as_f64().is_some_and(|number| number.fract() != 0.0);
-        is_broken.then(|| Error::Invalid(format!("{field:?} is {}, and takes a whole number", join[field])))
+/// What a field takes in JSON.
+#[derive(Clone, Copy)]
+enum Takes {
+    Text,
+    Flag,
+    Names,
+    Whole { least: i64, most: i64 },
+}
+
+/// The fields of a join of which the reader, when it refuses a value, does not say the name.
+const JOIN_FIELDS: [(&str, Takes); 12] = [
+    ("left", Takes::Text),
+    ("right", Takes::Text),
+    ("how", Takes::Text),
+    ("columns", Takes::Names),
+    ("count", Takes::Flag),
+    ("strategy", Takes::Text),
+    ("nulls_equal", Takes::Flag),
+    ("batch_rows", Takes::Whole { least: 0, most: u32::MAX as i64 }),
+    ("priority", Takes::Whole { least: *PRIORITIES.start() as i64, most: *PRIORITIES.end() as i64 }),
+    ("retain_seconds", Takes::Whole { least: 0, most: u32::MAX as i64 }),
+    ("into", Takes::Text),
+    ("into_mode", Takes::Text),
+];
+
+impl Takes {
+    fn accepts(self, value: &serde_json::Value) -> bool {
+        match self {
+            Self::Text => value.is_string(),
+            Self::Flag => value.is_boolean(),
+            Self::Names => value.as_array().is_some_and(|names| names.iter().all(serde_json::Value::is_string)),
+            // Protobuf's JSON has whole numbers as text too.
+            Self::Whole { least, most } => {
+                let number = value.as_f64().or_else(|| value.as_str()?.parse().ok());
+                number.is_some_and(|number| number.fract() == 0.0 && (least as f64..=most as f64).contains(&number))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Takes {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text => out.write_str("a text"),
+            Self::Flag => out.write_str("true or false"),
+            Self::Names => out.write_str("a list of names"),
+            Self::Whole { least, most } => write!(out, "a whole number from {least} to {most}"),
+        }
+    }
+}
+
+/// The first field of a join whose value is none that it takes, and kinds of join that other systems have, such as "outer".
+fn slip(join: &serde_json::Value) -> Option<Error> {
+    let given = |field: &str| join.get(field).filter(|value| !value.is_null());
+    let wrong = JOIN_FIELDS.iter().find_map(|(field, takes)| {
+        let value = given(field).filter(|value| !takes.accepts(value))?;
+        Some(Error::Invalid(format!("{field:?} is {value}, and takes {takes}")))
     });
-    let refused = number.or_else(|| join["how"].as_str()?.parse::<JoinKind>().err())?;
+    let refused = wrong.or_else(|| given("how")?.as_str()?.parse::<JoinKind>().err())?;
     Some(refused.context("the join command"))
 }
 
@@ -172,8 +231,9 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
         }
     }
     let priority = join.priority.or(defaults.priority).unwrap_or(0);
-    if !(-100..=100).contains(&priority) {
-        return Err(Error::Invalid(format!("\"priority\" is {priority}, and goes from -100 to 100")));
+    if !PRIORITIES.contains(&priority) {
+        let (least, most) = PRIORITIES.into_inner();
+        return Err(Error::Invalid(format!("\"priority\" is {priority}, and goes from {least} to {most}")));
     }
     let how = proto::JoinKind::try_from(join.how)
         .map_err(|_| Error::Invalid(format!("\"how\" is number {}, which is no kind of join", join.how)))?;
@@ -362,7 +422,23 @@ mod tests {
     fn values_out_of_range_are_refused_by_name() {
         let with = |field: &str| refusal(format!(r#"{{"join": {{"left": "a", "right": "b", {field}}}}}"#).as_bytes());
         assert!(with(r#""priority": 101"#).contains("priority"));
-        assert!(with(r#""priority": 1.5"#).contains("\"priority\" is 1.5, and takes a whole number"));
+        for (value, takes) in [
+            (r#""priority": 1.5"#, "a whole number from -100 to 100"),
+            (r#""batch_rows": -1"#, "a whole number from 0 to 4294967295"),
+            (r#""retain_seconds": 1e30"#, "a whole number from 0 to 4294967295"),
+            (r#""retain_seconds": "soon""#, "a whole number from 0 to 4294967295"),
+            (r#""how": 5"#, "a text"),
+            (r#""into_mode": 1"#, "a text"),
+            (r#""into": ["t"]"#, "a text"),
+            (r#""columns": "x""#, "a list of names"),
+            (r#""count": "yes""#, "true or false"),
+        ] {
+            let (field, given) = value.split_once(": ").unwrap();
+            assert_eq!(
+                with(value),
+                format!("the join command: {field} is {given}, and takes {takes}").replace("1e30", "1e+30")
+            );
+        }
         assert!(with(r#""on": [{"left": "k"}]"#).contains("lacks \"right\""));
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));

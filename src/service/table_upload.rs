@@ -92,7 +92,10 @@ fn options(app_metadata: &[u8], header: Option<&OptionsHeader>) -> Result<Upload
             )));
         }
     };
-    serde_json::from_slice(json).map_err(|error| {
+    // As a map first: a list would be read as the values of the fields in their order.
+    let options = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(json)
+        .and_then(|_| serde_json::from_slice(json));
+    options.map_err(|error| {
         Error::Invalid(format!(
             "the upload options in {place} cannot be read: {error}; write JSON such as {{\"mode\": \"replace\", \
              \"sorted_by\": [\"k\"], \"unique\": [[\"k\"]]}}"

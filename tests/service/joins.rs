@@ -90,13 +90,13 @@ async fn a_join_that_does_not_fit_is_explained_and_refused_when_it_is_run() {
     let body = r#"{"join": {"left": "left", "right": "right", "on": [{"left": "k", "right": "k"}]}}"#;
     let plan: Value = serde_json::from_str(&act(&mut client, "explain", body).await.unwrap()[0]).unwrap();
     let (refusal, text) = (plan["refusal"].as_str().unwrap(), plan["text"].as_str().unwrap());
-    for needed in ["of device memory to hold table", "has 64.0 KiB", "--device-memory"] {
+    for needed in ["of device memory, with table", "has 64.0 KiB", "--device-memory"] {
         assert!(refusal.contains(needed), "{refusal}");
     }
     assert!(plan["strategy"].is_string() && !plan["phases"].as_array().unwrap().is_empty(), "{plan}");
     assert!(text.contains(refusal), "{text}");
     assert!(plan["memory"]["minimum_bytes"].as_u64().unwrap() > 64 << 10, "{plan}");
-    refused(client.get_flight_info(join("")).await, Code::ResourceExhausted, "of device memory to hold table");
+    refused(client.get_flight_info(join("")).await, Code::ResourceExhausted, "of device memory, with table");
     // One that fits has nothing of the sort.
     put(&mut client, "few", keyed(10, 10)).await.unwrap();
     let body = r#"{"join": {"left": "few", "right": "few", "on": [{"left": "k", "right": "k"}]}}"#;
