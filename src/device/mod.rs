@@ -29,12 +29,14 @@
 
 mod cache;
 mod cancel;
+mod crew;
 #[cfg(dovetail_cuda)]
 #[allow(unsafe_code)]
 pub mod cuda;
 mod fault;
 pub mod host;
 mod open;
+mod phase;
 mod types;
 
 use std::any::Any;
@@ -47,10 +49,11 @@ use arrow::buffer::Buffer;
 pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
 pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
+pub use phase::in_phase;
 pub use types::{
     BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
     HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width,
+    Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};
@@ -79,6 +82,12 @@ pub trait Device: Send + Sync + Debug {
     /// [`Unavailable`](crate::Error::Unavailable) when it is lost, maybe by what was done on another device.
     fn check(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// What its work took by its own clock since this was last asked, when somebody watches (`DOVETAIL_GPU_OBSERVER=times`): of
+    /// the streams that are no longer used.
+    fn take_times(&self) -> Vec<WorkTime> {
+        Vec::new()
     }
 
     /// Runs `work` where its parallel parts, such as gathering strings, use the CPU threads that belong to this device: its

@@ -497,3 +497,18 @@ pub trait DeviceHandle: Any + Send + Sync + fmt::Debug {
     /// For the owning device, which knows the concrete type.
     fn as_any(&self) -> &dyn Any;
 }
+
+/// What the pieces of work of one name took in one phase of joins, by the device's own clock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkTime {
+    /// The phase of the join; empty for work that belongs to none.
+    pub phase: &'static str,
+    /// A kernel or a copy.
+    pub work: &'static str,
+    /// Pieces.
+    pub calls: u64,
+    /// Bytes that copies moved.
+    pub bytes: u64,
+    /// From the beginning of each piece to its end, added up: streams that work at the same time count each for itself.
+    pub seconds: f64,
+}

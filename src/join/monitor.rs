@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::Result;
-use crate::device::CancelFlag;
+use crate::device::{CancelFlag, in_phase};
 
 /// One phase of a join that has run.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +97,7 @@ impl Monitor {
         let looks_before = self.cancel.looks();
         let start = Instant::now();
         let mut moved = Moved::default();
-        let outcome = work(&mut moved);
+        let outcome = in_phase(name, || work(&mut moved));
         let seconds = start.elapsed().as_secs_f64();
         #[cfg(test)]
         {

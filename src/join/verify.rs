@@ -59,6 +59,9 @@ pub(super) fn exact_matches(
     layout: &KeyLayout,
     shop: &Workshop<'_>,
 ) -> Result<Matches> {
+    if matches.matched_rows == 0 {
+        return Ok(matches);
+    }
     let rows = matches.rows.len();
     let first = Positions::List { data: matches.first.clone(), rows, may_miss: true };
     let build_rows = row_numbers(&build.arranged, &first, shop)?;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::check::{Join, Prepared, Summary};
 use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
-use crate::device::{CancelFlag, Device, DeviceId, open_device};
+use crate::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
 use crate::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
@@ -77,8 +77,21 @@ pub struct Measured {
     pub predicted_phases: BTreeMap<&'static str, f64>,
     /// Of the run with the middle time: the first one touches memory that later ones find.
     pub phases: Vec<PhaseRecord>,
+    /// Of the same run, what the device's work took by its own clock, where it is watched.
+    pub times: Vec<WorkTime>,
     /// The most device memory that was in use.
     pub device_memory_max_bytes: u64,
+}
+
+/// One timed run.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// How long it took.
+    pub seconds: f64,
+    /// The phases that it went by in.
+    pub phases: Vec<PhaseRecord>,
+    /// What the device's work took.
+    pub times: Vec<WorkTime>,
 }
 
 /// One run of all joins of a case.
@@ -94,10 +107,11 @@ struct Run {
 
 impl Measured {
     /// Takes what the timed runs gave; there is one at the least.
-    pub fn set_runs(&mut self, mut runs: Vec<(f64, Vec<PhaseRecord>)>) {
-        runs.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        self.phases = runs[runs.len() / 2].1.clone();
-        self.seconds = runs.into_iter().map(|(seconds, _)| seconds).collect();
+    pub fn set_runs(&mut self, mut runs: Vec<Timed>) {
+        runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        self.seconds = runs.iter().map(|run| run.seconds).collect();
+        let middle = runs.swap_remove(runs.len() / 2);
+        (self.phases, self.times) = (middle.phases, middle.times);
     }
 
     /// The middle one of the runs' times.
@@ -211,17 +225,19 @@ impl Engine {
                 all
             }),
             phases: Vec::new(),
+            times: Vec::new(),
             device_memory_max_bytes: memory.used_bytes_max(),
         })
     }
 
-    /// One timed run: seconds, and the phases that they went by in.
+    /// One timed run.
     ///
     /// # Errors
     /// What the engine answers.
-    pub fn time(&self, asked: Option<Strategy>) -> Result<(f64, Vec<PhaseRecord>)> {
+    pub fn time(&self, asked: Option<Strategy>) -> Result<Timed> {
+        drop(self.device.take_times());
         let run = self.run(asked, &*self.device)?;
-        Ok((run.seconds, run.phases))
+        Ok(Timed { seconds: run.seconds, phases: run.phases, times: self.device.take_times() })
     }
 
     /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while

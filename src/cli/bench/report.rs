@@ -1,5 +1,6 @@
 //! Results of benchmarks: a table for people, JSON lines for files and machines.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +13,7 @@ use super::super::output::{self, Align};
 use super::case::Case;
 use super::engine::{Machine, Measurable, Measured};
 use super::suite::Suite;
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, WorkTime};
 use crate::join::PhaseRecord;
 use crate::memory::process_memory_limit;
 use crate::planner::Rates;
@@ -215,10 +216,22 @@ impl Report {
             "phase_bytes": by_name(|phase| json!(phase.bytes)),
         });
         let mut line = self.head.clone();
+        if !measured.times.is_empty() {
+            line.insert("device_seconds".into(), device_seconds(&measured.times));
+        }
         line.extend(case.axes().into_iter().map(|(name, value)| (name.to_owned(), value)));
         line.extend(measurements.as_object().cloned().unwrap_or_default());
         Value::Object(line)
     }
+}
+
+/// What the device's work took by its own clock: by phase, and in each by kernel or copy.
+fn device_seconds(times: &[WorkTime]) -> Value {
+    let mut phases: BTreeMap<&str, BTreeMap<&str, f64>> = BTreeMap::new();
+    for time in times {
+        *phases.entry(time.phase).or_default().entry(time.work).or_default() += time.seconds;
+    }
+    json!(phases)
 }
 
 fn describe(machine: &Machine) -> Value {

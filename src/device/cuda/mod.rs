@@ -9,7 +9,7 @@
 //!   matching.rs    within partitions, and of sorted keys
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
 //!   filter.rs      which keys cannot match                               fault.rs    deliberate failures, for tests
-//!   observe.rs     who is told of launches and copies: nobody, the log, or a timeline
+//!   observe.rs     who is told of launches and copies: nobody, the log, a profiler, a timeline, or sums of times
 //! ```
 //!
 //! Calls queue work on the job's stream and return; those whose result is a number wait for it. Memory is stream-ordered:
@@ -40,19 +40,19 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 
 use arrow::buffer::Buffer;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::driver::{Gpu, Mark, Queue};
 use self::positions::KnownPairs;
 use self::work::Work;
 use super::cache::ColumnCache;
+use super::crew::{Crew, Crews};
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceId, DeviceInfo,
     DeviceKind, Event, Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Which,
+    Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Which, WorkTime,
 };
+use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
-use crate::{Error, Result};
 
 /// How many GPUs this process can use; none without a driver.
 ///
@@ -72,7 +72,7 @@ pub struct CudaDevice {
     info: DeviceInfo,
     memory: Budget,
     gpu: Arc<Gpu>,
-    threads: ThreadPool,
+    threads: Crew,
     /// Shared by the views of all jobs.
     kept: Arc<OnceLock<Kept>>,
 }
@@ -83,15 +83,6 @@ struct Kept {
     cache: Arc<ColumnCache>,
     /// Where their memory is freed, because the streams of the joins that brought them in are gone by then.
     queue: Arc<Queue>,
-}
-
-fn thread_pool(id: DeviceId, threads: usize) -> Result<ThreadPool> {
-    let name = move |thread| format!("{id}-{thread}");
-    ThreadPoolBuilder::new()
-        .num_threads(threads.max(1))
-        .thread_name(name)
-        .build()
-        .map_err(|cause| Error::Exhausted(format!("starting {threads} threads for device {id}: {cause}; use fewer")))
 }
 
 impl CudaDevice {
@@ -123,7 +114,7 @@ impl CudaDevice {
             info,
             memory: budget(gpu.free_bytes()?),
             gpu: Arc::new(gpu),
-            threads: thread_pool(id, threads)?,
+            threads: Crews::new(id, threads).crew()?,
             kept: Default::default(),
         })
     }
@@ -162,6 +153,10 @@ impl Device for CudaDevice {
         self.gpu.check_not_lost()
     }
 
+    fn take_times(&self) -> Vec<WorkTime> {
+        self.gpu.observer.take_times()
+    }
+
     fn memory(&self) -> &Budget {
         &self.memory
     }
@@ -179,9 +174,7 @@ impl Device for CudaDevice {
     }
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
-        // Threads of its own: one that waits for the GPU could not take up another job's work.
-        let threads = thread_pool(self.id, self.threads.current_num_threads())?;
-        let (gpu, kept) = (self.gpu.clone(), self.kept.clone());
+        let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
         Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu, threads, kept }))
     }
 

@@ -5,9 +5,13 @@
 //! * `silent`, the default;
 //! * `trace`: launches and copies are events of the log, at level TRACE;
 //! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and `ncu --nvtx --nvtx-include` chooses them;
+//! * `times`: each launch and copy is timed by events of its stream, and added up by its name and the phase of the join that it was for;
+//!   `dovetail bench` adds the sums to its lines;
 //! * `timeline:FILE`: each launch and copy is timed by events of its stream, and written to the file in the trace format of
 //!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
-//!   was opened. The events cost some microseconds per call, so that a join that is watched is a little slower.
+//!   was opened.
+//!
+//! Events cost some microseconds per call, so that a join that is timed is a little slower.
 
 use std::ffi::CString;
 use std::fmt;
@@ -20,6 +24,7 @@ use parking_lot::Mutex;
 
 use super::abi;
 use super::driver::Queue;
+use crate::device::{WorkTime, phase};
 use crate::{Error, Result};
 
 const VARIABLE: &str = "DOVETAIL_GPU_OBSERVER";
@@ -30,7 +35,7 @@ pub(super) enum Observer {
     Silent,
     Trace,
     Nvtx,
-    Timeline(Timeline),
+    Timed(Timed),
 }
 
 impl Observer {
@@ -45,10 +50,11 @@ impl Observer {
             "" | "silent" => Ok(Self::Silent),
             "trace" => Ok(Self::Trace),
             "nvtx" => Ok(Self::Nvtx),
+            "times" => Ok(Self::Timed(Timed::new(ordinal, Report::Sums(Vec::new()))?)),
             other => match other.strip_prefix("timeline:") {
-                Some(path) => Ok(Self::Timeline(Timeline::new(path, ordinal)?)),
+                Some(path) => Ok(Self::Timed(Timed::new(ordinal, Report::timeline(path)?)?)),
                 None => Err(Error::Invalid(format!(
-                    "{VARIABLE}={other:?} is no observer; there are silent, trace, nvtx and timeline:FILE"
+                    "{VARIABLE}={other:?} is no observer; there are silent, trace, nvtx, times and timeline:FILE"
                 ))),
             },
         }
@@ -68,15 +74,26 @@ impl Observer {
                 unsafe { abi::dovetail_range_begin(name.as_ptr()) };
                 None
             }
-            Self::Timeline(_) => record(queue).ok(),
+            Self::Timed(_) => record(queue).ok(),
         };
         Watched { observer: self, queue, what, bytes, started }
     }
 
     /// All work that was queued on `queue` is done, and no more will be.
     pub(super) fn settle(&self, queue: &Queue) {
-        if let Self::Timeline(timeline) = self {
-            timeline.settle(queue);
+        if let Self::Timed(timed) = self {
+            timed.settle(queue);
+        }
+    }
+
+    /// What the work took that was settled since this was last asked, if times are added up.
+    pub(super) fn take_times(&self) -> Vec<WorkTime> {
+        match self {
+            Self::Timed(timed) => match &mut timed.inner.lock().report {
+                Report::Sums(sums) => std::mem::take(sums),
+                Report::Timeline(_) => Vec::new(),
+            },
+            _ => Vec::new(),
         }
     }
 }
@@ -96,39 +113,43 @@ impl Drop for Watched<'_> {
             // SAFETY: the range was begun by the same thread: what is being watched is not sent to another.
             unsafe { abi::dovetail_range_end() };
         }
-        let (Observer::Timeline(timeline), Some(started)) = (self.observer, self.started) else { return };
+        let (Observer::Timed(timed), Some(started)) = (self.observer, self.started) else { return };
         match record(self.queue) {
             Ok(ended) => {
-                let stream = self.queue.raw() as usize;
-                timeline.inner.lock().pending.push(Pending {
-                    stream,
-                    what: self.what,
-                    bytes: self.bytes,
-                    started,
-                    ended,
-                });
+                let (stream, phase) = (self.queue.raw() as usize, phase::current());
+                let (what, bytes) = (self.what, self.bytes);
+                timed.inner.lock().pending.push(Pending { stream, phase, what, bytes, started, ended });
             }
             Err(_) => destroy(started),
         }
     }
 }
 
-/// Times work by events, and writes what it found to a file.
-pub(super) struct Timeline {
+/// Times work by events.
+pub(super) struct Timed {
     ordinal: u16,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    file: BufWriter<File>,
+    report: Report,
     /// When the GPU was opened.
     origin: sys::CUevent,
     pending: Vec<Pending>,
 }
 
+/// Where times go.
+enum Report {
+    /// Added up, until somebody asks.
+    Sums(Vec<WorkTime>),
+    /// A line for each piece of work.
+    Timeline(BufWriter<File>),
+}
+
 /// Queued, and perhaps not done.
 struct Pending {
     stream: usize,
+    phase: &'static str,
     what: &'static str,
     bytes: u64,
     started: sys::CUevent,
@@ -138,22 +159,55 @@ struct Pending {
 // SAFETY: the driver's events may be used by any thread.
 unsafe impl Send for Inner {}
 
-impl fmt::Debug for Timeline {
+impl fmt::Debug for Timed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Timeline(cuda:{})", self.ordinal)
+        write!(f, "Timed(cuda:{})", self.ordinal)
     }
 }
 
-impl Timeline {
-    fn new(path: &str, ordinal: u16) -> Result<Self> {
+impl Report {
+    fn timeline(path: &str) -> Result<Self> {
         let file = File::create(path).and_then(|mut file| file.write_all(b"[\n").map(|()| file)).map_err(|error| {
             Error::Unsupported(format!("writing the timeline {path:?} that {VARIABLE} names: {error}"))
         })?;
+        Ok(Self::Timeline(BufWriter::new(file)))
+    }
+
+    /// Takes in a piece of work that began so many seconds after the GPU was opened.
+    fn add(&mut self, ordinal: u16, work: &Pending, start: f64, seconds: f64) {
+        match self {
+            Self::Sums(sums) => {
+                let known = sums.iter_mut().find(|sum| (sum.phase, sum.work) == (work.phase, work.what));
+                match known {
+                    Some(sum) => {
+                        sum.calls += 1;
+                        sum.bytes += work.bytes;
+                        sum.seconds += seconds;
+                    }
+                    None => {
+                        sums.push(WorkTime { phase: work.phase, work: work.what, calls: 1, bytes: work.bytes, seconds })
+                    }
+                }
+            }
+            Self::Timeline(file) => {
+                let line = serde_json::json!({
+                    "name": work.what, "cat": work.phase, "ph": "X", "pid": ordinal, "tid": work.stream % 1_000_000_007,
+                    "ts": start * 1e6, "dur": seconds * 1e6, "args": { "bytes": work.bytes },
+                });
+                // Whoever watches misses a line; the join is not to fail for that.
+                let _ = writeln!(file, "{line},");
+            }
+        }
+    }
+}
+
+impl Timed {
+    fn new(ordinal: u16, report: Report) -> Result<Self> {
         let driver = |error: DriverError| Error::Unsupported(format!("timing the work of GPU {ordinal}: {error}"));
         let origin = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(driver)?;
         // SAFETY: the event was just made; the null stream is the context's own.
         unsafe { result::event::record(origin, std::ptr::null_mut()).map_err(driver)? };
-        Ok(Self { ordinal, inner: Mutex::new(Inner { file: BufWriter::new(file), origin, pending: Vec::new() }) })
+        Ok(Self { ordinal, inner: Mutex::new(Inner { report, origin, pending: Vec::new() }) })
     }
 
     fn settle(&self, queue: &Queue) {
@@ -163,23 +217,21 @@ impl Timeline {
         inner.pending = pending;
         let done: Vec<Pending> = done;
         for work in done {
-            let origin = inner.origin;
             // SAFETY: all three events were recorded, and their work is done.
             let times = unsafe {
-                result::event::elapsed(origin, work.started)
+                result::event::elapsed(inner.origin, work.started)
                     .and_then(|start| Ok((start, result::event::elapsed(work.started, work.ended)?)))
             };
             destroy(work.started);
             destroy(work.ended);
-            let Ok((start, taken)): Result<(f32, f32), DriverError> = times else { continue };
-            let line = serde_json::json!({
-                "name": work.what, "ph": "X", "pid": self.ordinal, "tid": stream % 1_000_000_007,
-                "ts": f64::from(start) * 1e3, "dur": f64::from(taken) * 1e3, "args": { "bytes": work.bytes },
-            });
-            // Whoever watches misses a line; the join is not to fail for that.
-            let _ = writeln!(inner.file, "{line},");
+            // In milliseconds.
+            if let Ok((start, taken)) = times {
+                inner.report.add(self.ordinal, &work, f64::from(start) / 1e3, f64::from(taken) / 1e3);
+            }
         }
-        let _ = inner.file.flush();
+        if let Report::Timeline(file) = &mut inner.report {
+            let _ = file.flush();
+        }
     }
 }
 

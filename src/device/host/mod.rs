@@ -7,8 +7,8 @@
 //!   partition.rs  by bits of the mixed key                    slots.rs   the open-addressing table
 //!   group.rs      equal keys of partitions made adjacent
 //!   sort.rs       by key                                      buffer.rs  charged, pooled memory
-//!   table.rs      one table over all keys, hashed or dense    crew.rs    threads, a crew for each job
-//!   filter.rs     which keys cannot match                     raw.rs     the only unsafe code
+//!   table.rs      one table over all keys, hashed or dense    raw.rs     the only unsafe code
+//!   filter.rs     which keys cannot match
 //!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
 //!   fault.rs      deliberate failures, for tests
@@ -21,7 +21,6 @@
 //! This room knows nothing of other kinds of device.
 
 mod buffer;
-mod crew;
 mod expand;
 mod fault;
 mod filter;
@@ -58,11 +57,11 @@ pub use sort::sort_scratch_bytes;
 pub use table::TableBytes;
 
 use self::buffer::{HostBuffer, Pool, Values};
-use self::crew::{Crew, Crews};
 use self::fault::Faults;
 use self::hash::with_key;
 use self::link::Transfer;
 use super::cache::ColumnCache;
+use super::crew::{Crew, Crews};
 use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
@@ -113,7 +112,7 @@ impl HostDevice {
             id,
             info: info(threads),
             pool: Pool::new(memory),
-            threads: Crews::new(index, threads).crew()?,
+            threads: Crews::new(id, threads).crew()?,
             route,
             kept: Default::default(),
             faults: Faults::of(id, Trigger::of(id)),

@@ -1,7 +1,8 @@
-//! The threads of a host device: one crew for the device, and one for each job that runs beside others.
+//! The CPU threads of a device, which do a host device's work and what a GPU cannot: one crew for the device, and one for each job
+//! that runs beside others.
 //!
-//! Jobs do not share a crew. A thread that waits for a part of its own work takes up whatever else lies there, and with
-//! another job's work it would hold up its own until that is done, or stopped, or read.
+//! Jobs do not share a crew. A thread that waits for a part of its own work, or for a GPU, takes up whatever else lies there, and
+//! with another job's work it would hold up its own until that is done, or stopped, or read.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,20 +10,21 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::DeviceId;
 use crate::{Error, Result};
 
 /// Crews of one device, of as many threads each.
 #[derive(Debug)]
 pub(super) struct Crews {
-    index: u16,
+    id: DeviceId,
     threads: usize,
     /// Those that nobody uses: threads take longer to start than a small join to run.
     idle: Mutex<Vec<ThreadPool>>,
 }
 
 impl Crews {
-    pub(super) fn new(index: u16, threads: usize) -> Arc<Self> {
-        Arc::new(Self { index, threads, idle: Mutex::default() })
+    pub(super) fn new(id: DeviceId, threads: usize) -> Arc<Self> {
+        Arc::new(Self { id, threads: threads.max(1), idle: Mutex::default() })
     }
 
     /// A crew that nobody else uses, until it is dropped.
@@ -39,10 +41,10 @@ impl Crews {
     }
 
     fn start(&self) -> Result<ThreadPool> {
-        let (index, threads) = (self.index, self.threads);
-        let name = move |thread| format!("host{index}-{thread}");
+        let (id, threads) = (self.id, self.threads);
+        let name = move |thread| format!("{id}-{thread}");
         ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
-            Error::Exhausted(format!("starting {threads} threads for device host:{index}: {cause}; use fewer"))
+            Error::Exhausted(format!("starting {threads} threads for device {id}: {cause}; use fewer"))
         })
     }
 }
@@ -84,10 +86,12 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::device::DeviceKind;
 
     #[test]
     fn a_crew_works_on_while_another_is_held_up_and_is_used_again() {
-        let device = Crews::new(0, 1).crew().unwrap();
+        let id = DeviceId { kind: DeviceKind::Host, index: 0 };
+        let device = Crews::new(id, 1).crew().unwrap();
         let job = device.another().unwrap();
         let (let_go, held) = channel::<()>();
         std::thread::scope(|scope| {
