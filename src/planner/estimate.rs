@@ -45,8 +45,7 @@ impl Estimates {
     pub fn of(join: &BoundJoin) -> Self {
         let (left_keyed, left_distinct) = keyed_and_distinct(join, Side::Left);
         let (right_keyed, right_distinct) = keyed_and_distinct(join, Side::Right);
-        let (left_share, right_share) =
-            common_values(join, left_distinct, right_distinct).unwrap_or_else(|| shared_ranges(join));
+        let (left_share, right_share) = common_values(join).unwrap_or_else(|| shared_ranges(join));
         let left = Spread::new(join, Side::Left, left_share, left_keyed, left_distinct);
         let right = Spread::new(join, Side::Right, right_share, right_keyed, right_distinct);
         let (left_met, pairs) = left.meet(&right);
@@ -254,11 +253,9 @@ impl BoundJoin {
 }
 
 /// The share of each side's values that the other side has too; `None` where that is not known.
-fn common_values(join: &BoundJoin, left_distinct: f64, right_distinct: f64) -> Option<(f64, f64)> {
+fn common_values(join: &BoundJoin) -> Option<(f64, f64)> {
     let [key] = &join.keys[..] else { return None };
-    let common = join.left.sketch(key.left)?.common(join.right.sketch(key.right)?)?;
-    let share = |distinct: f64| if distinct > 0.0 { (common / distinct).min(1.0) } else { 0.0 };
-    Some((share(left_distinct), share(right_distinct)))
+    join.left.sketch(key.left)?.shares_in_common(join.right.sketch(key.right)?)
 }
 
 /// The share of each side's values that lies in the range which both sides have in common.

@@ -20,10 +20,12 @@ const K: usize = 4096;
 /// tell too little of how many they have.
 const COMMON_MIN: f64 = 64.0;
 
+type Hashes = HashSet<u64, BuildHasherDefault<AsItIs>>;
+
 /// The hashes of a column's values that are below a bound: all of them where they are few.
 #[derive(Clone, Debug)]
 pub struct Sketch {
-    hashes: HashSet<u64, BuildHasherDefault<AsItIs>>,
+    hashes: Hashes,
     /// All hashes below are there; the largest number: all.
     bound: u64,
 }
@@ -41,7 +43,7 @@ impl Default for LowestBound {
 impl Default for Sketch {
     /// Of no value.
     fn default() -> Self {
-        Self { hashes: HashSet::default(), bound: u64::MAX }
+        Self { hashes: Hashes::default(), bound: u64::MAX }
     }
 }
 
@@ -77,18 +79,22 @@ impl Sketch {
         self.hashes.len() as f64 / self.share()
     }
 
-    /// How many different values both columns have; `None` where the samples tell too little of it.
-    pub fn common(&self, other: &Self) -> Option<f64> {
-        let share = self.share().min(other.share());
+    /// Which share of this column's different values the other one has too, and the other way round; `None` where the samples tell
+    /// too little of it. What is a part of the other is found to be all of it, however roughly the number of values is known.
+    pub fn shares_in_common(&self, other: &Self) -> Option<(f64, f64)> {
+        let (own, others) = (self.share(), other.share());
         let is_all = self.bound == u64::MAX && other.bound == u64::MAX;
-        if !is_all && self.distinct().min(other.distinct()) * share < COMMON_MIN {
+        if !is_all && self.distinct().min(other.distinct()) * own.min(others) < COMMON_MIN {
             return None;
         }
+        let bound = self.bound.min(other.bound);
+        let sampled = |hashes: &Hashes| hashes.iter().filter(|&&hash| is_all || hash < bound).count() as f64;
         let (fewer, more) = if self.hashes.len() < other.hashes.len() { (self, other) } else { (other, self) };
         let common = fewer.hashes.iter().filter(|hash| more.hashes.contains(hash)).count() as f64;
         // That a sample has no value in common does not say that there is none.
         let common = if is_all { common } else { common.max(0.5) };
-        Some(common / share)
+        let share = |hashes| (common / sampled(hashes).max(1.0)).min(1.0);
+        Some((share(&self.hashes), share(&other.hashes)))
     }
 
     /// The share of all hashes that is below the bound.

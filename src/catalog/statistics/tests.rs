@@ -373,10 +373,11 @@ fn few_values_are_counted_exactly_and_nulls_are_none() {
         let distinct = hash::hashes(&array).into_iter().filter(|&hash| hash != hash::NULL);
         let distinct = distinct.collect::<std::collections::HashSet<_>>().len() as f64;
         assert_eq!(one.distinct(), distinct, "{}", array.data_type());
-        assert_eq!(one.common(&one), Some(distinct));
+        assert_eq!(one.shares_in_common(&one), Some((1.0, 1.0)));
         let other = sketch(&[array.slice(20_000, 10), array.slice(39_000, 0)]);
         assert!(other.distinct() <= 7.0, "of ten rows, three or four are null");
-        assert_eq!(one.common(&other), Some(other.distinct()));
+        let share = other.distinct() / distinct;
+        assert_eq!(one.shares_in_common(&other), Some((share, 1.0)));
     }
     let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1)]), None]));
     assert!(StatisticsCollector::new(lists.data_type()).sketch([&lists].into_iter()).is_none());
@@ -387,14 +388,20 @@ fn sketches_count_values_that_two_columns_have_in_common() {
     let column = |range: std::ops::Range<i32>| -> ArrayRef { Arc::new(Int32Array::from_iter_values(range.rev())) };
     let wide = |array: &ArrayRef| arrow::compute::cast(array, &DataType::Int64).unwrap();
     let left = sketch(&[column(0..1_000_000)]);
-    for (range, expected) in [(900_000..1_600_000, 100_000.0), (2_000_000..3_000_000, 0.0)] {
+    for (range, own_share, other_share) in
+        [(900_000..1_600_000, 0.1, 1.0 / 7.0), (2_000_000..3_000_000, 0.0, 0.0), (-50_000..2_000_000, 1.0, 1.0 / 2.05)]
+    {
         let right = sketch(&[wide(&column(range.clone()))]);
-        assert_eq!(left.common(&right), right.common(&left));
-        let found = left.common(&right).unwrap();
-        assert!((found - expected).abs() <= 0.15 * expected + 200.0, "{range:?}: {found} of {expected}");
+        let (own, other) = left.shares_in_common(&right).unwrap();
+        assert_eq!(right.shares_in_common(&left), Some((other, own)));
+        for (found, expected) in [(own, own_share), (other, other_share)] {
+            assert!((found - expected).abs() <= 0.15 * expected + 0.001, "{range:?}: {found}, not {expected}");
+        }
+        // All values are in the other column or they are not: no error of the sample hides that.
+        assert_eq!(own == 1.0, own_share == 1.0, "{range:?}");
     }
     // A few values of a million fall into no sample.
-    assert_eq!(left.common(&sketch(&[column(5..15)])), None);
+    assert_eq!(left.shares_in_common(&sketch(&[column(5..15)])), None);
 }
 
 /// One value on a fifth of the rows, which alone would make the others look four times as frequent as they are.
