@@ -174,8 +174,8 @@ struct Held {
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
-    /// What tables cost whose memory is shared.
-    shared_charges: Vec<Arc<Charge>>,
+    /// What the tables cost whose memory is shared; each once.
+    shared: Vec<SharedRows>,
     /// Since when readers have taken nothing.
     last_taken: Option<Instant>,
     /// How long the writer has waited for readers.
@@ -186,14 +186,27 @@ struct Held {
     expires: Option<SystemTime>,
 }
 
+/// Rows of a table with which a result shares memory.
+#[derive(Debug)]
+struct SharedRows {
+    table: Weak<Table>,
+    charge: Arc<Charge>,
+}
+
 impl Held {
+    /// Bytes of tables that are gone, and whose memory this result keeps.
+    fn bytes_of_gone_tables(&self) -> u64 {
+        let gone = self.shared.iter().filter(|rows| rows.table.strong_count() == 0);
+        gone.map(|rows| rows.charge.bytes()).sum()
+    }
+
     /// Forgets all batches and what they cost; the caller drops them once nothing is locked.
     fn let_go(&mut self) -> VecDeque<Option<(RecordBatch, u64)>> {
         let batches = std::mem::take(&mut self.batches);
         self.taken += batches.len();
         self.bytes = 0;
         self.charge = None;
-        self.shared_charges.clear();
+        self.shared.clear();
         self.adopter = None;
         self.meter = Meter::default();
         batches
@@ -300,10 +313,16 @@ impl ResultSpool {
         if let (Some(charge), false) = (&mut held.charge, self.is_consumed_by_reading()) {
             charge.try_grow(bytes).context(|| "keeping the result of the join")?;
         }
-        if shared.contains(&true) && held.shared_charges.is_empty() {
+        if shared.contains(&true) && held.shared.is_empty() {
             // The join that pushes has the tables.
-            let tables = self.inner.tables.iter().filter_map(Weak::upgrade);
-            held.shared_charges = tables.flat_map(|table| table.charges.clone()).collect();
+            for table in self.inner.tables.iter().filter_map(Weak::upgrade) {
+                for charge in &table.charges {
+                    if !held.shared.iter().any(|rows| Arc::ptr_eq(&rows.charge, charge)) {
+                        let charge = charge.clone();
+                        held.shared.push(SharedRows { table: Arc::downgrade(&table), charge });
+                    }
+                }
+            }
         }
         held.bytes += bytes;
         held.pushed_bytes += all_bytes;
@@ -365,6 +384,13 @@ impl ResultSpool {
     /// Bytes that the result holds now, beside those that it shares with tables.
     pub fn held_bytes(&self) -> u64 {
         self.inner.held.lock().bytes
+    }
+
+    /// Bytes that come free when the result goes: those that it holds, and those of tables that are gone and stay because it shares
+    /// their memory.
+    pub fn returning_bytes(&self) -> u64 {
+        let held = self.inner.held.lock();
+        held.bytes.saturating_add(held.bytes_of_gone_tables())
     }
 
     /// When the lease ends; `None` while the join runs. Reading extends it.

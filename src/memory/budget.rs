@@ -117,6 +117,12 @@ impl Budget {
         let _ = self.inner.reclaim.set(reclaim);
     }
 
+    /// Asks for memory to be given back although the budget has some; how many bytes it were.
+    pub(super) fn reclaim(&self, bytes: u64) -> u64 {
+        let _one_at_a_time = self.inner.reclaiming.lock();
+        self.reclaimer().map_or(0, |reclaim| reclaim.reclaim(bytes))
+    }
+
     fn reclaimer(&self) -> Option<Arc<dyn Reclaim>> {
         self.inner.reclaim.get()?.upgrade()
     }

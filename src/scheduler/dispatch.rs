@@ -60,7 +60,7 @@ impl Shared {
     }
 
     pub(super) fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
-        let Submission { owner, is_admin, timeout } = terms;
+        let Submission { owner, is_admin } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes its time, and is done without the lock.
         let admitted = self.admit(spec)?;
@@ -101,18 +101,7 @@ impl Shared {
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
         let (now, priority) = (self.clock.now(), spec.priority);
-        let deadline = timeout.map(|timeout| now.saturating_add(timeout));
-        let job = Arc::new(Job::new(
-            id,
-            owner.clone(),
-            admitted,
-            result,
-            host_memory,
-            cancel,
-            is_device_wanted,
-            name,
-            deadline,
-        ));
+        let job = Arc::new(Job::new(id, owner.clone(), admitted, result, host_memory, cancel, is_device_wanted, name));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
         state.queue.push(Waiting {
@@ -129,9 +118,6 @@ impl Shared {
         tracing::info!(job = id.0, tenant = job.owner, strategy = %job.plan.strategy, predicted_ms, "queued");
         let mut leftovers = Vec::new();
         self.dispatch(&mut state, &mut leftovers);
-        if deadline.is_some() {
-            self.timer.notify_all();
-        }
         drop(state);
         drop(leftovers);
         Ok(job)
@@ -265,7 +251,7 @@ impl Shared {
             let is_queued = job.life.lock().state == JobState::Queued;
             let becomes_table = job.plan.join.spec.into.is_some();
             // What gives way is free already.
-            let held = if becomes_table || job.result.gives_way() { 0 } else { job.result.held_bytes() };
+            let held = if becomes_table || job.result.gives_way() { 0 } else { job.result.returning_bytes() };
             let bytes = held.saturating_add(job.host_memory.free_bytes());
             // A job that runs is given a lease at its end, which is soon beside a lease.
             let lease = match job.result.expires() {
@@ -330,7 +316,7 @@ fn kept_results(state: &State) -> String {
     let is_kept = |job: &&Arc<Job>| {
         job.plan.join.spec.into.is_none() && job.life.lock().state.is_final() && !job.result.gives_way()
     };
-    let held = state.live.values().filter(is_kept).map(|job| (job.result.held_bytes(), job.id));
+    let held = state.live.values().filter(is_kept).map(|job| (job.result.returning_bytes(), job.id));
     let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
     if held.is_empty() {
         return String::new();

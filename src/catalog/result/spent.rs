@@ -4,13 +4,16 @@
 //! its memory up before a table, a join or another result is refused for want of it: once every row has reached a client,
 //! while nobody reads it, and the one that was read longest ago first. Whoever said how long it is to be kept, or has renewed
 //! its lease, was promised that it stays.
+//!
+//! With a result goes what it shares with a table that was dropped or replaced meanwhile, when it is the last to hold that. One that only
+//! shares what tables still hold frees nothing, and stays.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::{Held, Inner, ResultSpool, SpoolState};
+use super::{Held, Inner, ResultSpool, SharedRows, SpoolState};
 use crate::memory::Reclaim;
 
 /// The results that give way, the one that was read longest ago first. Clones share them.
@@ -23,12 +26,27 @@ struct List(Mutex<VecDeque<Entry>>);
 struct Entry {
     spool: Weak<Inner>,
     owner: String,
+}
+
+/// What would come free with a result.
+struct Holding {
+    inner: Arc<Inner>,
+    own_bytes: u64,
+    shared: Vec<Share>,
+}
+
+/// Rows of tables that a result shares.
+struct Share {
+    /// The place of their charge in memory, by which the same rows are known.
+    charge: usize,
     bytes: u64,
+    /// How many tables, jobs and results hold them.
+    holders: usize,
 }
 
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entry").field("owner", &self.owner).field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Entry").field("owner", &self.owner).finish_non_exhaustive()
     }
 }
 
@@ -53,10 +71,10 @@ impl SpentResults {
         self.0.give_back(bytes, |entry| entry.owner == owner)
     }
 
-    fn add(&self, spool: &Arc<Inner>, owner: &str, bytes: u64) {
+    fn add(&self, spool: &Arc<Inner>, owner: &str) {
         let mut entries = self.0.0.lock();
         entries.retain(|entry| entry.spool.strong_count() > 0 && !Weak::ptr_eq(&entry.spool, &Arc::downgrade(spool)));
-        entries.push_back(Entry { spool: Arc::downgrade(spool), owner: owner.into(), bytes });
+        entries.push_back(Entry { spool: Arc::downgrade(spool), owner: owner.into() });
     }
 
     fn remove(&self, spool: &Arc<Inner>) {
@@ -65,25 +83,62 @@ impl SpentResults {
 }
 
 impl List {
+    /// What the results hold that give way, the one that was read longest ago first.
+    fn holdings(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Holding> {
+        let spools: Vec<_> = {
+            let entries = self.0.lock();
+            entries.iter().filter(|entry| is_wanted(entry)).filter_map(|entry| entry.spool.upgrade()).collect()
+        };
+        spools.into_iter().filter_map(Holding::of).collect()
+    }
+
     fn give_back(&self, bytes: u64, is_wanted: impl Fn(&Entry) -> bool) -> u64 {
+        let holdings = self.holdings(is_wanted);
+        let shared = held_by_nobody_else(&holdings);
         let mut given = 0;
-        while given < bytes {
-            let first = {
-                let mut entries = self.0.lock();
-                let place = entries.iter().position(&is_wanted);
-                place.and_then(|place| entries.remove(place))
-            };
-            // Not while the list is locked: a result is listed by whoever is done with it.
-            let Some(entry) = first else { break };
-            given += entry.spool.upgrade().map_or(0, |inner| ResultSpool { inner }.give_up());
+        for Holding { inner, own_bytes, shared: shares } in holdings {
+            if given >= bytes {
+                break;
+            }
+            if own_bytes > 0 || shares.iter().any(|share| shared.contains_key(&share.charge)) {
+                given += ResultSpool { inner }.give_up();
+            }
         }
         given
     }
 }
 
+impl Holding {
+    /// `None` for a result that somebody is about to read, or to let go of.
+    fn of(inner: Arc<Inner>) -> Option<Self> {
+        // Whoever has it locked may be asking for memory.
+        let held = inner.held.try_lock()?;
+        let share = |rows: &SharedRows| Share {
+            charge: Arc::as_ptr(&rows.charge).addr(),
+            bytes: rows.charge.bytes(),
+            holders: Arc::strong_count(&rows.charge),
+        };
+        let (own_bytes, shared) = (held.bytes, held.shared.iter().map(share).collect());
+        drop(held);
+        Some(Self { inner, own_bytes, shared })
+    }
+}
+
+/// Of the rows that those share with tables, the bytes of those that no table, job or other result holds.
+fn held_by_nobody_else(holdings: &[Holding]) -> HashMap<usize, u64> {
+    let mut known: HashMap<usize, (usize, &Share)> = HashMap::new();
+    for share in holdings.iter().flat_map(|holding| &holding.shared) {
+        known.entry(share.charge).or_insert((0, share)).0 += 1;
+    }
+    let free = known.into_iter().filter(|(_, (count, share))| *count == share.holders);
+    free.map(|(charge, (_, share))| (charge, share.bytes)).collect()
+}
+
 impl Reclaim for List {
     fn reclaimable_bytes(&self) -> u64 {
-        self.0.lock().iter().map(|entry| entry.bytes).sum()
+        let holdings = self.holdings(|_| true);
+        let own: u64 = holdings.iter().map(|holding| holding.own_bytes).sum();
+        own.saturating_add(held_by_nobody_else(&holdings).values().sum())
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
@@ -127,26 +182,30 @@ impl ResultSpool {
 
     fn change_reading(&self, change: impl FnOnce(&mut Reading)) {
         let Some(Spending { results, owner }) = &self.inner.spending else { return };
-        let (gives_way, bytes) = {
+        let gives_way = {
             let mut held = self.inner.held.lock();
             change(&mut held.reading);
-            (self.inner.gives_way(&held), held.bytes)
+            self.inner.gives_way(&held)
         };
         if gives_way {
-            results.add(&self.inner, owner, bytes);
+            results.add(&self.inner, owner);
         } else {
             results.remove(&self.inner);
         }
     }
 
-    /// Lets go of all batches, unless somebody came to read them. How many bytes it were.
+    /// Lets go of all batches, unless somebody came to read them. How many bytes came free.
     fn give_up(&self) -> u64 {
         let held = self.inner.held.lock();
         if !self.inner.gives_way(&held) {
             return 0;
         }
-        let bytes = held.bytes;
+        let last = held.shared.iter().filter(|rows| Arc::strong_count(&rows.charge) == 1);
+        let bytes = held.bytes + last.map(|rows| rows.charge.bytes()).sum::<u64>();
         self.release_held(held);
+        if let Some(Spending { results, .. }) = &self.inner.spending {
+            results.remove(&self.inner);
+        }
         tracing::info!(bytes, "the memory of a result that was read is needed");
         bytes
     }
@@ -159,7 +218,7 @@ impl Inner {
             && is_whole
             && readers == 0
             && !is_renewed
-            && held.bytes > 0
+            && !held.batches.is_empty()
             && self.progress.borrow().1 == SpoolState::Complete
     }
 }

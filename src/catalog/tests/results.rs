@@ -457,6 +457,49 @@ async fn results_that_were_read_give_way_the_oldest_first_and_no_others() {
     assert_eq!(budget.free_bytes(), 2 * KEPT_BYTES);
 }
 
+#[tokio::test]
+async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone() {
+    let catalog = Catalog::new(arena_of(3 * KEPT_BYTES));
+    let budget = catalog.arena().budget().clone();
+    let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1024));
+    let rows = RecordBatch::try_from_iter([("k", keys)]).unwrap();
+    let put = |mode| {
+        let options = UploadOptions { mode, ..UploadOptions::default() };
+        let mut upload = Upload::begin(&catalog, "t", rows.schema(), options).unwrap();
+        upload.append(rows.clone()).unwrap();
+        upload.commit().unwrap()
+    };
+    let table = put(UploadMode::Create);
+    // Two results that share all that they are made of: they have no bytes of their own.
+    let sharing = || {
+        let options = SpoolOptions {
+            arena: Some(catalog.arena().clone()),
+            charge: Some(catalog.charge("")),
+            tables: [&table, &table].map(Arc::downgrade).to_vec(),
+            spending: Some(Spending { results: catalog.spent_results().clone(), owner: String::new() }),
+            ..SpoolOptions::default()
+        };
+        let spool = ResultSpool::with_options(rows.schema(), options);
+        spool.push_sharing(table.batches[0].clone(), &[true]).unwrap();
+        spool.finish(Ok(()));
+        spool.was_read();
+        spool
+    };
+    let [first, second] = [sharing(), sharing()];
+    assert_eq!((first.held_bytes(), first.returning_bytes()), (0, 0));
+    assert!(budget.reserve(2 * KEPT_BYTES + 1, "more").is_err());
+    assert!(first.gives_way() && second.gives_way(), "they free nothing: the table is there");
+    drop(table);
+    put(UploadMode::Replace);
+    assert_eq!(first.returning_bytes(), KEPT_BYTES);
+    assert_eq!((budget.free_bytes(), budget.unused_bytes()), (2 * KEPT_BYTES, KEPT_BYTES));
+    // It takes both.
+    let reserved = budget.reserve(2 * KEPT_BYTES, "two tables").unwrap();
+    assert!(!first.gives_way() && !second.gives_way());
+    assert_refused(second.batch(0).await, is!(NotFound), &["its memory was needed"]);
+    drop(reserved);
+}
+
 #[test]
 fn what_a_tenant_has_read_goes_before_it_is_refused_more() {
     let catalog = limited(Some(2 * KEPT_BYTES), None);

@@ -235,7 +235,15 @@ impl Inner {
             return Ok(place);
         }
         let len = size.next_multiple_of(HUGE_PAGE_BYTES).max(self.slab_bytes);
-        self.make_room(len, size)?;
+        while let Err(fragmented) = self.make_room(len, size) {
+            // What gives its memory up may leave a place that is large enough, or a whole slab empty.
+            if self.budget.reclaim(size as u64) == 0 {
+                return Err(fragmented);
+            }
+            if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
+                return Ok(place);
+            }
+        }
         let memory = self.map_slab(len)?;
         let mut slabs = self.slabs.lock();
         slabs.add(memory);
