@@ -1,14 +1,11 @@
 //! How jobs end: complete, failed or stopped, by themselves, by somebody, or by the clock.
 
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
-use parking_lot::MutexGuard;
-
 use super::job::{Job, JobState};
 use super::state::{Leftovers, Shared, State};
 use super::stats::SchedulerStats;
 use crate::{Error, Result};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 impl Shared {
     /// Gives a job its last state, and its readers the end. The state comes first: who sees the end may ask for the state.
@@ -92,21 +89,12 @@ impl Shared {
     }
 
     pub(super) fn tick(&self, now: SystemTime) {
-        let clock_now = self.clock.now();
         let jobs: Vec<Arc<Job>> = self.state.lock().live.values().cloned().collect();
         for job in jobs {
-            let (is_final, deadline) = {
-                let life = job.life.lock();
-                (life.state.is_final(), life.deadline.filter(|_| life.stop.is_none()))
-            };
-            if is_final {
-                if job.result.is_expired(now) {
-                    job.result.release();
-                    self.retire(&mut self.state.lock(), &job);
-                }
-            } else if deadline.is_some_and(|deadline| deadline <= clock_now) {
-                let message = format!("job {} was not done by the caller's deadline", job.id);
-                self.stop(&job, Error::DeadlineExceeded(message));
+            let is_final = job.life.lock().state.is_final();
+            if is_final && job.result.is_expired(now) {
+                job.result.release();
+                self.retire(&mut self.state.lock(), &job);
             }
         }
         self.dispatch_now();
@@ -129,17 +117,8 @@ impl Shared {
             if state.shutdown {
                 return;
             }
-            let wait = self.time_to_deadline(&state).unwrap_or(INTERVAL).min(INTERVAL);
-            self.timer.wait_for(&mut state, wait.max(Duration::from_millis(1)));
+            self.timer.wait_for(&mut state, INTERVAL);
         }
-    }
-
-    fn time_to_deadline(&self, state: &MutexGuard<'_, State>) -> Option<Duration> {
-        let deadlines = state.live.values().filter_map(|job| {
-            let life = job.life.lock();
-            life.deadline.filter(|_| !life.state.is_final() && life.stop.is_none())
-        });
-        deadlines.min().map(|deadline| deadline.saturating_sub(self.clock.now()))
     }
 }
 

@@ -36,7 +36,7 @@ pub struct SchedulerOptions {
     pub window_bytes: u64,
     /// Jobs that are remembered after their result was released.
     pub history: usize,
-    /// Whether a thread keeps deadlines and leases; tests call [`Scheduler::tick`] instead.
+    /// Whether a thread keeps leases; tests call [`Scheduler::tick`] instead.
     pub timer: bool,
 }
 
@@ -66,8 +66,6 @@ pub struct Submission {
     pub owner: String,
     /// Whether its result may take the place of tables of others.
     pub is_admin: bool,
-    /// How long the caller waits for the result at most; the job fails then.
-    pub timeout: Option<Duration>,
 }
 
 /// Runs jobs on devices. Clones share the queue; when the last one is dropped, jobs are cancelled and threads end.
@@ -248,7 +246,7 @@ impl Scheduler {
         }
     }
 
-    /// Keeps time: fails what is past its deadline, releases results whose lease ended, and starts what can start. The
+    /// Keeps time: releases results whose lease ended, and starts what can start. The
     /// scheduler does so by itself unless [`SchedulerOptions::timer`] is off.
     pub fn tick(&self, now: SystemTime) {
         self.shared().tick(now);

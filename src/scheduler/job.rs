@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
@@ -134,8 +134,6 @@ pub(super) struct Life {
     pub(super) is_done: bool,
     /// The name that its result will have as a table.
     pub(super) into: Option<NameReservation>,
-    /// By the scheduler's clock.
-    pub(super) deadline: Option<Duration>,
 }
 
 impl Job {
@@ -149,7 +147,6 @@ impl Job {
         cancel: CancelFlag,
         is_device_wanted: Arc<AtomicBool>,
         into: Option<NameReservation>,
-        deadline: Option<Duration>,
     ) -> Self {
         let plans: BTreeMap<usize, Arc<Plan>> =
             plans.into_iter().map(|(device, plan)| (device, Arc::new(plan))).collect();
@@ -168,7 +165,6 @@ impl Job {
             stop: None,
             is_done: false,
             into,
-            deadline,
         };
         let (submitted, life) = (SystemTime::now(), Mutex::new(life));
         Self { id, owner, plan, result, submitted, host_memory, cancel, is_device_wanted, life }

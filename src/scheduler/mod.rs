@@ -39,7 +39,7 @@
 //!   wait for the job's device.
 //! * A lease that is renewed again and again, or tables that came meanwhile, may keep a job waiting longer than anybody
 //!   likes. It fails after [`SchedulerOptions::memory_wait`], and after a few seconds when jobs and leases together do not
-//!   hold what it needs; its caller's deadline holds, too. Until then others may overtake it with less memory, but not for
+//!   hold what it needs. Until then others may overtake it with less memory, but not for
 //!   ever: see `placing.rs`.
 //!
 //! This room knows of the planner, the topology, devices and joins, and nothing of the wire.

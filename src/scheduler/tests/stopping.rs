@@ -113,27 +113,6 @@ fn cancelling_a_complete_job_releases_its_result() {
 }
 
 #[test]
-fn deadlines_end_jobs_that_wait_and_jobs_that_run() {
-    let stage = Stage::new(1);
-    let terms = || Submission { timeout: Some(Duration::from_secs(5)), ..Submission::default() };
-    let running = stage.scheduler.submit_with(spec("r0"), terms()).unwrap();
-    let waiting = stage.scheduler.submit_with(spec("r1"), terms()).unwrap();
-    let patient = stage.submit("r2");
-    stage.next();
-    stage.clock.advance(Duration::from_millis(4_999));
-    stage.scheduler.tick(SystemTime::now());
-    assert_eq!(waiting.status().state, JobState::Queued);
-    stage.clock.advance(Duration::from_millis(1));
-    stage.scheduler.tick(SystemTime::now());
-    assert!(matches!(waiting.status().state, JobState::Failed(Error::DeadlineExceeded(_))));
-    assert!(stage.ask(0, |_, monitor| (monitor.cancel().is_raised(), monitor.cancel().check())));
-    assert!(matches!(stage.ended(&running), JobState::Failed(Error::DeadlineExceeded(_))));
-    assert_eq!(stage.next().1, "r2");
-    stage.finish(0);
-    assert_eq!(stage.ended(&patient), JobState::Complete);
-}
-
-#[test]
 fn draining_refuses_newcomers_and_ends_what_was_admitted() {
     let stage = Stage::new(1);
     let (running, waiting) = (stage.submit("r0"), stage.submit("r1"));
