@@ -21,7 +21,7 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayData, ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::SchemaRef;
@@ -81,7 +81,7 @@ struct Options {
 }
 
 const WAYS: [&str; 5] = ["discard", "copy", "one-copy", "ordinary", "stock"];
-const LIMITS: Limits = Limits { message_bytes: 256 << 20 };
+const LIMITS: Limits = Limits { message_bytes: 256 << 20, idle: Duration::from_secs(60) };
 
 fn main() {
     let options = Options::parse();

@@ -103,9 +103,9 @@ impl FlightService for Flight {
         let (metadata, extensions, messages) = request.into_parts();
         let mut head = http::Request::new(()).into_parts().0;
         (head.headers, head.extensions) = (metadata.into_headers(), extensions);
-        let limits = ingest::Limits { message_bytes: self.shared.limits.message_bytes };
         let arena = self.shared.catalog.arena().clone();
-        let acks = ingest::upload_messages(self.uploads.clone(), head, messages, arena, limits);
+        let acks =
+            ingest::upload_messages(self.uploads.clone(), head, messages, arena, self.shared.limits.of_uploads());
         let results = acks.map_ok(|ack| PutResult { app_metadata: ack.to_json().into() }).map_err(Status::from);
         Ok(Response::new(results.boxed()))
     }

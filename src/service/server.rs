@@ -30,7 +30,7 @@ use opening::{bind_admin, open, parse_admin, parts, refuse_unsafe, tls, unusable
 use super::access::CallLayer;
 use super::do_get::DoGetLayer;
 use super::flight::Flight;
-use super::ingest::{self, DoPutLayer, UploadHandler};
+use super::ingest::{DoPutLayer, UploadHandler};
 use super::readers::FETCHED_WITHIN;
 use super::settings::Settings;
 use super::shared::Shared;
@@ -112,8 +112,7 @@ impl Server {
         let reflection_alpha = health::reflection().build_v1alpha().map_err(reflected)?;
         // Responses are not limited: that is the client's to say. Ours are small (see `encode`).
         let uploads: Arc<dyn UploadHandler> = Arc::new(TableUploads::new(shared.clone()));
-        let limits = ingest::Limits { message_bytes: shared.limits.message_bytes };
-        let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), limits);
+        let do_put = DoPutLayer::new(uploads.clone(), shared.catalog.arena().clone(), shared.limits.of_uploads());
         let flight = FlightServiceServer::new(Flight::new(shared.clone(), uploads))
             // Uploads whose messages gRPC compresses are decoded there; the layer in front takes the others.
             .accept_compressed(CompressionEncoding::Gzip)
@@ -169,6 +168,7 @@ impl Server {
             admin = admin_address.map(|address| address.to_string()),
             devices = shared.topology.devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(","),
             host_memory = human_bytes(shared.catalog.arena().budget().limit_bytes()),
+            slabs = ?shared.catalog.arena().backing(),
             "serving"
         );
         Ok(Self {

@@ -85,8 +85,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_UPLOAD_LIMIT", default_value_t = 256)]
     pub upload_limit: usize,
 
-    /// Seconds after which an upload in several streams is forgotten when nothing arrives for it
-    #[arg(long, env = "DOVETAIL_UPLOAD_IDLE_SECONDS", default_value_t = 300)]
+    /// Seconds after which an upload is given up with its rows when nothing arrives for it
+    #[arg(long, env = "DOVETAIL_UPLOAD_IDLE_SECONDS", default_value_t = 900)]
     pub upload_idle_seconds: u64,
 
     /// Jobs that may wait; more are refused

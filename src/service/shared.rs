@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::auth::Authenticator;
 use super::deliveries::Deliveries;
 use super::devices::DeviceRates;
+use super::ingest;
 use super::metrics::Metrics;
 use super::readers::Readers;
 use super::sessions::Sessions;
@@ -68,6 +69,8 @@ pub struct Limits {
     pub message_bytes: usize,
     /// Uploads under way at once.
     pub uploads: usize,
+    /// How long nothing may arrive for an upload.
+    pub upload_idle: Duration,
     /// Endpoints of a result or table.
     pub endpoints: usize,
     /// How long a result is kept once it is complete.
@@ -81,6 +84,11 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Those of an upload.
+    pub fn of_uploads(&self) -> ingest::Limits {
+        ingest::Limits { message_bytes: self.message_bytes, idle: self.upload_idle }
+    }
+
     /// Takes them from the settings.
     ///
     /// # Errors
@@ -103,6 +111,7 @@ impl Limits {
         Ok(Self {
             message_bytes: message_bytes as usize,
             uploads: settings.upload_limit,
+            upload_idle: Duration::from_secs(settings.upload_idle_seconds.max(1)),
             endpoints: settings.endpoints,
             retain: Duration::from_secs(settings.retain_seconds.into()),
             ticket_life: Duration::from_secs(settings.ticket_seconds),

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
@@ -314,6 +314,22 @@ fn many_to_many_results_are_far_larger_than_their_inputs() {
     for strategy in Strategy::ALL {
         let actual = bench.join(spec(1, JoinKind::Full, strategy)).unwrap();
         naive::assert_same_rows(&actual, &expected, &format!("many to many by {strategy}"));
+    }
+}
+
+#[test]
+fn counts_go_beyond_32_bits() {
+    const ROWS: i64 = 70_000;
+    let bench = Bench::new(2, 64 << 20);
+    let sevens: ArrayRef = Arc::new(Int32Array::from_iter_values((0..ROWS).map(|_| 7)));
+    let batch = RecordBatch::try_from_iter([("k0", sevens)]).unwrap();
+    bench.put("l", std::slice::from_ref(&batch));
+    bench.put("r", &[batch]);
+    for strategy in Strategy::ALL {
+        for (how, rows) in [(JoinKind::Inner, ROWS * ROWS), (JoinKind::Full, ROWS * ROWS), (JoinKind::LeftSemi, ROWS)] {
+            let counted = bench.join(JoinSpec { count: true, ..spec(1, how, strategy) }).unwrap();
+            assert_eq!(counted[0].column(0).as_primitive::<Int64Type>().value(0), rows, "{how} by {strategy}");
+        }
     }
 }
 

@@ -98,6 +98,29 @@ async fn an_upload_in_streams_whose_client_dies_is_forgotten_in_whole_after_a_wh
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_whose_client_sends_nothing_more_is_given_up_after_a_while() {
+    let server = TestServer::start(&["--upload-idle-seconds=2"]).await;
+    let mut client = server.client().await;
+    for (table, options) in [("s", "{}"), ("t", r#"{"upload": "id", "part": 1}"#)] {
+        let (messages, sender, mut acks) = open_upload_with(&mut client, table, options).await;
+        for message in messages.into_iter().take(5) {
+            sender.send(message).await.unwrap();
+        }
+        // The call stays open, and its connection alive.
+        let ended = loop {
+            match acks.message().await {
+                Ok(ack) => assert!(ack.is_some(), "the upload ended well"),
+                Err(status) => break status,
+            }
+        };
+        refused::<()>(Err(ended), Code::DeadlineExceeded, "nothing arrived for this upload within 2 s");
+        server.expect_used_bytes(0).await;
+        drop(sender);
+    }
+    put(&mut client, "s", keyed(10, 10)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_may_write_everything_before_it_reads_an_acknowledgement() {
     let server = TestServer::start(&[]).await;
     let mut client = server.client().await;

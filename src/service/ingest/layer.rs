@@ -19,7 +19,7 @@ use tower::{Layer, Service};
 
 use super::decoder::read_descriptor;
 use super::respond::ResponseBody;
-use super::upload::{RequestBody, Wire, spawn, timeout};
+use super::upload::{RequestBody, Wire, arriving, spawn, timeout};
 use super::wire::{Event, Parser};
 use super::{Limits, UploadHandler};
 use crate::memory::Arena;
@@ -126,7 +126,7 @@ async fn read_ahead(body: &mut RequestBody, limits: Limits) -> Result<FlightDesc
     let mut ahead = VecDeque::new();
     let mut ahead_bytes = 0;
     let descriptor = loop {
-        let Some(chunk) = body.chunk().await? else {
+        let Some(chunk) = arriving(body.chunk(), limits).await?? else {
             parser.end()?;
             return Err(Error::Invalid("the upload ended before its first message".into()));
         };

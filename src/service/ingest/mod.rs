@@ -30,6 +30,8 @@ mod tests;
 mod upload;
 mod wire;
 
+use std::time::Duration;
+
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow_flight::FlightDescriptor;
@@ -93,9 +95,11 @@ impl Ack {
     }
 }
 
-/// How much a client may send at a time.
+/// How much a client may send at a time, and how long it may send nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The largest message, in bytes, as it is sent and after decompression.
     pub message_bytes: usize,
+    /// How long an upload waits for the next bytes of its client, before it is given up with its rows.
+    pub idle: Duration,
 }

@@ -33,7 +33,7 @@ pub fn upload_messages<S>(
 where
     S: Stream<Item = Result<FlightData, Status>> + Send + Unpin + 'static,
 {
-    let source = Messages { messages, decoder: StreamDecoder::new(arena, limits) };
+    let source = Messages { messages, decoder: StreamDecoder::new(arena, limits), limits };
     spawn(handler, request, source)
 }
 
@@ -116,6 +116,17 @@ async fn begin(
     Err(Error::Invalid("the upload ended before its schema came".into()))
 }
 
+/// What the client sends next, unless that takes too long: who neither sends nor ends a call would keep rows, and the name of a
+/// table, for as long as its connection lives.
+pub(super) async fn arriving<T>(next: impl Future<Output = T>, limits: Limits) -> Result<T> {
+    tokio::time::timeout(limits.idle, next).await.map_err(|_| {
+        Error::DeadlineExceeded(format!(
+            "nothing arrived for this upload within {} s (--upload-idle-seconds), and it was given up with its rows; send it again",
+            limits.idle.as_secs()
+        ))
+    })
+}
+
 /// The bytes of a request, as they arrive.
 pub(super) struct RequestBody {
     /// What was read ahead to find out where the request goes.
@@ -148,11 +159,12 @@ pub(super) struct Wire {
     decoder: WireDecoder,
     /// What of the last chunk was not decoded yet.
     chunk: Bytes,
+    limits: Limits,
 }
 
 impl Wire {
     pub fn new(body: RequestBody, arena: Arena, limits: Limits) -> Self {
-        Self { body, decoder: WireDecoder::new(arena, limits), chunk: Bytes::new() }
+        Self { body, decoder: WireDecoder::new(arena, limits), chunk: Bytes::new(), limits }
     }
 }
 
@@ -166,7 +178,7 @@ impl Source for Wire {
             if received.is_some() {
                 return Ok(received);
             }
-            match self.body.chunk().await? {
+            match arriving(self.body.chunk(), self.limits).await?? {
                 Some(chunk) => self.chunk = chunk,
                 None => return self.decoder.end().map(|()| None),
             }
@@ -178,6 +190,7 @@ impl Source for Wire {
 struct Messages<S> {
     messages: S,
     decoder: StreamDecoder,
+    limits: Limits,
 }
 
 impl<S> Source for Messages<S>
@@ -185,7 +198,7 @@ where
     S: Stream<Item = Result<FlightData, Status>> + Send + Unpin,
 {
     async fn next(&mut self) -> Result<Option<Received>> {
-        match self.messages.next().await {
+        match arriving(self.messages.next(), self.limits).await? {
             None => Ok(None),
             Some(message) => self.decoder.decode(message.map_err(from_transport)?).map(Some),
         }

@@ -68,8 +68,7 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
 
 pub(super) fn open(settings: &Settings) -> Result<Shared> {
     let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
-    let uploads_limits =
-        UploadsLimits { under_way: settings.upload_limit, idle: Duration::from_secs(settings.upload_idle_seconds) };
+    let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
     let rates = devices::device_rates(settings, &topology, &devices);
     let options = SchedulerOptions {

@@ -142,7 +142,7 @@ impl Fixture {
             if self.handler.0.sinks.load(Ordering::SeqCst) == 0 && self.arena.budget().used_bytes() == 0 {
                 return;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         panic!("an upload lives on, with {} bytes", self.arena.budget().used_bytes());
     }

@@ -7,6 +7,7 @@ mod round_trip;
 mod uploads;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{Array, ArrayData, ArrayRef, DictionaryArray, Int32Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int32Type, Schema, SchemaRef};
@@ -21,7 +22,7 @@ use super::{Limits, Received};
 use crate::Result;
 use crate::memory::{Arena, Budget};
 
-const LIMITS: Limits = Limits { message_bytes: 8 << 20 };
+const LIMITS: Limits = Limits { message_bytes: 8 << 20, idle: Duration::from_secs(60) };
 
 fn arena() -> Arena {
     Arena::new(Budget::new("host memory", "--host-memory", 64 << 20))
