@@ -258,7 +258,7 @@ async fn finish(
             // A job that somebody asks about is not taken to be abandoned when the rest of its rows is not read.
             jobs::status(client, job).await?;
         }
-        let received = get::receive(client, &what, info, to, start).await?;
+        let received = get::receive(client, &what, info, &[], to, start).await?;
         // A result that is released while it is read, and was read in part, ends its job with it.
         if args.to.output.is_none() && (is_kept || received.whole) {
             let done = jobs::wait(client, job, &what).await?;

@@ -37,7 +37,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{Error, Result};
@@ -100,7 +100,7 @@ pub fn main() -> ExitCode {
     let matches = match command().try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => {
-            let error = without_misleading_tips(error);
+            let error = with_what_numbers_it_takes(without_misleading_tips(error));
             // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with
             // status 0.
             output::set_json(error.use_stderr() && std::env::args_os().any(|word| word == "--json"));
@@ -199,6 +199,26 @@ fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// Says of a number that an option cannot have what it takes, where clap has the words of the parser only.
+fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (Some(option), Some(value)) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue)) else {
+        return error;
+    };
+    if error.kind() != ErrorKind::ValueValidation || !error.to_string().contains("invalid digit found in string") {
+        return error;
+    }
+    let takes = match value.starts_with('-') {
+        true => "it takes a positive number, without a sign",
+        false => "it takes a whole number",
+    };
+    let said = format!("invalid value '{value}' for '{option}': {takes}\n\nFor more information, try '--help'.\n");
+    clap::Error::raw(ErrorKind::ValueValidation, said)
+}
+
 /// A name in a list, around which people write spaces.
 fn name(text: &str) -> Result<String, String> {
     match text.trim() {
@@ -207,9 +227,16 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// The whole command line, with `serve`'s switches able to say no.
+/// The whole command line, with `serve`'s switches able to say no, and numbers below zero taken for values: else clap would say
+/// that there is no option of that name, and not what the number should be.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommand("serve", settings::with_valued_switches)
+    let with_negative_numbers = |arg: clap::Arg| match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    };
+    Cli::command()
+        .mut_subcommand("serve", settings::with_valued_switches)
+        .mut_subcommands(|command| command.mut_args(with_negative_numbers))
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {

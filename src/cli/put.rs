@@ -132,7 +132,7 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
     if output::is_json() {
         let mut said = json!({ "table": table, "rows": rows, "bytes": bytes, "seconds": seconds });
         if let Some(schema) = inferred {
-            let column = |field: &FieldRef| json!({ "name": field.name(), "type": field.data_type().to_string() });
+            let column = |field: &FieldRef| json!({ "name": field.name(), "type": type_name(field.data_type()) });
             said["columns"] = schema.fields().iter().map(column).collect();
         }
         output::json(&said);
@@ -145,7 +145,7 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
             human_bytes((bytes as f64 / seconds) as u64)
         ));
         if let Some(schema) = inferred {
-            let column = |field: &FieldRef| format!("{}: {}", field.name(), field.data_type());
+            let column = |field: &FieldRef| format!("{}: {}", field.name(), type_name(field.data_type()));
             output::line(format!("  {}", listed(schema.fields().iter().map(column))));
         }
     }

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::{DataType, Schema};
+use arrow::array::{RecordBatch, new_empty_array};
+use arrow::datatypes::{DataType, FieldRef, Schema};
+use arrow::json::writer::{EncoderOptions, make_encoder};
 use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 
@@ -60,6 +61,41 @@ fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<S
     Ok(text)
 }
 
+/// Refuses columns whose values CSV has no field for.
+///
+/// # Errors
+/// [`Error::Invalid`] with the column, its type and what to do.
+pub fn check_has_csv(schema: &Schema) -> Result<()> {
+    let options = FormatOptions::default();
+    check_columns(schema, "CSV", "write Parquet, Arrow or JSON instead", |field| {
+        let values = new_empty_array(field.data_type());
+        !field.data_type().is_nested() && ArrayFormatter::try_new(&values, &options).is_ok()
+    })
+}
+
+/// Refuses columns whose values have no JSON.
+///
+/// # Errors
+/// [`Error::Invalid`] with the column, its type and what to do.
+pub fn check_has_json(schema: &Schema) -> Result<()> {
+    let options = EncoderOptions::default();
+    check_columns(schema, "JSON", "write Parquet or Arrow instead", |field| {
+        make_encoder(field, &new_empty_array(field.data_type()), &options).is_ok()
+    })
+}
+
+fn check_columns(schema: &Schema, format: &str, advice: &str, has: impl Fn(&FieldRef) -> bool) -> Result<()> {
+    match schema.fields().iter().find(|field| !has(field)) {
+        None => Ok(()),
+        Some(field) => Err(Error::Invalid(format!(
+            "column {:?} is {}, which cannot be written as {format}; {advice}, as with -o FILE.parquet, or name the columns that \
+             you want with --columns",
+            field.name(),
+            field.data_type()
+        ))),
+    }
+}
+
 /// Refuses dates and times that have no text: Arrow's writer of JSON would put an error in their place.
 ///
 /// # Errors
@@ -100,6 +136,7 @@ pub fn json_writer<W: Write>(to: W) -> LineDelimitedWriter<W> {
 /// # Errors
 /// Arrow's, for a type that has no JSON, and those of standard output.
 pub fn print_json(batch: &RecordBatch) -> Result<()> {
+    check_has_json(batch.schema_ref())?;
     check_has_text(batch)?;
     let mut lines = json_writer(Vec::new());
     lines.write(batch)?;
@@ -186,6 +223,25 @@ mod tests {
         lines.finish().unwrap();
         let text = String::from_utf8(lines.into_inner()).unwrap();
         assert_eq!(text, "{\"k\":1,\"x\":null}\n{\"k\":null,\"x\":0.5}\n");
+    }
+
+    #[test]
+    fn columns_that_a_format_has_no_values_for_are_named_with_their_types() {
+        use arrow::datatypes::{Field, UnionFields, UnionMode};
+        let number = Field::new("item", DataType::Int64, true);
+        let list = Field::new("l", DataType::List(Arc::new(number.clone())), true);
+        let of_either = DataType::Union(UnionFields::from_fields([number]), UnionMode::Dense);
+        let union = Field::new("u", DataType::List(Arc::new(Field::new("item", of_either, true))), true);
+        let schema = |field: &Field| Schema::new(vec![Field::new("k", DataType::Int64, true), field.clone()]);
+        check_has_json(&schema(&list)).unwrap();
+        let error = check_has_csv(&schema(&list)).unwrap_err();
+        assert!(
+            error.message().starts_with("column \"l\" is List(Int64), which cannot be written as CSV; "),
+            "{error}"
+        );
+        assert!(error.message().contains("-o FILE.parquet") && error.message().contains("--columns"), "{error}");
+        let error = check_has_json(&schema(&union)).unwrap_err();
+        assert!(error.message().starts_with("column \"u\" is List(Union("), "{error}");
     }
 
     #[test]

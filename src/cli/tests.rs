@@ -10,7 +10,9 @@ use serde_json::json;
 use super::client::{Client, ConnectArgs, PutOptions, command_descriptor, table_descriptor};
 use super::files::{CsvArgs, Source, Target};
 use super::progress::Progress;
-use super::{command, connection_behind_command, get, jobs, put, settings, without_misleading_tips};
+use super::{
+    command, connection_behind_command, get, jobs, put, settings, with_what_numbers_it_takes, without_misleading_tips,
+};
 use crate::service::Server;
 
 /// Generous: the machine may be busy.
@@ -56,10 +58,34 @@ fn tips_are_given_for_typos_only() {
     assert_eq!(tip("tables --sever x"), similar("--server"));
     assert_eq!(tip("put a.csv --delimeter ;"), similar("--delimiter"));
     assert_eq!(tip("join a b --on k --retain 5"), similar("--retain-seconds"));
-    for line in ["put a.csv --sep ;", "put a.csv --append", "get t --json-lines", "get t --columns a", "serve --port 1"]
-    {
+    for line in ["put a.csv --sep ;", "put a.csv --append", "get t --json-lines", "serve --port 1"] {
         assert_eq!(tip(line), None, "{line}");
     }
+}
+
+#[test]
+fn what_takes_a_number_says_so_of_one_below_zero() {
+    let refused = |line: &str| {
+        let words = ["dovetail"].into_iter().chain(line.split(' '));
+        with_what_numbers_it_takes(command().try_get_matches_from(words).unwrap_err()).to_string()
+    };
+    for (line, expected) in [
+        ("get t --limit -3", "invalid value '-3' for '--limit <ROWS>': it takes a positive number, without a sign"),
+        ("put a.csv --infer-rows -3", "for '--infer-rows <ROWS>': it takes a positive number"),
+        ("put a.csv --infer-rows many", "invalid value 'many' for '--infer-rows <ROWS>': it takes a whole number"),
+        ("put a.csv --streams -3", "-3 is not in 1..=64"),
+        ("join a b --on k --retain-seconds -3", "-3 is not in 0..="),
+        ("join a b --on k --priority -300", "-300 is not in -100..=100"),
+        ("cancel -3", "it takes a positive number"),
+        ("demo --scale -3", "write a number from 0.001 to 1000"),
+        ("serve --queue-limit -3", "-3"),
+        ("tables --connect-timeout -3", "write a number of seconds"),
+    ] {
+        let said = refused(line);
+        assert!(said.contains(expected) && !said.contains("unexpected argument"), "{line}: {said}");
+    }
+    let words = "dovetail join a b --on k --priority -3".split(' ');
+    assert!(command().try_get_matches_from(words).is_ok());
 }
 
 /// A server in this process, and a client of it.

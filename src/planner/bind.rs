@@ -68,11 +68,7 @@ pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
     }
     let output = match spec.columns.is_empty() {
         true => default_output(spec.how, &left, &right, &keys),
-        false => spec
-            .columns
-            .iter()
-            .map(|column| find_output(column, spec.how, &left, &right, &keys))
-            .collect::<Result<_>>()?,
+        false => chosen_output(&spec, &left, &right, &keys)?,
     };
     let output = disambiguate(output)?;
     let schema = output_schema(&spec, &left, &right, &keys, &output);
@@ -146,6 +142,25 @@ fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) 
     output.extend(columns_of(Side::Left, left, &left_shown));
     output.extend(columns_of(Side::Right, right, &right_shown));
     output
+}
+
+/// The columns that the join names, each once.
+fn chosen_output(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey]) -> Result<Vec<OutputColumn>> {
+    let mut output: Vec<OutputColumn> = Vec::with_capacity(spec.columns.len());
+    for column in &spec.columns {
+        let found = find_output(column, spec.how, left, right, keys)?;
+        if let Some(at) = output.iter().position(|earlier| earlier.source == found.source) {
+            let how = match spec.columns[at] == *column {
+                true => "twice".into(),
+                false => format!("as {:?}, too", spec.columns[at]),
+            };
+            return Err(Error::Invalid(format!(
+                "column {column:?} is among the columns of the join {how}; name it once"
+            )));
+        }
+        output.push(found);
+    }
+    Ok(output)
 }
 
 /// `column`, `left.column` or `right.column`. A bare name that is a key of both sides is the key; one that both sides
@@ -393,6 +408,18 @@ mod tests {
         // A semi join has columns of one side only.
         assert!(refused("left.w", JoinKind::LeftSemi).ends_with("columns are k, v"));
         assert!(refused("w_right", JoinKind::LeftSemi).ends_with("right has a, b, w"));
+    }
+
+    #[test]
+    fn a_column_that_is_named_twice_is_refused() {
+        let refused = |columns: &[&str]| bound(JoinKind::Inner, columns).unwrap_err().message().to_owned();
+        assert_eq!(refused(&["v", "v"]), "column \"v\" is among the columns of the join twice; name it once");
+        // The second one was once a column of its own, as the first had been given another name.
+        assert!(refused(&["right.w", "k", "right.w"]).starts_with("column \"right.w\" is among"));
+        assert_eq!(
+            refused(&["w", "right.w"]),
+            "column \"right.w\" is among the columns of the join as \"w\", too; name it once"
+        );
     }
 
     #[test]

@@ -26,9 +26,12 @@ use crate::{Error, Result};
 /// a core's second-level cache between encoding and sending.
 const MESSAGE_BYTES_TARGET: usize = 2 << 20;
 
-/// No message of more than one row is larger, in bytes, unless its rows share one large value: several gRPC stacks refuse
-/// more than 4 MiB by default, of which the header takes a little.
+/// What messages of several rows are not larger than where nobody says, in bytes: several gRPC stacks refuse more than 4 MiB by
+/// default, of which the rest of the message takes a little.
 const MESSAGE_BYTES_MAX: usize = 4_000_000;
+
+/// What a message takes beside its header and its body, in bytes.
+const FIELDS_BYTES_MAX: usize = 64;
 
 /// The largest body that a message can have, in bytes: gRPC gives its length in 32 bits, and the header takes some of it.
 const WIRE_BYTES_MAX: u64 = u32::MAX as u64 - (64 << 20);
@@ -119,6 +122,10 @@ fn put_varint(mut value: u64, out: &mut BytesMut) {
 /// Encodes the batches of one stream, a message at a time.
 pub struct Encoder {
     stream: StreamEncoder,
+    /// Size that messages aim at, in bytes.
+    target_bytes: usize,
+    /// No message of more than one row is larger, in bytes, unless its rows share one large value.
+    max_bytes: usize,
     /// What keeps the stream alive.
     rowless: RecordBatch,
     has_dictionaries: bool,
@@ -162,7 +169,20 @@ impl Encoder {
         let has_dictionaries = !dictionaries.dict_id().is_empty();
         let rowless = RecordBatch::new_empty(schema);
         let (row_bytes, batch, ready) = (None, None, VecDeque::new());
-        Ok((Self { stream, rowless, has_dictionaries, row_bytes, batch, ready }, message))
+        let (target_bytes, max_bytes) = (MESSAGE_BYTES_TARGET, MESSAGE_BYTES_MAX);
+        let encoder = Self { stream, target_bytes, max_bytes, rowless, has_dictionaries, row_bytes, batch, ready };
+        Ok((encoder, message))
+    }
+
+    /// As it is, for a receiver that takes messages of so many bytes.
+    pub fn with_limit(self, limit_bytes: usize) -> Self {
+        let max_bytes = self.max_bytes.min(limit_bytes.saturating_sub(FIELDS_BYTES_MAX));
+        Self { max_bytes, target_bytes: self.target_bytes.min(max_bytes / 2).max(1), ..self }
+    }
+
+    /// Whether rows need not go in several messages.
+    fn fits(&self, message: &Message) -> bool {
+        message.header.len() + message.body_bytes <= self.max_bytes
     }
 
     /// Takes the next batch. The messages of the one before it must have been fetched: what is left of it is forgotten.
@@ -207,24 +227,24 @@ impl Encoder {
     /// as large as it is when they go alone.
     fn rows_per_message(&self, row_bytes_mean: f64) -> usize {
         let row_bytes = self.row_bytes.map_or(row_bytes_mean, |row_bytes| row_bytes.min(8.0 * row_bytes_mean));
-        ((MESSAGE_BYTES_TARGET as f64 / row_bytes.max(f64::MIN_POSITIVE)) as usize).max(1)
+        ((self.target_bytes as f64 / row_bytes.max(f64::MIN_POSITIVE)) as usize).max(1)
     }
 
     /// Encodes at most `wanted` rows from `start`, and returns how many it was.
     fn encode_rows(&mut self, batch: &RecordBatch, start: usize, wanted: usize) -> Result<usize> {
         let whole = self.encode_some(batch, start, wanted)?;
-        if wanted <= 1 || whole.body_bytes <= MESSAGE_BYTES_MAX {
+        if wanted <= 1 || self.fits(&whole) {
             return self.accept(whole, wanted);
         }
         let (mut count, mut bytes) = (wanted, whole.body_bytes);
         loop {
-            let fitting = count as f64 * (MESSAGE_BYTES_TARGET as f64 / bytes as f64);
+            let fitting = count as f64 * (self.target_bytes as f64 / bytes as f64);
             let fewer = (fitting as usize).clamp(1, count / 2);
             let message = self.encode_some(batch, start, fewer)?;
             let bytes_before = std::mem::replace(&mut bytes, message.body_bytes);
             // Rows may share what takes the most room, and then every message carries it, however few rows it has: the
             // fewer messages, the better. The other rows tell it from one row that is large by itself.
-            if bytes > MESSAGE_BYTES_MAX && bytes > bytes_before / 10 * 9 {
+            if !self.fits(&message) && bytes > bytes_before / 10 * 9 {
                 let others = self.encode_some(batch, start + fewer, count - fewer)?;
                 if others.body_bytes > bytes_before / 2 {
                     self.queue(whole)?;
@@ -232,7 +252,7 @@ impl Encoder {
                 }
             }
             count = fewer;
-            if count == 1 || bytes <= MESSAGE_BYTES_MAX {
+            if count == 1 || self.fits(&message) {
                 return self.accept(message, count);
             }
         }

@@ -116,7 +116,8 @@ fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
     assert!(csv.status.success(), "{}", stderr(&csv));
     let said = stdout(&csv);
     assert!(
-        said.starts_with("piped: 300 rows") && said.lines().nth(1).unwrap().starts_with("  key: Int64, "),
+        said.starts_with("piped: 300 rows")
+            && said.lines().nth(1).unwrap().starts_with("  key: int64, name: string, price: float64"),
         "{said}"
     );
     for file in ["o.arrows", "o.arrow", "o.parquet"] {
@@ -162,6 +163,35 @@ fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
     assert_eq!(stdout(&explained).lines().count() as u64, lines_of(300) + 1);
     assert!(stderr(&explained).contains("hash") || stderr(&explained).contains("sort-merge"));
     assert!(server.run(&["put", "x.json", "--format", "json"]).status.code() == Some(2), "it is not read");
+}
+
+#[test]
+fn some_columns_of_a_table_are_written_in_the_order_they_are_named() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 300);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let got = server.json(&["get", "orders", "--columns", "price, key", "-o", "some.csv"]);
+    assert_eq!(got[0]["rows"], 300);
+    let text = fs::read_to_string(server.path().join("some.csv")).unwrap();
+    assert!(text.starts_with("price,key\n0.5,0\n2.5,1\n") && text.lines().count() == 301, "{text}");
+    let printed = server.json(&["get", "orders", "--columns", "name", "--limit", "1"]);
+    assert_eq!(printed, [serde_json::json!({ "name": "order, 0" })]);
+    let said = server.fails(&["get", "orders", "--columns", "key,name,key"]);
+    assert!(said.contains("--columns names \"key\" twice; name it once"), "{said}");
+    let said = server.fails(&["get", "orders", "--columns", "line"]);
+    assert!(said.contains("orders has no column \"line\", which --columns names; it has key, name, price"), "{said}");
+    let join = ["join", "orders", "lines", "--on", "key=order", "--columns"];
+    let said = server.fails(&[&join[..], &["right.line,name,right.line"]].concat());
+    assert!(said.contains("column \"right.line\" is among the columns of the join twice; name it once"), "{said}");
+}
+
+#[test]
+fn uploads_fit_into_the_messages_that_a_server_takes() {
+    let server = Server::start(&["--message-limit", "64KiB"]);
+    write_tables(server.path(), 100_000);
+    server.ok(&["put", "orders.csv"]);
+    server.ok(&["put", "orders.csv", "--mode", "replace", "--streams", "2"]);
+    assert_eq!(server.json(&["tables"])[0]["rows"].as_u64(), Some(100_000));
 }
 
 /// The command once ended where it wrote, and left the result on the server for its lease.
@@ -395,6 +425,15 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
     fs::write(folder.join("wide.csv"), b"\xff\xfek\0\n\0").unwrap();
     fs::write(folder.join("packed.gz"), b"\x1f\x8b\x08").unwrap();
     fs::write(folder.join("twice.csv"), "k,k\n1,2\n").unwrap();
+    fs::write(folder.join("plain.csv.gz"), "k\n1\n").unwrap();
+    fs::write(folder.join("whole.csv"), "k,s\n1,x\n").unwrap();
+    server.ok(&["put", "whole.csv"]);
+    for file in ["cut.arrow", "cut.arrows", "cut.parquet"] {
+        server.ok(&["get", "whole", "-o", file]);
+        let written = fs::read(folder.join(file)).unwrap();
+        fs::write(folder.join(file), &written[..written.len() - 20]).unwrap();
+    }
+    server.ok(&["drop", "whole"]);
     for (file, expected) in [
         ("none.csv", "there is no such file"),
         ("empty.csv", "the file has no columns"),
@@ -404,6 +443,10 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
         ("notes.doc", "the name does not say the format"),
         ("wide.csv", "its text is UTF-16; convert the file first, as with: iconv -f UTF-16 -t UTF-8 FILE"),
         ("packed.gz", "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz"),
+        ("plain.csv.gz", "it is not gzip, though its name says so; rename it without .gz, or say --format"),
+        ("cut.arrow", "it is cut short: it begins as an Arrow IPC file does, and its end is missing"),
+        ("cut.arrows", "it is cut short: it begins as an Arrow IPC stream does, and its end is missing"),
+        ("cut.parquet", "it is cut short: it begins as a Parquet file does, and its end is missing"),
         ("twice.csv", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
         (".", "it is a folder"),
     ] {

@@ -100,6 +100,12 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     let output = run(&["demo", "--scale", "100", "--save", folder.path().join("file").to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).starts_with("error: making the folder "), "{}", stderr(&output));
+    // So is one that would replace a file.
+    std::fs::write(folder.path().join("lineitem.parquet"), "mine").unwrap();
+    let output = run(&["demo", "--scale", "100", "--save", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("lineitem.parquet exists already, and the demo replaces no files"));
+    assert_eq!(std::fs::read_to_string(folder.path().join("lineitem.parquet")).unwrap(), "mine");
 }
 
 #[test]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import inspect
+import itertools
 import json
 import threading
 import time
@@ -115,6 +116,95 @@ def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp
     }.items():
         with pytest.raises(ValueError, match=f"^reading .*{name}: {words}"):
             client.put("t", tmp_path / name)
+
+
+def test_a_folder_is_uploaded_as_the_files_in_it(client: dovetail.Client, tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    (parts / "more").mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match=f"^reading {parts}: there is no file in the folder, and a table needs columns$"
+    ):
+        client.put("t", parts)
+    (parts / "_SUCCESS").write_text("")
+    (parts / "b.csv").write_text("k\n2\n")
+    (parts / "a.csv").write_text("k\n1\n")
+    (parts / "more" / "c.csv").write_text("k\nNA\n")
+    assert client.put("t", parts, null_values="NA", types={"k": "int8"}) == 3
+    assert client.get("t")["k"].to_pylist() == [1, 2, None]
+    with pytest.raises(
+        ValueError, match=r"c\.csv does not have the columns of .*a\.csv: 'k' is int64 there, string here"
+    ):
+        client.put("u", str(parts))
+    parquet = tmp_path / "parquet"
+    parquet.mkdir()
+    for index in (0, 1):
+        pa.parquet.write_table(TABLE, parquet / f"{index}.parquet")
+    assert client.put("p", parquet) == 8
+    assert client.put("both", str(tmp_path / "parqu*")) == 8
+
+
+def test_a_file_that_is_cut_short_is_named(client: dovetail.Client, tmp_path: Path) -> None:
+    pa.parquet.write_table(TABLE, tmp_path / "t.parquet")
+    for name, new in {"t.arrow": pa.ipc.new_file, "t.arrows": pa.ipc.new_stream}.items():
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, new(sink, TABLE.schema) as writer:
+            writer.write_table(TABLE)
+    for name, kind in {
+        "t.parquet": "Parquet",
+        "t.arrow": "an Arrow IPC file",
+        "t.arrows": "an Arrow IPC stream",
+    }.items():
+        data = (tmp_path / name).read_bytes()
+        for cut in (20, len(data) - 20):
+            (tmp_path / name).write_bytes(data[:-cut])
+            words = f"^reading .*{name}: it is cut short: it begins as {kind} does, and its end is missing"
+            with pytest.raises(ValueError, match=words):
+                client.put("t", tmp_path / name)
+    assert len(client.tables()) == 0
+
+
+def test_a_table_that_is_replaced_while_it_is_fetched_is_fetched_again(
+    client: dovetail.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are of one version, and an error says so where some of them were handed out."""
+    old, new = pa.table({"k": [1, 2, 3]}), pa.table({"k": [4, 5]})
+    ask, replacements = client._table_info, iter([new])
+
+    def replaced_meanwhile(name: str) -> pyarrow.flight.FlightInfo:
+        info = ask(name)
+        if (data := next(replacements, None)) is not None:
+            client.put(name, data, mode="replace")
+        return info
+
+    monkeypatch.setattr(client, "_table_info", replaced_meanwhile)
+    client.put("t", old)
+    assert client.get("t") == new
+    replacements = iter([old])
+    assert client.reader("t").read_all() == old
+    replacements = iter([pa.table({"k": ["a"]})])
+    with pytest.raises(dovetail.FailedPrecondition, match="was replaced or appended to since .*; call reader again"):
+        client.reader("t").read_all()
+    replacements = itertools.cycle([old, new])
+    with pytest.raises(dovetail.FailedPrecondition, match="was replaced or appended to since .*; call get again"):
+        client.get("t")
+
+
+def test_batches_fit_into_the_messages_that_a_server_takes(start: Callable[..., Server]) -> None:
+    server = start(devices="host:1", host_memory="256MiB", message_limit="32KiB")
+    # Rows of one batch that differ in size, by which those of a mean size would be too large.
+    text = ["x" * (9000 if row % 1000 < 3 else 5) for row in range(50_000)]
+    tables = [
+        pa.table({"k": np.arange(2_000_000)}),
+        pa.table({"s": text, "d": pa.array(["a", "b"] * 25_000).dictionary_encode()}),
+        pa.table({f"c{column}": [1, 2] for column in range(50)}),
+    ]
+    with server.connect() as client:
+        for table in tables:
+            for streams in (1, 2):
+                assert client.put("t", table, mode="replace", streams=streams) == len(table)
+            client.put("t", table, mode="replace")
+            assert client.get("t").equals(table)
+        with pytest.raises(dovetail.Error, match="message-limit"):
+            client.put("u", {"s": ["x" * 40_000]})
 
 
 def test_what_is_said_of_csv_is_refused_where_there_is_none(client: dovetail.Client, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ CASES: list[dict[str, Any]] = json.loads((ROOT / "tests" / "csv" / "cases.json")
 
 TYPES = {
     "int64": pa.int64(),
+    "uint8": pa.uint8(),
     "float64": pa.float64(),
     "bool": pa.bool_(),
     "string": pa.string(),
@@ -38,7 +39,7 @@ def case(request: pytest.FixtureRequest) -> dict[str, Any]:
 def write(case: dict[str, Any], folder: Path) -> Path:
     path = folder / case.get("file", "t.csv")
     data = case["text"].encode(case.get("encoding", "utf-8"))
-    data = gzip.compress(data) if path.suffix == ".gz" else data
+    data = gzip.compress(data) if path.suffix == ".gz" and not case.get("plain") else data
     path.write_bytes(data[: case.get("cut")])
     return path
 

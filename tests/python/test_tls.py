@@ -70,6 +70,12 @@ def test_tls_serves_those_who_trust_the_server(start: Start, authority: Authorit
     # As text, not as the path of a file.
     with server.connect(tls_root_certs=authority.pem.read_bytes()) as client:
         is_served(client)
+    with pytest.raises(
+        ValueError, match=r"no certificate in tls_root_certs \(.*server-key\.pem\); it takes PEM, in which"
+    ):
+        server.connect(tls_root_certs=key)
+    with pytest.raises(ValueError, match="no certificate in tls_root_certs; it takes PEM, in which"):
+        server.connect(tls_root_certs=b"")
     with pytest.raises(dovetail.Unavailable, match="tls_root_certs names the authorities"):
         server.connect(tls_root_certs=stranger.pem)
     with pytest.raises(dovetail.Unavailable, match=r"speaks TLS; write grpc\+tls://"):

@@ -14,7 +14,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::{Client, from_status};
+use super::{Client, batch_bytes, from_status};
 use crate::{Error, Result};
 
 /// Decoded batches of one endpoint that wait for the consumer.
@@ -32,6 +32,20 @@ impl BatchStream {
     /// Columns and their types.
     pub fn schema(&self) -> SchemaRef {
         self.schema.clone()
+    }
+
+    /// Some of the columns, by their places. `left_out` hears of the bytes of the others.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a place where no column is.
+    pub fn project(self, places: Vec<usize>, left_out: impl Fn(u64) + Send + 'static) -> Result<Self> {
+        let schema = Arc::new(self.schema.project(&places)?);
+        let project = move |batch: RecordBatch| {
+            let chosen = batch.project(&places)?;
+            left_out(batch_bytes(&batch).saturating_sub(batch_bytes(&chosen)));
+            Ok(chosen)
+        };
+        Ok(Self { schema, batches: self.batches.map(move |batch| batch.and_then(&project)).boxed(), ..self })
     }
 }
 

@@ -100,6 +100,8 @@ pub struct Client {
     endpoint: Endpoint,
     credentials: Credentials,
     channel: Channel,
+    /// The largest message that the server takes, in bytes.
+    message_limit: usize,
 }
 
 /// Puts the token into every call.
@@ -130,9 +132,13 @@ impl Client {
         let address = address(&endpoint);
         let connect = async {
             let channel = open(&endpoint).await?;
-            let client = Self { endpoint, credentials, channel };
+            let client = Self { endpoint, credentials, channel, message_limit: usize::MAX };
             match client.action("server_info", &Value::Null).await {
-                Ok(_) => Ok(client),
+                Ok(info) => {
+                    let limit = info.first().and_then(|info| info["message_limit_bytes"].as_u64());
+                    let message_limit = limit.and_then(|limit| limit.try_into().ok()).unwrap_or(usize::MAX);
+                    Ok(Self { message_limit, ..client })
+                }
                 Err(Error::Unauthenticated(refusal)) => Err(Error::Unauthenticated(match &args.token {
                     None => format!(
                         "{refusal}; --token TOKEN, --token @FILE or DOVETAIL_TOKEN gives a token, and --cert and --key a \
@@ -177,7 +183,7 @@ impl Client {
     /// [`Error::Unavailable`].
     pub async fn fresh(&self) -> Result<Self> {
         let channel = open(&self.endpoint).await?;
-        Ok(Self { endpoint: self.endpoint.clone(), credentials: self.credentials.clone(), channel })
+        Ok(Self { channel, ..self.clone() })
     }
 
     /// The RPCs themselves. Message sizes are the server's business, so there are no limits here.
@@ -276,11 +282,11 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
     }
     let mut config = ClientTlsConfig::new();
     config = match &args.ca {
-        Some(path) => config.ca_certificate(Certificate::from_pem(read_pem(path)?)),
+        Some(path) => config.ca_certificate(Certificate::from_pem(read_certificates("--ca", path)?)),
         None => config.with_native_roots(),
     };
     if let (Some(cert), Some(key)) = (&args.cert, &args.key) {
-        config = config.identity(Identity::from_pem(read_pem(cert)?, read_pem(key)?));
+        config = config.identity(Identity::from_pem(read_certificates("--cert", cert)?, read_pem(key)?));
     }
     endpoint.tls_config(config).map_err(|error| Error::Invalid(format!("TLS to {given}: {}", chain(&error))))
 }
@@ -288,6 +294,22 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
 fn read_pem(path: &PathBuf) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| Error::Invalid(format!("reading {}: {error}", path.display())))
 }
+
+/// What a file has that must hold certificates. TLS takes one without any for a list of none.
+fn read_certificates(flag: &str, path: &PathBuf) -> Result<Vec<u8>> {
+    let pem = read_pem(path)?;
+    match pem.windows(PEM_CERTIFICATE.len()).any(|words| words == PEM_CERTIFICATE.as_bytes()) {
+        true => Ok(pem),
+        false => Err(Error::Invalid(format!(
+            "there is no certificate in {}, which {flag} names; it takes PEM, in which each begins with \"{PEM_CERTIFICATE}\" (openssl \
+             x509 -inform DER -in FILE makes it of DER)",
+            path.display()
+        ))),
+    }
+}
+
+/// The line that a certificate begins with.
+const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
 fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
     let token = match token.strip_prefix('@') {
@@ -410,6 +432,22 @@ pub fn from_status(status: Status) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_without_certificates_is_refused_with_what_it_must_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        for text in ["", "hello", "-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n"] {
+            std::fs::write(&path, text).unwrap();
+            let args = ConnectArgs { ca: Some(path.clone()), ..ConnectArgs::to("https://localhost".into()) };
+            let error = endpoint(&args).unwrap_err();
+            assert!(error.message().contains("ca.pem, which --ca names; it takes PEM"), "{error}");
+            let (cert, key) = (Some(path.clone()), Some(path.clone()));
+            let args = ConnectArgs { cert, key, ..ConnectArgs::to("https://localhost".into()) };
+            let error = endpoint(&args).unwrap_err();
+            assert!(error.message().contains("ca.pem, which --cert names; it takes PEM"), "{error}");
+        }
+    }
 
     #[test]
     fn an_address_may_leave_out_scheme_and_port() {

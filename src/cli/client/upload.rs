@@ -114,7 +114,8 @@ impl Client {
         sent: Arc<Sent>,
         advance: impl Fn(u64) + Send + Sync + 'static,
     ) -> Result<()> {
-        let (mut encoder, first) = Encoder::new(schema)?;
+        let (encoder, first) = Encoder::new(schema)?;
+        let mut encoder = encoder.with_limit(self.message_limit);
         let mut first = FlightData::from(first);
         first.flight_descriptor = Some(table_descriptor(table));
         first.app_metadata = options.to_string().into();

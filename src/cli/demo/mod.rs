@@ -57,7 +57,8 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 5, value_name = "ROWS")]
     sample: usize,
 
-    /// Write the tables into this folder too, as Parquet files to try other commands with; it is made where there is none
+    /// Write the tables into this folder too, as Parquet files to try other commands with; it is made where there is none, and
+    /// no file in it is replaced
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
 
@@ -87,6 +88,7 @@ async fn show(args: &DemoArgs) -> Result<()> {
         // Before the work, which may take minutes.
         let made = std::fs::create_dir_all(folder).map_err(|error| Error::Invalid(error.to_string()));
         made.context(|| format!("making the folder {}", folder.display()))?;
+        check_free(folder)?;
     }
     let tables = generate(args.scale).await?;
     if let Some(folder) = &args.save {
@@ -145,21 +147,39 @@ async fn generate(scale: f64) -> Result<Tables> {
     Ok(tables)
 }
 
-/// Writes the tables of TPC-H, in place of what is in the folder under their names.
+/// The file of a table that is saved.
+fn file_of(folder: &Path, table: &str) -> PathBuf {
+    folder.join(format!("{table}.parquet"))
+}
+
+/// Refuses a folder that has a file of a name that a table would be saved under.
+fn check_free(folder: &Path) -> Result<()> {
+    let mut files = tables::TPCH.iter().map(|table| file_of(folder, table));
+    // A link to nowhere is there, too.
+    match files.find(|file| file.symlink_metadata().is_ok()) {
+        None => Ok(()),
+        Some(file) => Err(Error::AlreadyExists(format!(
+            "{} exists already, and the demo replaces no files; move it away, or name another folder with --save",
+            file.display()
+        ))),
+    }
+}
+
+/// Writes the tables of TPC-H, whose names are free.
 async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     let tables: Vec<&Local> = tables.iter().filter(|table| table.is_of_tpch()).collect();
     let rows = tables.iter().map(|table| table.rows()).sum();
     let progress = Progress::of(&format!("writing files into {}", folder.display()), Some(rows));
     let mut names = Vec::with_capacity(tables.len());
     for table in tables {
-        let name = format!("{}.parquet", table.name);
-        let mut file = Target::create(&folder.join(&name), None)?.start(&table.schema)?;
+        let path = file_of(folder, table.name);
+        let mut file = Target::create(&path, None)?.start(&table.schema)?;
         for batch in &table.batches {
             file.write(batch.clone()).await?;
             progress.advance(batch.num_rows() as u64);
         }
         file.finish().await?;
-        names.push(name);
+        names.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));
     }
     progress.finish();
     if output::is_json() {

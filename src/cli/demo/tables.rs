@@ -20,6 +20,9 @@ const ROWS_PER_BATCH: usize = 64 * 1024;
 /// 1995-03-15, the date of TPC-H query 3, in days since 1970.
 const Q3_DATE: i32 = 9204;
 
+/// The tables of the benchmark, of which the generator makes these.
+pub const TPCH: [&str; 5] = ["customer", "orders", "lineitem", "supplier", "partsupp"];
+
 /// Rows that the generator makes: of customers, orders, suppliers and parts of suppliers so many as the benchmark says,
 /// and four lines for each order on average.
 pub fn rows_to_generate(scale: f64) -> u64 {
@@ -45,7 +48,7 @@ impl Local {
 
     /// Whether it is of the benchmark, and not made of it for a join of the demo.
     pub fn is_of_tpch(&self) -> bool {
-        ["customer", "orders", "lineitem", "supplier", "partsupp"].contains(&self.name)
+        TPCH.contains(&self.name)
     }
 
     /// A column, batch by batch.
@@ -175,7 +178,7 @@ mod tests {
         let scale = 0.01;
         let progress = Progress::of("generating", Some(rows_to_generate(scale)));
         let tables = Tables::generate(scale, &progress).unwrap();
-        let generated = ["customer", "orders", "lineitem", "supplier", "partsupp"].map(|name| tables.get(name).rows());
+        let generated = TPCH.map(|name| tables.get(name).rows());
         let generated = generated.iter().sum::<u64>() as f64;
         let announced = rows_to_generate(scale) as f64;
         assert!((0.99..1.01).contains(&(generated / announced)), "{generated} of {announced}");

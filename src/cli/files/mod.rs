@@ -78,7 +78,12 @@ impl Format {
             return Ok(format);
         }
         if !magic[..read].starts_with(&csv::GZIP_MAGIC) {
-            return Self::of_name(path, &READABLE);
+            return match without_gz(path) == path {
+                true => Self::of_name(path, &READABLE),
+                false => Err(Error::Invalid(
+                    "it is not gzip, though its name says so; rename it without .gz, or say --format".into(),
+                )),
+            };
         }
         match Self::of_name(without_gz(path), &READABLE) {
             Ok(Self::Csv) => Ok(Self::Csv),

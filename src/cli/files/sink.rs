@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,10 +30,20 @@ pub struct Target {
     file: Option<Opened>,
     format: Format,
     path: PathBuf,
-    /// What is being written, next to the file that it will be. None for a pipe or a device (`/dev/null`), which is there
-    /// already and must not be replaced by a file.
-    aside: Option<PathBuf>,
+    /// None for a pipe or a device (`/dev/null`), which is there already and must not be replaced by a file.
+    aside: Option<Aside>,
 }
+
+/// What is being written, next to the file that it will be.
+#[derive(Debug)]
+struct Aside {
+    path: PathBuf,
+    /// Where the file will be: behind the links that its name may be.
+    place: PathBuf,
+}
+
+/// As many links as Linux follows.
+const LINKS_MAX: usize = 40;
 
 /// Standard output, where the name of a file is asked for.
 pub const STDOUT: &str = "-";
@@ -74,22 +85,15 @@ impl Target {
             Some(format) => format,
             None => Format::of_name(path, Format::value_variants()).context(context)?,
         };
-        let aside = match std::fs::metadata(path) {
-            Ok(there) if there.is_dir() => {
-                return Err(Error::Invalid("it is a folder; give the name of a file".into())).context(context);
-            }
-            Ok(there) if !there.is_file() => None,
-            _ => {
-                let mut aside = path.as_os_str().to_owned();
-                aside.push(format!(".{}.part", std::process::id()));
-                Some(PathBuf::from(aside))
-            }
+        let there = std::fs::metadata(path).ok();
+        if there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+            return Err(Error::Invalid("it is a folder; give the name of a file".into())).context(context);
+        }
+        let opened = match there {
+            Some(there) if !there.is_file() => File::options().write(true).open(path).map(|file| (file, None)),
+            there => create_aside(path, there.map(|there| there.permissions())),
         };
-        let opened = match &aside {
-            Some(aside) => File::create(aside),
-            None => File::options().write(true).open(path),
-        };
-        let file = opened.map_err(|error| Error::Invalid(error.to_string())).context(context)?;
+        let (file, aside) = opened.map_err(|error| Error::Invalid(error.to_string())).context(context)?;
         Ok(Self { file: Some(Opened::File(file)), format, path: path.into(), aside })
     }
 
@@ -150,9 +154,41 @@ impl Drop for Target {
     fn drop(&mut self) {
         if let Some(aside) = &self.aside {
             // The error that led here matters more than one about the remains.
-            let _ = std::fs::remove_file(aside);
+            let _ = std::fs::remove_file(&aside.path);
         }
     }
+}
+
+/// Creates a file next to where it will be, which whoever may read the one that is there may read, and nobody else.
+fn create_aside(path: &Path, there: Option<std::fs::Permissions>) -> std::io::Result<(File, Option<Aside>)> {
+    let place = behind_links(path)?;
+    let mut aside = place.as_os_str().to_owned();
+    aside.push(format!(".{}.part", std::process::id()));
+    let aside = Aside { path: aside.into(), place };
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    if let Some(there) = &there {
+        options.mode(there.mode() & 0o777);
+    }
+    let file = options.open(&aside.path)?;
+    if let Some(there) = there {
+        // The mask of the process has taken away from those that it was created with.
+        file.set_permissions(there).inspect_err(|_| drop(std::fs::remove_file(&aside.path)))?;
+    }
+    Ok((file, Some(aside)))
+}
+
+/// The path that a link, and one behind it, stands for, whether or not a file is there.
+fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match std::fs::read_link(&path) {
+            // A relative one is seen from the folder that it is in; an absolute one takes the place of it all.
+            Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(std::io::Error::other("its name is a link in a circle"))
 }
 
 /// A file that a thread writes. Dropping it leaves nothing, once the thread is done with the batch it is at.
@@ -260,7 +296,7 @@ impl Sink {
         let context = || format!("writing {}", self.target.path.display());
         flushed.context(context)?;
         if let Some(aside) = &self.target.aside {
-            std::fs::rename(aside, &self.target.path).context(context)?;
+            std::fs::rename(&aside.path, &aside.place).context(context)?;
             self.target.aside = None;
         }
         Ok(())
@@ -278,8 +314,12 @@ impl Writer {
             }
             Format::Arrow => Self::Arrow(FileWriter::try_new(file, schema)?),
             Format::ArrowStream => Self::ArrowStream(StreamWriter::try_new(file, schema)?),
-            Format::Json => Self::Json(rows::json_writer(file)),
+            Format::Json => {
+                rows::check_has_json(schema)?;
+                Self::Json(rows::json_writer(file))
+            }
             Format::Csv => {
+                rows::check_has_csv(schema)?;
                 let delimiter = if is_tsv(path) { b'\t' } else { b',' };
                 let mut writer = csv::WriterBuilder::new().with_delimiter(delimiter).build(file);
                 // Writes the heading, which a table without rows has too.

@@ -1,7 +1,7 @@
 //! Files that are read.
 
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
+use std::io::{BufReader, Cursor, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,7 +144,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         return open_stdin(format, args);
     }
     let mut file = File::open(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Error::NotFound("there is no such file".into()),
+        ErrorKind::NotFound => Error::NotFound("there is no such file".into()),
         _ => Error::Invalid(error.to_string()),
     })?;
     let about = file.metadata()?;
@@ -160,7 +160,10 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     check_args(format, args)?;
     let file_bytes = about.len();
     let (schema, batches, measure) = match format {
-        Format::Parquet => open_parquet(file)?,
+        Format::Parquet => {
+            check_end(&mut file, b"PAR1", "a Parquet file")?;
+            open_parquet(file)?
+        }
         Format::Arrow => {
             let file = Counted::new(file);
             let read = file.read.clone();
@@ -229,7 +232,11 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     };
     let measure = || Measure::Read(Arc::default());
     let (schema, batches, measure) = match format {
-        Format::Parquet => open_parquet(whole()?)?,
+        Format::Parquet => {
+            let bytes = whole()?;
+            check_end(&mut Cursor::new(&bytes), b"PAR1", "a Parquet file")?;
+            open_parquet(bytes)?
+        }
         Format::Arrow => {
             let (schema, batches) = open_arrow(Cursor::new(whole()?))?;
             (schema, batches, measure())
@@ -252,18 +259,22 @@ fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Batches
     let builder = ParquetRecordBatchReaderBuilder::try_new(input).map_err(|error| broken("a Parquet file", &error))?;
     let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
     let reader = builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
-    Ok((reader.schema(), batches(reader), Measure::Rows { total }))
+    Ok((reader.schema(), batches(reader, "a Parquet file"), Measure::Rows { total }))
 }
 
-fn open_arrow(input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Batches)> {
+fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Batches)> {
+    check_end(&mut input, b"ARROW1", "an Arrow IPC file")?;
     let reader = FileReaderBuilder::new().build(input).map_err(|error| broken("an Arrow IPC file", &error))?;
-    Ok((reader.schema(), batches(reader)))
+    Ok((reader.schema(), batches(reader, "an Arrow IPC file")))
 }
 
 fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Batches)> {
     let input = BufReader::with_capacity(BUFFER_BYTES, input);
-    let reader = StreamReader::try_new(input, None).map_err(|error| broken("an Arrow IPC stream", &error))?;
-    Ok((reader.schema(), batches(reader)))
+    let reader = StreamReader::try_new(input, None).map_err(|error| match &error {
+        ArrowError::IoError(_, cause) if cause.kind() == ErrorKind::UnexpectedEof => cut_short("an Arrow IPC stream"),
+        error => broken("an Arrow IPC stream", error),
+    })?;
+    Ok((reader.schema(), batches(reader, "an Arrow IPC stream")))
 }
 
 /// A file as a person calls it.
@@ -271,12 +282,47 @@ fn name_of(path: &Path) -> String {
     if path == Path::new(STDIN) { "standard input".into() } else { path.display().to_string() }
 }
 
+/// Refuses a file that begins as its kind does and has another end: what says where its rows lie is there, and the libraries have
+/// little to say of a file without it.
+fn check_end(input: &mut (impl Read + Seek), mark: &[u8], kind: &str) -> Result<()> {
+    let mut found = [vec![0; mark.len()], vec![0; mark.len()]];
+    let length = input.seek(SeekFrom::End(0))?;
+    input.rewind()?;
+    if length < mark.len() as u64 {
+        return Ok(());
+    }
+    input.read_exact(&mut found[0])?;
+    input.seek(SeekFrom::End(-(mark.len() as i64)))?;
+    input.read_exact(&mut found[1])?;
+    input.rewind()?;
+    match found.each_ref().map(|found| found == mark) {
+        [true, false] => Err(cut_short(kind)),
+        _ => Ok(()),
+    }
+}
+
+fn cut_short(kind: &str) -> Error {
+    Error::Invalid(format!(
+        "it is cut short: it begins as {kind} does, and its end is missing; see whether whatever wrote or copied it was done"
+    ))
+}
+
 /// The libraries say what they miss, and not what they took the file for.
 fn broken(kind: &str, error: &dyn std::fmt::Display) -> Error {
-    Error::Invalid(format!("it is not {kind}, or cut short: {error}"))
+    Error::Invalid(format!("it is not {kind}, or is damaged: {error}"))
 }
 
 /// The batches of a library's reader.
-fn batches(reader: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static) -> Batches {
-    Box::new(reader.map(|batch| batch.map_err(|error| Error::Invalid(error.to_string()))))
+fn batches(
+    reader: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
+    kind: &'static str,
+) -> Batches {
+    Box::new(reader.map(|batch| batch.map_err(|error| failure(&error, kind))))
+}
+
+fn failure(error: &ArrowError, kind: &str) -> Error {
+    match error {
+        ArrowError::IoError(_, cause) if cause.kind() == ErrorKind::UnexpectedEof => cut_short(kind),
+        error => Error::Invalid(format!("the rest of it is damaged: {error}")),
+    }
 }

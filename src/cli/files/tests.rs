@@ -84,6 +84,34 @@ fn what_is_no_file_is_written_to_and_not_replaced() {
 }
 
 #[test]
+fn a_file_that_is_written_over_keeps_its_mode_and_the_links_to_it() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::create_dir(at("real")).unwrap();
+    symlink("real/data.csv", at("near.csv")).unwrap();
+    symlink(at("near.csv"), at("far.csv")).unwrap();
+    symlink("circle.csv", at("circle.csv")).unwrap();
+    // First the links lead nowhere, then to a file that nobody else may read.
+    for mode in [None, Some(0o600), Some(0o666)] {
+        if let Some(mode) = mode {
+            std::fs::set_permissions(at("real/data.csv"), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let mut sink = create(&at("far.csv"), &sample(1).schema());
+        sink.write(&sample(2)).unwrap();
+        let mut begun = std::fs::read_dir(at("real")).unwrap().map(|entry| entry.unwrap());
+        let begun = begun.find(|entry| entry.file_name().to_string_lossy().ends_with(".part")).unwrap();
+        sink.finish().unwrap();
+        assert!(at("far.csv").is_symlink() && at("near.csv").is_symlink(), "{mode:?}");
+        let written = std::fs::metadata(at("real/data.csv")).unwrap();
+        assert!(written.len() > 0 && !begun.path().exists(), "{mode:?}");
+        assert!(mode.is_none_or(|mode| written.permissions().mode() & 0o777 == mode), "{mode:?}: {written:?}");
+    }
+    let error = Target::create(&at("circle.csv"), None).unwrap_err();
+    assert!(error.message().contains("circle.csv: its name is a link in a circle"), "{error}");
+}
+
+#[test]
 fn a_place_that_cannot_be_written_is_refused_before_there_are_rows() {
     let folder = tempfile::tempdir().unwrap();
     for wrong in ["no/such/folder.csv", "name.without-format", "folder.csv"] {
@@ -94,6 +122,21 @@ fn a_place_that_cannot_be_written_is_refused_before_there_are_rows() {
     }
     let untouched: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(untouched, ["folder.csv"]);
+}
+
+#[test]
+fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
+    use arrow::datatypes::{DataType, Field};
+    let folder = tempfile::tempdir().unwrap();
+    let list = DataType::List(Arc::new(Field::new("item", DataType::Int64, true)));
+    let schema = Schema::new(vec![Field::new("k", DataType::Int64, true), Field::new("l", list, true)]);
+    let begin = |name: &str| Target::create(&folder.path().join(name), None).unwrap().begin(&schema).map(Sink::finish);
+    for name in ["t.csv", "t.tsv"] {
+        let Err(error) = begin(name) else { panic!("{name} was begun") };
+        assert!(error.message().contains(": column \"l\" is List(Int64), which cannot be written as CSV"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    begin("t.json").unwrap().unwrap();
 }
 
 #[test]

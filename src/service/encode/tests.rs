@@ -54,6 +54,21 @@ fn batch_of(column: ArrayRef) -> RecordBatch {
 }
 
 #[test]
+fn messages_are_as_small_as_who_takes_them_asks_for() {
+    let text = |at: i32| "x".repeat(if at % 50 == 0 { 900 } else { 10 });
+    let batch = batch_of(Arc::new(StringArray::from_iter_values((0..20_000).map(text))));
+    for limit in [2 << 10, 16 << 10, 1 << 20] {
+        let (encoder, schema) = Encoder::new(batch.schema()).unwrap();
+        let (mut encoder, mut messages) = (encoder.with_limit(limit), vec![schema]);
+        encode(&mut encoder, &batch, &mut messages);
+        let messages: Vec<FlightData> = messages.into_iter().map(as_received).collect();
+        let largest = messages.iter().map(|message| message.encoded_len()).max().unwrap();
+        assert!(largest <= limit && messages.len() < 2_000, "{largest} of {limit} in {}", messages.len());
+        assert_eq!(concat_batches(&batch.schema(), &decoded(messages)).unwrap(), batch);
+    }
+}
+
+#[test]
 fn messages_of_a_large_batch_are_1_to_4_mb() {
     let batch = batch_of(Arc::new(Int64Array::from_iter_values(0..3_000_000)));
     let sizes: Vec<usize> = check_round_trip(batch)[1..].iter().map(|message| message.data_body.len()).collect();

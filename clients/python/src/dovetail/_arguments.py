@@ -179,6 +179,24 @@ def pem(argument: str, value: object) -> bytes | None:
         ) from None
 
 
+def certificates(argument: str, value: object) -> bytes | None:
+    """As :func:`pem`, of what holds a certificate. TLS takes a file without any for a list of none.
+
+    >>> certificates("cert", b"hello")
+    Traceback (most recent call last):
+    ValueError: there is no certificate in cert; it takes PEM, in which each begins with ...
+    """
+    found = pem(argument, value)
+    begin = "-----BEGIN CERTIFICATE-----"
+    if found is not None and begin.encode() not in found:
+        file = "" if found == value or (isinstance(value, str) and "-----" in value) else f" ({value})"
+        raise ValueError(
+            f'there is no certificate in {argument}{file}; it takes PEM, in which each begins with "{begin}" (openssl '
+            "x509 -inform DER -in FILE makes it of DER)"
+        )
+    return found
+
+
 def known(function: str, options: Mapping[str, Any], takes: Iterable[str]) -> None:
     """Refuses options that a function does not have."""
     takes = list(takes)

@@ -155,13 +155,15 @@ class Connections:
             ]
         }
         if tls_root_certs is not None:
-            self._options["tls_root_certs"] = _arguments.pem("tls_root_certs", tls_root_certs)
+            self._options["tls_root_certs"] = _arguments.certificates("tls_root_certs", tls_root_certs)
         if (cert is None) != (key is None):
             given, lacking = ("key", "cert") if cert is None else ("cert", "key")
             raise ValueError(f"{given} is given, and {lacking} is not; mutual TLS takes both")
         if cert is not None:
-            self._options["cert_chain"] = _arguments.pem("cert", cert)
+            self._options["cert_chain"] = _arguments.certificates("cert", cert)
             self._options["private_key"] = _arguments.pem("key", key)
+        self.message_limit: int | None = None
+        """Bytes of the largest message that the server takes, once it has said that."""
         self._lock = threading.Lock()
         self._idle: dict[str, list[flight.FlightClient]] = {}
         self._closed = False
@@ -201,7 +203,8 @@ class Connections:
         Something that takes connections and says nothing would otherwise be waited for by the first call, for ever.
         """
         try:
-            self.action("server_info", timeout=timeout)
+            info = self.action("server_info", timeout=timeout)
+            self.message_limit = info[0].get("message_limit_bytes") if info else None
         except Unauthenticated as error:
             advice = (
                 "it is what connect(token=...) or DOVETAIL_TOKEN gives"

@@ -88,6 +88,9 @@ _TIMESTAMP = rf"^\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d:[0-5]\d(?:\.\d{{1,9}})?{_ZONE
 # A time that says how far it is from UTC.
 _ZONED = rf":\d\d(?:\.\d+)?{_ZONE}$"
 
+# Floats that are no numbers. pyarrow reads more, and takes numbers that are too large for infinity.
+_NOT_FINITE = r"(?i)^\s*[-+]?(?:nan|inf|infinity)\s*$"
+
 # What people write for a value that is missing.
 _MISSING = {"NA", "N/A", "NULL", "NONE", "NIL", "NAN", "-", "\\N"}
 
@@ -240,13 +243,18 @@ class _File:
     def typed(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches, with the types of the schema."""
         done = 0
+        # The first time of each column, which tells whether those that follow have a zone.
+        times: dict[int, pa.Array] = {}
         for batch in batches:
             columns = []
             for index, column in enumerate(schema):
+                values = batch.column(index)
                 try:
-                    columns.append(_converted(batch.column(index), column.type))
+                    columns.append(_converted(values, column.type, times.get(index)))
                 except pa.ArrowInvalid:
-                    raise self._unfit(schema, batch, done) from None
+                    raise self._unfit(schema, batch, done, times) from None
+                if pa.types.is_timestamp(column.type) and index not in times and values.null_count < len(values):
+                    times[index] = values.drop_null().slice(0, 1)
             yield pa.record_batch(columns, schema=schema)
             done += batch.num_rows
 
@@ -256,6 +264,12 @@ class _File:
             names: list[str] = self._reader(None, None).schema.names
         if not self._options.header:
             return [f"column_{index + 1}" for index in range(len(names))]
+        blank = next((place for place, name in enumerate(names, 1) if not name.strip()), None)
+        if blank is not None:
+            raise self._error(
+                f"column {blank} has no name in the heading; write one there, or say header=False if the first line is "
+                "a row"
+            )
         twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
         if twice is not None:
             raise self._error(f"two columns are named {twice!r}; rename one, since joins refer to columns by name")
@@ -314,18 +328,24 @@ class _File:
     def _error(self, sentence: str) -> ValueError:
         return ValueError(f"reading {self._path}: {sentence}")
 
-    def _unfit(self, schema: pa.Schema, batch: pa.RecordBatch, done: int) -> ValueError:
+    def _unfit(self, schema: pa.Schema, batch: pa.RecordBatch, done: int, times: Mapping[int, pa.Array]) -> ValueError:
         """The first value of a batch that is not of its column's type; `done` rows are before the batch."""
         wrong = [
             (row, index)
             for index, column in enumerate(schema)
-            if (row := _first_unfit(batch.column(index), column.type)) is not None
+            if (row := _first_unfit(batch.column(index), column.type, times.get(index))) is not None
         ]
         row, index = min(wrong)
         column, value = schema.field(index), batch.column(index)[row].as_py()
         line = self._line_of(done + row + int(self._options.header))
         where = f"line {line}" if line else f"row {done + row + 1}"
         said = f"types={{{column.name!r}: 'string'}}"
+        if pa.types.is_timestamp(column.type) and _first_unfit(batch.column(index).slice(row, 1), column.type) is None:
+            has, had = ("a zone", "none") if re.search(_ZONED, value) else ("no zone", "one")
+            return self._error(
+                f"{where}, column {column.name!r}: {value!r} has {has}, and those before it in the column have {had}; "
+                f"write all of them with a zone or all without, or say {said}"
+            )
         advice = (
             f"which types says; correct it, or say another type: {said} takes all values"
             if column.name in self._options.types
@@ -405,20 +425,26 @@ def _inferred(column: pa.ChunkedArray) -> pa.DataType:
     return pa.string()
 
 
-def _converted(values: Any, data_type: pa.DataType) -> Any:
-    """Text as values of a type; raises pyarrow's ``ArrowInvalid`` for text that is none."""
+def _converted(values: Any, data_type: pa.DataType, time: pa.Array | None = None) -> Any:
+    """Text as values of a type; raises pyarrow's ``ArrowInvalid`` for text that is none.
+
+    `time` is a time that stands before them in their column, if one does.
+    """
     if pa.types.is_boolean(data_type):
         words = pc.utf8_lower(values)
         if not pc.all(pc.is_in(words, pa.array(["true", "false", None]))).as_py():
             raise pa.ArrowInvalid("neither true nor false")
         return pc.equal(words, "true")
-    if (
-        pa.types.is_timestamp(data_type)
-        and not pc.all(pc.match_substring_regex(values, _TIMESTAMP), min_count=0).as_py()
-    ):
-        raise pa.ArrowInvalid("no timestamp")
+    if pa.types.is_timestamp(data_type):
+        if not pc.all(pc.match_substring_regex(values, _TIMESTAMP), min_count=0).as_py():
+            raise pa.ArrowInvalid("no timestamp")
+        zoned = [pc.match_substring_regex(times, _ZONED) for times in (values, time) if times is not None]
+        if len({has_zone for each in zoned for has_zone in pc.unique(each.drop_null()).to_pylist()}) > 1:
+            raise pa.ArrowInvalid("some have a zone, and some have none")
     if pa.types.is_integer(data_type) and pc.any(pc.match_substring_regex(values, "[xX]")).as_py():
         raise pa.ArrowInvalid("pyarrow reads 0x10, too")
+    if pa.types.is_floating(data_type):
+        return _floats(values, data_type)
     try:
         return values.cast(data_type)
     except pa.ArrowInvalid:
@@ -429,26 +455,47 @@ def _converted(values: Any, data_type: pa.DataType) -> Any:
             # pyarrow takes a capital Z, and no space before a zone.
             strict = pc.ascii_upper(pc.replace_substring_regex(pc.if_else(zoned, values, None), r" ([+-])", r"\1"))
             return pc.coalesce(plain, strict.cast(utc).cast(data_type))
-        if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
-            bare = pc.replace_substring_regex(pc.ascii_trim_whitespace(values), r"^\+([^+-])", r"\1")
+        if pa.types.is_integer(data_type) or pa.types.is_decimal(data_type):
+            bare = _bare(values)
+            if pa.types.is_unsigned_integer(data_type):
+                bare = pc.replace_substring_regex(bare, "^-(0+)$", r"\1")
             return bare.cast(data_type)
         raise
 
 
-def _first_unfit(values: Any, data_type: pa.DataType) -> int | None:
-    """The place of the first value that is not of a type."""
+def _floats(values: Any, data_type: pa.DataType) -> Any:
+    try:
+        floats = values.cast(data_type)
+    except pa.ArrowInvalid:
+        floats = _bare(values).cast(data_type)
+    # Of floats of two bytes pyarrow does not tell.
+    finite = pc.is_finite(floats.cast(pa.float32()) if pa.types.is_float16(data_type) else floats)
+    if not pc.all(finite, min_count=0).as_py():
+        words = values.filter(pc.invert(finite))
+        if not pc.all(pc.match_substring_regex(words, _NOT_FINITE), min_count=0).as_py():
+            raise pa.ArrowInvalid("a number has no room")
+    return floats
 
-    def fit(begin: int, end: int) -> bool:
+
+def _bare(numbers: Any) -> Any:
+    """Numbers without the spaces around them, and without a plus, which pyarrow takes for no part of a number."""
+    return pc.replace_substring_regex(pc.ascii_trim_whitespace(numbers), r"^\+([^+-])", r"\1")
+
+
+def _first_unfit(values: Any, data_type: pa.DataType, time: pa.Array | None = None) -> int | None:
+    """The place of the first value that is not of a type, or not beside those before it."""
+
+    def fit(count: int) -> bool:
         try:
-            _converted(values.slice(begin, end - begin), data_type)
+            _converted(values.slice(0, count), data_type, time)
         except pa.ArrowInvalid:
             return False
         return True
 
-    begin, end = 0, len(values)
-    if fit(begin, end):
+    fitting, more = 0, len(values)
+    if fit(more):
         return None
-    while end - begin > 1:
-        middle = (begin + end) // 2
-        begin, end = (middle, end) if fit(begin, middle) else (begin, middle)
-    return begin
+    while more - fitting > 1:
+        middle = (fitting + more) // 2
+        fitting, more = (middle, more) if fit(middle) else (fitting, middle)
+    return fitting

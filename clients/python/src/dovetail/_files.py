@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class Source:
 
 
 def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source:
-    """The rows of a file, of a folder of Parquet files, or of several files with the same columns, in this order."""
+    """The rows of a file, of a folder of files, or of several files with the same columns, in this order."""
     paths = [path for one in ([given] if isinstance(given, (str, os.PathLike)) else given) for path in _matching(one)]
     sources = [_open(path, options) for path in paths]
     first = sources[0].schema
@@ -72,6 +73,8 @@ def open_files(given: Path | Sequence[Path], options: _csv.CsvOptions) -> Source
 def _matching(given: Path) -> list[str]:
     """The path itself, or those that it stands for when it is a pattern such as ``"parts/*.parquet"``."""
     path = os.fspath(given)
+    if os.path.isdir(path):
+        return _in_folder(path)
     if os.path.exists(path):
         return [path]
     if not glob.has_magic(path):
@@ -79,7 +82,22 @@ def _matching(given: Path) -> list[str]:
     found = sorted(glob.glob(path, recursive=True))
     if not found:
         raise FileNotFoundError(f"there is no file that matches {path!r}")
-    return found
+    return [path for one in found for path in (_in_folder(one) if os.path.isdir(one) else [one])]
+
+
+def _in_folder(folder: str) -> list[str]:
+    """The folder itself where all of its files are Parquet, else its files by their names.
+
+    What begins with a dot or an underscore is of those who wrote the others, and no part of the table.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        found += [os.path.join(place, name) for name in names if not name.startswith((".", "_"))]
+    if not found:
+        raise ValueError(f"reading {folder}: there is no file in the folder, and a table needs columns")
+    kinds = {_kind_of(path) for path in found}
+    return [folder] if kinds == {"parquet"} else sorted(found)
 
 
 def _open(path: str, options: _csv.CsvOptions) -> Source:
@@ -88,15 +106,53 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
         return Source(*_csv.read(path, options), None, is_inferred=True)
     what = "a folder of Parquet files" if os.path.isdir(path) else _KINDS[kind]
     refuse_csv_options(options, f"{path} is {what}")
+    if os.path.isfile(path) and _is_cut_short(path, kind):
+        raise _cut_short(path, kind)
     try:
         if kind == "stream":
             reader = pa.ipc.open_stream(pa.memory_map(path))
-            return Source(reader.schema, iter(reader), None)
+            return Source(reader.schema, _checked(iter(reader), path, kind), None)
         import pyarrow.dataset as dataset
 
-        return of_dataset(dataset.dataset(path, format=kind))
+        source = of_dataset(dataset.dataset(path, format=kind))
+        return Source(source.schema, _checked(source.batches, path, kind), source.rows)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"reading {path}: it is not {what}, or cut short: {error}") from None
+        if _ends_too_soon(error):
+            raise _cut_short(path, kind) from None
+        raise ValueError(f"reading {path}: it is not {what}, or is damaged: {error}") from None
+
+
+def _is_cut_short(path: str, kind: str) -> bool:
+    """Whether a file begins as its kind does, and has another end: what says where its rows lie is there."""
+    mark = next((mark for mark, known in _BY_MAGIC.items() if known == kind), None)
+    if mark is None or kind == "stream":
+        return False
+    with open(path, "rb") as file:
+        begins = file.read(len(mark)) == mark
+        file.seek(max(0, os.path.getsize(path) - len(mark)))
+        return begins and file.read() != mark
+
+
+def _ends_too_soon(error: Exception) -> bool:
+    """Whether an Arrow IPC stream ends within a message."""
+    return re.search(r"Expected to (?:be able to )?read \d+ |Corrupted .*, only \d+ bytes", str(error)) is not None
+
+
+def _cut_short(path: str, kind: str) -> ValueError:
+    return ValueError(
+        f"reading {path}: it is cut short: it begins as {_KINDS[kind]} does, and its end is missing; see whether "
+        "whatever wrote or copied it was done"
+    )
+
+
+def _checked(batches: Iterator[pa.RecordBatch], path: str, kind: str) -> Iterator[pa.RecordBatch]:
+    """The batches; what goes wrong with the file between them is told with its name."""
+    try:
+        yield from batches
+    except (pa.ArrowInvalid, OSError) as error:
+        if _ends_too_soon(error):
+            raise _cut_short(path, kind) from None
+        raise ValueError(f"reading {path}: the rest of it is damaged: {error}") from None
 
 
 def of_dataset(data: Any) -> Source:
@@ -121,6 +177,8 @@ def _kind_of(path: str) -> str:
         if start.startswith(magic):
             return kind
     is_gzip = start.startswith(_csv.GZIP_MAGIC)
+    if path.lower().endswith(".gz") and not is_gzip:
+        raise ValueError(f"reading {path}: it is not gzip, though its name says so; rename it without .gz")
     name = path.lower().removesuffix(".gz") if is_gzip else path.lower()
     by_name = _BY_NAME.get(os.path.splitext(name)[1])
     if is_gzip and by_name != "csv":

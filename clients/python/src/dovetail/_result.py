@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import queue
 import threading
@@ -22,7 +23,7 @@ from ._connection import Connections
 from ._display import Described, columns, html_schema
 from ._jobs import JobStatus
 from ._progress import ProgressArgument, Transfer, reporter
-from .errors import Cancelled, Error, InternalError, NotFound
+from .errors import Cancelled, Error, FailedPrecondition, InternalError, NotFound
 
 if TYPE_CHECKING:
     import pandas
@@ -358,9 +359,55 @@ def fetch(
     return pa.Table.from_batches([batch for part in parts for batch in part], schema=info.schema)
 
 
-def read(connections: Connections, info: flight.FlightInfo) -> pa.RecordBatchReader:
-    """As :meth:`Result.reader`."""
-    return pa.RecordBatchReader.from_batches(info.schema, _ParallelReader(connections, info).batches())
+_TRIES = 5
+"""How often a table is begun again that somebody else replaces while it is fetched."""
+
+# The end of the server's sentence on an endpoint of a table that is another one by now.
+_CALL_AGAIN = "call GetFlightInfo again"
+
+
+def fetch_table(
+    connections: Connections, ask: Callable[[], flight.FlightInfo], report: Callable[[FetchProgress], None]
+) -> pa.Table:
+    """As :func:`fetch`, of a table, whose endpoints `ask` asks for.
+
+    They are of one version of it, so where somebody replaces it meanwhile, all of them are asked for and fetched again.
+    """
+    for tries in itertools.count(1):
+        try:
+            return fetch(connections, ask(), report)
+        except FailedPrecondition as error:
+            if _CALL_AGAIN not in error.message or tries == _TRIES:
+                raise _in_words_of("get", error) from None
+    raise AssertionError("it is tried until it returns or raises")
+
+
+def read_table(connections: Connections, ask: Callable[[], flight.FlightInfo]) -> pa.RecordBatchReader:
+    """As :meth:`Result.reader`, of a table; as :func:`fetch_table`, as long as no batch was handed out."""
+    first = ask()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        info = first
+        for tries in itertools.count(1):
+            handed_out = False
+            try:
+                for batch in _ParallelReader(connections, info).batches():
+                    handed_out = True
+                    yield batch
+                return
+            except FailedPrecondition as error:
+                if _CALL_AGAIN not in error.message or handed_out or tries == _TRIES:
+                    raise _in_words_of("reader", error) from None
+                info = ask()
+                if info.schema != first.schema:
+                    raise _in_words_of("reader", error) from None
+
+    return pa.RecordBatchReader.from_batches(first.schema, batches())
+
+
+def _in_words_of(call: str, error: FailedPrecondition) -> FailedPrecondition:
+    """The error as the caller of this client's call takes it."""
+    return FailedPrecondition(error.message.replace(_CALL_AGAIN, f"call {call} again"))
 
 
 def _fetching(info: flight.FlightInfo) -> str:

@@ -14,6 +14,12 @@ from ._files import Source, of_dataset, open_files, refuse_csv_options
 MESSAGE_BYTES = 4 << 20
 """Batches are cut to messages of about this size: small enough for caches, large enough to be worth a message."""
 
+_FIELDS_BYTES = 256
+"""What a message takes beside what Arrow writes of a batch, at most."""
+
+_LIMIT_BYTES_LOW = 4 * MESSAGE_BYTES
+"""Where a server takes less than this, a message is measured before it is sent: rows of a batch may differ in size."""
+
 _SMALL_BYTES = 256 << 10
 """Batches below this size are put together: each costs a message, and later a step of the join."""
 
@@ -21,15 +27,22 @@ _SMALL_BYTES = 256 << 10
 __all__ = ["Source", "source"]
 
 
-def source(data: Any, csv: CsvOptions | None = None) -> Source:
-    """Reads any of the forms that :meth:`dovetail.Client.put` documents."""
+def source(data: Any, csv: CsvOptions | None = None, message_limit: int | None = None) -> Source:
+    """Reads any of the forms that :meth:`dovetail.Client.put` documents.
+
+    The batches fit into messages of so many bytes.
+    """
     csv = csv or CsvOptions()
     if _is_path(data) or (isinstance(data, (list, tuple)) and data and all(map(_is_path, data))):
         found = open_files(data, csv)
     else:
         refuse_csv_options(csv, f"this is a {type(data).__name__}")
         found = _find(data)
-    return Source(found.schema, _sized(found.schema, found.batches), found.rows)
+    limit = MESSAGE_BYTES if message_limit is None else max(1, message_limit - _FIELDS_BYTES)
+    batches = _sized(found.schema, found.batches, min(MESSAGE_BYTES, limit))
+    if limit < _LIMIT_BYTES_LOW:
+        batches = (part for batch in batches for part in _fitting(batch, limit))
+    return Source(found.schema, batches, found.rows)
 
 
 def _is_path(data: object) -> bool:
@@ -107,8 +120,9 @@ def _find_in_iterable(items: Iterator[Any]) -> Source:
     return Source(first.schema, batches(), None)
 
 
-def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch], message_bytes: int) -> Iterator[pa.RecordBatch]:
     """The same rows in the same order: large batches cut, small ones put together."""
+    together_bytes = min(_SMALL_BYTES, message_bytes)
     small: list[pa.RecordBatch] = []
     small_bytes = 0
     for batch in batches:
@@ -119,19 +133,29 @@ def _sized(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         if batch.num_rows == 0:
             continue
         size_bytes = batch.nbytes
-        if size_bytes < _SMALL_BYTES:
+        if size_bytes < together_bytes:
             small.append(batch)
             small_bytes += size_bytes
-            if small_bytes >= _SMALL_BYTES or len(small) >= 1024:
+            if small_bytes >= together_bytes or len(small) >= 1024:
                 yield from _together(small)
                 small, small_bytes = [], 0
             continue
         yield from _together(small)
         small, small_bytes = [], 0
-        rows = max(1, batch.num_rows * MESSAGE_BYTES // size_bytes)
+        rows = max(1, batch.num_rows * message_bytes // size_bytes)
         for first in range(0, batch.num_rows, rows):
             yield batch.slice(first, rows)
     yield from _together(small)
+
+
+def _fitting(batch: pa.RecordBatch, limit_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The batch in parts that are not larger than a message may be. Of a row that is, the server says so."""
+    if batch.num_rows <= 1 or pa.ipc.get_record_batch_size(batch) <= limit_bytes:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _fitting(batch.slice(0, half), limit_bytes)
+    yield from _fitting(batch.slice(half), limit_bytes)
 
 
 def _together(batches: list[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

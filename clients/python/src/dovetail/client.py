@@ -17,7 +17,7 @@ from ._connection import Connections, Pem
 from ._csv import CsvOptions
 from ._jobs import Jobs, JobStatus
 from ._progress import ProgressArgument, reporter
-from ._result import Explanation, Job, Result, fetch, metadata, read
+from ._result import Explanation, Job, Result, fetch_table, metadata, read_table
 from ._source import source
 from ._tables import ServerInfo, TableInfo, Tables, Topology
 from ._upload import UploadProgress, upload
@@ -132,8 +132,8 @@ class Client:
                 else with the Arrow stream interface; a sequence of record batches; a dictionary of columns, or a list
                 of rows that are dictionaries, with a null where one has no value for a column. Or the path
                 of a file (Parquet, Arrow IPC file or stream, CSV, CSV that gzip has compressed) or of a folder of
-                Parquet files; a pattern such as ``"parts/*.parquet"``, or a list of paths: files with the same columns,
-                whose rows become one table in this order.
+                such files, in the order of their names; a pattern such as ``"parts/*.parquet"``, or a list of paths:
+                files with the same columns, whose rows become one table in this order.
             mode: ``"create"`` (the name must be free), ``"replace"``, ``"append"`` (the table must be there) or
                 ``"create_if_missing"`` (append, or create).
             sorted_by: Columns by which the rows are sorted, ascending, nulls first. The server checks it, and saves the
@@ -183,7 +183,8 @@ class Client:
             )
         csv = CsvOptions.of_arguments(types, delimiter, header, infer_rows, null_values)
         report = reporter(progress, f"put {name}")
-        return upload(self._connections, name, source(data, csv), options, streams, report).rows
+        rows = source(data, csv, self._connections.message_limit)
+        return upload(self._connections, name, rows, options, streams, report).rows
 
     def get(self, name: str, progress: ProgressArgument = None) -> pa.Table:
         """A whole table, fetched over several connections; rows in the order in which they were uploaded.
@@ -195,7 +196,8 @@ class Client:
 
         Returns:
             A pyarrow Table: ``.to_pandas()`` makes a pandas DataFrame of it, and ``polars.from_arrow(table)`` a Polars
-            one without copying.
+            one without copying. Where somebody replaces the table meanwhile, it is fetched again from its beginning, so
+            that all rows are of one version.
 
         Example:
             >>> client.put("letters", {"letter": ["a", "b"]}, mode="replace")
@@ -206,11 +208,15 @@ class Client:
             2
         """
         report = reporter(progress, f"get {name}")
-        return fetch(self._connections, self._table_info(name), report)
+        return fetch_table(self._connections, lambda: self._table_info(name), report)
 
     def reader(self, name: str) -> pa.RecordBatchReader:
-        """A table batch by batch, over several connections; the order of the batches is not kept."""
-        return read(self._connections, self._table_info(name))
+        """A table batch by batch, over several connections; the order of the batches is not kept.
+
+        Raises:
+            FailedPrecondition: When somebody replaces the table meanwhile, and some of its batches were handed out.
+        """
+        return read_table(self._connections, lambda: self._table_info(name))
 
     def schema(self, name: str) -> pa.Schema:
         """The columns of a table."""

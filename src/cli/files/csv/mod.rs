@@ -9,6 +9,7 @@
 //!   nulls too, and for whole numbers that int64 has no room for.
 //!   So is a column in whose first rows something only looks like its type, as 2026-02-30 does.
 //! * Timestamps are of microseconds, so that those of two files match; of nanoseconds where a row has more than six digits.
+//! * Times with a zone and times without are not of one column.
 //! * A value that is not of its column's type is an error, wherever it stands, and so is a quote without its other one.
 
 mod quotes;
@@ -224,6 +225,12 @@ fn check_delimiter(text: &[u8], delimiter: u8) -> Result<()> {
 
 fn check_names(schema: &Schema) -> Result<()> {
     let fields = schema.fields();
+    if let Some(at) = fields.iter().position(|field| field.name().trim().is_empty()) {
+        return Err(Error::Invalid(format!(
+            "column {} has no name in the heading; write one there, or say --no-header if the first line is a row",
+            at + 1
+        )));
+    }
     match fields.iter().enumerate().find(|(at, field)| fields[..*at].iter().any(|before| before.name() == field.name()))
     {
         None => Ok(()),

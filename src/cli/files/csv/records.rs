@@ -4,12 +4,12 @@
 use std::io::BufRead;
 use std::sync::{Arc, LazyLock};
 
-use arrow::array::{ArrayRef, AsArray, Decimal128Array, RecordBatch};
-use arrow::compute::kernels::cast_utils::parse_decimal;
+use arrow::array::{ArrayRef, ArrowPrimitiveType, AsArray, Decimal128Array, PrimitiveArray, RecordBatch};
+use arrow::compute::kernels::cast_utils::{Parser, parse_decimal};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::{Decoder, Format};
-use arrow::datatypes::{DataType, Decimal128Type, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Decimal128Type, FieldRef, Float32Type, Float64Type, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use regex::Regex;
 
@@ -31,6 +31,10 @@ pub(super) struct Rules {
     pub inferred_rows: usize,
 }
 
+/// For each column whether the first of its times says how far it is from UTC, as all others then do; `None` where there was no
+/// time yet.
+type Zones = Vec<Option<bool>>;
+
 /// Reads records in batches.
 pub(super) struct Records<R> {
     input: R,
@@ -40,6 +44,8 @@ pub(super) struct Records<R> {
     bytes: Vec<u8>,
     /// The line on which they begin; the first is 1.
     line: usize,
+    /// What the batches before say.
+    zones: Zones,
     /// Whether the first record of `bytes` is the heading.
     begins_with_header: bool,
     has_failed: bool,
@@ -49,8 +55,8 @@ impl<R: BufRead> Records<R> {
     pub(super) fn new(input: R, rules: Rules, rows_per_batch: usize) -> Self {
         let format = rules.format.clone().with_header(rules.has_header);
         let decoder = rules.decoder(format, rows_per_batch, None);
-        let begins_with_header = rules.has_header;
-        Self { input, rules, decoder, bytes: Vec::new(), line: 1, begins_with_header, has_failed: false }
+        let (begins_with_header, zones) = (rules.has_header, rules.no_zones());
+        Self { input, rules, decoder, bytes: Vec::new(), line: 1, zones, begins_with_header, has_failed: false }
     }
 
     fn read(&mut self) -> Result<Option<RecordBatch>> {
@@ -75,8 +81,11 @@ impl<R: BufRead> Records<R> {
                 }
             }
         }
-        let read = self.decoder.flush().and_then(|batch| batch.map(|batch| self.rules.typed(&batch, None)).transpose());
+        let mut zones = self.zones.clone();
+        let read = self.decoder.flush();
+        let read = read.and_then(|batch| batch.map(|batch| self.rules.typed(&batch, None, &mut zones)).transpose());
         let batch = read.map_err(|error| self.located(&error))?;
+        self.zones = zones;
         self.begins_with_header = false;
         Ok(batch)
     }
@@ -84,12 +93,13 @@ impl<R: BufRead> Records<R> {
     /// What is wrong with the first record that cannot be read by itself.
     fn located(&self, error: &ArrowError) -> Error {
         let (mut rest, mut line, mut is_header) = (self.bytes.as_slice(), self.line, self.begins_with_header);
+        let mut zones = self.zones.clone();
         while !rest.is_empty() {
             // The reader passes over empty lines.
             let blank = rest.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
             line += newlines(&rest[..blank]);
             rest = &rest[blank..];
-            match self.rules.check(rest, line, is_header) {
+            match self.rules.check(rest, line, is_header, &mut zones) {
                 Ok(0) => break,
                 Ok(used) => {
                     line += newlines(&rest[..used]);
@@ -135,35 +145,49 @@ impl Rules {
         })
     }
 
+    /// What is known of the zones of times before there are any.
+    fn no_zones(&self) -> Zones {
+        vec![None; self.schema.fields().len()]
+    }
+
     /// The batch with the types of the table: all of its columns, or the one that was projected.
-    fn typed(&self, batch: &RecordBatch, column: Option<usize>) -> Result<RecordBatch, ArrowError> {
-        let schema = match column {
-            Some(at) => Arc::new(self.schema.project(&[at])?),
-            None => self.schema.clone(),
+    fn typed(&self, batch: &RecordBatch, column: Option<usize>, zones: &mut Zones) -> Result<RecordBatch, ArrowError> {
+        let (schema, zones) = match column {
+            Some(at) => (Arc::new(self.schema.project(&[at])?), &mut zones[at..=at]),
+            None => (self.schema.clone(), zones.as_mut_slice()),
         };
-        let typed = |(field, column): (&FieldRef, &ArrayRef)| match is_made_of_text(field.data_type()) {
-            true => made_of_text(column, field.data_type()),
-            false => Ok(column.clone()),
+        let typed = |((field, column), zone): ((&FieldRef, &ArrayRef), &mut Option<bool>)| {
+            if !is_made_of_text(field.data_type()) {
+                return Ok(column.clone());
+            }
+            if matches!(field.data_type(), DataType::Timestamp(..)) {
+                check_zones(column, zone)?;
+            }
+            made_of_text(column, field.data_type())
         };
-        let columns = schema.fields().iter().zip(batch.columns()).map(typed).collect::<Result<_, _>>()?;
+        let columns = schema.fields().iter().zip(batch.columns()).zip(zones).map(typed);
+        let columns = columns.collect::<Result<_, _>>()?;
         RecordBatch::try_new(schema, columns)
     }
 
     /// Makes columns text that were inferred to be something else, and in whose first rows something is that only looks so.
     pub(super) fn take_for_text(&mut self, first_rows: &[u8]) {
         let (rows, format) = (self.inferred_rows, self.format.clone().with_header(self.has_header));
-        if rows == 0 || self.can_read(first_rows, &format, rows, None) {
+        let can_read = |column| self.can_read(first_rows, &format, rows, column, &mut self.no_zones());
+        if rows == 0 || can_read(None) {
             return;
         }
         let field = |(at, field): (usize, &FieldRef)| {
-            let is_text = !self.is_said[at] && !self.can_read(first_rows, &format, rows, Some(at));
+            let is_text = !self.is_said[at] && !can_read(Some(at));
             if is_text { Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)) } else { field.clone() }
         };
-        self.schema = Arc::new(Schema::new(self.schema.fields().iter().enumerate().map(field).collect::<Vec<_>>()));
+        let fields = self.schema.fields().iter().enumerate().map(field).collect::<Vec<_>>();
+        self.schema = Arc::new(Schema::new(fields));
     }
 
-    /// Whether the first rows are of the types of their columns: of all, or of one.
-    fn can_read(&self, bytes: &[u8], format: &Format, rows: usize, column: Option<usize>) -> bool {
+    /// Whether the first rows are of the types of their columns: of all, or of one. `zones` are those before them, and then with
+    /// theirs.
+    fn can_read(&self, bytes: &[u8], format: &Format, rows: usize, column: Option<usize>, zones: &mut Zones) -> bool {
         let (mut decoder, mut rest) = (self.decoder(format.clone(), rows, column), bytes);
         loop {
             match decoder.decode(rest) {
@@ -174,11 +198,13 @@ impl Rules {
                 Err(_) => return false,
             }
         }
-        decoder.flush().and_then(|batch| batch.map(|batch| self.typed(&batch, column)).transpose()).is_ok()
+        let batch = decoder.flush();
+        batch.and_then(|batch| batch.map(|batch| self.typed(&batch, column, zones)).transpose()).is_ok()
     }
 
-    /// Reads one record by itself, and returns how many bytes it is long; says what is wrong with it.
-    fn check(&self, bytes: &[u8], line: usize, is_header: bool) -> Result<usize> {
+    /// Reads one record by itself, and returns how many bytes it is long; says what is wrong with it. `zones` are those before
+    /// it, and then with its own.
+    fn check(&self, bytes: &[u8], line: usize, is_header: bool, zones: &mut Zones) -> Result<usize> {
         let columns = self.schema.fields().len();
         let text = with_types(&self.schema, |_| DataType::Utf8);
         let mut decoder = ReaderBuilder::new(text).with_format(self.format.clone()).with_batch_size(1).build_decoder();
@@ -195,16 +221,31 @@ impl Rules {
         }
         let record = decoder.flush().map_err(|_| not_utf8(line))?;
         let Some(record) = record else { return Ok(used) };
-        let is_sound = |column: Option<usize>| self.can_read(bytes, &self.format, 1, column);
-        if is_sound(None) {
+        let is_sound = |column: Option<usize>, zones: &mut Zones| self.can_read(bytes, &self.format, 1, column, zones);
+        let before = zones.clone();
+        if is_sound(None, zones) {
             return Ok(used);
         }
         for (at, field) in self.schema.fields().iter().enumerate() {
-            if !is_sound(Some(at)) {
-                return Err(self.unfit(at, field, record.column(at).as_string::<i32>().value(0), line));
+            if !is_sound(Some(at), &mut before.clone()) {
+                let value = record.column(at).as_string::<i32>().value(0);
+                return Err(match before[at] {
+                    Some(zone) if is_sound(Some(at), &mut self.no_zones()) => self.mixed(field, value, line, zone),
+                    _ => self.unfit(at, field, value, line),
+                });
             }
         }
         Ok(used)
+    }
+
+    /// A time with a zone among others without, or the other way round: they are not of one kind.
+    fn mixed(&self, field: &FieldRef, value: &str, line: usize, zone: bool) -> Error {
+        let name = field.name();
+        let (has, had) = if zone { ("no zone", "one") } else { ("a zone", "none") };
+        Error::Invalid(format!(
+            "line {line}, column {name:?}: {value:?} has {has}, and those before it in the column have {had}; write all of them \
+             with a zone or all without, or say --types {name}=string"
+        ))
     }
 
     /// A value that is not of its column's type.
@@ -235,10 +276,23 @@ pub(super) fn not_utf8(line: usize) -> Error {
     Error::Invalid(format!("line {line} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"))
 }
 
-/// Whether values are made of their text here: Arrow's reader cuts off what a decimal or a timestamp has no digits for, and
-/// reads dates that other readers do not.
+/// Whether values are made of their text here: Arrow's reader cuts off what a decimal or a timestamp has no digits for, reads
+/// dates that other readers do not, and takes numbers that are too large for infinity.
 fn is_made_of_text(data_type: &DataType) -> bool {
-    matches!(data_type, DataType::Decimal128(..) | DataType::Timestamp(..) | DataType::Date32)
+    use DataType as T;
+    matches!(data_type, T::Decimal128(..) | T::Timestamp(..) | T::Date32 | T::Float32 | T::Float64)
+}
+
+/// Refuses times with a zone beside times without: nobody knows how far these are from UTC.
+fn check_zones(text: &ArrayRef, zone: &mut Option<bool>) -> Result<(), ArrowError> {
+    for value in text.as_string::<i32>().iter().flatten() {
+        // Behind the day, these are of a zone.
+        let is_zoned = value.get("2026-01-31".len()..).is_some_and(|time| time.contains(['z', 'Z', '+', '-']));
+        if *zone.get_or_insert(is_zoned) != is_zoned {
+            return Err(ArrowError::ParseError(format!("{value} and others differ in whether they have a zone")));
+        }
+    }
+    Ok(())
 }
 
 /// What is read as a timestamp. Arrow reads more, and other readers read other things: a second that is none, minutes of a zone
@@ -277,6 +331,11 @@ fn plain_decimal(text: &str) -> Option<String> {
 
 /// The values of a text, each in whole or not at all.
 fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+    match data_type {
+        DataType::Float32 => return floats::<Float32Type>(text, f32::is_infinite),
+        DataType::Float64 => return floats::<Float64Type>(text, f64::is_infinite),
+        _ => {}
+    }
     let lost = |text: &str| match data_type {
         DataType::Decimal128(_, scale) => plain_decimal(text).is_none_or(|plain| {
             let fraction = plain.split_once('.').map_or("", |(_, fraction)| fraction);
@@ -310,6 +369,19 @@ fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, Arrow
     let values = values.collect::<Result<Decimal128Array, ArrowError>>()?.with_precision_and_scale(precision, scale)?;
     values.validate_decimal_precision(precision)?;
     Ok(Arc::new(values))
+}
+
+/// The floats of a text. A number that has no room is none, and infinity is written in letters.
+fn floats<T: ArrowPrimitiveType + Parser>(
+    text: &ArrayRef,
+    is_infinite: impl Fn(T::Native) -> bool,
+) -> Result<ArrayRef, ArrowError> {
+    let value = |text: &str| {
+        let value = T::parse(text).filter(|value| !is_infinite(*value) || text.contains(['n', 'N']));
+        value.ok_or_else(|| ArrowError::ParseError(format!("{text} is no {}", T::DATA_TYPE)))
+    };
+    let values = text.as_string::<i32>().iter().map(|text| text.map(value).transpose());
+    Ok(Arc::new(values.collect::<Result<PrimitiveArray<T>, ArrowError>>()?))
 }
 
 fn with_types(schema: &Schema, wanted: impl Fn(&DataType) -> DataType) -> SchemaRef {

@@ -116,7 +116,7 @@ pub fn name_of(data_type: &DataType) -> String {
         DataType::Timestamp(TimeUnit::Second, None) => "timestamp(s)".into(),
         DataType::Timestamp(TimeUnit::Millisecond, None) => "timestamp(ms)".into(),
         DataType::Timestamp(TimeUnit::Nanosecond, None) => "timestamp(ns)".into(),
-        DataType::Decimal128(precision, scale) => format!("decimal({precision},{scale})"),
+        DataType::Decimal128(precision, scale) if *scale >= 0 => format!("decimal({precision},{scale})"),
         other => {
             let name = other.to_string();
             // Int64 and its like; the names of others keep the capitals by which Arrow knows them.
@@ -174,6 +174,12 @@ mod tests {
             ["int8", "uint64", "float32", "bool", "string", "date", "timestamp", "timestamp(ns)", "decimal(9,2)"]
         {
             assert_eq!(name_of(&parse(name).unwrap()), name);
+        }
+        for written in
+            ["Utf8View", "Date64", "Time32(s)", "Time64(ns)", "Timestamp(ms, \"UTC\")", "Decimal128(9, -2)", "Float16"]
+        {
+            let read = parse(written).unwrap_or_else(|| panic!("{written}"));
+            assert_eq!(parse(&name_of(&read)), Some(read), "{written}");
         }
     }
 }
