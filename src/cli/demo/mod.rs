@@ -112,7 +112,9 @@ async fn show(args: &DemoArgs) -> Result<()> {
         if let Some(into) = join["into"].as_str() {
             table_rows.insert(into.to_owned(), outcome.rows);
         }
+        let counting = Progress::spinner(&format!("counting independently: {}", step.title));
         let expected = (step.expected)(&tables);
+        counting.finish();
         report(at + 1, step, &outcome, expected)?;
         right += usize::from(outcome.rows == expected);
     }
