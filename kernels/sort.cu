@@ -39,9 +39,13 @@ __global__ void image(DovetailSortImage args) {
 
 template <typename Key>
 __global__ void is_sorted(DovetailIsSorted args) {
+    // Once it is known there is nothing left to find: of keys in no order most blocks end here, and of the others each writes once.
+    const bool is_known = threadIdx.x == 0 && *static_cast<volatile u32*>(args.unsorted);
+    if (__syncthreads_or(is_known)) return;
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     const Key* keys = static_cast<const Key*>(args.keys);
-    if (at + 1 < args.rows && keys[at + 1] < keys[at]) *args.unsorted = 1;
+    const bool descends = at + 1 < args.rows && keys[at + 1] < keys[at];
+    if (__syncthreads_or(descends) && threadIdx.x == 0) *args.unsorted = 1;
 }
 
 }  // namespace

@@ -76,6 +76,14 @@ pub(super) struct Gpu {
 impl Gpu {
     /// The GPU of that number, as the driver counts.
     pub(super) fn open(ordinal: u16) -> Result<Self> {
+        // Without a driver its library panics.
+        let count = gpu_count()?;
+        if ordinal >= count {
+            return Err(Error::Unsupported(format!(
+                "there is no GPU {ordinal}: this machine has {}; use host devices",
+                if count == 0 { "none that it can use".into() } else { count.to_string() }
+            )));
+        }
         let context = CudaContext::new(usize::from(ordinal))
             .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
         // Opening it has made its context the calling thread's.
