@@ -1,16 +1,18 @@
 //! Rows of a table for people to look at, or for machines one JSON object each.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use arrow::array::{RecordBatch, new_empty_array};
-use arrow::datatypes::{DataType, FieldRef, Schema};
+use arrow::datatypes::{DataType, FieldRef, IntervalUnit, Schema};
 use arrow::json::writer::{EncoderOptions, make_encoder};
 use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
+use parquet::arrow::ArrowWriter;
 
 use super::output::{self, Align};
 use crate::columns::any_part;
-use crate::{Error, Result};
+use crate::{Error, Result, panics};
 
 /// Longest text of one value; more is cut.
 const CELL_WIDTH_MAX: usize = 32;
@@ -84,11 +86,25 @@ pub fn check_has_json(schema: &Schema) -> Result<()> {
     })
 }
 
+/// Refuses columns that Parquet does not hold, or its writer does not write.
+///
+/// # Errors
+/// [`Error::Invalid`] with the column, its type and what to do.
+pub fn check_has_parquet(schema: &Schema) -> Result<()> {
+    let is_unwritten = |part: &DataType| matches!(part, DataType::Interval(IntervalUnit::MonthDayNano));
+    check_columns(schema, "Parquet", "write Arrow instead", |field| {
+        let alone = Arc::new(Schema::new(vec![field.clone()]));
+        // The writer panics at types that it does not know.
+        let has = panics::caught(|| ArrowWriter::try_new(Vec::new(), alone, None).is_ok()).unwrap_or(false);
+        has && !any_part(field.data_type(), &is_unwritten)
+    })
+}
+
 fn check_columns(schema: &Schema, format: &str, advice: &str, has: impl Fn(&FieldRef) -> bool) -> Result<()> {
     match schema.fields().iter().find(|field| !has(field)) {
         None => Ok(()),
         Some(field) => Err(Error::Invalid(format!(
-            "column {:?} is {}, which cannot be written as {format}; {advice}, as with -o FILE.parquet, or name the columns that \
+            "column {:?} is {}, which cannot be written as {format}; {advice}, as with -o FILE.arrow, or name the columns that \
              you want with --columns",
             field.name(),
             field.data_type()
@@ -197,8 +213,6 @@ fn width() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow::array::{Float64Array, Int64Array, StringArray, TimestampMillisecondArray};
 
     use super::*;

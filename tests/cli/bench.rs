@@ -44,7 +44,8 @@ fn a_suite_prints_and_appends_a_line_for_each_strategy() {
     assert_eq!(asked, ["hash", "sort-merge", "auto"]);
     for line in &printed {
         assert_eq!((line["build_rows"].as_u64(), line["probe_rows"].as_u64()), (Some(1000), Some(2000)), "{line}");
-        assert_eq!((line["result_rows"].as_u64(), line["runs"].as_u64()), (Some(2000), Some(2)), "{line}");
+        assert_eq!(line["result_rows"].as_u64(), Some(2000), "{line}");
+        assert!(line["runs"].as_u64().is_some_and(|runs| (2..=16).contains(&runs)), "{line}");
         assert_eq!((line["verified"].as_bool(), line["seed"].as_u64()), (Some(true), Some(7)), "{line}");
         assert!(line["seconds"].as_f64().unwrap() > 0.0 && line["floor_seconds"].as_f64().unwrap() > 0.0, "{line}");
         assert!(line["machine"]["cores"].as_u64().unwrap() > 0, "{line}");
@@ -116,7 +117,8 @@ fn a_published_experiment_runs_at_a_scale() {
     assert_eq!(asked, ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"]);
     for line in &measured {
         assert_eq!((&line["build_rows"], &line["match_ratio"]), (&2048.into(), &0.5.into()));
-        assert_eq!((&line["runs"], &line["verified"]), (&3.into(), &true.into()));
+        assert_eq!(line["verified"], true);
+        assert!(line["runs"].as_u64().is_some_and(|runs| (3..=24).contains(&runs)), "{line}");
         assert!(line["command"].as_str().unwrap().starts_with("dovetail bench wu-13"));
         assert!(line["date"].is_string() && line["version"].is_string() && line["machine"]["cores"].is_u64());
     }

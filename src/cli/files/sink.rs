@@ -7,9 +7,10 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow::compute::{CastOptions, cast_with_options};
 use arrow::csv;
-use arrow::datatypes::Schema;
+use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::ipc::writer::{FileWriter, StreamWriter};
 use arrow::json::LineDelimitedWriter;
 use clap::ValueEnum;
@@ -238,7 +239,7 @@ pub struct Sink {
 }
 
 enum Writer {
-    Parquet(Box<ArrowWriter<BufWriter<Opened>>>),
+    Parquet(Box<ArrowWriter<BufWriter<Opened>>>, SchemaRef),
     Arrow(FileWriter<BufWriter<Opened>>),
     ArrowStream(StreamWriter<BufWriter<Opened>>),
     Csv(csv::Writer<BufWriter<Opened>>),
@@ -252,7 +253,9 @@ impl Sink {
     /// [`Error::Invalid`] when the format cannot hold it, or the disk is full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         let written = match &mut self.writer {
-            Writer::Parquet(writer) => writer.write(batch).map_err(|error| Error::Invalid(error.to_string())),
+            Writer::Parquet(writer, schema) => {
+                writer.write(&in_parquet(batch, schema)?).map_err(|error| Error::Invalid(error.to_string()))
+            }
             Writer::Arrow(writer) => writer.write(batch).map_err(Error::from),
             Writer::ArrowStream(writer) => writer.write(batch).map_err(Error::from),
             Writer::Csv(writer) => rows::check_has_text(batch).and_then(|()| writer.write(batch).map_err(Error::from)),
@@ -276,7 +279,7 @@ impl Sink {
     /// [`Error::Invalid`] when the disk is full.
     pub fn finish(mut self) -> Result<()> {
         let finished = match &mut self.writer {
-            Writer::Parquet(writer) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
+            Writer::Parquet(writer, _) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
             Writer::Arrow(writer) => writer.finish().map_err(Error::from),
             Writer::ArrowStream(writer) => writer.finish().map_err(Error::from),
             Writer::Csv(_) => Ok(()),
@@ -284,7 +287,7 @@ impl Sink {
         };
         let flushed = finished.and_then(|()| {
             let file = match &mut self.writer {
-                Writer::Parquet(writer) => writer.inner_mut(),
+                Writer::Parquet(writer, _) => writer.inner_mut(),
                 Writer::Arrow(writer) => writer.get_mut(),
                 Writer::ArrowStream(writer) => writer.get_mut(),
                 Writer::Json(writer) => writer.get_mut(),
@@ -303,14 +306,44 @@ impl Sink {
     }
 }
 
+/// The schema with types that Parquet has: it has no times in whole seconds and no days in milliseconds, and other readers would
+/// find numbers in their place.
+fn parquet_schema(schema: &Schema) -> SchemaRef {
+    let field = |field: &FieldRef| {
+        let data_type = match field.data_type() {
+            DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
+            DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
+            DataType::Date64 => DataType::Date32,
+            _ => return field.clone(),
+        };
+        Arc::new(field.as_ref().clone().with_data_type(data_type))
+    };
+    let fields: Vec<FieldRef> = schema.fields().iter().map(field).collect();
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+/// The batch with the types of [`parquet_schema`].
+fn in_parquet(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    let column = |(column, field): (&ArrayRef, &FieldRef)| match column.data_type() == field.data_type() {
+        true => Ok(column.clone()),
+        false => cast_with_options(column, field.data_type(), &options),
+    };
+    let columns = batch.columns().iter().zip(schema.fields()).map(column).collect::<Result<Vec<_>, _>>()?;
+    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(schema.clone(), columns, &rows)?)
+}
+
 impl Writer {
     fn new(format: Format, path: &Path, file: BufWriter<Opened>, schema: &Schema) -> Result<Self> {
         Ok(match format {
             Format::Parquet => {
                 let level = ZstdLevel::try_new(1).map_err(|error| Error::Internal(error.to_string()))?;
                 let properties = WriterProperties::builder().set_compression(Compression::ZSTD(level)).build();
-                let writer = ArrowWriter::try_new(file, Arc::new(schema.clone()), Some(properties));
-                Self::Parquet(Box::new(writer.map_err(|error| Error::Invalid(error.to_string()))?))
+                rows::check_has_parquet(schema)?;
+                let schema = parquet_schema(schema);
+                let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties));
+                Self::Parquet(Box::new(writer.map_err(|error| Error::Invalid(error.to_string()))?), schema)
             }
             Format::Arrow => Self::Arrow(FileWriter::try_new(file, schema)?),
             Format::ArrowStream => Self::ArrowStream(StreamWriter::try_new(file, schema)?),

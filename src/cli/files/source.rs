@@ -1,7 +1,7 @@
 //! Files that are read.
 
 use std::fs::File;
-use std::io::{BufReader, Cursor, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Cursor, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use parquet::file::reader::ChunkReader;
 use tokio::sync::mpsc;
 
 use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, is_tsv};
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, panics};
 
 /// Rows read at a time: some megabytes for tables of ordinary width.
 pub(super) const ROWS_PER_BATCH: usize = 64 * 1024;
@@ -75,15 +75,17 @@ impl Source {
     /// # Errors
     /// [`Error::NotFound`] when it is not there, [`Error::Invalid`] when it is not what it seems; with the path.
     pub fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Self> {
-        open(path, format, csv).context(|| format!("reading {}", name_of(path)))
+        unless_it_panics(|| open(path, format, csv)).context(|| format!("reading {}", name_of(path)))
     }
 
     /// The rows, read on a thread of their own.
     pub fn into_stream(self) -> BoxStream<'static, Result<Piece>> {
         let (pieces, incoming) = mpsc::channel(BATCHES_AHEAD);
         tokio::task::spawn_blocking(move || {
+            let Self { mut batches, .. } = self;
             let (mut rows, mut told) = (0, 0);
-            for batch in self.batches {
+            // A reader that panicked would look like one that is done, and half of a file like all of it.
+            while let Some(batch) = unless_it_panics(|| batches.next().transpose()).transpose() {
                 let piece = batch.context(|| format!("reading {}", name_of(&self.path))).map(|batch| {
                     rows += batch.num_rows() as u64;
                     let done = self.measure.done(rows, self.file_bytes);
@@ -99,6 +101,12 @@ impl Source {
         });
         tokio_stream::wrappers::ReceiverStream::new(incoming).boxed()
     }
+}
+
+/// What a reader answers; that it cannot read the file where it panics over what is in it.
+fn unless_it_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+    panics::caught(read)
+        .unwrap_or_else(|said| Err(Error::Invalid(format!("it is damaged, or holds what cannot be read: {said}"))))
 }
 
 impl Measure {
@@ -268,10 +276,16 @@ fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef
     Ok((reader.schema(), batches(reader, "an Arrow IPC file")))
 }
 
+/// What each message of a stream begins with.
+const CONTINUATION: [u8; 4] = [0xff; 4];
+
 fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Batches)> {
-    let input = BufReader::with_capacity(BUFFER_BYTES, input);
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
+    let begins_well = input.fill_buf()?.starts_with(&CONTINUATION);
     let reader = StreamReader::try_new(input, None).map_err(|error| match &error {
-        ArrowError::IoError(_, cause) if cause.kind() == ErrorKind::UnexpectedEof => cut_short("an Arrow IPC stream"),
+        ArrowError::IoError(_, cause) if begins_well && cause.kind() == ErrorKind::UnexpectedEof => {
+            cut_short("an Arrow IPC stream")
+        }
         error => broken("an Arrow IPC stream", error),
     })?;
     Ok((reader.schema(), batches(reader, "an Arrow IPC stream")))
@@ -324,5 +338,37 @@ fn failure(error: &ArrowError, kind: &str) -> Error {
     match error {
         ArrowError::IoError(_, cause) if cause.kind() == ErrorKind::UnexpectedEof => cut_short(kind),
         error => Error::Invalid(format!("the rest of it is damaged: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Int64Array};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reader_that_panics_has_not_come_to_the_end_of_its_file() {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values([1]));
+        let batch = RecordBatch::try_from_iter([("k", column)]).unwrap();
+        let (schema, mut is_first) = (batch.schema(), true);
+        let batches = std::iter::from_fn(move || {
+            assert!(std::mem::take(&mut is_first), "the second batch is too much");
+            Some(Ok(batch.clone()))
+        });
+        let source = Source {
+            schema,
+            file_bytes: 8,
+            is_inferred: false,
+            batches: Box::new(batches),
+            measure: Measure::Rows { total: 2 },
+            path: "half.arrow".into(),
+        };
+        let mut pieces = source.into_stream();
+        assert!(pieces.next().await.unwrap().is_ok());
+        let error = pieces.next().await.unwrap().unwrap_err();
+        let expected = "reading half.arrow: it is damaged, or holds what cannot be read: the second batch is too much";
+        assert_eq!(error.message(), expected);
+        assert!(pieces.next().await.is_none());
     }
 }

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
-use arrow::datatypes::Schema;
+use arrow::array::{
+    ArrayRef, Date32Array, Date64Array, Float64Array, Int64Array, RecordBatch, StringArray, Time32MillisecondArray,
+    Time32SecondArray, TimestampMillisecondArray, TimestampSecondArray,
+};
+use arrow::datatypes::{DataType, Field, IntervalUnit, Schema, UnionFields, UnionMode};
 use futures::StreamExt;
 
 use super::sink::Sink;
@@ -126,7 +129,6 @@ fn a_place_that_cannot_be_written_is_refused_before_there_are_rows() {
 
 #[test]
 fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
-    use arrow::datatypes::{DataType, Field};
     let folder = tempfile::tempdir().unwrap();
     let list = DataType::List(Arc::new(Field::new("item", DataType::Int64, true)));
     let schema = Schema::new(vec![Field::new("k", DataType::Int64, true), Field::new("l", list, true)]);
@@ -137,6 +139,41 @@ fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     begin("t.json").unwrap().unwrap();
+}
+
+/// Parquet has no times in whole seconds, and other readers find numbers where a file has them all the same.
+#[tokio::test]
+async fn parquet_gets_types_that_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("times.parquet");
+    let day = 86_400_000;
+    let columns: [(&str, ArrayRef); 3] = [
+        ("t", Arc::new(TimestampSecondArray::from(vec![Some(7), None]).with_timezone("UTC"))),
+        ("c", Arc::new(Time32SecondArray::from(vec![Some(8), None]))),
+        ("d", Arc::new(Date64Array::from(vec![Some(9 * day), None]))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut sink = create(&path, &batch.schema());
+    sink.write(&batch).unwrap();
+    sink.finish().unwrap();
+    let mut pieces = Source::open(&path, None, &csv_args()).unwrap().into_stream();
+    let read = pieces.next().await.unwrap().unwrap().batch;
+    let expected: [ArrayRef; 3] = [
+        Arc::new(TimestampMillisecondArray::from(vec![Some(7000), None]).with_timezone("UTC")),
+        Arc::new(Time32MillisecondArray::from(vec![Some(8000), None])),
+        Arc::new(Date32Array::from(vec![Some(9), None])),
+    ];
+    assert_eq!(read.columns(), expected);
+    for unknown in [
+        DataType::Interval(IntervalUnit::MonthDayNano),
+        DataType::Decimal128(5, -2),
+        DataType::Union(UnionFields::from_fields(vec![Field::new("a", DataType::Int32, true)]), UnionMode::Sparse),
+    ] {
+        let schema = Schema::new(vec![Field::new("u", unknown, true)]);
+        let refused = Target::create(&path, None).unwrap().begin(&schema).err().unwrap();
+        let expected = "which cannot be written as Parquet; write Arrow instead, as with -o FILE.arrow";
+        assert!(refused.message().contains("column \"u\" is ") && refused.message().contains(expected), "{refused}");
+    }
 }
 
 #[test]

@@ -308,6 +308,9 @@ static DECIMAL: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"^[ \t]*([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,4}))?[ \t]*$").expect("it is written above")
 });
 
+/// More than the digits that a decimal has on either side of its point.
+const DIGITS_MAX: i64 = 80;
+
 /// A decimal without its exponent, spaces and needless zeros; `None` for what is none.
 fn plain_decimal(text: &str) -> Option<String> {
     let parts = DECIMAL.captures(text)?;
@@ -317,9 +320,18 @@ fn plain_decimal(text: &str) -> Option<String> {
     if digits.is_empty() {
         return None;
     }
-    // Where the point is, counted from the first digit.
-    let exponent = part(4).parse::<i32>().unwrap_or(0);
-    let point = whole.len() as i32 + exponent;
+    let zeros = digits.len() - digits.trim_start_matches('0').len();
+    if zeros == digits.len() {
+        return Some(format!("{}0.", part(1)));
+    }
+    let exponent = if part(4).is_empty() { 0 } else { part(4).parse::<i64>().ok()? };
+    // Where the point is, counted from the first digit. No decimal has room where it is far from the digits that count.
+    let point = i64::try_from(whole.len()).ok()?.checked_add(exponent)?;
+    let from_first = point.checked_sub(i64::try_from(zeros).ok()?)?;
+    if from_first.abs() > DIGITS_MAX {
+        return None;
+    }
+    let point = i32::try_from(point).ok()?;
     let digits = match point {
         ..0 => "0".repeat(point.unsigned_abs() as usize) + &digits,
         _ => format!("{digits:0<width$}", width = point as usize),

@@ -120,7 +120,8 @@ pub fn name_of(data_type: &DataType) -> String {
         other => {
             let name = other.to_string();
             // Int64 and its like; the names of others keep the capitals by which Arrow knows them.
-            if other.is_primitive() && !name.contains('(') { name.to_lowercase() } else { name }
+            let lower = name.to_lowercase();
+            if parse(&lower).as_ref() == Some(other) { lower } else { name }
         }
     }
 }
