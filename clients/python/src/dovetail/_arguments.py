@@ -197,6 +197,16 @@ def certificates(argument: str, value: object) -> bytes | None:
     return found
 
 
+def in_file(argument: str, value: str | None) -> str | None:
+    """The text itself, or that of the file that follows an ``@``, without the spaces around it."""
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{argument} names the file {value[1:]}, which cannot be read: {error}") from None
+
+
 def known(function: str, options: Mapping[str, Any], takes: Iterable[str]) -> None:
     """Refuses options that a function does not have."""
     takes = list(takes)

@@ -53,7 +53,8 @@ def connect(
     Args:
         uri: Its address, such as ``"grpc://127.0.0.1:8815"``, or ``"grpc+tls://host:8815"`` with TLS. Default: the
             environment variable ``DOVETAIL_SERVER``, else the address on which a server listens by default.
-        token: The bearer token. Default: the environment variable ``DOVETAIL_TOKEN``.
+        token: The bearer token, or ``@FILE`` for the one that a file holds. Default: the environment variable
+            ``DOVETAIL_TOKEN``.
         tls_root_certs: Certificates of the authorities to trust (PEM, or the path of a file). Default: the system's.
         cert: The client's certificate chain, for mutual TLS.
         key: Its private key.
@@ -75,6 +76,7 @@ def connect(
     if uri is None:
         uri = os.environ.get("DOVETAIL_SERVER") or DEFAULT_URI
     token = _arguments.optional_text("token", token, "a bearer token") or os.environ.get("DOVETAIL_TOKEN") or None
+    token = _arguments.in_file("token", token)
     timeout = _arguments.seconds("timeout", timeout)
     client = Client(uri, Connections(uri, token, tls_root_certs, cert, key, call_timeout))
     try:
