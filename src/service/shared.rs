@@ -105,6 +105,12 @@ impl Limits {
                 settings.message_limit
             )));
         }
+        for (flag, value) in [("--queue-limit", settings.queue_limit), ("--jobs-per-device", settings.jobs_per_device)]
+        {
+            if value == 0 {
+                return Err(Error::Invalid(format!("{flag} is 0, and no join would ever run; it goes from 1")));
+            }
+        }
         if settings.endpoints == 0 || settings.endpoints > 1024 {
             return Err(Error::Invalid(format!("--endpoints is {}; it goes from 1 to 1024", settings.endpoints)));
         }

@@ -13,7 +13,7 @@ fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
     let join = bound(&sparse(1 << 24, 2), &sparse(1 << 26, 2), JoinKind::Inner);
     let tiny = Target { memory_bytes: 1 << 20, ..two_pass(a100()) };
     let Err(Error::Exhausted(message)) = plan_on(join.clone(), None, &tiny) else { panic!("it was planned") };
-    for part in ["\"r\"", "16777216 rows", "1.0 MiB", "--device-memory", "cuda:0"] {
+    for part in ["\"r\"", "16,777,216 rows", "1.0 MiB", "--device-memory", "cuda:0"] {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }
     // Enough for the narrower strategies only: the one that was asked for is refused, and a fitting one is named.

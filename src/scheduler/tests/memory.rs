@@ -219,7 +219,7 @@ fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
     };
     let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
     let Error::Exhausted(text) = &refusal else { panic!("{refusal:?}") };
-    for needed in ["9000000 rows", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
+    for needed in ["9,000,000 rows", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
         assert!(text.contains(needed), "{text}");
     }
     // Explaining it tells the same, with the plan that would have run.

@@ -18,7 +18,7 @@ use super::{Limits, UploadHandler, UploadSink};
 use crate::memory::Arena;
 use crate::service::blocking::heavy;
 use crate::service::encode::array_bytes;
-use crate::{Error, Result};
+use crate::{Context, Error, Result};
 
 /// Runs an upload whose messages were received by tonic: the ordinary path, with a second copy.
 ///
@@ -70,8 +70,8 @@ async fn run(
     mut source: impl Source,
     acks: &AckSender,
 ) -> Result<()> {
-    let mut sink = begin(handler, extensions, &mut source).await?;
-    while let Some(message) = source.next().await? {
+    let (mut sink, target) = begin(handler, extensions, &mut source).await?;
+    while let Some(message) = source.next().await.context(|| format!("uploading {target}"))? {
         if let Content::Batch(batch) = message.content {
             acks.send(heavy(effort_bytes(&batch), || sink.append(batch, message.app_metadata))?);
         }
@@ -94,12 +94,12 @@ fn effort_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(effort).sum()
 }
 
-/// Reads up to the schema. Descriptor and options are those of the first message that has any: the schema's, usually.
+/// Reads up to the schema, and tells what is uploaded to. Descriptor and options are those of the first message that has any: the schema's, usually.
 async fn begin(
     handler: &dyn UploadHandler,
     extensions: &Extensions,
     source: &mut impl Source,
-) -> Result<Box<dyn UploadSink>> {
+) -> Result<(Box<dyn UploadSink>, String)> {
     let (mut descriptor, mut app_metadata) = (None, Bytes::new());
     while let Some(message) = source.next().await? {
         descriptor = descriptor.or(message.descriptor);
@@ -110,7 +110,11 @@ async fn begin(
             let descriptor = descriptor.ok_or_else(|| {
                 Error::Invalid("the first message of an upload has no flight descriptor, which names the table".into())
             })?;
-            return handler.begin(extensions, descriptor, schema, app_metadata).await;
+            let target = match &descriptor.path[..] {
+                [table] => format!("table {table:?}"),
+                path => format!("{path:?}"),
+            };
+            return Ok((handler.begin(extensions, descriptor, schema, app_metadata).await?, target));
         }
     }
     Err(Error::Invalid("the upload ended before its schema came".into()))
