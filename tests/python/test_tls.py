@@ -94,7 +94,13 @@ def test_mutual_tls_serves_those_whom_the_server_trusts(
         is_served(client)
     with pytest.raises(dovetail.Unavailable, match=r"clients with certificates only: connect\(cert=\.\.\., key="):
         server.connect(tls_root_certs=authority.pem)
+    # Who does not know the server's authority is not told to show a certificate.
+    with pytest.raises(dovetail.Unavailable) as refused:
+        server.connect(tls_root_certs=stranger.pem)
+    assert "clients with certificates only" not in str(refused.value)
     with pytest.raises(dovetail.Unavailable):
         server.connect(tls_root_certs=authority.pem, cert=theirs[0], key=theirs[1])
+    with pytest.raises(ValueError, match=r"key \(.*stranger-key\.pem\) is not the key of cert \(.*client\.pem\)"):
+        server.connect(tls_root_certs=authority.pem, cert=mine[0], key=theirs[1])
     with server.connect(tls_root_certs=authority.pem, cert=mine[0], key=mine[1]) as client:
         is_served(client)

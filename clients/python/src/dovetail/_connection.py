@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pyarrow.flight as flight
@@ -118,6 +118,39 @@ def _wants_certificate(location: str) -> bool:
     return False
 
 
+def _is_trusted(location: str, roots: bytes | None) -> bool:
+    """Whether the server's certificate is of an authority that is known here: of `roots`, or else the system's."""
+    parts = urlsplit(location)
+    context = ssl.create_default_context(cadata=None if roots is None else roots.decode("ascii", "replace"))
+    try:
+        with (
+            socket.create_connection((str(parts.hostname), parts.port or DEFAULT_PORT), _PROBE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname),
+        ):
+            return True
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_code not in _UNKNOWN_AUTHORITY
+    except OSError:
+        return True
+
+
+# OpenSSL's numbers for a certificate that signs itself, or is signed by who knows whom.
+_UNKNOWN_AUTHORITY = {18, 19, 20, 21}
+
+
+def _check_pair(cert: Pem, key: Pem) -> None:
+    """Refuses files of a certificate and of a key that do not belong together; grpc would name neither."""
+    if isinstance(cert, bytes) or isinstance(key, bytes) or not (os.path.isfile(cert) and os.path.isfile(key)):
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        if "mismatch" in str(error).lower():
+            raise ValueError(
+                f"key ({os.fspath(key)}) is not the key of cert ({os.fspath(cert)}); give two that were made together"
+            ) from None
+
+
 class Connections:
     """Opens connections to one server, all with the same credentials.
 
@@ -162,6 +195,7 @@ class Connections:
         if cert is not None:
             self._options["cert_chain"] = _arguments.certificates("cert", cert)
             self._options["private_key"] = _arguments.pem("key", key)
+            _check_pair(cert, cast("Pem", key))
         self.message_limit: int | None = None
         """Bytes of the largest message that the server takes, once it has said that."""
         self._lock = threading.Lock()
@@ -219,7 +253,11 @@ class Connections:
                     f"the server at {address} speaks TLS; write grpc+tls://{address}, and with tls_root_certs the "
                     "certificate of its authority unless the system knows that"
                 ) from None
-            if "cert_chain" not in self._options and _wants_certificate(self.location):
+            if (
+                "cert_chain" not in self._options
+                and _wants_certificate(self.location)
+                and _is_trusted(self.location, self._options.get("tls_root_certs"))
+            ):
                 raise Unavailable(
                     f"the server at {self.location.partition('://')[2]} lets in clients with certificates only: "
                     "connect(cert=..., key=...) gives one, of an authority that it knows"
