@@ -130,7 +130,7 @@ pub fn check_has_text(batch: &RecordBatch) -> Result<()> {
             values.value(row).write(&mut text).map_err(|_| {
                 Error::Invalid(format!(
                     "column {:?} has a value, in row {} of a batch of {}, that is beyond the dates and zones that can be written \
-                     as text; write Parquet or Arrow instead, as with -o FILE.parquet",
+                     as text; write Parquet or Arrow instead, as with -o FILE.arrow",
                     field.name(),
                     row + 1,
                     batch.num_rows()
@@ -253,7 +253,7 @@ mod tests {
             error.message().starts_with("column \"l\" is List(Int64), which cannot be written as CSV; "),
             "{error}"
         );
-        assert!(error.message().contains("-o FILE.parquet") && error.message().contains("--columns"), "{error}");
+        assert!(error.message().contains("-o FILE.arrow") && error.message().contains("--columns"), "{error}");
         let error = check_has_json(&schema(&union)).unwrap_err();
         assert!(error.message().starts_with("column \"u\" is List(Union("), "{error}");
     }
