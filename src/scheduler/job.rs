@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 
 use super::admission::Admitted;
-use crate::catalog::{NameReservation, ResultSpool, Table};
+use crate::catalog::{NameReservation, ResultSpool, SpoolState, Table};
 use crate::device::{CancelFlag, DeviceId};
 use crate::join::{Monitor, PhaseRecord};
 use crate::memory::ReservedPool;
@@ -72,7 +72,7 @@ pub struct JobStatus {
     pub rows: u64,
     /// Bytes that were put in the spool so far.
     pub bytes: u64,
-    /// Whether the result is gone: its lease ended, or somebody let go of it.
+    /// Whether the result is gone: its lease ended, somebody let go of it, or it never came to its end.
     pub released: bool,
     /// Measured phases so far.
     pub phases: Vec<PhaseRecord>,
@@ -192,7 +192,8 @@ impl Job {
             finished: life.finished,
             rows: self.result.pushed_rows(),
             bytes: self.result.pushed_bytes(),
-            released: self.result.progress().1 == crate::catalog::SpoolState::Released,
+            // What there was of a result that failed went at once.
+            released: matches!(self.result.progress().1, SpoolState::Released | SpoolState::Failed(_)),
             phases: life.monitor.phases(),
         }
     }

@@ -326,7 +326,7 @@ def one_random_case(client: dovetail.Client, seed: int, number: int) -> tuple[in
                 result = run(client, case, strategy, rng, **options)
             except dovetail.Exhausted as error:
                 # A strategy that does not fit into so little memory says so, before it starts.
-                if "of device memory to hold" not in str(error):
+                if "of device memory, with table" not in str(error):
                     raise
                 refused += 1
                 continue
