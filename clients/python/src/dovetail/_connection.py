@@ -79,10 +79,11 @@ def location_of(uri: str) -> str:
 
 
 @contextmanager
-def _shaking_hands(host: str, port: int | None) -> Iterator[ssl.SSLSocket]:
-    """A connection with TLS, to find out what listens there. Nothing is sent; who it is does not matter."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def _shaking_hands(host: str, port: int | None, context: ssl.SSLContext | None = None) -> Iterator[ssl.SSLSocket]:
+    """A connection with TLS, to find out what listens there. Nothing is sent; who it is matters only to `context`."""
+    if context is None:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
         socket.create_connection((host, port or DEFAULT_PORT), timeout=_PROBE_SECONDS) as plain,
         context.wrap_socket(plain, server_hostname=host) as secure,
@@ -123,10 +124,7 @@ def _is_trusted(location: str, roots: bytes | None) -> bool:
     parts = urlsplit(location)
     context = ssl.create_default_context(cadata=None if roots is None else roots.decode("ascii", "replace"))
     try:
-        with (
-            socket.create_connection((str(parts.hostname), parts.port or DEFAULT_PORT), _PROBE_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=parts.hostname),
-        ):
+        with _shaking_hands(parts.hostname or "", parts.port, context):
             return True
     except ssl.SSLCertVerificationError as error:
         return error.verify_code not in _UNKNOWN_AUTHORITY
