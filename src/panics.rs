@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::sync::Once;
 
 thread_local! {
     /// Whether this thread runs what [`caught`] runs.
@@ -12,10 +13,9 @@ thread_local! {
 
 /// From now on, panics are events of the log, with a backtrace if `RUST_BACKTRACE` asks for one.
 pub fn log() {
-    std::panic::set_hook(Box::new(|panic| {
-        if IS_CAUGHT.get() {
-            return;
-        }
+    // Nobody else is asked any more.
+    TELLS_UNCAUGHT.call_once(|| {});
+    tell_uncaught(|panic| {
         let thread = std::thread::current();
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         let said = message(panic.payload());
@@ -25,8 +25,20 @@ pub fn log() {
             BacktraceStatus::Captured => tracing::error!(%backtrace, "thread {name} panicked at {place}: {said}"),
             _ => tracing::error!("thread {name} panicked at {place}: {said}"),
         }
+    });
+}
+
+/// Tells of panics but for those that [`caught`] catches.
+fn tell_uncaught(tell: impl Fn(&PanicHookInfo<'_>) + Send + Sync + 'static) {
+    std::panic::set_hook(Box::new(move |panic| {
+        if !IS_CAUGHT.get() {
+            tell(panic);
+        }
     }));
 }
+
+/// Whether that is so already.
+static TELLS_UNCAUGHT: Once = Once::new();
 
 /// What a panic says.
 pub fn message(payload: &dyn Any) -> &str {
@@ -37,6 +49,8 @@ pub fn message(payload: &dyn Any) -> &str {
 /// What `work` answers, or what it panicked with: for libraries that panic on input which they cannot read. Nothing is logged.
 /// What the work has changed must not be used after a panic.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    // A command line has no log, and would print what is caught here.
+    TELLS_UNCAUGHT.call_once(|| tell_uncaught(std::panic::take_hook()));
     let outer = IS_CAUGHT.replace(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));
     IS_CAUGHT.set(outer);

@@ -6,6 +6,10 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output};
 
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Field, Schema, UnionFields, UnionMode};
+use arrow::ipc::writer::FileWriter;
+
 use super::harness::{Server, begin, command, json_lines, names_in, run, stderr, stdout, wait_until};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
@@ -163,6 +167,23 @@ fn rows_go_to_standard_output_in_the_format_that_is_asked_for() {
     assert_eq!(stdout(&explained).lines().count() as u64, lines_of(300) + 1);
     assert!(stderr(&explained).contains("hash") || stderr(&explained).contains("sort-merge"));
     assert!(server.run(&["put", "x.json", "--format", "json"]).status.code() == Some(2), "it is not read");
+}
+
+/// The library that writes Parquet panics at such a type.
+#[test]
+fn a_type_that_a_format_does_not_have_is_one_line_of_error() {
+    let server = Server::start(&[]);
+    let number = Field::new("a", DataType::Int32, true);
+    let column = DataType::Union(UnionFields::from_fields([number]), UnionMode::Sparse);
+    let batch = RecordBatch::new_empty(Schema::new(vec![Field::new("u", column, true)]).into());
+    let mut file =
+        FileWriter::try_new(fs::File::create(server.path().join("u.arrow")).unwrap(), &batch.schema()).unwrap();
+    file.write(&batch).unwrap();
+    file.finish().unwrap();
+    server.ok(&["put", "u.arrow"]);
+    let said = server.fails(&["get", "u", "-o", "u.parquet"]);
+    assert!(said.contains("which cannot be written as Parquet") && said.lines().count() == 1, "{said}");
+    assert!(!names_in(server.path()).contains(&"u.parquet".to_owned()));
 }
 
 #[test]
