@@ -505,10 +505,6 @@ pub struct WorkTime {
     pub phase: &'static str,
     /// A kernel or a copy.
     pub work: &'static str,
-    /// Pieces.
-    pub calls: u64,
-    /// Bytes that copies moved.
-    pub bytes: u64,
     /// From the beginning of each piece to its end, added up: streams that work at the same time count each for itself.
     pub seconds: f64,
 }

@@ -179,14 +179,8 @@ impl Report {
             Self::Sums(sums) => {
                 let known = sums.iter_mut().find(|sum| (sum.phase, sum.work) == (work.phase, work.what));
                 match known {
-                    Some(sum) => {
-                        sum.calls += 1;
-                        sum.bytes += work.bytes;
-                        sum.seconds += seconds;
-                    }
-                    None => {
-                        sums.push(WorkTime { phase: work.phase, work: work.what, calls: 1, bytes: work.bytes, seconds })
-                    }
+                    Some(sum) => sum.seconds += seconds,
+                    None => sums.push(WorkTime { phase: work.phase, work: work.what, seconds }),
                 }
             }
             Self::Timeline(file) => {
