@@ -29,6 +29,18 @@ constexpr u32 BINS_1 = 1u << BITS_1, BINS_2 = 1u << BITS_2;
 __device__ inline u32 digit_1(u32 key) { return mix(key) >> (32 - BITS_1); }
 __device__ inline u32 digit_2(u32 key) { return (mix(key) >> (32 - BITS_1 - BITS_2)) & (BINS_2 - 1); }
 
+// What a row of so many words is read and written by: one access where its size allows.
+template <int WORDS>
+struct Cells {
+    using Cell = u32;
+    static constexpr int PER_ROW = WORDS;
+};
+template <>
+struct Cells<2> {
+    using Cell = uint2;
+    static constexpr int PER_ROW = 1;
+};
+
 // ---- Partitioning -------------------------------------------------------------------------------------------------------
 
 // Where a pass puts rows: partition `p` has room for `capacity` rows from `p * capacity` on; `counts[p]` goes on counting
@@ -84,12 +96,14 @@ __device__ inline void write_tile(const u32 (&value)[WORDS][PER_THREAD], const b
         }
     }
     __syncthreads();
-    for (u32 word = threadIdx.x; word < filled * WORDS; word += THREADS) {
-        u32 row = word / WORDS, bin = digit(staged[row * WORDS]);
+    using Cell = typename Cells<WORDS>::Cell;
+    constexpr u32 PER_ROW = Cells<WORDS>::PER_ROW;
+    for (u32 cell = threadIdx.x; cell < filled * PER_ROW; cell += THREADS) {
+        u32 row = cell / PER_ROW, bin = digit(staged[row * WORDS]);
         u32 in_partition = places[bin] + row;
         if (in_partition < room.capacity) {
             size_t to = size_t(first_partition + bin) * room.capacity + in_partition;
-            room.rows[to * WORDS + word % WORDS] = staged[word];
+            reinterpret_cast<Cell*>(room.rows)[to * PER_ROW + cell % PER_ROW] = reinterpret_cast<Cell*>(staged)[cell];
         }
     }
 }
@@ -138,19 +152,30 @@ __global__ void __launch_bounds__(THREADS, 2) pass_2(Room from, Room room) {
     if (start >= count) return;
     const u32* rows = from.rows + (size_t(partition) * from.capacity + start) * WORDS;
     const u32 filled = min(count - start, TILE);
-    // Through shared memory, so that reads are whole lines whatever the size of a row.
-    for (u32 word = threadIdx.x; word < filled * WORDS; word += THREADS) shared[word] = __ldcs(rows + word);
-    __syncthreads();
     u32 value[WORDS][PER_THREAD];
     bool present[PER_THREAD];
+    if constexpr (WORDS == 2) {
 #pragma unroll
-    for (int at = 0; at < PER_THREAD; ++at) {
-        u32 row = at * THREADS + threadIdx.x;
-        present[at] = row < filled;
+        for (int at = 0; at < PER_THREAD; ++at) {
+            u32 row = at * THREADS + threadIdx.x;
+            present[at] = row < filled;
+            uint2 both = present[at] ? __ldcs(reinterpret_cast<const uint2*>(rows) + row) : uint2{};
+            value[0][at] = both.x;
+            value[1][at] = both.y;
+        }
+    } else {
+        // Through shared memory, so that reads are whole lines whatever the size of a row.
+        for (u32 word = threadIdx.x; word < filled * WORDS; word += THREADS) shared[word] = __ldcs(rows + word);
+        __syncthreads();
 #pragma unroll
-        for (int word = 0; word < WORDS; ++word) value[word][at] = present[at] ? shared[row * WORDS + word] : 0;
+        for (int at = 0; at < PER_THREAD; ++at) {
+            u32 row = at * THREADS + threadIdx.x;
+            present[at] = row < filled;
+#pragma unroll
+            for (int word = 0; word < WORDS; ++word) value[word][at] = present[at] ? shared[row * WORDS + word] : 0;
+        }
     }
-    // The first barrier in write_tile keeps these reads before its writes.
+    // The first barrier in write_tile keeps reads of shared memory before its writes.
     write_tile<WORDS, THREADS, PER_THREAD, BINS_2>(value, present, filled, room, partition * BINS_2, shared,
                                                    [](u32 key) { return digit_2(key); });
 }
@@ -182,7 +207,9 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<B
 
     const u32* from = build.rows + size_t(partition) * build.capacity * BUILD_WORDS;
     for (u32 bucket = threadIdx.x; bucket < BUCKETS; bucket += THREADS) heads[bucket] = NONE;
-    for (u32 word = threadIdx.x; word < build_rows * BUILD_WORDS; word += THREADS) staged[word] = __ldcs(from + word);
+    using Cell = typename Cells<BUILD_WORDS>::Cell;
+    for (u32 cell = threadIdx.x; cell < build_rows * Cells<BUILD_WORDS>::PER_ROW; cell += THREADS)
+        reinterpret_cast<Cell*>(staged)[cell] = __ldcs(reinterpret_cast<const Cell*>(from) + cell);
     __syncthreads();
     for (u32 row = threadIdx.x; row < build_rows; row += THREADS)
         next[row] = u16(atomicExch(&heads[mix(staged[row * BUILD_WORDS]) % BUCKETS], row));
@@ -194,9 +221,15 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<B
 #pragma unroll
         for (int at = 0; at < PER_THREAD; ++at) {
             u32 row = start + at * THREADS + threadIdx.x;
+            if constexpr (PROBE_WORDS == 2) {
+                uint2 both = row < probe_rows ? __ldcs(reinterpret_cast<const uint2*>(probes) + row) : uint2{};
+                value[0][at] = both.x;
+                value[1][at] = both.y;
+            } else {
 #pragma unroll
-            for (int word = 0; word < PROBE_WORDS; ++word)
-                value[word][at] = row < probe_rows ? __ldcs(probes + size_t(row) * PROBE_WORDS + word) : 0;
+                for (int word = 0; word < PROBE_WORDS; ++word)
+                    value[word][at] = row < probe_rows ? __ldcs(probes + size_t(row) * PROBE_WORDS + word) : 0;
+            }
         }
         u32 count[PER_THREAD];
 #pragma unroll
@@ -326,8 +359,8 @@ static Room room_for(size_t rows, u32 partitions, int words, double repeats) {
 
 template <int WORDS>
 static void run(int build_bits, int probe_bits, bool sparse) {
-    constexpr int THREADS = 512, PER_THREAD = WORDS == 2 ? 16 : 12, JOIN_THREADS = 512, JOIN_ROWS = 4;
-    constexpr u32 TILE = THREADS * PER_THREAD, BUCKETS = 2048;
+    constexpr int THREADS = 512, PER_THREAD = WORDS == 2 ? 16 : 12, JOIN_THREADS = 512, JOIN_ROWS = WORDS == 2 ? 4 : 2;
+    constexpr u32 TILE = THREADS * PER_THREAD, BUCKETS = 4096;
     const u32 build_count = 1u << build_bits, probe_count = 1u << probe_bits;
     u32 *build[3] = {}, *probe[3] = {}, *out[5] = {};
     for (int word = 0; word < WORDS; ++word) {
