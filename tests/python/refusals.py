@@ -30,12 +30,11 @@ def refused(kind: type[dovetail.Error], *sentence: str) -> Iterator[None]:
 
 
 @contextmanager
-def refused_raw(codes: grpc.StatusCode | set[grpc.StatusCode], *sentence: str) -> Iterator[None]:
+def refused_raw(code: grpc.StatusCode, *sentence: str) -> Iterator[None]:
     with pytest.raises(grpc.RpcError) as caught:
         yield
     error = caught.value
-    allowed = codes if isinstance(codes, set) else {codes}
-    assert error.code() in allowed, f"{error.code()}: {error.details()}"
+    assert error.code() is code, f"{error.code()}: {error.details()}"
     assert error.details(), f"{error.code()} without a sentence"
     for words in sentence:
         assert words in error.details(), f"{words!r} is not in {error.details()!r}"

@@ -18,6 +18,7 @@ Start = Callable[..., Server]
     ("settings", "words"),
     [
         ({"listen": "0.0.0.0:0"}, ["0.0.0.0", "--insecure"]),
+        ({"admin_listen": "0.0.0.0:0"}, ["admin-listen 0.0.0.0", "metrics", "--insecure"]),
         ({"host_memory": "plenty"}, ["host-memory", "plenty", "GiB"]),
         ({"devices": "quantum:3"}, ["quantum:3", "host"]),
         ({"token_file": "/nowhere"}, ["/nowhere"]),
