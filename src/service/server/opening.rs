@@ -27,7 +27,7 @@ use crate::{Context, Error, Result};
 
 /// Refuses what would let strangers in.
 pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
-    if settings.listen.ip().is_loopback() || settings.insecure {
+    if settings.insecure {
         return Ok(());
     }
     let has_tls = settings.tls_cert.is_some() && settings.tls_key.is_some();
@@ -35,11 +35,20 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     if has_tls && knows_callers {
         return Ok(());
     }
-    Err(Error::Invalid(format!(
-        "listening on {} would let everybody on the network in: give --tls-cert and --tls-key, and --token-file or \
-         --tls-client-ca; or listen on 127.0.0.1; or say --insecure if the network is yours alone",
-        settings.listen
-    )))
+    if !settings.listen.ip().is_loopback() {
+        return Err(Error::Invalid(format!(
+            "listening on {} would let everybody on the network in: give --tls-cert and --tls-key, and --token-file or \
+             --tls-client-ca; or listen on 127.0.0.1; or say --insecure if the network is yours alone",
+            settings.listen
+        )));
+    }
+    match parse_admin(settings)? {
+        Some(admin) if !admin.ip().is_loopback() => Err(Error::Invalid(format!(
+            "admin-listen {admin} would show metrics to everybody on the network, of a server that is for this host alone: \
+             give 127.0.0.1 or \"off\"; or say --insecure if the network is yours alone"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// What the settings name, checked and opened; nothing was measured or started yet.
