@@ -90,6 +90,11 @@ impl Progress {
         }
     }
 
+    /// So many steps are done in all.
+    pub fn set_position(&self, steps: u64) {
+        self.bar.set_position(steps);
+    }
+
     /// The share that is done, 0 to 1.
     pub fn set_share(&self, share: f64) {
         let steps = self.bar.length().unwrap_or(0);
@@ -125,6 +130,11 @@ impl Progress {
     #[cfg(test)]
     pub fn done(&self) -> Option<f64> {
         self.bar.length().map(|total| (self.bar.position() as f64 / total as f64).min(1.0))
+    }
+
+    /// Writes lines of its own, with the bar out of their way.
+    pub fn aside<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bar.suspend(write)
     }
 
     /// The work is over, well or not; the line disappears.

@@ -152,7 +152,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         machine.device_memory = device_memory(suite, scale);
     }
     let device = machine.open()?;
+    let progress = Progress::spinner(&format!("measuring the rates of {}", device.id()));
     let on = Measurable::new(machine, &*device, planner::calibrate(&*device));
+    progress.finish();
     drop(device);
     run_suite(suite, scale, args, &on, true)
 }
@@ -185,18 +187,22 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
     let mut choices = Choices::default();
     // What the planner chooses, it chooses for a server.
     let on = &Measurable { shares: suite.is_of_choices(), ..on.clone() };
-    for case in cases {
+    let case_steps = steps(&strategies, args.runs);
+    let progress = Progress::of(suite.name, Some(cases.len() as u64 * case_steps));
+    for (at, case) in cases.iter().enumerate() {
+        progress.set_position(at as u64 * case_steps);
         if let Some(reason) = case.impossible() {
-            output::remark(format!("skipped {}: {reason}", case.label()));
+            progress.aside(|| output::remark(format!("skipped {}: {reason}", case.label())));
             continue;
         }
-        let (rows, measured) = measure(&case, &strategies, args.runs, on).context(|| case.label())?;
-        report.add(&case, rows, &measured)?;
+        let (rows, measured) = measure(case, &strategies, args.runs, on, &progress).context(|| case.label())?;
+        progress.aside(|| report.add(case, rows, &measured))?;
         if suite.is_of_choices() {
             let [build, probe] = rows.map(output::count);
             choices.add(format!("{build} ⋈ {probe}, {}", case.label()), &measured);
         }
     }
+    progress.finish();
     if let Some(summary) = choices.summary() {
         report.summarize(summary)?;
         if report.is_table() {
@@ -206,6 +212,11 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
     Ok(())
 }
 
+/// Steps of a case's progress: a checked run of each strategy, and the timed ones.
+fn steps(strategies: &[Option<Strategy>], runs: u32) -> u64 {
+    strategies.len() as u64 * (u64::from(runs) + 1)
+}
+
 /// All strategies on one case, with the rows of both sides. The engine ends with it, so that each case finds the same
 /// memory. The strategies take turns, so that what else the machine does meets all of them.
 fn measure(
@@ -213,14 +224,13 @@ fn measure(
     strategies: &[Option<Strategy>],
     runs: u32,
     on: &Measurable,
+    progress: &Progress,
 ) -> Result<([u64; 2], Vec<Measured>)> {
-    let progress = Progress::spinner(&format!("generating {}", case.label()));
+    progress.set_message(format!("generating {}", case.label()));
     let mut prepared = case.prepare()?;
     let rows = prepared.rows();
     let engine = Engine::new(on, &mut prepared)?;
-    progress.finish();
-    let steps = strategies.len() as u64 * (u64::from(runs) + 1);
-    let progress = Progress::of(&format!("measuring {}", case.label()), Some(steps));
+    progress.set_message(format!("measuring {}", case.label()));
     let mut measured: Vec<Measured> = Vec::new();
     let mut asked = Vec::new();
     for &strategy in strategies {
@@ -233,7 +243,9 @@ fn measure(
             }
             // Another strategy may do with less.
             Err(Error::Exhausted(reason)) => {
-                output::remark(format!("skipped {} for {}: {reason}", name_of(strategy), case.label()));
+                progress.aside(|| {
+                    output::remark(format!("skipped {} for {}: {reason}", name_of(strategy), case.label()));
+                });
             }
             Err(error) => return Err(error),
         }
@@ -260,7 +272,6 @@ fn measure(
     for (measured, with) in measured.iter_mut().zip(measured_with) {
         measured.set_runs(timed[with].clone());
     }
-    progress.finish();
     Ok((rows, measured))
 }
 
