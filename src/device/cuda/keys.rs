@@ -9,10 +9,10 @@ use super::buffer::{CudaBuffer, pointer_of};
 use super::gather::{gather, gather_cells};
 use super::positions::select;
 use super::work::Work;
-use crate::Result;
 use crate::device::{
     Carry, Column, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, PackedKeys, Positions, Sorted, Width,
 };
+use crate::{Error, Result};
 
 pub(super) fn pack(work: &Work<'_>, fields: &[KeyField], width: KeyWidth) -> Result<PackedKeys> {
     let rows = fields.first().expect("a key has at least one field").column.rows;
@@ -248,7 +248,7 @@ fn sort_pass(
 }
 
 /// Keys of 4 or 8 bytes with their row numbers, those together that agree in the eight bits below `end_bit`: one pass of a
-/// radix sort. `None` where memory is not so free that others would not miss it.
+/// radix sort. `None` where memory is not so free that others would not miss it, or another job was quicker to take it.
 pub(super) fn clustered(work: &Work<'_>, keys: &Keys, end_bit: u32) -> Result<Option<(Keys, CudaBuffer)>> {
     const PASS_BITS: u32 = 8;
     let (rows, width) = (keys.rows, keys.width.bytes());
@@ -260,8 +260,11 @@ pub(super) fn clustered(work: &Work<'_>, keys: &Keys, end_bit: u32) -> Result<Op
     }
     let end_bit = end_bit.min(8 * width as u32);
     let by = SortBits { width, bits: end_bit.saturating_sub(PASS_BITS)..end_bit };
-    let (data, row_numbers) = sort_pass(work, key_pointer(keys), numbers(work, rows)?, rows, by)?;
-    Ok(Some((Keys { data: Arc::new(data), ..keys.clone() }, row_numbers)))
+    match numbers(work, rows).and_then(|numbers| sort_pass(work, key_pointer(keys), numbers, rows, by)) {
+        Ok((data, row_numbers)) => Ok(Some((Keys { data: Arc::new(data), ..keys.clone() }, row_numbers))),
+        Err(Error::Exhausted(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// 0, 1, and so on.
