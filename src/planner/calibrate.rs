@@ -8,6 +8,7 @@ use arrow::buffer::Buffer;
 use arrow::datatypes::DataType;
 
 use super::Rates;
+use super::rates::{FAR_BYTES, NEAR_BYTES};
 use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
@@ -36,9 +37,9 @@ const ROW_BYTES: u64 = 256;
 /// How often all of it is measured. What else the machine does comes in bursts, longer than one measurement.
 const ROUNDS: usize = 3;
 
-/// Rows of 8 bytes whose random reads go to memory: more than the caches of most processors, shared ones included. With
-/// fewer, hash tables of tens of megabytes look twice as fast as they are.
-const SPREAD_ROWS: usize = 1 << 23;
+/// Rows of 8 bytes whose random reads go to memory, and of those that stay in what a CPU's threads have in common.
+const SPREAD_ROWS: usize = FAR_BYTES as usize / 8;
+const NEAR_ROWS: usize = NEAR_BYTES as usize / 8;
 
 /// The same for a GPU, whose second-level cache is larger.
 const GPU_SPREAD_ROWS: usize = 1 << 25;
@@ -63,6 +64,7 @@ pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     if rows < ROWS_MIN {
         return None;
     }
+    tracing::info!(device = %device.id(), "measuring what it can do, for a second or two");
     let measured: Result<Vec<Rates>> = (0..ROUNDS).map(|_| measure(device, rows)).collect();
     measured
         .map(|rounds| Rates::best_of(&rounds))
@@ -210,14 +212,22 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let (_, seconds) = bench.time(|| device.gather(&near, &in_cache, &stream))?;
     rates.gather_values = rows / seconds;
     if rates.reads_host_memory || (!is_slow && device.memory().free_bytes() > 4 * 8 * spread_rows as u64) {
-        let far = column(spread_rows)?;
-        let anywhere = list((0..row_count).map(|at| (mixed(at) % spread_rows) as u32).collect())?;
-        let (_, seconds) = bench.time(|| device.gather(&far, &anywhere, &stream))?;
-        let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * spread_rows as f64);
-        let beyond = seconds - rows / rates.gather_values;
-        if beyond > 0.0 && missing > 0.0 {
-            rates.random_reads = rows * missing / beyond;
+        let reads_of = |extent_rows: usize| -> Result<Option<f64>> {
+            let extent = column(extent_rows)?;
+            let anywhere = list((0..row_count).map(|at| (mixed(at) % extent_rows) as u32).collect())?;
+            let (_, seconds) = bench.time(|| device.gather(&extent, &anywhere, &stream))?;
+            let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * extent_rows as f64);
+            let beyond = seconds - rows / rates.gather_values;
+            Ok((beyond > 0.0 && missing > 0.0).then(|| rows * missing / beyond))
+        };
+        if let Some(reads) = reads_of(spread_rows)? {
+            rates.random_reads = reads;
         }
+        // A GPU's one cache is larger than what is near to a CPU.
+        rates.near_reads = match device.id().kind {
+            DeviceKind::Host => reads_of(NEAR_ROWS)?.unwrap_or(rates.near_reads).max(rates.random_reads),
+            DeviceKind::Cuda => rates.random_reads,
+        };
     }
 
     // What the host does for the device: keys that are hashed, and strings gathered, of 16 bytes each.

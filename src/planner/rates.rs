@@ -4,6 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, DeviceKind, KeyWidth};
 
+/// What random reads of [`Rates::near_reads`] spread over.
+pub(super) const NEAR_BYTES: u64 = 8 << 20;
+
+/// What random reads of [`Rates::random_reads`] spread over, at the least: more than the caches of most CPUs, shared ones included. With
+/// less, hash tables of tens of megabytes look twice as fast as they are.
+pub(super) const FAR_BYTES: u64 = 64 << 20;
+
 /// Measured rates of one device, all of its threads or multiprocessors working. The cost model knows a device by these
 /// numbers only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,7 +47,9 @@ pub struct Rates {
     pub expand_pairs: f64,
     /// Values per second gathered from memory that is in cache, or in order.
     pub gather_values: f64,
-    /// Independent reads per second from random places beyond the cache.
+    /// Independent reads per second from random places of [`NEAR_BYTES`], where a CPU's threads have a cache in common.
+    pub near_reads: f64,
+    /// Independent reads per second from random places of [`FAR_BYTES`] and more.
     pub random_reads: f64,
     /// Bytes that random reads may spread over before they miss the cache.
     pub cache_bytes: u64,
@@ -74,6 +83,7 @@ impl Rates {
             merge_rows: 100e6 * threads,
             expand_pairs: 400e6 * threads,
             gather_values: 400e6 * threads,
+            near_reads: 150e6 * threads,
             random_reads: 60e6 * threads,
             cache_bytes: 2 << 20,
             host_values: 30e6 * threads,
@@ -103,6 +113,7 @@ impl Rates {
             merge_rows: 50e9,
             expand_pairs: 300e9,
             gather_values: 370e9,
+            near_reads: 43e9,
             random_reads: 43e9,
             cache_bytes: 60 << 20,
             host_values: 30e6 * 16.0,
@@ -137,6 +148,7 @@ impl Rates {
             merge_rows,
             expand_pairs,
             gather_values,
+            near_reads,
             random_reads,
             cache_bytes: _,
             host_values,
@@ -147,7 +159,7 @@ impl Rates {
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16];
         let matching = [build_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
-        let others = [gather_values, random_reads, host_values, host_keys, call_seconds];
+        let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
         // Without filters, theirs is zero.
         let filters = filter_rows.is_finite() && filter_rows >= 0.0;
         filters
@@ -185,6 +197,7 @@ impl Rates {
             merge_rows: best(&|rates| rates.merge_rows),
             expand_pairs: best(&|rates| rates.expand_pairs),
             gather_values: best(&|rates| rates.gather_values),
+            near_reads: middle(&|rates| rates.near_reads),
             random_reads: middle(&|rates| rates.random_reads),
             host_values: best(&|rates| rates.host_values),
             host_keys: best(&|rates| rates.host_keys),
@@ -204,10 +217,15 @@ impl Rates {
     }
 
     /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them
-    /// that misses, as if the cache held a random part of the extent.
+    /// that misses, as if the cache held a random part of the extent. What a miss costs grows with the logarithm of the extent from
+    /// the near reads' to the far ones', as more of them miss the caches between.
     pub(super) fn miss_seconds(&self, reads: f64, extent_bytes: f64) -> f64 {
-        let missing = (1.0 - self.cache_bytes as f64 / extent_bytes.max(1.0)).max(0.0);
-        reads * missing / self.random_reads
+        let extent_bytes = extent_bytes.max(1.0);
+        let missing = (1.0 - self.cache_bytes as f64 / extent_bytes).max(0.0);
+        let [near, far] = [NEAR_BYTES, FAR_BYTES].map(|bytes| (bytes as f64).log2());
+        let way = ((extent_bytes.log2() - near) / (far - near)).clamp(0.0, 1.0);
+        let miss = (1.0 - way) / self.near_reads + way / self.random_reads;
+        reads * missing * miss
     }
 }
 

@@ -293,6 +293,19 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
 }
 
 #[test]
+fn a_miss_costs_more_the_further_reads_are_spread() {
+    let rates = Rates { near_reads: 4e8, random_reads: 1e8, cache_bytes: 2 << 20, ..Rates::host(1) };
+    let of_a_miss = |extent: u64| {
+        let missing = 1.0 - rates.cache_bytes as f64 / extent as f64;
+        1e9 * rates.miss_seconds(1.0, extent as f64) / missing
+    };
+    assert_eq!(rates.miss_seconds(1e6, (2 << 20) as f64), 0.0);
+    let misses: Vec<f64> =
+        [4, 8, 16, 64, 1024].iter().map(|mib| (of_a_miss(mib << 20) * 100.0).round() / 100.0).collect();
+    assert_eq!(misses, [2.5, 2.5, 5.0, 10.0, 10.0], "nanoseconds for extents from 4 MiB to 1 GiB");
+}
+
+#[test]
 fn of_several_rounds_of_measuring_the_best_counts_but_of_differences_the_middle() {
     let round = |factor: f64| Rates {
         partition: 1e9 * factor,

@@ -105,6 +105,7 @@ fn a100() -> Target {
         merge_rows: 40e9,
         expand_pairs: 150e9,
         gather_values: rows / clustered,
+        near_reads: rows / (unclustered - clustered),
         random_reads: rows / (unclustered - clustered),
         cache_bytes: 40 << 20,
         host_values: 1e9,
