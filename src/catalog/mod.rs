@@ -33,7 +33,7 @@ pub use adopt::Adopter;
 pub use editor::{Editor, IntoMode};
 pub use names::{Catalog, NameReservation};
 pub use quota::{Charge, TenantLimits, TenantUsage};
-pub use result::{GiveWay, Interrupt, ResultReader, ResultSpool, Spending, SpentResults, SpoolOptions, SpoolState};
+pub use result::{GiveWay, ResultReader, ResultSpool, Spending, SpentResults, SpoolOptions, SpoolState};
 pub use statistics::{ColumnStatistics, HeavyValue, Sketch, StatisticsCollector, Value};
 pub use table::Table;
 pub use upload::{Upload, UploadMode, UploadOptions};

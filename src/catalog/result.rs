@@ -39,7 +39,7 @@ pub use spent::{Spending, SpentResults};
 
 use super::adopt::{Adopter, Meter};
 use super::{Charge, NameReservation, Table};
-use crate::memory::{Arena, Budget, human_bytes};
+use crate::memory::{Arena, Budget, Interrupt, human_bytes};
 use crate::{Context, Error, Result};
 
 /// How often a writer that waits for a reader looks whether it should stop.
@@ -61,9 +61,6 @@ pub enum SpoolState {
     /// The batches are gone: the lease ended, or somebody let go of them.
     Released,
 }
-
-/// Asks whether to go on; its error ends the wait.
-pub type Interrupt = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// How long a writer waits for readers while others wait for the device that it holds.
 ///
@@ -106,7 +103,7 @@ pub struct SpoolOptions {
     /// The tables that it is made of, with which its batches may share memory.
     pub tables: Vec<Weak<Table>>,
     /// Looked at while the writer waits for a reader.
-    pub interrupt: Option<Interrupt>,
+    pub interrupt: Interrupt,
     /// When its memory goes to whoever needs it once it was read; `None`: not before its lease ends.
     pub spending: Option<Spending>,
     /// What would help when there is no room for it.
@@ -124,7 +121,7 @@ impl Default for SpoolOptions {
             arena: None,
             charge: None,
             tables: Vec::new(),
-            interrupt: None,
+            interrupt: Interrupt::default(),
             spending: None,
             room_advice: "drop what is no longer needed, or raise --host-memory",
         }
@@ -147,7 +144,7 @@ struct Inner {
     tables: Vec<Weak<Table>>,
     /// Of the arena that it is kept in.
     budget: Option<Budget>,
-    interrupt: Option<Interrupt>,
+    interrupt: Interrupt,
     spending: Option<Spending>,
     room_advice: &'static str,
     held: Mutex<Held>,
@@ -472,9 +469,7 @@ impl ResultSpool {
                     Ok(()) => return Ok(()),
                 }
             }
-            if let Some(interrupt) = &self.inner.interrupt {
-                interrupt()?;
-            }
+            self.inner.interrupt.check()?;
             // What readers are done with makes room.
             held.meter.forget_unused();
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
@@ -515,9 +510,7 @@ impl ResultSpool {
         }
         let mut held = self.inner.held.lock();
         self.check_not_released()?;
-        if let Some(interrupt) = &self.inner.interrupt {
-            interrupt()?;
-        }
+        self.inner.interrupt.check()?;
         self.inner.room.wait_for(&mut held, INTERRUPT_INTERVAL);
         held.meter.forget_unused();
         Ok(since.elapsed() < self.stall_now())

@@ -19,11 +19,13 @@
 mod arena;
 mod budget;
 mod free_list;
+mod interrupt;
 mod limits;
 mod pool;
 
 pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead, Pin};
 pub use budget::{Budget, Reclaim, Reservation};
+pub use interrupt::Interrupt;
 pub use limits::{parse_memory_setting, process_memory_limit};
 pub use pool::ReservedPool;
 

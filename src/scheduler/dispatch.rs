@@ -15,7 +15,7 @@ use super::state::{Leftovers, Running, Shared, Slot, State};
 use crate::catalog::{Editor, GiveWay, ResultSpool, Spending, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::human;
-use crate::memory::{Budget, ReservedPool, human_bytes};
+use crate::memory::{Budget, Interrupt, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
 
@@ -92,7 +92,7 @@ impl Shared {
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone())),
             charge: Some(self.catalog.charge(&owner)),
             tables: [&plan.join.left, &plan.join.right].map(Arc::downgrade).to_vec(),
-            interrupt: Some(Arc::new(move || interrupt.check())),
+            interrupt: Interrupt::by(move || interrupt.check()),
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
             spending: may_give_way
                 .then(|| Spending { results: self.catalog.spent_results().clone(), owner: owner.clone() }),

@@ -11,7 +11,7 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use super::{Catalog, TenantLimits, UploadMode, UploadOptions};
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, Interrupt};
 use crate::{Error, Result};
 
 fn arena_of(bytes: u64) -> Arena {

@@ -345,7 +345,7 @@ fn a_waiting_writer_ends_with_its_interrupt_or_with_the_release() {
             false => Ok(()),
         }
     };
-    let options = SpoolOptions { interrupt: Some(Arc::new(interrupt)), ..consumed(1, Duration::from_secs(600)) };
+    let options = SpoolOptions { interrupt: Interrupt::by(interrupt), ..consumed(1, Duration::from_secs(600)) };
     let spool = ResultSpool::with_options(schema(), options);
     spool.push(batch([1])).unwrap();
     std::thread::scope(|scope| {

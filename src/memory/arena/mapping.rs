@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use super::Pin;
+use crate::memory::Interrupt;
 use crate::{Error, Result};
 
 /// Slabs start and end at multiples of a huge page, in bytes.
@@ -17,6 +18,9 @@ pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A thread populates so many bytes at the least: some milliseconds' work, beside which starting it is nothing.
 const POPULATED_BY_THREAD_MIN: usize = 8 << 20;
+
+/// Bytes that a thread asks for by one call: the system lets nobody else in the process map memory meanwhile.
+const POPULATED_AT_ONCE: usize = 2 * HUGE_PAGE_BYTES;
 
 /// Threads that populate a slab at the most; more would wait for the memory, or for each other.
 const POPULATING_MAX: usize = 8;
@@ -55,7 +59,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) fn new(len: usize, backing: Backing) -> Result<Self> {
+    pub(super) fn new(len: usize, backing: Backing, interrupt: &Interrupt) -> Result<Self> {
         let file = match backing {
             Backing::Memfd => Some(memfd(len)?),
             Backing::Anonymous => None,
@@ -74,7 +78,7 @@ impl Mapping {
         let mapping = Self { start, len, _file: file, pinned_by: OnceLock::new() };
         // SAFETY: the aligned range was just taken for this, and nothing points into it.
         unsafe { map_over(start, len, mapping._file.as_ref()) }?;
-        mapping.populate()?;
+        mapping.populate(interrupt)?;
         Ok(mapping)
     }
 
@@ -85,8 +89,9 @@ impl Mapping {
         }
     }
 
-    /// Asks for all pages at once, huge ones if possible, by several threads: the system clears each page.
-    fn populate(&self) -> Result<()> {
+    /// Asks for all pages, huge ones if possible, by several threads: the system clears each page. Where that is slow, a slab has
+    /// been seen to take a third of a second, so it is done in steps: between them others may map memory, and work may be stopped.
+    fn populate(&self, interrupt: &Interrupt) -> Result<()> {
         // SAFETY: advice on this mapping; where the kernel has no huge pages for it, the call changes nothing.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -94,19 +99,23 @@ impl Mapping {
         let share = (self.len / threads).next_multiple_of(HUGE_PAGE_BYTES);
         std::thread::scope(|scope| {
             let others = (share..self.len).step_by(share).map(|start| start..self.len.min(start + share));
-            let others: Vec<_> = others.map(|part| scope.spawn(move || self.populate_part(part))).collect();
-            let own = self.populate_part(0..share.min(self.len));
+            let others: Vec<_> = others.map(|part| scope.spawn(move || self.populate_part(part, interrupt))).collect();
+            let own = self.populate_part(0..share.min(self.len), interrupt);
             others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("it does not panic")))
         })
     }
 
-    fn populate_part(&self, part: Range<usize>) -> Result<()> {
-        // SAFETY: a part of this mapping, whose pages are made present as writing to each would.
-        let answer =
-            unsafe { libc::madvise(self.start.as_ptr().add(part.start).cast(), part.len(), libc::MADV_POPULATE_WRITE) };
-        // Kernels before 5.14 do not know the advice; there, pages come with the first touch.
-        if answer != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-            return Err(out_of_memory("madvise"));
+    fn populate_part(&self, part: Range<usize>, interrupt: &Interrupt) -> Result<()> {
+        for start in part.clone().step_by(POPULATED_AT_ONCE) {
+            interrupt.check()?;
+            let len = POPULATED_AT_ONCE.min(part.end - start);
+            // SAFETY: a part of this mapping, whose pages are made present as writing to each would.
+            let answer =
+                unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), len, libc::MADV_POPULATE_WRITE) };
+            // Kernels before 5.14 do not know the advice; there, pages come with the first touch.
+            if answer != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+                return Err(out_of_memory("madvise"));
+            }
         }
         Ok(())
     }

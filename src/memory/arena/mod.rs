@@ -33,8 +33,8 @@ use mapping::{HUGE_PAGE_BYTES, Mapping};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::free_list::{FreeList, SlabId};
-use super::{Budget, Reservation, ReservedPool, human_bytes};
-use crate::{Context, Error, Result};
+use super::{Budget, Interrupt, Reservation, ReservedPool, human_bytes};
+use crate::{Error, Result};
 
 /// Every piece starts at a multiple of this many bytes: what a GPU's copy engine and 64-byte vector loads both like.
 pub const ALIGNMENT: usize = 256;
@@ -50,6 +50,9 @@ const EMPTY_SLAB_BYTES_KEPT_MIN: usize = 2 << 30;
 /// Time between looks for slabs that nobody needed since the last one. A table that is dropped and uploaded anew, or a result
 /// that follows another, gets the same pages, also where they are more than half of the budget.
 const TRIM_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Time between looks at the interrupt of one who waits for another's slab.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A server that has once needed its memory needs it again: tables are replaced, results come and go, and a table of half
 /// the budget that is uploaded anew would otherwise pay for fresh pages each time, four times the cost of the copy.
@@ -78,6 +81,8 @@ pub struct Arena {
     inner: Arc<Inner>,
     /// What pieces are drawn from before the budget.
     pool: Option<ReservedPool>,
+    /// What ends an allocation that has to wait for a slab.
+    interrupt: Interrupt,
 }
 
 #[derive(Debug)]
@@ -128,12 +133,18 @@ impl Arena {
             ranges: RwLock::default(),
             pin: OnceLock::new(),
         };
-        Self { inner: Arc::new(inner), pool: None }
+        Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default() }
     }
 
     /// The same arena for one who was promised memory: pieces are drawn from `pool`, and from the budget when it is empty.
     pub fn drawing_on(&self, pool: ReservedPool) -> Self {
-        Self { inner: self.inner.clone(), pool: Some(pool) }
+        Self { pool: Some(pool), ..self.clone() }
+    }
+
+    /// The same arena for work that may be stopped: an allocation that has to wait for a slab, which can take tenths of a second,
+    /// ends with the interrupt's error.
+    pub fn interrupted_by(&self, interrupt: Interrupt) -> Self {
+        Self { interrupt, ..self.clone() }
     }
 
     /// A piece of `len` bytes whose contents are unspecified.
@@ -168,7 +179,7 @@ impl Arena {
             reservation.try_grow(missing, "a piece of the arena")?;
         }
         reservation.shrink_to(size as u64);
-        let (slab, offset, memory) = self.inner.place(size)?;
+        let (slab, offset, memory) = self.inner.place(size, &self.interrupt)?;
         // SAFETY: places are inside the mapping, which is never at address zero.
         let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
         Ok(ArenaBuffer { start, len, size, slab, offset, _memory: memory, arena: self.inner.clone(), reservation })
@@ -226,11 +237,16 @@ impl Arena {
 
 impl Inner {
     /// A place of `size` bytes, in a slab that has it or in a new one.
-    fn place(&self, size: usize) -> Result<(SlabId, usize, Arc<Mapping>)> {
+    fn place(&self, size: usize, interrupt: &Interrupt) -> Result<(SlabId, usize, Arc<Mapping>)> {
         if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
             return Ok(place);
         }
-        let _growing = self.growing.lock();
+        let _growing = loop {
+            interrupt.check()?;
+            if let Some(growing) = self.growing.try_lock_for(INTERRUPT_INTERVAL) {
+                break growing;
+            }
+        };
         if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
             return Ok(place);
         }
@@ -244,7 +260,7 @@ impl Inner {
                 return Ok(place);
             }
         }
-        let memory = self.map_slab(len)?;
+        let memory = self.map_slab(len, interrupt)?;
         let mut slabs = self.slabs.lock();
         slabs.add(memory);
         let place = slabs.take(size, &self.growth_wanted);
@@ -285,9 +301,13 @@ impl Inner {
         memory
     }
 
-    fn map_slab(&self, len: usize) -> Result<Arc<Mapping>> {
-        let memory = Mapping::new(len, self.backing)
-            .context(|| format!("mapping a slab of {} for the arena", human_bytes(len as u64)))?;
+    fn map_slab(&self, len: usize, interrupt: &Interrupt) -> Result<Arc<Mapping>> {
+        let memory = Mapping::new(len, self.backing, interrupt).map_err(|error| match error {
+            Error::Exhausted(_) => {
+                error.context(format!("mapping a slab of {} for the arena", human_bytes(len as u64)))
+            }
+            interrupted => interrupted,
+        })?;
         if let Some(pin) = self.pin.get() {
             memory.pin_by(pin);
         }
@@ -344,7 +364,7 @@ impl Inner {
                 continue;
             }
             let _growing = self.growing.lock();
-            match self.map_slab(self.slab_bytes) {
+            match self.map_slab(self.slab_bytes, &Interrupt::default()) {
                 Ok(memory) => self.slabs.lock().add(memory),
                 Err(error) => {
                     tracing::warn!("the arena grows on demand only from here on: {error}");

@@ -1,5 +1,7 @@
 //! The arena by what it hands out and takes back.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -53,6 +55,45 @@ fn a_piece_larger_than_a_slab_gets_one_of_its_own() {
     let piece = arena.allocate(SLAB_BYTES + 1, "test").unwrap();
     assert_eq!(piece.len(), SLAB_BYTES + 1);
     assert_eq!(arena.mapped_bytes(), (SLAB_BYTES + HUGE_PAGE_BYTES) as u64);
+}
+
+/// An interrupt that ends what it is asked about for the `looks`th time, and how often it was asked.
+fn interrupt_at(looks: usize) -> (Interrupt, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let interrupt = Interrupt::by(move || match count.fetch_add(1, Ordering::Relaxed) + 1 >= looks {
+        true => Err(Error::Cancelled("the job was cancelled".into())),
+        false => Ok(()),
+    });
+    (interrupt, asked)
+}
+
+#[test]
+fn an_interrupt_ends_the_making_of_a_slab_and_leaves_nothing() {
+    let arena = arena(1 << 30);
+    for looks in [1, 2, 7] {
+        let (interrupt, asked) = interrupt_at(looks);
+        let refused = arena.interrupted_by(interrupt).allocate(2 * SLAB_BYTES, "test").unwrap_err();
+        assert_eq!(refused, Error::Cancelled("the job was cancelled".into()));
+        assert!(asked.load(Ordering::Relaxed) >= looks);
+        assert_eq!((arena.mapped_bytes(), arena.budget().used_bytes()), (0, 0));
+    }
+    // Where there is room already, nobody waits.
+    let _piece = arena.allocate(SLAB_BYTES / 4, "test").unwrap();
+    let (interrupt, asked) = interrupt_at(1);
+    arena.interrupted_by(interrupt).allocate(SLAB_BYTES / 4, "test").unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn an_interrupt_ends_waiting_for_a_slab_that_another_makes() {
+    let arena = arena(1 << 30);
+    let _made_by_another = arena.inner.growing.lock();
+    let (interrupt, asked) = interrupt_at(3);
+    let refused = arena.interrupted_by(interrupt).allocate(1, "test").unwrap_err();
+    assert_eq!(refused, Error::Cancelled("the job was cancelled".into()));
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(arena.budget().used_bytes(), 0);
 }
 
 #[test]
