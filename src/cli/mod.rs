@@ -23,6 +23,7 @@ mod interrupt;
 mod jobs;
 mod join;
 mod logging;
+mod names;
 mod output;
 mod progress;
 mod put;
@@ -217,14 +218,6 @@ fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
     };
     let said = format!("invalid value '{value}' for '{option}': {takes}\n\nFor more information, try '--help'.\n");
     clap::Error::raw(ErrorKind::ValueValidation, said)
-}
-
-/// A name in a list, around which people write spaces.
-fn name(text: &str) -> Result<String, String> {
-    match text.trim() {
-        "" => Err("a name is missing beside a comma".into()),
-        name => Ok(name.into()),
-    }
 }
 
 /// The whole command line, with `serve`'s switches able to say no, and numbers below zero taken for values: else clap would say
