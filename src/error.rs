@@ -47,6 +47,13 @@ impl Error {
         self
     }
 
+    /// The same failure in other words.
+    #[must_use]
+    pub fn with_message(mut self, message: String) -> Self {
+        *self.message_mut() = message;
+        self
+    }
+
     /// The sentence for the person who reads it, without the variant's name.
     pub fn message(&self) -> &str {
         match self {

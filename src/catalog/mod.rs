@@ -31,7 +31,7 @@ mod uploads;
 
 pub use adopt::Adopter;
 pub use editor::{Editor, IntoMode};
-pub use names::{Catalog, NameReservation};
+pub use names::{Catalog, NameReservation, check_name};
 pub use quota::{Charge, TenantLimits, TenantUsage};
 pub use result::{GiveWay, ResultReader, ResultSpool, Spending, SpentResults, SpoolOptions, SpoolState};
 pub use statistics::{ColumnStatistics, HeavyValue, Sketch, StatisticsCollector, Value};

@@ -252,7 +252,7 @@ impl Catalog {
         let reserved = names.reserved.iter().filter(|(name, reserved)| reserved.owner == owner && is_new(name)).count();
         if tables + reserved >= limit {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {} and {reserved} on the way, and may have {limit}; drop one, or raise --tenant-tables",
+                "tenant {owner:?} has {} and {reserved} on the way, and may have {limit}; drop one, or raise the server's --tenant-tables",
                 human::counted(tables as u64, "table")
             )));
         }
@@ -327,7 +327,7 @@ impl Drop for NameReservation {
 ///
 /// # Errors
 /// [`Error::Invalid`].
-pub(super) fn check_name(name: &str) -> Result<()> {
+pub fn check_name(name: &str) -> Result<()> {
     let wrong = match name {
         "" => "is empty".into(),
         _ if name.len() > NAME_BYTES_MAX => format!("has {} bytes", name.len()),

@@ -86,7 +86,7 @@ impl Charge {
             if bytes > limit_bytes || self.ledger.spent.give_back_of(&self.owner, missing) == 0 {
                 return Err(Error::Exhausted(format!(
                     "tenant {:?} holds {} of tables, uploads and results, and {} more would exceed its {}; drop a table, let a \
-                     result go, or raise --tenant-memory",
+                     result go, or raise the server's --tenant-memory",
                     self.owner,
                     human_bytes(held_bytes),
                     human_bytes(bytes),

@@ -123,7 +123,7 @@ impl Default for SpoolOptions {
             tables: Vec::new(),
             interrupt: Interrupt::default(),
             spending: None,
-            room_advice: "drop what is no longer needed, or raise --host-memory",
+            room_advice: "drop what is no longer needed, or raise the server's --host-memory",
         }
     }
 }
@@ -492,7 +492,7 @@ impl ResultSpool {
             let others = if wanted.is_some() { ", and other joins waited for its device" } else { "" };
             return Err(Error::Exhausted(format!(
                 "the reader of this result {slow} while {} waited for it and memory had no room for more{others}; read \
-                 faster, let the server keep the result with retain_seconds, or raise --host-memory",
+                 faster, let the server keep the result with retain_seconds, or raise the server's --host-memory",
                 human_bytes(held.bytes),
             )));
         }

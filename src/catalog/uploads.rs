@@ -260,7 +260,7 @@ impl Uploads {
             return Ok(());
         }
         Err(Error::Exhausted(format!(
-            "{} under way, which is as many as there may be; wait for one to end, or raise --upload-limit",
+            "{} under way, which is as many as there may be; wait for one to end, or raise the server's --upload-limit",
             human::counted_as(limit as u64, "upload is", "uploads are")
         )))
     }
@@ -385,7 +385,7 @@ impl Ended {
             Self::Aborted => "was aborted".into(),
             Self::Refused(why) => format!("was refused: {why}"),
             Self::Forgotten(idle) => format!(
-                "was forgotten with its rows, since nothing arrived for it within {} s (--upload-idle-seconds)",
+                "was forgotten with its rows, since nothing arrived for it within {} s (the server's --upload-idle-seconds)",
                 idle.as_secs()
             ),
         }

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::client::{BatchStream, Client, ConnectArgs, batch_bytes, table_descriptor};
 use super::files::{Format, STDOUT, Target};
 use super::interrupt::unless_interrupted;
+use super::names::Names;
 use super::progress::Progress;
 use super::{jobs, output, rows};
 use crate::memory::human_bytes;
@@ -28,9 +29,9 @@ pub struct GetArgs {
     #[arg(long, value_name = "ID")]
     job: Option<u64>,
 
-    /// Columns to write or print, in order. The server sends the others too
-    #[arg(long, value_delimiter = ',', value_parser = super::name)]
-    columns: Vec<String>,
+    /// Columns to write or print, in order. The server sends the others too. Double quotes stand around a name with a comma: "a,b"
+    #[arg(long, value_name = "COLUMNS")]
+    columns: Vec<Names>,
 
     #[command(flatten)]
     to: OutputArgs,
@@ -138,7 +139,7 @@ async fn fetch(args: GetArgs, to: Destination) -> Result<()> {
         (None, Some(job)) => (format!("job {job}"), jobs::find(&client, *job).await?),
         (None, None) => return Err(Error::Invalid("name a table, or a job with --job".into())),
     };
-    let received = receive(&client, &what, &info, &args.columns, to, Instant::now()).await;
+    let received = receive(&client, &what, &info, &Names::together(&args.columns), to, Instant::now()).await;
     received.map(drop).map_err(|error| match error {
         // A table that was replaced meanwhile; people do not call what the server asks for.
         Error::Precondition(text) => Error::Precondition(text.replace("call GetFlightInfo again", "run this again")),

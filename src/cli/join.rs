@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::client::{Client, ConnectArgs, command_descriptor};
 use super::get::{self, Destination, OutputArgs};
 use super::interrupt::{interrupted, unless_interrupted};
+use super::names::{Names, Words};
 use super::{describe, jobs, output};
 use crate::{Error, Result};
 
@@ -19,7 +20,12 @@ pub struct JoinArgs {
     spec: SpecArgs,
 
     /// Keep the result as a table of this name, on the server
-    #[arg(long, value_name = "TABLE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(
+        long,
+        value_name = "TABLE",
+        value_parser = clap::builder::NonEmptyStringValueParser::new(),
+        conflicts_with_all = ["limit", "count"]
+    )]
     into: Option<String>,
 
     /// What to do with a table of that name: create refuses to touch it, replace puts the result in its place once it is complete
@@ -36,7 +42,7 @@ pub struct JoinArgs {
     retain_seconds: Option<u32>,
 
     /// Rows per batch of the result, at most
-    #[arg(long, value_name = "ROWS")]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "count")]
     batch_rows: Option<u32>,
 
     /// Show the plan, with predicted and measured times, after the rows
@@ -69,19 +75,20 @@ struct SpecArgs {
     /// Right table
     right: String,
 
-    /// Columns that must be equal: LEFT=RIGHT, or a name that both have; several with commas. With ":nulls_equal" or
-    /// ":nulls_distinct" behind it, as in "a=b,c=d:nulls_equal", nulls of that pair match or do not match, whatever
-    /// --nulls-equal says
-    #[arg(long, required = true, value_delimiter = ',', value_name = "COLUMNS")]
-    on: Vec<KeyArg>,
+    /// Columns that must be equal: LEFT=RIGHT, or a name that both have; several with commas. Double quotes stand around a name
+    /// with a comma or an equals sign, and a quote within is doubled, as in '"a,b"="c=d"'. With ":nulls_equal" or ":nulls_distinct"
+    /// behind it, as in "a=b,c=d:nulls_equal", nulls of that pair match or do not match, whatever --nulls-equal says
+    #[arg(long, required = true, value_name = "COLUMNS")]
+    on: Vec<KeyArgs>,
 
     /// Which rows survive: inner, left, right, full, left_semi, left_anti, right_semi, right_anti
     #[arg(long, default_value = "inner", value_name = "KIND")]
     how: String,
 
-    /// Columns of the result, in order; "left." and "right." tell equal names apart
-    #[arg(long, value_delimiter = ',', value_parser = super::name)]
-    columns: Vec<String>,
+    /// Columns of the result, in order; "left." and "right." tell equal names apart. Double quotes stand around a name with a
+    /// comma, as in 'k,left."a,b"'
+    #[arg(long, value_name = "COLUMNS")]
+    columns: Vec<Names>,
 
     /// Tell the number of rows instead of making them; no columns beyond the keys are read then
     #[arg(long, conflicts_with = "columns")]
@@ -96,9 +103,13 @@ struct SpecArgs {
     nulls_equal: bool,
 
     /// Devices that may run it: a count, or names such as host:0,host:1
-    #[arg(long, value_delimiter = ',', value_parser = super::name)]
-    devices: Vec<String>,
+    #[arg(long)]
+    devices: Vec<Names>,
 }
+
+/// Pairs of columns with commas between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct KeyArgs(Vec<KeyArg>);
 
 /// One pair of columns that must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,31 +123,57 @@ struct KeyArg {
 /// What may stand behind a pair of columns. SQL calls nulls that match no null distinct.
 const NULLS: [(&str, bool); 2] = [(":nulls_equal", true), (":nulls_distinct", false)];
 
-impl FromStr for KeyArg {
+/// What is said of the nulls of a pair. Hyphens are what a command line makes people write.
+fn nulls_of(suffix: &str) -> Option<bool> {
+    let suffix = suffix.trim().replace('-', "_");
+    NULLS.iter().find_map(|(known, equal)| (suffix == *known).then_some(*equal))
+}
+
+impl FromStr for KeyArgs {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // Hyphens are what a command line makes people write.
-        let said = |text: &str, suffix: &str| {
-            let start = text.len().checked_sub(suffix.len())?;
-            (text.get(start..)?.replace('-', "_") == suffix).then(|| text[..start].to_owned())
-        };
-        let text = text.trim();
-        let with_nulls = NULLS.iter().find_map(|(suffix, equal)| Some((said(text, suffix)?, Some(*equal))));
-        let (columns, nulls_equal) = with_nulls.unwrap_or_else(|| (text.to_owned(), None));
-        let (left, right) = columns.split_once('=').unwrap_or((&columns, &columns));
-        let (left, right) = (left.trim(), right.trim());
-        if left.is_empty() || right.is_empty() {
-            return Err("write LEFT=RIGHT, or the name of a column that both tables have".into());
+        let (mut rest, mut pairs) = (Words::new(text), Vec::new());
+        loop {
+            pairs.push(KeyArg::read(&mut rest)?);
+            if !rest.next_is(',')? {
+                return Ok(Self(pairs));
+            }
         }
-        Ok(Self { left: left.into(), right: right.into(), nulls_equal })
+    }
+}
+
+impl KeyArg {
+    fn read(rest: &mut Words<'_>) -> Result<Self, String> {
+        const WRITE: &str = "write LEFT=RIGHT, or the name of a column that both tables have";
+        let mut left = rest.name(&['=', ','], WRITE)?;
+        let mut right = if rest.pass('=') { Some(rest.name(&[','], WRITE)?) } else { None };
+        let last = right.as_mut().unwrap_or(&mut left);
+        let mut nulls_equal = None;
+        if last.is_quoted {
+            let mut behind = rest.clone();
+            nulls_equal = nulls_of(behind.before(&[',']));
+            if nulls_equal.is_some() {
+                *rest = behind;
+            }
+        } else if let Some((name, equal)) = last.text.rfind(':').and_then(|at| {
+            let (name, suffix) = last.text.split_at(at);
+            Some((name.trim().to_owned(), nulls_of(suffix)?))
+        }) {
+            if name.is_empty() {
+                return Err(WRITE.into());
+            }
+            (last.text, nulls_equal) = (name, Some(equal));
+        }
+        let right = right.map_or_else(|| left.text.clone(), |right| right.text);
+        Ok(Self { left: left.text, right, nulls_equal })
     }
 }
 
 impl SpecArgs {
     /// The join in the JSON form of the wire. What is not given is not said.
     fn to_json(&self) -> Value {
-        let pairs = self.on.iter().map(|pair| {
+        let pairs = self.on.iter().flat_map(|pairs| &pairs.0).map(|pair| {
             let mut said = json!({ "left": pair.left, "right": pair.right });
             if let Some(equal) = pair.nulls_equal {
                 said["nulls_equal"] = equal.into();
@@ -152,7 +189,7 @@ impl SpecArgs {
             "strategy": self.strategy,
         });
         if !self.columns.is_empty() {
-            join["columns"] = self.columns.clone().into();
+            join["columns"] = Names::together(&self.columns).into();
         }
         if self.count {
             join["count"] = true.into();
@@ -160,7 +197,7 @@ impl SpecArgs {
         if self.nulls_equal {
             join["nulls_equal"] = true.into();
         }
-        match self.devices.as_slice() {
+        match Names::together(&self.devices).as_slice() {
             [] => {}
             [count] if count.parse::<u32>().is_ok() => join["devices"] = count.parse::<u32>().unwrap_or(1).into(),
             names => join["devices"] = names.into(),
@@ -190,6 +227,22 @@ impl JoinArgs {
         json!({ "join": join })
     }
 
+    /// Refuses what would have no effect beside something else.
+    fn check(&self) -> Result<()> {
+        self.to.check()?;
+        let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
+        if self.spec.count && self.to.limit.is_some() {
+            return refuse("--limit says how many rows are printed, and --count makes none; leave one of them out");
+        }
+        if self.into.is_some() && self.to.output.is_none() && self.batch_rows.is_some() {
+            return refuse(
+                "--batch-rows says how rows come here, and with --into they stay on the server; leave one of them out, or have \
+                 the rows written, too, with -o FILE",
+            );
+        }
+        Ok(())
+    }
+
     /// What is asked of the server. Of a join that ends with the first rows, no others need a place in its memory.
     fn retain_seconds(&self) -> Option<u32> {
         let ends_early = self.into.is_none() && self.to.limit.is_some_and(|limit| limit > 0);
@@ -203,7 +256,7 @@ impl JoinArgs {
 /// The server's, and those of the file that the result goes to.
 pub async fn run(args: JoinArgs) -> Result<()> {
     // With a table kept on the server, rows are fetched for a file only.
-    args.to.check()?;
+    args.check()?;
     let to = match (&args.into, &args.to.output) {
         (Some(_), None) => None,
         _ => Some(args.to.open()?),
@@ -227,6 +280,10 @@ pub async fn run(args: JoinArgs) -> Result<()> {
         how = interrupted() => {
             // Whoever interrupts the command wants the job gone too.
             let outcome = match client.action("cancel_job", &json!({ "job": job })).await {
+                Ok(answers) if answers.first().is_some_and(|job| job["state"] == "complete") => match args.into {
+                    Some(_) => "was complete already, and its table stays",
+                    None => "was complete already, and its result is released",
+                },
                 Ok(_) => "was cancelled",
                 Err(_) => "could not be cancelled, and may go on",
             };
@@ -356,7 +413,7 @@ mod tests {
     #[test]
     fn everything_reaches_the_wire() {
         let words = "a b --on x,y=z --how left-anti --columns x,left.q --strategy hash --nulls-equal --devices 2 \
-                     --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000";
+                     --into c --into-mode replace --priority -5 --retain-seconds 0 --batch-rows 1000 -o c.csv";
         assert_eq!(
             command(words),
             json!({"join": {"left": "a", "right": "b", "how": "left_anti", "strategy": "hash", "nulls_equal": true,
@@ -369,7 +426,7 @@ mod tests {
         // What nobody will see is not kept.
         let retained = |words: &str| command(&format!("a b --on x {words}"))["join"]["retain_seconds"].clone();
         assert_eq!(retained("--limit 3"), json!(0));
-        for words in ["--limit 0", "--limit 3 --into c", "-o c.csv"] {
+        for words in ["--limit 0", "--into c", "-o c.csv"] {
             assert_eq!(retained(words), Value::Null, "{words}");
         }
         assert_eq!(retained("--limit 3 --retain-seconds 60"), json!(60));
@@ -397,7 +454,54 @@ mod tests {
         );
         // Names may have colons in them.
         assert_eq!(on("a:b=ü:nulls"), json!([{"left": "a:b", "right": "ü:nulls"}]));
-        assert!(":nulls_equal".parse::<KeyArg>().is_err());
+        assert!(":nulls_equal".parse::<KeyArgs>().is_err());
+    }
+
+    #[test]
+    fn names_between_quotes_may_have_what_divides_others() {
+        let join = |on: &str, columns: &str| {
+            let words = ["join", "a", "b", "--on", on, "--columns", columns];
+            Line::try_parse_from(words).map(|line| line.join.command()["join"].clone())
+        };
+        let said = join(r#""a=b"="c,d", e = "say ""f""":nulls-equal,"g:nulls_equal""#, r#"left."a,b",k"#).unwrap();
+        assert_eq!(
+            said["on"],
+            json!([{"left": "a=b", "right": "c,d"}, {"left": "e", "right": "say \"f\"", "nulls_equal": true},
+                   {"left": "g:nulls_equal", "right": "g:nulls_equal"}])
+        );
+        assert_eq!(said["columns"], json!(["left.a,b", "k"]));
+        // Only the first sign divides what has no quotes.
+        assert_eq!(join("a=b=c", "k").unwrap()["on"], json!([{"left": "a", "right": "b=c"}]));
+        for wrong in ["\"a\"b=c", "\"a\":nulls=b", "\"a\"=", "\"\"=b"] {
+            assert!(join(wrong, "k").is_err(), "{wrong}");
+        }
+        let said = join("k", "a,\"b").unwrap_err();
+        assert!(said.to_string().contains("is not closed"), "{said}");
+    }
+
+    #[test]
+    fn what_would_have_no_effect_is_refused_by_name() {
+        let refused = |words: &str| {
+            let words = ["join", "a", "b", "--on", "k"].into_iter().chain(words.split(' '));
+            match Line::try_parse_from(words) {
+                Ok(line) => line.join.check().err().map(|error| error.to_string()),
+                Err(error) => Some(error.to_string()),
+            }
+        };
+        for (words, flags) in [
+            ("--into c --limit 3", ["--into", "--limit"]),
+            ("--into c --batch-rows 7", ["--into", "--batch-rows"]),
+            ("--into c --count", ["--into", "--count"]),
+            ("--count --limit 3", ["--count", "--limit"]),
+            ("--count --batch-rows 7", ["--count", "--batch-rows"]),
+            ("--batch-rows 0", ["--batch-rows", "0 is not in 1.."]),
+        ] {
+            let said = refused(words).unwrap_or_else(|| panic!("{words}"));
+            assert!(flags.iter().all(|flag| said.contains(flag)), "{words}: {said}");
+        }
+        for words in ["--into c --batch-rows 7 -o c.csv", "--count -o c.json", "--limit 3 --batch-rows 7"] {
+            assert_eq!(refused(words), None, "{words}");
+        }
     }
 
     #[test]
@@ -412,7 +516,7 @@ mod tests {
     #[test]
     fn a_key_without_a_name_is_refused() {
         for wrong in ["=b", "a=", "="] {
-            assert!(wrong.parse::<KeyArg>().is_err(), "{wrong}");
+            assert!(wrong.parse::<KeyArgs>().is_err(), "{wrong}");
         }
     }
 }

@@ -34,7 +34,7 @@ pub fn start(settings: &Settings) -> Result<()> {
 pub fn filter(text: &str) -> Result<EnvFilter> {
     let refuse = |what: String| {
         Error::Invalid(format!(
-            "log {text:?}: {what}; write off, error, warn, info, debug or trace, or a filter of targets and levels such as \
+            "--log {text:?}: {what}; write off, error, warn, info, debug or trace, or a filter of targets and levels such as \
              \"info,dovetail::scheduler=debug\""
         ))
     };
@@ -67,7 +67,7 @@ mod tests {
         {
             let error = filter(text).unwrap_err();
             assert!(matches!(error, Error::Invalid(_)), "{text}: {error:?}");
-            let expected = [&format!("log {text:?}: "), "write off, error, warn, info, debug or trace", "=debug"];
+            let expected = [&format!("--log {text:?}: "), "write off, error, warn, info, debug or trace", "=debug"];
             assert!(expected.iter().all(|words| error.message().contains(words)), "{text}: {error}");
         }
     }

@@ -23,6 +23,7 @@ mod interrupt;
 mod jobs;
 mod join;
 mod logging;
+mod names;
 mod output;
 mod progress;
 mod put;
@@ -97,10 +98,12 @@ enum Command {
 /// Runs the command line and returns the process's exit status.
 pub fn main() -> ExitCode {
     let words = connection_behind_command(std::env::args_os().collect());
+    let given: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let matches = match command().try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => {
-            let error = with_what_numbers_it_takes(without_misleading_tips(error));
+            let error = with_variable(without_misleading_tips(error), &given, |name| std::env::var(name).ok());
+            let error = with_what_numbers_it_takes(error);
             // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with
             // status 0.
             output::set_json(error.use_stderr() && std::env::args_os().any(|word| word == "--json"));
@@ -199,6 +202,27 @@ fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// Names the variable of the environment that has a value which an option does not take, where clap names the option. `given` are
+/// the words of the command line, and `variable` has the values of the environment.
+fn with_variable(mut error: clap::Error, given: &[String], variable: impl Fn(&str) -> Option<String>) -> clap::Error {
+    let Some(flag) = settings::flag_of(&error) else { return error };
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return error };
+    let is_given = |word: &String| word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(&*flag));
+    if given.iter().any(is_given) {
+        return error;
+    }
+    let command = command();
+    let args = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let args = args.filter(|arg| arg.get_long() == Some(&*flag));
+    let mut names = args.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
+    // Of a list, one of the values is what is wrong.
+    let holds = |name: &String| variable(name).is_some_and(|text| text.contains(value));
+    if let Some(name) = names.find(holds) {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(name));
+    }
+    error
+}
+
 /// Says of a number that an option cannot have what it takes, where clap has the words of the parser only.
 fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
     let context = |kind| match error.get(kind) {
@@ -217,14 +241,6 @@ fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
     };
     let said = format!("invalid value '{value}' for '{option}': {takes}\n\nFor more information, try '--help'.\n");
     clap::Error::raw(ErrorKind::ValueValidation, said)
-}
-
-/// A name in a list, around which people write spaces.
-fn name(text: &str) -> Result<String, String> {
-    match text.trim() {
-        "" => Err("a name is missing beside a comma".into()),
-        name => Ok(name.into()),
-    }
 }
 
 /// The whole command line, with `serve`'s switches able to say no, and numbers below zero taken for values: else clap would say

@@ -12,10 +12,12 @@ use serde_json::json;
 use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
 use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, type_name, without_gz};
 use super::interrupt::interrupted;
+use super::names::{self, Names};
 use super::output;
 use super::progress::Progress;
+use crate::catalog::check_name;
 use crate::memory::human_bytes;
-use crate::{Error, Result, listed};
+use crate::{Context, Error, Result, listed};
 
 /// Arguments of `dovetail put`.
 #[derive(Debug, clap::Args)]
@@ -38,14 +40,15 @@ pub struct PutArgs {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     streams: u16,
 
-    /// Columns by which the rows are sorted, ascending, nulls first; the server checks
-    #[arg(long, value_delimiter = ',', value_name = "COLUMNS", value_parser = super::name)]
-    sorted_by: Vec<String>,
-
-    /// Columns whose values are distinct together; may be given several times. Nobody checks: the planner predicts by it, and where
-    /// it does not hold, results are right all the same
+    /// Columns by which the rows are sorted, ascending, nulls first; the server checks. Double quotes stand around a name with a
+    /// comma: "a,b"
     #[arg(long, value_name = "COLUMNS")]
-    unique: Vec<String>,
+    sorted_by: Vec<Names>,
+
+    /// Columns whose values are distinct together, written as for --sorted-by; may be given several times. Nobody checks: the
+    /// planner predicts by it, and where it does not hold, results are right all the same
+    #[arg(long, value_name = "COLUMNS")]
+    unique: Vec<Names>,
 
     /// Format of the files, where their names and contents do not tell
     #[arg(long, value_parser = readable())]
@@ -89,8 +92,8 @@ pub async fn run(args: PutArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
     let options = PutOptions {
         mode: Some(args.mode.clone()),
-        sorted_by: args.sorted_by.clone(),
-        unique: args.unique.iter().map(|set| set.split(',').map(|column| column.trim().to_owned()).collect()).collect(),
+        sorted_by: Names::together(&args.sorted_by),
+        unique: args.unique.iter().map(|set| set.list().to_vec()).collect(),
         streams: args.streams.into(),
     };
     for (table, sources, inferred) in opened {
@@ -157,6 +160,7 @@ fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
         return Err(Error::Invalid("standard input can be read once; write - once".into()));
     }
     if let Some(table) = &args.table {
+        check_name(table).context(|| "--table")?;
         return Ok(vec![(table.clone(), args.files.clone())]);
     }
     let mut uploads: Vec<(String, Vec<PathBuf>)> = Vec::new();
@@ -178,8 +182,14 @@ fn stem(file: &Path) -> Result<String> {
     if file == Path::new(STDIN) {
         return Err(Error::Invalid("standard input has no name for a table; give one with --table".into()));
     }
-    let stem = without_gz(file).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    stem.ok_or_else(|| Error::Invalid(format!("{} is not the name of a file", file.display())))
+    let stem = without_gz(file).file_stem();
+    let stem = stem.ok_or_else(|| Error::Invalid(format!("{} is not the name of a file", file.display())))?;
+    let no_name = |why: &str| {
+        Error::Invalid(format!("{file:?} gives its table a name that none can have: {why}; give one with --table"))
+    };
+    let stem = stem.to_str().ok_or_else(|| no_name("it is not UTF-8"))?;
+    check_name(stem).map_err(|error| no_name(error.message()))?;
+    Ok(stem.to_owned())
 }
 
 /// Files that fill one table must have the same columns; the CSV reader's guesses included.
@@ -196,11 +206,10 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
             }
             Some((_, (a, b))) if a.data_type() != b.data_type() => {
                 let advice = match source.is_inferred && sources[0].is_inferred {
-                    true => format!(
-                        "; say --types {}={}, for all values of both",
-                        a.name(),
-                        wider(a.data_type(), b.data_type())
-                    ),
+                    true => {
+                        let said = names::assignment(a.name(), wider(a.data_type(), b.data_type()));
+                        format!("; say --types {said}, for all values of both")
+                    }
                     false => String::new(),
                 };
                 let (there, here) = (type_name(a.data_type()), type_name(b.data_type()));

@@ -10,6 +10,7 @@ use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use parquet::arrow::ArrowWriter;
 
+use super::files::type_name;
 use super::output::{self, Align};
 use crate::columns::any_part;
 use crate::{Error, Result, panics};
@@ -107,7 +108,7 @@ fn check_columns(schema: &Schema, format: &str, advice: &str, has: impl Fn(&Fiel
             "column {:?} is {}, which cannot be written as {format}; {advice}, as with -o FILE.arrow, or name the columns that \
              you want with --columns",
             field.name(),
-            field.data_type()
+            type_name(field.data_type())
         ))),
     }
 }
@@ -250,12 +251,12 @@ mod tests {
         check_has_json(&schema(&list)).unwrap();
         let error = check_has_csv(&schema(&list)).unwrap_err();
         assert!(
-            error.message().starts_with("column \"l\" is List(Int64), which cannot be written as CSV; "),
+            error.message().starts_with("column \"l\" is list(int64), which cannot be written as CSV; "),
             "{error}"
         );
         assert!(error.message().contains("-o FILE.arrow") && error.message().contains("--columns"), "{error}");
         let error = check_has_json(&schema(&union)).unwrap_err();
-        assert!(error.message().starts_with("column \"u\" is List(Union("), "{error}");
+        assert!(error.message().starts_with("column \"u\" is list(Union("), "{error}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `dovetail serve`: the server, from settings to the last drained stream.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,10 @@ pub struct ServeArgs {
 /// # Errors
 /// What starting or running the server answers.
 pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
+    serve(args, layered).map_err(|error| layered.attributed(error))
+}
+
+fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let settings = &layered.settings;
     check_files(settings)?;
     if args.print_config || args.check_config {
@@ -57,6 +62,7 @@ pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
         }
         return Ok(());
     }
+    let ready = args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
     logging::start(settings)?;
     misspelt_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
     let runtime = super::runtime()?;
@@ -64,8 +70,8 @@ pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
         let server = Server::start(settings).await?;
         let (flight, admin) = (server.flight_address(), server.admin_address());
         announce(settings, flight, admin);
-        if let Some(path) = &args.ready_file {
-            write_ready_file(path, flight, admin)?;
+        if let Some(ready) = ready {
+            ready.write(flight, admin)?;
         }
         server.run().await
     })
@@ -83,28 +89,57 @@ fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) 
     }
 }
 
-/// Written aside and renamed, so that whoever waits for the file never reads half of it.
-fn write_ready_file(path: &Path, flight: SocketAddr, admin: Option<SocketAddr>) -> Result<()> {
-    let admin = admin.map(|address| address.to_string());
-    let line = serde_json::json!({ "flight": flight.to_string(), "admin": admin });
-    let aside = path.with_extension(format!("{}.part", std::process::id()));
-    let written = std::fs::write(&aside, format!("{line}\n")).and_then(|()| std::fs::rename(&aside, path));
-    written.context(|| format!("writing the ready file {}", path.display()))
+/// The ready file, written aside and renamed, so that whoever waits for it never reads half of it. That it can be written is known
+/// before anything is started.
+struct ReadyFile<'a> {
+    path: &'a Path,
+    aside: PathBuf,
+}
+
+impl<'a> ReadyFile<'a> {
+    fn create(path: &'a Path) -> Result<Self> {
+        let aside = path.with_extension(format!("{}.part", std::process::id()));
+        let ready = Self { path, aside };
+        let created = match path.is_dir() {
+            true => Err(Error::Invalid("it is a folder; give the name of a file".into())),
+            false => File::create(&ready.aside).map_err(|error| Error::Invalid(error.to_string())),
+        };
+        created.context(|| ready.attempt())?;
+        Ok(ready)
+    }
+
+    fn attempt(&self) -> String {
+        format!("writing the file of --ready-file, {}", self.path.display())
+    }
+
+    fn write(self, flight: SocketAddr, admin: Option<SocketAddr>) -> Result<()> {
+        let admin = admin.map(|address| address.to_string());
+        let line = serde_json::json!({ "flight": flight.to_string(), "admin": admin });
+        let written = std::fs::write(&self.aside, format!("{line}\n"));
+        written.and_then(|()| std::fs::rename(&self.aside, self.path)).context(|| self.attempt())
+    }
+}
+
+impl Drop for ReadyFile<'_> {
+    fn drop(&mut self) {
+        // It is there only where the server did not start.
+        let _ = std::fs::remove_file(&self.aside);
+    }
 }
 
 /// Every file that a setting names must be readable now, and not when the first client needs it.
 fn check_files(settings: &Settings) -> Result<()> {
     let files = [
-        ("tls-cert", &settings.tls_cert),
-        ("tls-key", &settings.tls_key),
-        ("tls-client-ca", &settings.tls_client_ca),
-        ("token-file", &settings.token_file),
-        ("topology", &settings.topology),
+        ("--tls-cert", &settings.tls_cert),
+        ("--tls-key", &settings.tls_key),
+        ("--tls-client-ca", &settings.tls_client_ca),
+        ("--token-file", &settings.token_file),
+        ("--topology", &settings.topology),
     ];
-    for (key, path) in files {
+    for (flag, path) in files {
         let Some(path) = path else { continue };
-        std::fs::File::open(path).map_err(|error| {
-            Error::Invalid(format!("{key} names {}, which cannot be read: {error}", path.display()))
+        File::open(path).map_err(|error| {
+            Error::Invalid(format!("{flag} names {}, which cannot be read: {error}", path.display()))
         })?;
     }
     Ok(())

@@ -15,6 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
@@ -114,8 +115,8 @@ pub fn layer(matches: &ArgMatches, file: Option<&Path>) -> Result<Layered> {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         entries.push(Entry { kind: kind_of(&arg), key, help, words, origin });
     }
-    let settings = parse(&entries).map_err(|error| blame(&error, &entries))?;
-    check_relations(&settings)?;
+    let settings = parse(&entries).map_err(|error| blame(error, &entries))?;
+    check_relations(&settings).map_err(|error| attributed(error, &entries))?;
     Ok(Layered { settings, entries })
 }
 
@@ -124,10 +125,15 @@ pub fn layer(matches: &ArgMatches, file: Option<&Path>) -> Result<Layered> {
 /// # Errors
 /// None, unless a default is wrong.
 pub fn defaults() -> Result<Settings> {
-    parse(&[]).map_err(|error| blame(&error, &[]))
+    parse(&[]).map_err(|error| blame(error, &[]))
 }
 
 impl Layered {
+    /// An error that names settings by their flags, as one that names them by where they were set.
+    pub fn attributed(&self, error: Error) -> Error {
+        attributed(error, &self.entries)
+    }
+
     /// The settings as a configuration file that gives the same settings again, each with its help and its origin.
     pub fn to_toml(&self) -> String {
         let mut text =
@@ -172,6 +178,15 @@ impl Entry {
 }
 
 impl Origin {
+    /// What whoever set a setting of this key wrote, where that is no flag.
+    fn written(&self, key: &str) -> Option<String> {
+        match self {
+            Self::Environment(variable) => Some(variable.clone()),
+            Self::File(path) => Some(format!("{key} in {}", path.display())),
+            Self::Flag | Self::Default => None,
+        }
+    }
+
     fn describe(&self) -> String {
         match self {
             Self::Flag => "flag".into(),
@@ -303,17 +318,46 @@ fn parse(entries: &[Entry]) -> Result<Settings, clap::Error> {
     Settings::from_arg_matches(&command.try_get_matches_from(line)?)
 }
 
-/// Flags and environment have passed clap once, so whatever it refuses now stands in the file.
-fn blame(error: &clap::Error, entries: &[Entry]) -> Error {
+/// What clap refuses, by where it was set: flags and environment have passed it once, so that is the file.
+fn blame(mut error: clap::Error, entries: &[Entry]) -> Error {
+    let flag = flag_of(&error);
+    let entry = entries.iter().find(|entry| flag.as_deref() == Some(&*entry.key));
+    if let Some(written) = entry.and_then(|entry| entry.origin.written(&entry.key)) {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(written));
+        return Error::Invalid(sentence(&error));
+    }
     let file = entries.iter().find_map(|entry| match &entry.origin {
-        Origin::File(path) => Some(path.display().to_string()),
+        Origin::File(path) => Some(format!("configuration file {}", path.display())),
         _ => None,
     });
-    let error = Error::Invalid(sentence(error));
-    match file {
-        Some(file) => error.context(format!("configuration file {file}")),
-        None => error,
+    let error = Error::Invalid(sentence(&error));
+    file.map_or(error.clone(), |file| error.context(file))
+}
+
+/// The name of the flag, without dashes in front, whose value clap refuses.
+pub fn flag_of(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
+    let flag = argument.strip_prefix("--")?;
+    Some(flag.split([' ', '=', '[']).next().unwrap_or(flag).to_owned())
+}
+
+/// Puts in the place of each flag that an error names what has set it, if that is the environment or the file.
+fn attributed(mut error: Error, entries: &[Entry]) -> Error {
+    for entry in entries {
+        let Some(written) = entry.origin.written(&entry.key) else { continue };
+        let (flag, message) = (format!("--{}", entry.key), error.message());
+        let mut said = String::with_capacity(message.len());
+        let mut rest = message;
+        while let Some((before, behind)) = rest.split_once(&flag) {
+            // --tls-cert is no part of --tls-cert-file.
+            let is_whole = !behind.starts_with(|c: char| c.is_alphanumeric() || c == '-');
+            said.extend([before, if is_whole { &written } else { &flag }]);
+            rest = behind;
+        }
+        said.push_str(rest);
+        error = error.with_message(said);
     }
+    error
 }
 
 /// What clap has to say, in one line and without its hints on usage, which speak of the command line.
@@ -329,21 +373,21 @@ pub fn sentence(error: &clap::Error) -> String {
 fn check_relations(settings: &Settings) -> Result<()> {
     let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
     match (&settings.tls_cert, &settings.tls_key) {
-        (Some(_), None) => return refuse("tls-cert needs tls-key, the private key of that certificate"),
-        (None, Some(_)) => return refuse("tls-key needs tls-cert, the certificate chain of that key"),
+        (Some(_), None) => return refuse("--tls-cert needs --tls-key, the private key of that certificate"),
+        (None, Some(_)) => return refuse("--tls-key needs --tls-cert, the certificate chain of that key"),
         _ => {}
     }
     if settings.tls_client_ca.is_some() && settings.tls_cert.is_none() {
-        return refuse("tls-client-ca needs tls-cert and tls-key; clients present certificates over TLS only");
+        return refuse("--tls-client-ca needs --tls-cert and --tls-key; clients present certificates over TLS only");
     }
     let size = |key: &str, text: &str, word: Option<&str>| match Some(text) == word {
         true => Ok(()),
-        false => parse_bytes(text).map(drop).context(|| key.to_owned()),
+        false => parse_bytes(text).map(drop).context(|| format!("--{key}")),
     };
     if !settings.host_memory.trim().ends_with('%') {
         size("host-memory", &settings.host_memory, None)?;
     } else if !share_is_sound(&settings.host_memory) {
-        return refuse("host-memory as a share is a number above 0% and up to 100%, such as 60%");
+        return refuse("--host-memory as a share is a number above 0% and up to 100%, such as 60%");
     }
     size("device-memory", &settings.device_memory, Some("auto"))?;
     cache_bytes(&settings.device_cache, u64::MAX)?;
@@ -355,13 +399,13 @@ fn check_relations(settings: &Settings) -> Result<()> {
     }
     match settings.admin_listen.parse() {
         Ok(admin) if share_a_port(settings.listen, admin) => Err(Error::Invalid(format!(
-            "listen is {}, and admin-listen {admin}, which would be the same port; give one of the two another, or switch the \
+            "--listen is {}, and --admin-listen {admin}, which would be the same port; give one of the two another, or switch the \
              admin port off with \"off\"",
             settings.listen
         ))),
         Ok(_) => Ok(()),
         Err(_) => Err(Error::Invalid(format!(
-            "admin-listen {:?} is neither an address with a port, such as 127.0.0.1:8816, nor \"off\"",
+            "--admin-listen {:?} is neither an address with a port, such as 127.0.0.1:8816, nor \"off\"",
             settings.admin_listen
         ))),
     }

@@ -1,10 +1,12 @@
 //! `dovetail tables`, `dovetail drop` and `dovetail topology`.
 
+use arrow::datatypes::FieldRef;
 use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs};
 use super::describe;
+use super::files::type_name;
 use super::output::{self, Align};
 use crate::memory::human_bytes;
 use crate::{Error, Result};
@@ -117,8 +119,8 @@ fn show_one(info: &FlightInfo) -> Result<()> {
     for set in said["unique"].as_array().into_iter().flatten() {
         output::line(format!("said to be unique: {}", join_names(set)));
     }
-    let row = |field: &arrow::datatypes::FieldRef| {
-        vec![field.name().clone(), field.data_type().to_string(), if field.is_nullable() { "yes" } else { "" }.into()]
+    let row = |field: &FieldRef| {
+        vec![field.name().clone(), type_name(field.data_type()), if field.is_nullable() { "yes" } else { "" }.into()]
     };
     let columns = [("column", Align::Left), ("type", Align::Left), ("nulls", Align::Left)];
     output::line(output::table(&columns, &schema.fields().iter().map(row).collect::<Vec<_>>()));
@@ -135,7 +137,7 @@ fn to_json(info: &FlightInfo) -> Value {
     table["rows"] = info.total_records.into();
     table["bytes"] = info.total_bytes.into();
     if let Ok(schema) = info.clone().try_decode_schema() {
-        let field = |field: &arrow::datatypes::FieldRef| json!({ "name": field.name(), "type": field.data_type().to_string(), "nullable": field.is_nullable() });
+        let field = |field: &FieldRef| json!({ "name": field.name(), "type": type_name(field.data_type()), "nullable": field.is_nullable() });
         table["columns"] = schema.fields().iter().map(field).collect();
     }
     table

@@ -11,7 +11,8 @@ use super::client::{Client, ConnectArgs, PutOptions, command_descriptor, table_d
 use super::files::{CsvArgs, Source, Target};
 use super::progress::Progress;
 use super::{
-    command, connection_behind_command, get, jobs, put, settings, with_what_numbers_it_takes, without_misleading_tips,
+    command, connection_behind_command, get, jobs, put, settings, with_variable, with_what_numbers_it_takes,
+    without_misleading_tips,
 };
 use crate::service::Server;
 
@@ -86,6 +87,32 @@ fn what_takes_a_number_says_so_of_one_below_zero() {
     }
     let words = "dovetail join a b --on k --priority -3".split(' ');
     assert!(command().try_get_matches_from(words).is_ok());
+}
+
+#[test]
+fn a_wrong_value_of_the_environment_is_told_by_its_variable() {
+    // What a variable of the environment would have is given as a flag here: tests share the environment.
+    let refused = |line: &str, given: &str, variable: (&str, &str)| {
+        let words = ["dovetail"].into_iter().chain(line.split(' '));
+        let error = command().try_get_matches_from(words).unwrap_err();
+        let given: Vec<String> = given.split(' ').map(str::to_owned).collect();
+        let value = |name: &str| (name == variable.0).then(|| variable.1.to_owned());
+        with_what_numbers_it_takes(with_variable(error, &given, value)).to_string()
+    };
+    for (line, variable, value) in [
+        ("serve --listen nowhere", "DOVETAIL_LISTEN", "nowhere"),
+        ("serve --endpoints many", "DOVETAIL_ENDPOINTS", "many"),
+        ("serve --insecure=maybe", "DOVETAIL_INSECURE", "maybe"),
+        ("serve --log-format xml", "DOVETAIL_LOG_FORMAT", "xml"),
+        ("tables --connect-timeout soon", "DOVETAIL_CONNECT_TIMEOUT", "soon"),
+    ] {
+        let command = line.split(' ').next().unwrap();
+        let said = refused(line, command, (variable, value));
+        assert!(said.contains(&format!("invalid value '{value}' for '{variable}'")), "{line}: {said}");
+        // A flag counts, whatever the environment says.
+        let said = refused(line, line, (variable, value));
+        assert!(said.contains(&format!("invalid value '{value}' for '--")), "{line}: {said}");
+    }
 }
 
 /// A server in this process, and a client of it.

@@ -68,11 +68,11 @@ impl JoinSpec {
     pub fn room_advice(&self) -> &'static str {
         match (&self.into, self.retain_seconds) {
             (Some(_), _) => {
-                "ask for fewer columns, drop tables, or raise --host-memory: a result that becomes a table has to fit in whole"
+                "ask for fewer columns, drop tables, or raise the server's --host-memory: a result that becomes a table has to fit in whole"
             }
-            (None, Some(0)) => "drop tables, or raise --host-memory",
+            (None, Some(0)) => "drop tables, or raise the server's --host-memory",
             (None, _) => {
-                "ask for fewer columns, drop tables, raise --host-memory, or fetch it as it is made with retain_seconds 0"
+                "ask for fewer columns, drop tables, raise the server's --host-memory, or fetch it as it is made with retain_seconds 0"
             }
         }
     }

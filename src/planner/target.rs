@@ -78,7 +78,7 @@ impl Default for Target {
         Self {
             name: "host:0".into(),
             memory_bytes: u64::MAX,
-            memory_knob: "--device-memory".into(),
+            memory_knob: "the server's --device-memory".into(),
             parallelism: 1,
             partition_rows: 16 << 10,
             pass_bits_max: 11,

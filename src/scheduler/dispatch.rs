@@ -129,14 +129,14 @@ impl Shared {
         }
         if state.queue.len() >= self.options.queue_limit {
             return Err(Error::Exhausted(format!(
-                "{} already, and the queue takes no more; try again later, or raise --queue-limit",
+                "{} already, and the queue takes no more; try again later, or raise the server's --queue-limit",
                 human::counted_as(state.queue.len() as u64, "job waits", "jobs wait")
             )));
         }
         let active = state.queue.active(owner);
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
-                "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise --tenant-jobs",
+                "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise the server's --tenant-jobs",
                 human::counted(active as u64, "job")
             )));
         }

@@ -107,7 +107,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         let threads = node.threads.unwrap_or((cpu_threads / count).max(1));
         let (memory_bytes, knob) = match node.memory_bytes {
             Some(bytes) => (Some(bytes), format!("the memory of {} in the topology file", node.name)),
-            None => (memory_setting, "--device-memory".to_string()),
+            None => (memory_setting, "the server's --device-memory".to_string()),
         };
         let budget = |bytes| Budget::new(format!("memory of device {}", node.name), knob, bytes);
         if node.kind == NodeKind::Cuda {
@@ -335,7 +335,7 @@ mod tests {
         let devices = open_devices(&settings, &topology, &arena()).unwrap();
         let knob_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_knob;
         assert!(knob_of(&devices[0]).contains("topology file"), "its memory is in the file, and so is what raises it");
-        assert_eq!(knob_of(&devices[1]), "--device-memory");
+        assert_eq!(knob_of(&devices[1]), "the server's --device-memory");
         let start = Instant::now();
         std::thread::scope(|scope| {
             for device in &devices {

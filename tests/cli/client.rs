@@ -5,10 +5,13 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output};
+use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, UnionFields, UnionMode};
-use arrow::ipc::writer::FileWriter;
+use arrow::ipc::writer::{FileWriter, StreamWriter};
+use parquet::arrow::ArrowWriter;
+use serde_json::{Value, json};
 
 use super::harness::{Server, begin, command, json_lines, names_in, run, stderr, stdout, wait_until};
 
@@ -128,8 +131,8 @@ fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
         server.ok(&["get", "piped", "-o", file]);
         let output = put(file, &["--table", file, "--json"]);
         assert!(output.status.success(), "{file}: {}", stderr(&output));
-        let said: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-        assert_eq!((&said["rows"], &said["columns"]), (&300.into(), &serde_json::Value::Null), "{file}");
+        let said: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!((&said["rows"], &said["columns"]), (&300.into(), &Value::Null), "{file}");
     }
     for (more, words) in [
         (&["--format", "csv"][..], "give one with --table"),
@@ -196,7 +199,7 @@ fn some_columns_of_a_table_are_written_in_the_order_they_are_named() {
     let text = fs::read_to_string(server.path().join("some.csv")).unwrap();
     assert!(text.starts_with("price,key\n0.5,0\n2.5,1\n") && text.lines().count() == 301, "{text}");
     let printed = server.json(&["get", "orders", "--columns", "name", "--limit", "1"]);
-    assert_eq!(printed, [serde_json::json!({ "name": "order, 0" })]);
+    assert_eq!(printed, [json!({ "name": "order, 0" })]);
     let said = server.fails(&["get", "orders", "--columns", "key,name,key"]);
     assert!(said.contains("--columns names \"key\" twice; name it once"), "{said}");
     let said = server.fails(&["get", "orders", "--columns", "line"]);
@@ -242,7 +245,7 @@ fn a_reader_that_leaves_early_leaves_no_result_behind() {
         assert!(!stderr(&output).contains("error"), "{how:?}: {}", stderr(&output));
         // Columns that it shares with the tables take no memory.
         // A join that had not ended when its reader left is stopped, and then there is no result to release.
-        let is_gone = |job: &serde_json::Value| job["released"] == true || job["state"] == "cancelled";
+        let is_gone = |job: &Value| job["released"] == true || job["state"] == "cancelled";
         wait_until("the result to be released", || server.json(&["jobs"]).iter().all(is_gone));
         wait_until("the memory to be free", || used() == before);
     }
@@ -438,7 +441,19 @@ fn a_file_that_cannot_be_written_is_refused_before_a_job_is_started_for_it() {
 fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
     let server = Server::start(&[]);
     let folder = server.path();
-    fs::write(folder.join("empty.csv"), "").unwrap();
+    for name in ["empty.csv", "empty.csv.gz", "empty.parquet"] {
+        fs::write(folder.join(name), "").unwrap();
+    }
+    let column = |value: i64| Arc::new(Int64Array::from_iter_values([value])) as ArrayRef;
+    let fields = vec![Field::new("k", DataType::Int64, true), Field::new("k", DataType::Int64, true)];
+    let twice = RecordBatch::try_new(Schema::new(fields).into(), vec![column(1), column(2)]).unwrap();
+    let create = |name: &str| fs::File::create(folder.join(name)).unwrap();
+    let mut parquet = ArrowWriter::try_new(create("twice.parquet"), twice.schema(), None).unwrap();
+    parquet.write(&twice).unwrap();
+    parquet.close().unwrap();
+    let mut stream = StreamWriter::try_new(create("twice.arrows"), &twice.schema()).unwrap();
+    stream.write(&twice).unwrap();
+    stream.finish().unwrap();
     fs::write(folder.join("text.parquet"), "hello").unwrap();
     fs::write(folder.join("text.arrow"), "hello, this is no table").unwrap();
     fs::write(folder.join("text.arrows"), "hello, this is no table").unwrap();
@@ -457,7 +472,11 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
     server.ok(&["drop", "whole"]);
     for (file, expected) in [
         ("none.csv", "there is no such file"),
-        ("empty.csv", "the file has no columns"),
+        ("empty.csv", "it is empty, and a table needs columns"),
+        ("empty.csv.gz", "it is empty, and a table needs columns"),
+        ("empty.parquet", "it is empty, and a table needs columns"),
+        ("twice.parquet", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
+        ("twice.arrows", "two columns are named \"k\"; rename one, since joins refer to columns by name"),
         ("text.parquet", "it is not a Parquet file"),
         ("text.arrow", "it is not an Arrow IPC file"),
         ("text.arrows", "it is not an Arrow IPC stream"),
@@ -475,7 +494,115 @@ fn files_that_are_not_what_they_seem_are_named_with_what_they_are() {
         assert!(said.starts_with(&format!("error: reading {file}: {expected}")), "{file}: {said}");
         assert_eq!(said.lines().count(), 1, "{file}: {said}");
     }
+    for (file, format, expected) in [
+        ("twice.parquet", "csv", "it is a Parquet file, and --format says csv; leave --format out"),
+        ("twice.arrows", "parquet", "it is an Arrow IPC stream, and --format says parquet"),
+    ] {
+        let said = server.fails(&["put", file, "--format", format]);
+        assert!(said.starts_with(&format!("error: reading {file}: {expected}")), "{file}: {said}");
+    }
+    // The letters of a mark are those of a column, too.
+    fs::write(folder.join("part.csv"), "PAR1,s\n1,x\n").unwrap();
+    server.ok(&["put", "part.csv", "--format", "csv"]);
+    server.ok(&["drop", "part"]);
+    for more in [&["--format", "csv"][..], &[]] {
+        let mut line = command();
+        line.env("DOVETAIL_SERVER", &server.flight).args(["put", "-", "--table", "t"]).args(more);
+        let output = line.stdin(fs::File::open(folder.join("empty.csv")).unwrap()).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(said, "error: reading standard input: it is empty, and a table needs columns\n", "{more:?}");
+    }
     assert!(server.json(&["tables"]).is_empty());
+}
+
+#[test]
+fn what_is_wrong_with_a_later_file_is_said_before_anything_is_uploaded() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 10);
+    fs::create_dir(server.path().join("other")).unwrap();
+    for name in ["other/orders.csv", "tab\there.csv"] {
+        fs::copy(server.path().join("lines.csv"), server.path().join(name)).unwrap();
+    }
+    for (files, expected) in [
+        (
+            ["orders.csv", "tab\there.csv"],
+            "gives its table a name that none can have: the table name \"tab\\there\" has a control",
+        ),
+        (["orders.csv", "other/orders.csv"], "would both become table \"orders\"; give --table"),
+        (["orders.csv", "none.csv"], "reading none.csv: there is no such file"),
+        (["orders.csv", "other"], "reading other: it is a folder"),
+    ] {
+        let said = server.fails(&["put", files[0], files[1]]);
+        assert!(said.contains(expected) && said.lines().count() == 1, "{files:?}: {said}");
+    }
+    let said = server.fails(&["put", "orders.csv", "--table", ""]);
+    assert!(said.contains("--table: the table name \"\" is empty"), "{said}");
+    assert!(server.json(&["tables"]).is_empty());
+    server.ok(&["put", "tab\there.csv", "--table", "here"]);
+}
+
+#[test]
+fn names_that_have_what_divides_others_stand_between_quotes() {
+    let server = Server::start(&[]);
+    fs::write(server.path().join("a.csv"), "\"k=1\",\"x,y\",\"say \"\"z\"\"\"\n1,2,3\n2,3,4\n").unwrap();
+    fs::write(server.path().join("b.csv"), "\"k,2\",\"x,y\"\n1,9\n").unwrap();
+    server.ok(&["put", "a.csv", "--sorted-by", "\"k=1\",\"x,y\"", "--unique", "\"x,y\"", "--types", "\"x,y\"=int8"]);
+    server.ok(&["put", "b.csv"]);
+    assert_eq!(
+        server.json(&["tables", "a"])[0]["columns"][1],
+        json!({"name": "x,y", "type": "int8", "nullable": true})
+    );
+    let columns = ["--columns", "left.\"x,y\",right.\"x,y\",\"say \"\"z\"\"\""];
+    let rows = server.json(&[&["join", "a", "b", "--on", "\"k=1\"=\"k,2\""][..], &columns].concat());
+    assert_eq!(rows, [json!({"x,y": 2, "x,y_right": 9, "say \"z\"": 3})]);
+    let rows = server.json(&["get", "b", "--columns", "\"x,y\""]);
+    assert_eq!(rows, [json!({"x,y": 9})]);
+    // What is advised is what is read.
+    fs::write(server.path().join("a.csv"), "\"x,y\"\n1\nz\n").unwrap();
+    let said = server.fails(&["put", "a.csv", "--mode", "replace", "--infer-rows", "1"]);
+    assert!(said.contains("say --types '\"x,y\"=string', or"), "{said}");
+    server.ok(&["put", "a.csv", "--mode", "replace", "--infer-rows", "1", "--types", "\"x,y\"=string"]);
+}
+
+#[test]
+fn types_are_told_by_the_names_by_which_they_are_asked_for() {
+    let server = Server::start(&[]);
+    let types = "i=int16,f=float32,s=string,b=bool,d=date,p=decimal(9,2),t=timestamp,n=timestamp(ns),z=timestamp(us, UTC),h=time32(s)";
+    let day = "2026-01-31";
+    let text = format!("i,f,s,b,d,p,t,n,z,h\n1,1.5,x,true,{day},1.25,{day},{day},{day}T10:11:12Z,10:11:12\n");
+    fs::write(server.path().join("t.csv"), text).unwrap();
+    let put = &server.json(&["put", "t.csv", "--types", types])[0]["columns"];
+    let told = &server.json(&["tables", "t"])[0]["columns"];
+    let said = |columns: &Value| {
+        let column =
+            |column: &Value| format!("{}={}", column["name"].as_str().unwrap(), column["type"].as_str().unwrap());
+        columns.as_array().unwrap().iter().map(column).collect::<Vec<_>>().join(",")
+    };
+    assert_eq!((said(put), said(told)), (types.to_owned(), types.to_owned()));
+    let shown = server.ok(&["tables", "t"]);
+    assert!(shown.lines().any(|line| line.starts_with("z       timestamp(us, UTC)")), "{shown}");
+}
+
+#[test]
+fn a_full_disk_is_one_sentence_with_the_name_of_the_file() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 50_000);
+    server.ok(&["put", "orders.csv", "lines.csv"]);
+    let join = ["join", "orders", "lines", "--on", "key=order"];
+    for format in ["parquet", "arrow", "arrow-stream", "csv", "json"] {
+        for line in [&["get", "orders"][..], &["get", "orders", "--columns", "key"], &join] {
+            let line = [line, &["-o", "/dev/full", "--format", format]].concat();
+            let said = server.fails(&line);
+            let expected = "error: cannot write /dev/full: No space left on device (os error 28)\n";
+            assert_eq!(said, expected, "{line:?}");
+        }
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut line = command();
+        line.env("DOVETAIL_SERVER", &server.flight).args(["get", "orders", "-o", "-", "--format", format]);
+        let output = line.stdout(full).output().unwrap();
+        let expected = "error: cannot write to standard output: No space left on device (os error 28)\n";
+        assert_eq!((output.status.code(), &*stderr(&output)), (Some(1), expected), "{format}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
 
-use super::harness::{Server, command, json_lines, run, stderr, stdout};
+use super::harness::{Server, command, json_lines, names_in, run, stderr, stdout};
 
 #[test]
 fn flags_win_over_environment_over_file_over_defaults() {
@@ -94,6 +94,65 @@ fn a_configuration_is_checked_without_being_run() {
             assert_eq!((stdout(&also), stderr(&also)), (String::new(), stderr(&wrong)), "{action:?} {flags:?}");
         }
     }
+}
+
+#[test]
+fn what_is_wrong_with_a_setting_is_told_with_what_has_set_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dovetail.toml");
+    let in_file = |key: &str| format!("{key} in {}", file.display());
+    for (key, value, words) in [
+        ("listen", "nowhere", "write an IP address and a port"),
+        ("endpoints", "many", "it takes a whole number"),
+        ("endpoints", "0", "goes from 1 to 1024"),
+        ("devices", "quantum:1", "write auto, cuda"),
+        ("host-memory", "plenty", "not a size"),
+        ("log", "verbose", "is no level"),
+        ("tls-cert", "c.pem", "needs --tls-key"),
+        ("token-file", "/nowhere/tokens", "cannot be read"),
+    ] {
+        let variable = format!("DOVETAIL_{}", key.replace('-', "_").to_uppercase());
+        let output = command().env(&variable, value).args(["serve", "--check-config"]).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{variable}={value}: {said}");
+        assert!(said.contains(&variable) && said.contains(words), "{variable}={value}: {said}");
+        assert!(!said.contains(&format!("--{key}")), "{variable}={value}: {said}");
+
+        std::fs::write(&file, format!("{key} = \"{value}\"\n")).unwrap();
+        let output = run(&["serve", "--check-config", "--config", file.to_str().unwrap()]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{key} = {value}: {said}");
+        assert!(said.contains(&in_file(key)) && !said.contains(&format!("--{key}")), "{key} = {value}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    let output = command().env("DOVETAIL_CONNECT_TIMEOUT", "soon").arg("tables").output().unwrap();
+    assert!(stderr(&output).contains("invalid value 'soon' for 'DOVETAIL_CONNECT_TIMEOUT'"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for name in ["no/such/ready.json", ""] {
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--admin-listen", "off", "--ready-file", &path(name)]);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), String::new()), "{name}: {}", stderr(&output));
+        assert!(stderr(&output).contains("writing the file of --ready-file, "), "{}", stderr(&output));
+    }
+    assert_eq!(names_in(folder.path()), [""; 0]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(names_in(folder.path()), [""; 0], "a server that did not start is not ready");
+
+    // At this scale it would generate for minutes.
+    let demo = ["demo", "--scale", "10"];
+    let output = run(&[&demo[..], &["--devices", "nonsense"]].concat());
+    assert!(stderr(&output).contains("--devices is \"nonsense\"; write auto"), "{}", stderr(&output));
+    assert!(!output.status.success() && stdout(&output).is_empty(), "{}", stdout(&output));
+    let output = run(&[&demo[..], &["--strategy", "magic"]].concat());
+    assert!(stderr(&output).contains("radix-hash-gfur"), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
@@ -327,14 +386,13 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
     server.ok(&["get", "t", "-o", "t2.csv", "--ca", &ca, "--cert", &cert, "--key", &key]);
     let (cert, key) = (file("stranger.pem"), file("stranger-key.pem"));
     for (line, words) in [
-        (
-            &["--ca", &*ca][..],
-            "lets in clients with certificates only (--tls-client-ca) does that; --cert and --key give",
-        ),
-        (&["--ca", &ca, "--cert", &cert, "--key", &key], "does not know the authority of that which --cert gives"),
+        (&["--ca", &*ca][..], "lets in clients with certificates only"),
+        (&["--ca", &ca, "--cert", &cert, "--key", &key], "not accept this client's certificate"),
     ] {
         let refused = put(&server, line);
         assert_eq!(refused.status.code(), Some(1), "a stranger was served: {}", stdout(&refused));
-        assert!(stderr(&refused).starts_with("error: ") && stderr(&refused).contains(words), "{}", stderr(&refused));
+        let said = stderr(&refused);
+        assert!(said.starts_with("error: ") && said.contains(words) && said.contains("--cert"), "{said}");
+        assert!(!said.contains("alert"), "{said}");
     }
 }

@@ -162,6 +162,33 @@ def test_a_file_that_is_cut_short_is_named(client: dovetail.Client, tmp_path: Pa
     assert len(client.tables()) == 0
 
 
+def test_a_file_without_anything_or_with_a_name_twice_is_named(client: dovetail.Client, tmp_path: Path) -> None:
+    twice = pa.table([[1], [2]], names=["k", "k"])
+    pa.parquet.write_table(twice, tmp_path / "twice.parquet")
+    for name, new in {"twice.arrow": pa.ipc.new_file, "twice.arrows": pa.ipc.new_stream}.items():
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, new(sink, twice.schema) as writer:
+            writer.write_table(twice)
+    for name in ("empty.parquet", "empty.csv.gz", "empty"):
+        (tmp_path / name).touch()
+    for path in tmp_path.iterdir():
+        words = "two columns are named 'k'; rename one" if "twice" in path.name else "it is empty, and a table needs"
+        with pytest.raises(ValueError, match=f"^reading .*{path.name}: {words}"):
+            client.put("t", path)
+    assert len(client.tables()) == 0
+
+
+def test_types_are_shown_by_the_names_by_which_they_are_asked_for(client: dovetail.Client, tmp_path: Path) -> None:
+    types = {"d": "date", "p": "decimal(9,2)", "t": "timestamp", "z": "timestamp(us, UTC)"}
+    (tmp_path / "t.csv").write_text("d,p,t,z\n2026-01-31,1.5,2026-01-31,2026-01-31T10:11:12Z\n")
+    client.put("t", tmp_path / "t.csv", types=types)
+    shown = ", ".join(f"{name}: {kind}" for name, kind in types.items())
+    assert repr(client.tables()["t"]).endswith(f"; {shown}>")
+    with pytest.raises(
+        ValueError, match=r"'decimal\(40,2\)' of column 'p': a decimal\(PRECISION,SCALE\) has a precision"
+    ):
+        client.put("u", tmp_path / "t.csv", types={"p": "decimal(40,2)"})
+
+
 def test_a_table_that_is_replaced_while_it_is_fetched_is_fetched_again(
     client: dovetail.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def test_an_example_reports_what_the_server_refused(start: Callable[..., Server]
     assert outcome.returncode == 1
     assert outcome.stdout == ""
     assert f"uploading {LINES}" in outcome.stderr
-    assert re.search(r"needs .+ of host memory, .+ raise --host-memory", outcome.stderr), outcome.stderr
+    assert re.search(r"needs .+ of host memory, .+ raise the server's --host-memory", outcome.stderr), outcome.stderr
 
 
 def test_an_example_reports_that_nobody_listens(example: list[str]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import dovetail
-from harness import Server
+from harness import Server, StartFailed, binary
 
 Start = Callable[..., Server]
 
@@ -104,3 +108,53 @@ def test_mutual_tls_serves_those_whom_the_server_trusts(
         server.connect(tls_root_certs=authority.pem, cert=mine[0], key=theirs[1])
     with server.connect(tls_root_certs=authority.pem, cert=mine[0], key=mine[1]) as client:
         is_served(client)
+
+
+def command_line(*arguments: object) -> str:
+    """What a command line that fails says."""
+    done = subprocess.run([str(binary()), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_certificate_without_extensions_is_told_to_be_of_an_old_version(start: Start, tmp_path: Path) -> None:
+    key, request, cert = (tmp_path / name for name in ("key.pem", "request.csr", "cert.pem"))
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out", request)
+    openssl("x509", "-req", "-in", request, "-signkey", key, "-days", "2", "-out", cert)
+    shown = subprocess.run(["openssl", "x509", "-in", cert, "-noout", "-text"], capture_output=True, text=True).stdout
+    if "Version: 1 " not in shown:
+        pytest.skip("this openssl makes certificates of version 3 only")
+    with pytest.raises(StartFailed, match="the certificate of --tls-cert is of version 1 of X.509"):
+        start(devices="host:1", host_memory="256MiB", tls_cert=cert, tls_key=key)
+
+    # Other servers show such a certificate all the same.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with suppress(OSError):
+                context.wrap_socket(listener.accept()[0], server_side=True)
+
+        server = threading.Thread(target=answer)
+        server.start()
+        address = f"https://localhost:{listener.getsockname()[1]}"
+        said = command_line("tables", "--server", address, "--ca", cert)
+        server.join()
+    assert "its certificate is of version 1 of X.509" in said and "UnsupportedCertVersion" not in said, said
+
+
+def test_the_command_line_is_told_which_certificate_is_wrong(
+    start: Start, authority: Authority, stranger: Authority
+) -> None:
+    cert, key = authority.issue("server")
+    server = start(devices="host:1", host_memory="256MiB", tls_cert=cert, tls_key=key, tls_client_ca=authority.pem)
+    theirs = stranger.issue("other-stranger")
+    ask = ("tables", "--server", f"https://{server.address}", "--ca", authority.pem)
+    # What the server says is lost where it closes the connection first.
+    said = command_line(*ask)
+    assert "lets in clients with certificates only" in said and "--cert and --key" in said, said
+    said = command_line(*ask, "--cert", theirs[0], "--key", theirs[1])
+    assert "not accept this client's certificate" in said and "--cert" in said, said
+    assert "alert" not in said

@@ -157,13 +157,17 @@ impl Client {
                 // With TLS 1.3, a server refuses a client's certificate, or that there is none, once the client takes the handshake for
                 // done. What it says about it is lost when it closes the connection before the client has read that.
                 Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && address.starts_with("https:") => {
-                    let advice = match &args.cert {
-                        None => "does that; --cert and --key give this client's",
-                        Some(_) => "and does not know the authority of that which --cert gives does that",
-                    };
-                    Err(Error::Unavailable(format!(
-                        "{broke}. A server that lets in clients with certificates only (--tls-client-ca) {advice}"
-                    )))
+                    Err(Error::Unavailable(match (alert(&broke), &args.cert) {
+                        (Some(told), _) => format!("cannot reach a server at {address}: {}", told.sentence()),
+                        (None, None) => format!(
+                            "{broke}. A server that lets in clients with certificates only (--tls-client-ca) does that; --cert and --key \
+                             give this client's"
+                        ),
+                        (None, Some(_)) => format!(
+                            "{broke}. A server that lets in clients with certificates only (--tls-client-ca) does that where it does \
+                             not accept this client's certificate, which --cert gives"
+                        ),
+                    }))
                 }
                 Err(error) => Err(error),
             }
@@ -327,33 +331,89 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
 async fn open(endpoint: &Endpoint) -> Result<Channel> {
     endpoint.connect().await.map_err(|error| {
         let cause = chain(&error);
-        let advice = ADVICE.iter().find(|(words, _)| cause.contains(words)).map(|(_, advice)| *advice);
-        let advice = advice.unwrap_or("`dovetail serve` starts one");
-        Error::Unavailable(format!("cannot reach a server at {}: {cause}; {advice}", address(endpoint)))
+        let told = TLS.iter().find(|told| cause.contains(told.words));
+        let sentence = told.map_or_else(|| format!("{cause}; `dovetail serve` starts one"), |told| told.of(&cause));
+        Error::Unavailable(format!("cannot reach a server at {}: {sentence}", address(endpoint)))
     })
 }
 
-/// What to do about what TLS says, by words of it; the first that fit count.
-const ADVICE: [(&str, &str); 7] = [
-    (
+/// What TLS says, by words of it, and what to do about it.
+struct Told {
+    words: &'static str,
+    /// What that means, where the library says it in words of its own code.
+    meaning: Option<&'static str>,
+    advice: &'static str,
+}
+
+impl Told {
+    const fn new(words: &'static str, advice: &'static str) -> Self {
+        Self { words, meaning: None, advice }
+    }
+
+    const fn meaning(words: &'static str, meaning: &'static str, advice: &'static str) -> Self {
+        Self { words, meaning: Some(meaning), advice }
+    }
+
+    /// The sentence on it, where the library said `cause`.
+    fn of(&self, cause: &str) -> String {
+        format!("{}; {}", self.meaning.unwrap_or(cause), self.advice)
+    }
+
+    fn sentence(&self) -> String {
+        self.of(self.words)
+    }
+}
+
+/// What to do about a certificate of this client.
+const ANOTHER_CERT: &str = "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY) give one of an authority that the server knows, which \
+                            its setting tls-client-ca names";
+
+/// The first whose words fit counts.
+const TLS: [Told; 14] = [
+    Told::meaning(
         "CertificateRequired",
-        "--cert and --key give this client's certificate, and the server lets nobody in without one",
+        "it lets in clients with certificates only, and this client has shown none",
+        "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY) give it one, of an authority that the server knows",
     ),
+    Told::meaning(
+        "alert: UnknownCA",
+        "it does not accept this client's certificate, whose authority it does not know",
+        ANOTHER_CERT,
+    ),
+    Told::meaning("alert: DecryptError", "it does not accept this client's certificate", ANOTHER_CERT),
+    Told::meaning("alert: BadCertificate", "it does not accept this client's certificate", ANOTHER_CERT),
+    Told::meaning("alert: CertificateUnknown", "it does not accept this client's certificate", ANOTHER_CERT),
+    Told::meaning("alert: UnsupportedCertificate", "it does not accept this client's certificate", ANOTHER_CERT),
+    Told::meaning("alert: CertificateExpired", "this client's certificate is no longer good", ANOTHER_CERT),
     // What TLS makes of an answer that is not TLS.
-    ("InvalidContentType", "it does not speak TLS there, so write http://"),
-    (
+    Told::new("InvalidContentType", "it does not speak TLS there, so write http://"),
+    Told::meaning(
+        "UnsupportedCertVersion",
+        "its certificate is of version 1 of X.509, which is not accepted, whatever --ca names",
+        "start it with one of version 3, which has extensions, as with: openssl req -x509 ... -addext subjectAltName=DNS:HOST \
+         -addext basicConstraints=critical,CA:FALSE; and name that, or its authority's, with --ca",
+    ),
+    Told::new(
         "CaUsedAsEndEntity",
         "what the server presents is an authority's own certificate; start it with one that has basicConstraints=CA:FALSE, and \
          name that with --ca if it is self-signed",
     ),
-    (
+    Told::new(
         "not valid for name",
         "write --server with a name or address that its certificate has, or have one made for this one",
     ),
-    ("UnknownIssuer", "--ca names the authorities that vouch for the server; for a self-signed certificate, itself"),
-    ("xpired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
-    ("certificate", "--ca names the authorities that vouch for the server"),
+    Told::new(
+        "UnknownIssuer",
+        "--ca names the authorities that vouch for the server; for a self-signed certificate, itself",
+    ),
+    Told::new("xpired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
+    Told::new("certificate", "--ca names the authorities that vouch for the server"),
 ];
+
+/// What a server says of this client's certificate with an alert.
+fn alert(said: &str) -> Option<&'static Told> {
+    TLS.iter().find(|told| said.contains(told.words) && said.contains("alert: "))
+}
 
 /// Whether what listens at this address without TLS would speak with TLS: it does if it comes as far as showing a
 /// certificate, or if that is good.
@@ -447,6 +507,17 @@ mod tests {
             let error = endpoint(&args).unwrap_err();
             assert!(error.message().contains("ca.pem, which --cert names; it takes PEM"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_a_server_has_against_a_certificate_is_told_with_what_mends_it() {
+        // As rustls writes them.
+        for said in ["CertificateRequired", "UnknownCA", "BadCertificate", "CertificateExpired"] {
+            let told = alert(&format!("{BROKE}: received fatal alert: {said}; see whether it still runs")).unwrap();
+            let sentence = told.sentence();
+            assert!(sentence.contains("--cert and --key") && !sentence.contains(said), "{sentence}");
+        }
+        assert!(alert(&format!("{BROKE}: connection reset by peer")).is_none());
     }
 
     #[test]

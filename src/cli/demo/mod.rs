@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
+use clap::builder::PossibleValuesParser;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
@@ -28,7 +29,9 @@ use super::output::{self, Align, Style};
 use super::progress::Progress;
 use super::{get, jobs, rows, settings};
 use crate::memory::human_bytes;
+use crate::planner::Strategy;
 use crate::service::Server;
+use crate::service::settings::Settings;
 use crate::{Context, Error, Result};
 
 /// Width of text beside a label, for terminals of 100 columns.
@@ -50,7 +53,7 @@ pub struct DemoArgs {
     devices: String,
 
     /// How joins are done, in place of the planner's choice: a strategy as in `dovetail join`
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", value_parser = strategies())]
     strategy: String,
 
     /// Rows shown of each result
@@ -65,6 +68,11 @@ pub struct DemoArgs {
     /// Leave the server running at the end, with all tables, until it is interrupted
     #[arg(long)]
     keep: bool,
+}
+
+/// Those that the server knows, which is of this binary.
+fn strategies() -> PossibleValuesParser {
+    PossibleValuesParser::new(["auto"].into_iter().chain(Strategy::ALL.map(Strategy::name)))
 }
 
 fn parse_scale(text: &str) -> Result<f64, String> {
@@ -90,11 +98,14 @@ async fn show(args: &DemoArgs) -> Result<()> {
         made.context(|| format!("making the folder {}", folder.display()))?;
         check_free(folder)?;
     }
+    let settings = server_settings(args)?;
+    // Before the work, too: opening the devices tells whether there are such.
+    Server::check(&settings)?;
     let tables = generate(args.scale).await?;
     if let Some(folder) = &args.save {
         save(&tables, folder).await?;
     }
-    let server = start_server(args).await?;
+    let server = Server::start(&settings).await?;
     let address = format!("http://{}", server.flight_address());
     let client = Client::connect(&ConnectArgs::to(address.clone())).await?;
     remark_server(&client, &address).await?;
@@ -191,12 +202,12 @@ async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-async fn start_server(args: &DemoArgs) -> Result<Server> {
+fn server_settings(args: &DemoArgs) -> Result<Settings> {
     let mut settings = settings::defaults()?;
     settings.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     settings.admin_listen = "off".into();
     settings.devices = args.devices.clone();
-    Server::start(&settings).await
+    Ok(settings)
 }
 
 async fn remark_server(client: &Client, address: &str) -> Result<()> {

@@ -7,8 +7,6 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::path::Path;
 
 use clap::ValueEnum;
@@ -23,7 +21,7 @@ use crate::{Error, Result};
 const BATCHES_AHEAD: usize = 4;
 
 /// The bytes at the start of a file that tell its format.
-const MAGIC_BYTES: usize = 6;
+const MAGIC_BYTES: usize = 8;
 
 /// What a file is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -71,13 +69,11 @@ impl Format {
 
     /// As [`Format::of_name`], corrected by the first bytes of the file, which know better. Of what gzip has compressed, CSV is
     /// read, and the name before `.gz` counts.
-    fn of_file(path: &Path, file: &mut File) -> Result<Self> {
-        let mut magic = [0; MAGIC_BYTES];
-        let read = file.read(&mut magic).and_then(|read| file.rewind().map(|()| read))?;
-        if let Some(format) = Self::of_magic(&magic[..read]) {
+    fn of_file(path: &Path, start: &[u8]) -> Result<Self> {
+        if let Some(format) = Self::of_magic(start) {
             return Ok(format);
         }
-        if !magic[..read].starts_with(&csv::GZIP_MAGIC) {
+        if !start.starts_with(&csv::GZIP_MAGIC) {
             return match without_gz(path) == path {
                 true => Self::of_name(path, &READABLE),
                 false => Err(Error::Invalid(
@@ -95,11 +91,41 @@ impl Format {
         }
     }
 
+    /// Refuses a format that was said of what begins as another does. Text may begin with the letters of a mark, and numbers that
+    /// are no text follow on it in the files whose mark it is.
+    fn check_said(self, start: &[u8]) -> Result<()> {
+        let is_text = !start.iter().any(|byte| matches!(byte, 0..b'\t' | 0x0e..b' ' | 0xff));
+        match Self::of_magic(start) {
+            Some(found) if found != self && !is_text => Err(Error::Invalid(format!(
+                "it is {}, and --format says {}; leave --format out, or upload it in a command of its own",
+                found.kind(),
+                self.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The word that `--format` takes.
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// What a file of it is, in a sentence.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Parquet => "a Parquet file",
+            Self::Arrow => "an Arrow IPC file",
+            Self::ArrowStream => "an Arrow IPC stream",
+            Self::Csv => "CSV",
+            Self::Json => "JSON",
+        }
+    }
+
     /// The format whose files begin so; of CSV they may begin with anything.
     fn of_magic(magic: &[u8]) -> Option<Self> {
         match magic {
             [b'P', b'A', b'R', b'1', ..] => Some(Self::Parquet),
-            b"ARROW1" => Some(Self::Arrow),
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Some(Self::Arrow),
             [0xff, 0xff, 0xff, 0xff, ..] => Some(Self::ArrowStream),
             _ => None,
         }

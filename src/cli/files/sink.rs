@@ -1,11 +1,11 @@
 //! Files that are written.
 
 use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -28,9 +28,10 @@ use crate::{Context, Error, Result};
 /// rows, or even columns. Dropping it leaves nothing.
 #[derive(Debug)]
 pub struct Target {
-    file: Option<Opened>,
+    file: Option<File>,
     format: Format,
     path: PathBuf,
+    failure: Failure,
     /// None for a pipe or a device (`/dev/null`), which is there already and must not be replaced by a file.
     aside: Option<Aside>,
 }
@@ -51,23 +52,31 @@ pub const STDOUT: &str = "-";
 
 /// What is written to.
 #[derive(Debug)]
-enum Opened {
-    File(File),
-    Stdout(File),
+struct Opened {
+    file: File,
+    path: PathBuf,
+    failure: Failure,
 }
+
+/// Why nothing more could be written: the libraries put words of their own around what the system says.
+type Failure = Arc<OnceLock<Error>>;
 
 impl Write for Opened {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self {
-            Self::File(file) => file.write(bytes),
-            Self::Stdout(file) => file.write(bytes).inspect_err(|failure| drop(output::stdout_failure(failure))),
-        }
+        self.file.write(bytes).inspect_err(|failure| {
+            // What is interrupted is tried again.
+            if failure.kind() != ErrorKind::Interrupted {
+                let error = match self.path == Path::new(STDOUT) {
+                    true => output::stdout_failure(failure),
+                    false => Error::Exhausted(format!("cannot write {}: {failure}", self.path.display())),
+                };
+                let _ = self.failure.set(error);
+            }
+        })
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        match self {
-            Self::File(file) | Self::Stdout(file) => file.flush(),
-        }
+        self.file.flush()
     }
 }
 
@@ -95,7 +104,7 @@ impl Target {
             there => create_aside(path, there.map(|there| there.permissions())),
         };
         let (file, aside) = opened.map_err(|error| Error::Invalid(error.to_string())).context(context)?;
-        Ok(Self { file: Some(Opened::File(file)), format, path: path.into(), aside })
+        Ok(Self { file: Some(file), format, path: path.into(), failure: Failure::default(), aside })
     }
 
     fn stdout(format: Format) -> Result<Self> {
@@ -108,7 +117,8 @@ impl Target {
             ));
         }
         let file = stdout.as_fd().try_clone_to_owned().map_err(|failure| output::stdout_failure(&failure))?;
-        Ok(Self { file: Some(Opened::Stdout(file.into())), format, path: STDOUT.into(), aside: None })
+        let failure = Failure::default();
+        Ok(Self { file: Some(file.into()), format, path: STDOUT.into(), failure, aside: None })
     }
 
     /// Whether it is standard output.
@@ -121,11 +131,24 @@ impl Target {
     /// # Errors
     /// [`Error::Invalid`] when the format cannot hold the columns.
     pub fn begin(mut self, schema: &Schema) -> Result<Sink> {
-        let context = || format!("writing {}", self.path.display());
         let file = self.file.take().ok_or_else(|| Error::Internal("the file has been begun already".into()))?;
-        let writer =
-            Writer::new(self.format, &self.path, BufWriter::with_capacity(1 << 20, file), schema).context(context)?;
+        let opened = Opened { file, path: self.path.clone(), failure: self.failure.clone() };
+        let writer = Writer::new(self.format, &self.path, BufWriter::with_capacity(1 << 20, opened), schema);
+        let writer = writer.map_err(|error| self.failed(error))?;
         Ok(Sink { writer, target: self })
+    }
+
+    /// What went wrong: what the system said when it was written to, or else `error`.
+    fn failed(&self, error: Error) -> Error {
+        match self.failure.get() {
+            Some(failure) => failure.clone(),
+            None => error.context(format!("writing {}", self.name())),
+        }
+    }
+
+    /// The file as a person calls it.
+    fn name(&self) -> String {
+        if self.is_stdout() { "standard output".into() } else { self.path.display().to_string() }
     }
 
     /// As [`Target::begin`], on a thread of its own: compression must not hold up the sockets.
@@ -250,7 +273,7 @@ impl Sink {
     /// Writes a batch.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the format cannot hold it, or the disk is full.
+    /// [`Error::Invalid`] when the format cannot hold it, [`Error::Exhausted`] when the disk is full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         let written = match &mut self.writer {
             Writer::Parquet(writer, schema) => {
@@ -270,13 +293,13 @@ impl Sink {
                 ),
                 false => error,
             })
-            .context(|| format!("writing {}", self.target.path.display()))
+            .map_err(|error| self.target.failed(error))
     }
 
     /// Completes the file and gives it its name.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the disk is full.
+    /// [`Error::Exhausted`] when the disk is full.
     pub fn finish(mut self) -> Result<()> {
         let finished = match &mut self.writer {
             Writer::Parquet(writer, _) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
@@ -296,10 +319,9 @@ impl Sink {
             };
             file.flush().map_err(Error::from)
         });
-        let context = || format!("writing {}", self.target.path.display());
-        flushed.context(context)?;
+        flushed.map_err(|error| self.target.failed(error))?;
         if let Some(aside) = &self.target.aside {
-            std::fs::rename(&aside.path, &aside.place).context(context)?;
+            std::fs::rename(&aside.path, &aside.place).map_err(|error| self.target.failed(error.into()))?;
             self.target.aside = None;
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Files that are read.
 
-use std::fs::File;
+use std::collections::HashSet;
+use std::fs::{File, Metadata};
 use std::io::{BufRead, BufReader, Cursor, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +76,20 @@ impl Source {
     /// # Errors
     /// [`Error::NotFound`] when it is not there, [`Error::Invalid`] when it is not what it seems; with the path.
     pub fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Self> {
-        unless_it_panics(|| open(path, format, csv)).context(|| format!("reading {}", name_of(path)))
+        unless_it_panics(|| open(path, format, csv).and_then(Self::with_sound_names))
+            .context(|| format!("reading {}", name_of(path)))
+    }
+
+    /// Refuses columns that share a name, before the server does, which does not know the file.
+    fn with_sound_names(self) -> Result<Self> {
+        let (schema, mut names) = (self.schema.clone(), HashSet::new());
+        match schema.fields().iter().find(|field| !names.insert(field.name())) {
+            None => Ok(self),
+            Some(twice) => Err(Error::Invalid(format!(
+                "two columns are named {:?}; rename one, since joins refer to columns by name",
+                twice.name()
+            ))),
+        }
     }
 
     /// The rows, read on a thread of their own.
@@ -161,12 +175,15 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
             "it is a folder; name the files in it, with --table to put them into one table".into(),
         ));
     }
+    let (start, file_bytes) = (first_bytes(&mut file, &about)?, about.len());
+    if about.is_file() && start.is_empty() {
+        return Err(empty());
+    }
     let format = match format {
-        Some(format) => format,
-        None => Format::of_file(path, &mut file)?,
+        Some(format) => format.check_said(&start).map(|()| format)?,
+        None => Format::of_file(path, &start)?,
     };
     check_args(format, args)?;
-    let file_bytes = about.len();
     let (schema, batches, measure) = match format {
         Format::Parquet => {
             check_end(&mut file, b"PAR1", "a Parquet file")?;
@@ -198,6 +215,21 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     Ok(Source { schema, file_bytes, is_inferred, batches, measure, path: path.to_owned() })
 }
 
+/// The bytes that a file begins with; none of what can be read once only.
+fn first_bytes(file: &mut File, about: &Metadata) -> Result<Vec<u8>> {
+    let mut start = Vec::with_capacity(MAGIC_BYTES);
+    if about.is_file() {
+        file.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut start)?;
+        file.rewind()?;
+    }
+    Ok(start)
+}
+
+/// What is wrong with a file that has nothing in it.
+pub(super) fn empty() -> Error {
+    Error::Invalid("it is empty, and a table needs columns".into())
+}
+
 fn no_json() -> Error {
     Error::Invalid(
         "JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or with the Python client".into(),
@@ -224,8 +256,14 @@ fn check_args(format: Format, args: &CsvArgs) -> Result<()> {
 /// What comes through a pipe has no end that is known, and cannot be read back and forth: what has its index at its end is
 /// taken into memory first.
 fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
-    let (magic, mut input) = csv::peek(std::io::stdin(), MAGIC_BYTES)?;
-    let format = format.or_else(|| Format::of_magic(&magic)).ok_or_else(|| {
+    let (start, mut input) = csv::peek(std::io::stdin(), MAGIC_BYTES)?;
+    if start.is_empty() {
+        return Err(empty());
+    }
+    if let Some(format) = format {
+        format.check_said(&start)?;
+    }
+    let format = format.or_else(|| Format::of_magic(&start)).ok_or_else(|| {
         Error::Invalid(
             "what comes in is neither Arrow IPC nor Parquet, which are known by their first bytes; if it is CSV, say --format \
              csv"

@@ -1,5 +1,6 @@
 //! Every format there and back, and what is wrong with files.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -135,7 +136,7 @@ fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
     let begin = |name: &str| Target::create(&folder.path().join(name), None).unwrap().begin(&schema).map(Sink::finish);
     for name in ["t.csv", "t.tsv"] {
         let Err(error) = begin(name) else { panic!("{name} was begun") };
-        assert!(error.message().contains(": column \"l\" is List(Int64), which cannot be written as CSV"), "{error}");
+        assert!(error.message().contains(": column \"l\" is list(int64), which cannot be written as CSV"), "{error}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     begin("t.json").unwrap().unwrap();

@@ -72,27 +72,59 @@ fn what_is_wrong_in_the_file_is_named() {
         ("lsiten = \"127.0.0.1:1\"", "did you mean \"listen\"?"),
         ("host_memory = \"1GiB\"", "did you mean \"host-memory\"?"),
         ("xyzzy = 1", "--print-config"),
-        ("listen = \"nowhere\"", "--listen"),
-        ("endpoints = -1", "--endpoints"),
-        ("log-format = \"xml\"", "text, json"),
+        ("listen = \"nowhere\"", "invalid value 'nowhere' for 'listen in FILE'"),
+        ("endpoints = -1", "invalid value '-1' for 'endpoints in FILE'"),
+        ("insecure = \"maybe\"", "invalid value 'maybe' for 'insecure in FILE'"),
+        ("log-format = \"xml\"", "for 'log-format in FILE' [possible values: text, json]"),
         ("listen = 1979-05-27", "\"listen\": a datetime cannot be a setting"),
         ("[listen]\nport = 1", "a table cannot be a setting"),
         ("listen =", "configuration file"),
-        ("host-memory = \"lots\"", "not a size"),
-        ("host-memory = \"0%\"", "above 0%"),
-        ("tls-cert = \"c.pem\"", "needs tls-key"),
-        ("tls-client-ca = \"c.pem\"", "needs tls-cert"),
-        ("admin-listen = \"on\"", "\"off\""),
-        ("log = \"verbose\"", "\"verbose\" is no level"),
+        ("host-memory = \"lots\"", "host-memory in FILE: \"lots\" is not a size"),
+        ("host-memory = \"0%\"", "host-memory in FILE as a share is a number above 0%"),
+        ("device-cache = \"4\"", "device-cache in FILE: \"4\" is 4 B"),
+        ("tls-cert = \"c.pem\"", "tls-cert in FILE needs --tls-key"),
+        ("tls-client-ca = \"c.pem\"", "tls-client-ca in FILE needs --tls-cert and --tls-key"),
+        ("admin-listen = \"on\"", "admin-listen in FILE \"on\" is neither"),
+        ("log = \"verbose\"", "log in FILE \"verbose\": \"verbose\" is no level"),
         ("tenant-memory = 5", "a number without a unit is bytes"),
-        ("admin-listen = \"127.0.0.1:8815\"", "listen is 127.0.0.1:8815, and admin-listen 127.0.0.1:8815"),
+        (
+            "admin-listen = \"127.0.0.1:8815\"",
+            "--listen is 127.0.0.1:8815, and admin-listen in FILE 127.0.0.1:8815, which would be the same port",
+        ),
     ];
     for (file, expected) in cases {
         let error = layered(&[], Some(file)).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{file}: {error:?}");
-        assert!(error.message().contains(expected), "{file}: {error}");
+        // The folder is a new one each time.
+        let message = error.message();
+        let message = match message.find("/").zip(message.find("dovetail.toml")) {
+            Some((from, to)) => format!("{}FILE{}", &message[..from], &message[to + "dovetail.toml".len()..]),
+            None => message.to_owned(),
+        };
+        assert!(message.contains(expected), "{file}: {error}");
         assert!(!error.message().contains("Usage"), "{file}: {error}");
     }
+}
+
+#[test]
+fn an_error_names_what_has_set_a_setting_and_flags_as_they_are() {
+    let entry = |key: &str, origin: Origin| Entry {
+        key: key.into(),
+        help: String::new(),
+        words: vec!["x".into()],
+        kind: Kind::Text,
+        origin,
+    };
+    let entries = [
+        entry("tls", Origin::File("/etc/other.toml".into())),
+        entry("tls-cert", Origin::File("/etc/dovetail.toml".into())),
+        entry("devices", Origin::Environment("DOVETAIL_DEVICES".into())),
+        entry("tls-key", Origin::Flag),
+        entry("topology", Origin::Default),
+    ];
+    let error = Error::Unavailable("--tls-cert and --tls-key; --devices \"x\" and --topology (--tls-cert)".into());
+    let expected = "tls-cert in /etc/dovetail.toml and --tls-key; DOVETAIL_DEVICES \"x\" and --topology (tls-cert in /etc/dovetail.toml)";
+    assert_eq!(attributed(error, &entries), Error::Unavailable(expected.into()));
 }
 
 #[test]

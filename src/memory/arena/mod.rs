@@ -279,7 +279,7 @@ impl Inner {
                 let free = slabs.free.free_bytes() as u64;
                 return Err(Error::Exhausted(format!(
                     "{} of host memory are free, but in pieces of which none has {}; drop tables that are no longer \
-                     needed, or raise --host-memory",
+                     needed, or raise the server's --host-memory",
                     human_bytes(free),
                     human_bytes(size as u64),
                 )));

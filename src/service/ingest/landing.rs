@@ -184,7 +184,7 @@ fn decompress(
         if total > message_limit_bytes {
             return Err(Error::Exhausted(format!(
                 "a batch has {} or more when it is decompressed, over the limit of {} per message; send smaller \
-                 batches, or raise --message-limit",
+                 batches, or raise the server's --message-limit",
                 human_bytes(total as u64),
                 human_bytes(message_limit_bytes as u64),
             )));

@@ -125,7 +125,7 @@ async fn begin(
 pub(super) async fn arriving<T>(next: impl Future<Output = T>, limits: Limits) -> Result<T> {
     tokio::time::timeout(limits.idle, next).await.map_err(|_| {
         Error::DeadlineExceeded(format!(
-            "nothing arrived for this upload within {} s (--upload-idle-seconds), and it was given up with its rows; send it again",
+            "nothing arrived for this upload within {} s (the server's --upload-idle-seconds), and it was given up with its rows; send it again",
             limits.idle.as_secs()
         ))
     })
@@ -214,7 +214,9 @@ pub(super) fn from_transport(status: Status) -> Error {
     let message = status.message();
     match status.code() {
         // tonic's own message limit.
-        Code::OutOfRange => Error::Exhausted(format!("{message}; send smaller batches, or raise --message-limit")),
+        Code::OutOfRange => {
+            Error::Exhausted(format!("{message}; send smaller batches, or raise the server's --message-limit"))
+        }
         Code::Unimplemented => Error::Unsupported(message.into()),
         Code::DeadlineExceeded => Error::DeadlineExceeded(message.into()),
         Code::InvalidArgument | Code::Internal => Error::Invalid(format!("the request could not be read: {message}")),

@@ -206,7 +206,7 @@ impl Parser {
         let len = length as usize;
         if len > self.message_limit_bytes {
             return Err(Error::Exhausted(format!(
-                "a message of {} is over the limit of {}; send smaller batches, or raise --message-limit",
+                "a message of {} is over the limit of {}; send smaller batches, or raise the server's --message-limit",
                 human_bytes(len as u64),
                 human_bytes(self.message_limit_bytes as u64),
             )));

@@ -68,7 +68,7 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     };
     let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
     let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
-    let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory_bytes));
+    let arena = Arena::new(Budget::new("host memory", "the server's --host-memory", host_memory_bytes));
     let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
     let topology = devices::topology(settings)?;
     let devices = devices::open_devices(settings, &topology, catalog.arena())?;
@@ -119,6 +119,15 @@ pub(super) fn unusable_tls(error: &tonic::transport::Error) -> Error {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
+    }
+    let cause = cause.to_string();
+    if cause.contains("UnsupportedCertVersion") {
+        return Error::Invalid(
+            "the certificate of --tls-cert is of version 1 of X.509, which clients do not accept; make one of version 3, which has \
+             extensions, as with: openssl req -x509 ... -addext subjectAltName=DNS:HOST -addext \
+             basicConstraints=critical,CA:FALSE"
+                .into(),
+        );
     }
     Error::Invalid(format!(
         "the certificate of --tls-cert cannot be used with the private key of --tls-key: {cause}; the first certificate of the \

@@ -24,6 +24,7 @@ import pyarrow.csv as pacsv
 from . import _arguments
 from ._display import counted
 from ._quotes import Quotes, first_wrong
+from ._types import NAMES, can_be_read, name_of, named
 
 INFER_ROWS = 10_000
 """Rows that are looked at where nobody says how many."""
@@ -36,36 +37,6 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 _BLOCK_BYTES = 8 << 20
 """Read at a time; a row must fit."""
-
-_NAMES = {
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int": pa.int32(),
-    "int64": pa.int64(),
-    "bigint": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float32": pa.float32(),
-    "float": pa.float32(),
-    "float64": pa.float64(),
-    "double": pa.float64(),
-    "bool": pa.bool_(),
-    "boolean": pa.bool_(),
-    "string": pa.string(),
-    "utf8": pa.string(),
-    "text": pa.string(),
-    "date": pa.date32(),
-    "date32": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "timestamp(s)": pa.timestamp("s"),
-    "timestamp(ms)": pa.timestamp("ms"),
-    "timestamp(us)": pa.timestamp("us"),
-    "timestamp(ns)": pa.timestamp("ns"),
-}
-"""The types by the names that the command line takes too; of several names for one the error messages use the first."""
 
 _STAMP = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"
 
@@ -90,6 +61,9 @@ _ZONED = rf":\d\d(?:\.\d+)?{_ZONE}$"
 
 # Floats that are no numbers. pyarrow reads more, and takes numbers that are too large for infinity.
 _NOT_FINITE = r"(?i)^\s*[-+]?(?:nan|inf|infinity)\s*$"
+
+# Zero with an exponent, of which pyarrow reads some.
+_ZERO = r"^-?(?:0+\.?0*|\.0+)[eE][-+]?\d+$"
 
 # What people write for a value that is missing.
 _MISSING = {"NA", "N/A", "NULL", "NONE", "NIL", "NAN", "-", "\\N"}
@@ -151,53 +125,17 @@ def _types(types: object) -> dict[str, pa.DataType]:
     takes = 'a mapping of names of columns to types, such as {"id": "int64", "price": "decimal(9,2)"}'
     found = {}
     for name, given in _arguments.mapping_of("types", types, takes).items():
-        data_type = given if isinstance(given, pa.DataType) else _named(str(given))
-        if data_type is None or not _can_be_read(data_type):
+        try:
+            data_type = given if isinstance(given, pa.DataType) else named(str(given))
+        except ValueError as error:
+            raise ValueError(f"types says {given!r} of column {name!r}: {error}") from None
+        if data_type is None or not can_be_read(data_type):
             raise ValueError(
                 f"types says {given!r} of column {name!r}, which is no type that CSV is read as; write one such as "
                 "int64, float64, decimal(15,2), bool, string, date or timestamp"
             )
         found[name] = data_type
     return found
-
-
-def _named(name: str) -> pa.DataType | None:
-    """A type by its name.
-
-    >>> _named("decimal(15, 2)"), _named("Timestamp"), _named("integerish")
-    (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None)
-    """
-    name = name.strip().lower().replace(" ", "")
-    if digits := re.fullmatch(r"decimal\((\d+),(\d+)\)", name):
-        precision, scale = map(int, digits.groups())
-        return pa.decimal128(precision, scale) if 1 <= precision <= 38 and scale <= precision else None
-    return _NAMES.get(name)
-
-
-def _can_be_read(data_type: pa.DataType) -> bool:
-    known = pa.types
-    tests = (
-        known.is_integer, known.is_floating, known.is_boolean, known.is_string, known.is_large_string, known.is_date,
-        known.is_timestamp, known.is_decimal128,
-    )  # fmt: skip
-    return any(test(data_type) for test in tests)
-
-
-def name_of(data_type: pa.DataType) -> str:
-    if pa.types.is_decimal(data_type):
-        return f"decimal({data_type.precision},{data_type.scale})"
-    return next((name for name, known in _NAMES.items() if known == data_type), str(data_type))
-
-
-def wider(one: pa.DataType, other: pa.DataType) -> str:
-    """A type of CSV, by its name, that has the values of both.
-
-    >>> wider(pa.float64(), pa.int64()), wider(pa.int64(), pa.date32())
-    ('float64', 'string')
-    """
-    names = {name_of(one), name_of(other)}
-    both = ({"int64", "float64"}, "float64"), ({"date", "timestamp"}, "timestamp")
-    return next((name for pair, name in both if pair == names), "string")
 
 
 def read(path: str, options: CsvOptions) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -279,6 +217,8 @@ class _File:
         """Refuses another encoding, and what is likely to have several columns and comes out as one."""
         with self._bytes() as file:
             start = file.readline()
+        if not start:
+            raise self._error("it is empty, and a table needs columns")
         if start.startswith(_UTF16_MARKS):
             raise self._error("its text is UTF-16; convert the file first, as with: iconv -f UTF-16 -t UTF-8 FILE")
         _, record = next(self._records(), (1, []))
@@ -419,7 +359,7 @@ def _inferred(column: pa.ChunkedArray) -> pa.DataType:
     # From the narrower to the wider.
     for together in (["bool"], ["int64", "float64"], ["date", "timestamp", "timestamp(ns)"]):
         if kinds <= set(together):
-            inferred = _NAMES[next(kind for kind in reversed(together) if kind in kinds)]
+            inferred = NAMES[next(kind for kind in reversed(together) if kind in kinds)]
             # What only looks like one, as 2026-02-30 does, makes a text of its column.
             return inferred if _first_unfit(column, inferred) is None else pa.string()
     return pa.string()
@@ -448,15 +388,17 @@ def _converted(values: Any, data_type: pa.DataType, time: pa.Array | None = None
     try:
         return values.cast(data_type)
     except pa.ArrowInvalid:
-        if pa.types.is_timestamp(data_type) and data_type.tz is None:
+        if pa.types.is_timestamp(data_type):
             zoned = pc.match_substring_regex(values, _ZONED)
-            utc = pa.timestamp(data_type.unit, "UTC")
-            plain = pc.if_else(zoned, None, values).cast(data_type)
+            plain = pc.if_else(zoned, None, values).cast(pa.timestamp(data_type.unit))
             # pyarrow takes a capital Z, and no space before a zone.
             strict = pc.ascii_upper(pc.replace_substring_regex(pc.if_else(zoned, values, None), r" ([+-])", r"\1"))
-            return pc.coalesce(plain, strict.cast(utc).cast(data_type))
+            utc = strict.cast(pa.timestamp(data_type.unit, "UTC")).cast(data_type)
+            return pc.coalesce(plain if data_type.tz is None else pc.assume_timezone(plain, data_type.tz), utc)
         if pa.types.is_integer(data_type) or pa.types.is_decimal(data_type):
             bare = _bare(values)
+            if pa.types.is_decimal(data_type):
+                bare = pc.replace_substring_regex(bare, _ZERO, "0")
             if pa.types.is_unsigned_integer(data_type):
                 bare = pc.replace_substring_regex(bare, "^-(0+)$", r"\1")
             return bare.cast(data_type)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ._progress import human_bytes, human_count
+from ._types import name_of
 
 COLUMNS_WIDTH = 72
 """Characters that the columns of a table may take in a line of text."""
@@ -31,7 +32,7 @@ def columns(schema: pa.Schema, width: int | None = COLUMNS_WIDTH) -> str:
     >>> columns(pa.schema([("k", pa.int64()), ("v", pa.string()), ("w", pa.string())]), width=12)
     'k: int64, ... 2 more'
     """
-    shown = [f"{column.name}: {column.type}" for column in schema]
+    shown = [f"{column.name}: {name_of(column.type)}" for column in schema]
     count = len(shown)
     while width is not None and count > 1 and len(", ".join(shown[:count])) > width:
         count -= 1
@@ -73,7 +74,7 @@ def html_table(heading: Sequence[str], rows: Iterable[Sequence[str]], right: Seq
 
 def html_schema(title: str, schema: pa.Schema) -> str:
     """A title, and a line for each column."""
-    rows = [(column.name, str(column.type)) for column in schema]
+    rows = [(column.name, name_of(column.type)) for column in schema]
     return f"<p>{html.escape(title)}</p>{html_table(['column', 'type'], rows)}"
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from . import _csv
 from ._display import counted
+from ._types import name_of, wider
 
 Path = str | os.PathLike[str]
 
@@ -111,6 +112,7 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
     try:
         if kind == "stream":
             reader = pa.ipc.open_stream(pa.memory_map(path))
+            _check_names(path, reader.schema.names)
             return Source(reader.schema, _checked(iter(reader), path, kind), None)
         import pyarrow.dataset as dataset
 
@@ -119,7 +121,30 @@ def _open(path: str, options: _csv.CsvOptions) -> Source:
     except (pa.ArrowInvalid, OSError) as error:
         if _ends_too_soon(error):
             raise _cut_short(path, kind) from None
+        if "duplicate field names" in str(error):
+            _check_names(path, _names_in(path, kind))
         raise ValueError(f"reading {path}: it is not {what}, or is damaged: {error}") from None
+
+
+def _names_in(path: str, kind: str) -> list[str]:
+    """The columns of a file that pyarrow's datasets do not take."""
+    if kind == "parquet" and os.path.isfile(path):
+        import pyarrow.parquet as pq
+
+        names: list[str] = pq.read_schema(path).names
+        return names
+    return list(pa.ipc.open_file(pa.memory_map(path)).schema.names) if kind == "ipc" else []
+
+
+def _check_names(path: str, names: Sequence[str]) -> None:
+    """Refuses columns that share a name, before the server does, which does not know the file."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(
+                f"reading {path}: two columns are named {name!r}; rename one, since joins refer to columns by name"
+            )
+        seen.add(name)
 
 
 def _is_cut_short(path: str, kind: str) -> bool:
@@ -173,6 +198,8 @@ def _kind_of(path: str) -> str:
     """The format of a file: its first bytes know better than its name."""
     with open(path, "rb") as file:
         start = file.read(max(map(len, _BY_MAGIC)))
+    if not start:
+        raise ValueError(f"reading {path}: it is empty, and a table needs columns")
     for magic, kind in _BY_MAGIC.items():
         if start.startswith(magic):
             return kind
@@ -201,9 +228,9 @@ def _difference(first_path: str, first: Source, path: str, source: Source) -> st
         if one.name != other.name:
             what = f"column {place} is {one.name!r} there, {other.name!r} here"
         elif one.type != other.type:
-            what = f"{one.name!r} is {_csv.name_of(one.type)} there, {_csv.name_of(other.type)} here"
+            what = f"{one.name!r} is {name_of(one.type)} there, {name_of(other.type)} here"
             if first.is_inferred and source.is_inferred:
-                said = {one.name: _csv.wider(one.type, other.type)}
+                said = {one.name: wider(one.type, other.type)}
                 what += f"; say types={said}, for all values of both"
         break
     return f"{path} does not have the columns of {first_path}: {what}"

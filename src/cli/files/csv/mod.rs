@@ -28,7 +28,7 @@ use self::quotes::{Checked, Quotes};
 use self::records::{Records, Rules, newlines, not_utf8};
 pub use self::types::{ColumnTypes, name_of};
 
-use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH};
+use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH, empty};
 use crate::{Error, Result, listed};
 
 /// What a file that gzip has compressed begins with.
@@ -51,8 +51,9 @@ pub struct CsvArgs {
     pub infer_rows: Option<usize>,
 
     /// Types of columns, in place of those that are inferred: int8 to int64, uint8 to uint64, float32, float64, decimal(P,S),
-    /// bool, string, date, timestamp (of microseconds; or "timestamp(s)", ms, us, ns), or as Arrow writes them. It may be given
-    /// several times
+    /// bool, string, date, timestamp (of microseconds; or "timestamp(s)", ms, us, ns), "timestamp(us, UTC)" with a zone, or as Arrow
+    /// writes them; `put` and `tables` print them so. Double quotes stand around a name with a comma or an equals sign. It may
+    /// be given several times
     #[arg(long, value_name = "COLUMN=TYPE,...")]
     pub types: Vec<ColumnTypes>,
 
@@ -108,6 +109,9 @@ pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvAr
 fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
     // Spreadsheets begin UTF-8 with a mark, which is not of the first column's name.
     let (start, mut input) = peek(input, BYTE_ORDER_MARK.len())?;
+    if start.is_empty() {
+        return Err(empty());
+    }
     if start == BYTE_ORDER_MARK {
         input.read_exact(&mut [0; BYTE_ORDER_MARK.len()])?;
     }
@@ -223,6 +227,7 @@ fn check_delimiter(text: &[u8], delimiter: u8) -> Result<()> {
     )))
 }
 
+/// Refuses a heading without names. That two columns share one is said of any file.
 fn check_names(schema: &Schema) -> Result<()> {
     let fields = schema.fields();
     if let Some(at) = fields.iter().position(|field| field.name().trim().is_empty()) {
@@ -231,14 +236,7 @@ fn check_names(schema: &Schema) -> Result<()> {
             at + 1
         )));
     }
-    match fields.iter().enumerate().find(|(at, field)| fields[..*at].iter().any(|before| before.name() == field.name()))
-    {
-        None => Ok(()),
-        Some((_, twice)) => Err(Error::Invalid(format!(
-            "two columns are named {:?}; rename one, since joins refer to columns by name",
-            twice.name()
-        ))),
-    }
+    Ok(())
 }
 
 /// What inference leaves open. A column without a single value in the rows that were looked at is taken for text, which

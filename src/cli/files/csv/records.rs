@@ -9,11 +9,14 @@ use arrow::compute::kernels::cast_utils::{Parser, parse_decimal};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::{Decoder, Format};
-use arrow::datatypes::{DataType, Decimal128Type, FieldRef, Float32Type, Float64Type, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{
+    DataType, Decimal128Type, FieldRef, Float32Type, Float64Type, Schema, SchemaRef, TimeUnit, TimestampNanosecondType,
+};
 use arrow::error::ArrowError;
 use regex::Regex;
 
 use super::types::name_of;
+use crate::cli::names::assignment;
 use crate::human::counted;
 use crate::{Error, Result};
 
@@ -241,22 +244,24 @@ impl Rules {
     /// A time with a zone among others without, or the other way round: they are not of one kind.
     fn mixed(&self, field: &FieldRef, value: &str, line: usize, zone: bool) -> Error {
         let name = field.name();
+        let said = assignment(name, "string");
         let (has, had) = if zone { ("no zone", "one") } else { ("a zone", "none") };
         Error::Invalid(format!(
             "line {line}, column {name:?}: {value:?} has {has}, and those before it in the column have {had}; write all of them \
-             with a zone or all without, or say --types {name}=string"
+             with a zone or all without, or say --types {said}"
         ))
     }
 
     /// A value that is not of its column's type.
     fn unfit(&self, at: usize, field: &FieldRef, value: &str, line: usize) -> Error {
         let (name, expected) = (field.name(), name_of(field.data_type()));
+        let said = assignment(name, "string");
         let advice = match self.is_said[at] {
             true => {
-                format!("which --types says; correct it, or say another type: --types {name}=string takes all values")
+                format!("which --types says; correct it, or say another type: --types {said} takes all values")
             }
             false => format!(
-                "which the column is by its first {}; say --types {name}=string, or have more rows looked at with --infer-rows",
+                "which the column is by its first {}; say --types {said}, or have more rows looked at with --infer-rows",
                 counted(self.inferred_rows as u64, "row")
             ),
         };
@@ -305,7 +310,7 @@ static TIMESTAMP: LazyLock<Regex> = LazyLock::new(|| {
 
 /// What is read as a decimal. Arrow reads more, and cuts off what it has an exponent for.
 static DECIMAL: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"^[ \t]*([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,4}))?[ \t]*$").expect("it is written above")
+    Regex::new(r"^[ \t]*([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?[ \t]*$").expect("it is written above")
 });
 
 /// More than the digits that a decimal has on either side of its point.
@@ -371,7 +376,11 @@ fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, Arrow
         return Err(ArrowError::ParseError(format!("{value} is not in whole a {data_type}")));
     }
     let DataType::Decimal128(precision, scale) = *data_type else {
-        return cast_with_options(text, data_type, &CastOptions { safe: false, ..CastOptions::default() });
+        let values = cast_with_options(text, data_type, &CastOptions { safe: false, ..CastOptions::default() })?;
+        if let DataType::Timestamp(TimeUnit::Nanosecond, _) = data_type {
+            check_nanoseconds(&values)?;
+        }
+        return Ok(values);
     };
     let value = |text: &str| {
         let plain = plain_decimal(text).expect("what is no decimal was refused");
@@ -381,6 +390,17 @@ fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, Arrow
     let values = values.collect::<Result<Decimal128Array, ArrowError>>()?.with_precision_and_scale(precision, scale)?;
     values.validate_decimal_precision(precision)?;
     Ok(Arc::new(values))
+}
+
+/// Refuses the times of the last second that nanoseconds reach back to, which not all readers have.
+fn check_nanoseconds(values: &ArrayRef) -> Result<(), ArrowError> {
+    const EARLIEST: i64 = i64::MIN / 1_000_000_000 * 1_000_000_000;
+    match arrow::compute::min(values.as_primitive::<TimestampNanosecondType>()) {
+        Some(earliest) if earliest < EARLIEST => {
+            Err(ArrowError::ParseError("a time is before those that nanoseconds reach".into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The floats of a text. A number that has no room is none, and infinity is written in letters.

@@ -1,9 +1,12 @@
 //! Types of columns, as people name them.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
-use arrow::datatypes::{DataType, TimeUnit};
+use arrow::array::timezone::Tz;
+use arrow::datatypes::{DataType, FieldRef, TimeUnit};
 
+use crate::cli::names::Words;
 use crate::{Error, Result};
 
 /// Types by the names of columns.
@@ -38,35 +41,34 @@ impl FromStr for ColumnTypes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut depth = 0;
-        // Types may have commas of their own, in parentheses.
-        let parts = text.split(|c: char| {
-            depth += i32::from(c == '(') - i32::from(c == ')');
-            c == ',' && depth == 0
-        });
-        let column = |part: &str| -> Result<(String, DataType), String> {
-            let (name, text) = part.split_once('=').ok_or("write COLUMN=TYPE, such as id=int64,name=string")?;
-            let data_type = parse(text.trim()).ok_or_else(|| {
-                format!(
-                    "{:?} is no type that CSV is read as; write one such as int64, float64, decimal(15,2), bool, string, \
-                     date or timestamp",
-                    text.trim()
-                )
-            })?;
-            Ok((name.trim().to_owned(), data_type))
-        };
-        parts.map(column).collect::<Result<_, String>>().map(Self)
+        const WRITE: &str = "write COLUMN=TYPE, such as id=int64,name=string";
+        let (mut rest, mut types) = (Words::with_parentheses(text), Vec::new());
+        loop {
+            let name = rest.name(&[',', '='], WRITE)?;
+            if !rest.pass('=') {
+                return Err(WRITE.into());
+            }
+            types.push((name.text, parse(rest.before(&[',']).trim())?));
+            if !rest.next_is(',')? {
+                return Ok(Self(types));
+            }
+        }
     }
 }
 
 /// A type by the name that people give it, or by Arrow's own.
-fn parse(text: &str) -> Option<DataType> {
-    let lower = text.to_ascii_lowercase();
-    let (name, inside) = match lower.strip_suffix(')').and_then(|text| text.split_once('(')) {
-        Some((name, inside)) => (name.trim(), Some(inside.trim())),
-        None => (lower.as_str(), None),
+fn parse(text: &str) -> Result<DataType, String> {
+    let unknown = || {
+        format!(
+            "{text:?} is no type that CSV is read as; write one such as int64, float64, decimal(15,2), bool, string, date or \
+             timestamp"
+        )
     };
-    let known = match (name, inside) {
+    let (name, inside) = match text.strip_suffix(')').and_then(|text| text.split_once('(')) {
+        Some((name, inside)) => (name.trim(), Some(inside.trim())),
+        None => (text, None),
+    };
+    let known = match (name.to_ascii_lowercase().as_str(), inside) {
         ("int8", None) => DataType::Int8,
         ("int16", None) => DataType::Int16,
         ("int32" | "int", None) => DataType::Int32,
@@ -75,24 +77,74 @@ fn parse(text: &str) -> Option<DataType> {
         ("uint16", None) => DataType::UInt16,
         ("uint32", None) => DataType::UInt32,
         ("uint64", None) => DataType::UInt64,
+        ("float16", None) => DataType::Float16,
         ("float32" | "float", None) => DataType::Float32,
         ("float64" | "double", None) => DataType::Float64,
         ("bool" | "boolean", None) => DataType::Boolean,
         ("string" | "utf8" | "text", None) => DataType::Utf8,
+        ("string_view", None) => DataType::Utf8View,
         ("date" | "date32", None) => DataType::Date32,
-        ("timestamp", None | Some("us")) => DataType::Timestamp(TimeUnit::Microsecond, None),
-        ("timestamp", Some("s")) => DataType::Timestamp(TimeUnit::Second, None),
-        ("timestamp", Some("ms")) => DataType::Timestamp(TimeUnit::Millisecond, None),
-        ("timestamp", Some("ns")) => DataType::Timestamp(TimeUnit::Nanosecond, None),
-        ("decimal", Some(digits)) => {
-            let (precision, scale) = digits.split_once(',')?;
-            let (precision, scale) = (precision.trim().parse().ok()?, scale.trim().parse().ok()?);
-            let is_sound = (1..=38).contains(&precision) && (0..=i8::try_from(precision).ok()?).contains(&scale);
-            return is_sound.then_some(DataType::Decimal128(precision, scale));
+        ("date64", None) => DataType::Date64,
+        ("timestamp", None) => DataType::Timestamp(TimeUnit::Microsecond, None),
+        ("timestamp", Some(inside)) => {
+            let (unit, zone) = inside.split_once(',').map_or((inside, None), |(unit, zone)| (unit, Some(zone)));
+            let zone = zone.map(time_zone).transpose()?.flatten();
+            DataType::Timestamp(unit_named(unit.trim()).ok_or_else(unknown)?, zone)
         }
-        _ => return text.parse().ok().filter(can_be_read),
+        ("time32", Some(unit)) => match unit_named(unit) {
+            Some(unit @ (TimeUnit::Second | TimeUnit::Millisecond)) => DataType::Time32(unit),
+            _ => return Err(unknown()),
+        },
+        ("time64", Some(unit)) => match unit_named(unit) {
+            Some(unit @ (TimeUnit::Microsecond | TimeUnit::Nanosecond)) => DataType::Time64(unit),
+            _ => return Err(unknown()),
+        },
+        // Arrow has decimals of negative scale, too, and a name for them of its own.
+        ("decimal", Some(digits)) => return decimal(text, digits),
+        ("decimal128", Some(digits)) if !digits.contains('-') => return decimal(text, digits),
+        _ => return text.parse().ok().filter(can_be_read).ok_or_else(unknown),
     };
-    Some(known)
+    Ok(known)
+}
+
+fn decimal(text: &str, digits: &str) -> Result<DataType, String> {
+    let number = |text: &str| text.trim().parse::<u8>().ok();
+    let digits = digits.split_once(',').and_then(|(precision, scale)| Some((number(precision)?, number(scale)?)));
+    match digits {
+        Some((precision @ 1..=38, scale)) if scale <= precision => Ok(DataType::Decimal128(precision, scale as i8)),
+        _ => Err(format!(
+            "{text:?} is no type that CSV is read as; a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to \
+             that"
+        )),
+    }
+}
+
+fn unit_named(text: &str) -> Option<TimeUnit> {
+    match text.to_lowercase().as_str() {
+        "s" => Some(TimeUnit::Second),
+        "ms" => Some(TimeUnit::Millisecond),
+        "us" | "µs" => Some(TimeUnit::Microsecond),
+        "ns" => Some(TimeUnit::Nanosecond),
+        _ => None,
+    }
+}
+
+/// A zone as Arrow knows it, by its name or its hours and minutes; `None` for the word by which Arrow says that there is none.
+fn time_zone(text: &str) -> Result<Option<Arc<str>>, String> {
+    let text = text.trim().trim_matches('"');
+    let digits: String = text.chars().filter(|c| c.is_ascii_digit()).collect();
+    let is_offset = text.starts_with(['+', '-']) && matches!(text.len() - 1, 2 | 4 | 5);
+    let zone = match text.to_ascii_lowercase().as_str() {
+        "none" => return Ok(None),
+        "utc" | "z" => "UTC".to_owned(),
+        _ if is_offset && digits.len() == 2 => format!("{}{digits}:00", &text[..1]),
+        _ if is_offset && digits.len() == 4 => format!("{}{}:{}", &text[..1], &digits[..2], &digits[2..]),
+        _ => text.to_owned(),
+    };
+    match zone.parse::<Tz>() {
+        Ok(_) => Ok(Some(zone.into())),
+        Err(_) => Err(format!("there is no time zone {text:?}; write one such as UTC, Europe/Berlin or +02:00")),
+    }
 }
 
 /// Whether Arrow's reader of CSV makes this type of text.
@@ -106,34 +158,59 @@ fn can_be_read(data_type: &DataType) -> bool {
     }
 }
 
-/// The name by which [`ColumnTypes`] knows a type.
+/// The name by which people are told a type: the one by which [`ColumnTypes`] knows it, if CSV is read as it.
 pub fn name_of(data_type: &DataType) -> String {
+    use DataType as T;
+    let unit = |unit: &TimeUnit| match unit {
+        TimeUnit::Second => "s",
+        TimeUnit::Millisecond => "ms",
+        TimeUnit::Microsecond => "us",
+        TimeUnit::Nanosecond => "ns",
+    };
+    let inner = |field: &FieldRef| name_of(field.data_type());
     match data_type {
-        DataType::Utf8 => "string".into(),
-        DataType::Boolean => "bool".into(),
-        DataType::Date32 => "date".into(),
-        DataType::Timestamp(TimeUnit::Microsecond, None) => "timestamp".into(),
-        DataType::Timestamp(TimeUnit::Second, None) => "timestamp(s)".into(),
-        DataType::Timestamp(TimeUnit::Millisecond, None) => "timestamp(ms)".into(),
-        DataType::Timestamp(TimeUnit::Nanosecond, None) => "timestamp(ns)".into(),
-        DataType::Decimal128(precision, scale) if *scale >= 0 => format!("decimal({precision},{scale})"),
-        other => {
-            let name = other.to_string();
-            // Int64 and its like; the names of others keep the capitals by which Arrow knows them.
-            let lower = name.to_lowercase();
-            if parse(&lower).as_ref() == Some(other) { lower } else { name }
+        T::Utf8 => "string".into(),
+        T::LargeUtf8 => "large_string".into(),
+        T::Utf8View => "string_view".into(),
+        T::LargeBinary => "large_binary".into(),
+        T::BinaryView => "binary_view".into(),
+        T::FixedSizeBinary(bytes) => format!("fixed_size_binary({bytes})"),
+        T::Boolean => "bool".into(),
+        T::Date32 => "date".into(),
+        T::Timestamp(TimeUnit::Microsecond, None) => "timestamp".into(),
+        T::Timestamp(of, None) => format!("timestamp({})", unit(of)),
+        T::Timestamp(of, Some(zone)) => format!("timestamp({}, {zone})", unit(of)),
+        T::Time32(of) => format!("time32({})", unit(of)),
+        T::Time64(of) => format!("time64({})", unit(of)),
+        T::Duration(of) => format!("duration({})", unit(of)),
+        T::Decimal128(precision, scale) if *scale >= 0 => format!("decimal({precision},{scale})"),
+        T::Decimal32(precision, scale) => format!("decimal32({precision},{scale})"),
+        T::Decimal64(precision, scale) => format!("decimal64({precision},{scale})"),
+        T::Decimal256(precision, scale) => format!("decimal256({precision},{scale})"),
+        T::List(field) => format!("list({})", inner(field)),
+        T::LargeList(field) => format!("large_list({})", inner(field)),
+        T::FixedSizeList(field, length) => format!("fixed_size_list({}, {length})", inner(field)),
+        T::Struct(fields) => {
+            let fields = fields.iter().map(|field| format!("{}: {}", field.name(), inner(field)));
+            format!("struct({})", fields.collect::<Vec<_>>().join(", "))
         }
+        T::Dictionary(keys, values) => format!("dictionary({}, {})", name_of(keys), name_of(values)),
+        T::Null | T::Binary | T::Date64 => data_type.to_string().to_lowercase(),
+        numbers if numbers.is_integer() || numbers.is_floating() => numbers.to_string().to_lowercase(),
+        other => other.to_string(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use arrow::datatypes::Field;
+
     use super::*;
 
     #[test]
     fn types_are_read_as_people_and_as_arrow_write_them() {
         let types: ColumnTypes =
-            "a=int64, b=decimal(15, 2),c=Timestamp,d=timestamp(ns),e=Utf8,f=Utf8View".parse().unwrap();
+            r#"a=int64, b=decimal(15, 2),c=Timestamp,d=timestamp(ns),e=Utf8,f=Utf8View,"g=,h"=date"#.parse().unwrap();
         let names: Vec<_> = types.0.iter().map(|(name, data_type)| format!("{name} {data_type:?}")).collect();
         let expected = [
             "a Int64",
@@ -142,13 +219,20 @@ mod tests {
             "d Timestamp(Nanosecond, None)",
             "e Utf8",
             "f Utf8View",
+            "g=,h Date32",
         ];
         assert_eq!(names, expected);
         for (wrong, words) in [
             ("a", "COLUMN=TYPE"),
             ("a=", "is no type"),
             ("a=integerish", "\"integerish\""),
-            ("a=decimal(2,5)", "decimal"),
+            ("a=decimal(2,5)", "a precision of 1 to 38, and a scale of 0 to that"),
+            ("a=decimal(40,2)", "\"decimal(40,2)\" is no type that CSV is read as; a decimal(PRECISION,SCALE) has"),
+            ("a=decimal128(0,0)", "a precision of 1 to 38"),
+            ("a=timestamp(h)", "\"timestamp(h)\" is no type"),
+            ("a=timestamp(us, Nowhere)", "there is no time zone \"Nowhere\"; write one such as UTC"),
+            ("a=time32(us)", "is no type"),
+            ("\"a\"b=date", "COLUMN=TYPE"),
             ("a=LargeBinary", "no type that CSV is read as"),
         ] {
             let error = wrong.parse::<ColumnTypes>().unwrap_err();
@@ -171,16 +255,55 @@ mod tests {
 
     #[test]
     fn the_name_of_a_type_is_read_as_that_type() {
-        for name in
-            ["int8", "uint64", "float32", "bool", "string", "date", "timestamp", "timestamp(ns)", "decimal(9,2)"]
-        {
+        for name in [
+            "int8",
+            "uint64",
+            "float16",
+            "float32",
+            "bool",
+            "string",
+            "string_view",
+            "date",
+            "date64",
+            "time32(ms)",
+            "time64(us)",
+            "timestamp",
+            "timestamp(ns)",
+            "timestamp(us, UTC)",
+            "timestamp(s, Europe/Berlin)",
+            "timestamp(us, +02:00)",
+            "decimal(9,2)",
+        ] {
             assert_eq!(name_of(&parse(name).unwrap()), name);
         }
         for written in
             ["Utf8View", "Date64", "Time32(s)", "Time64(ns)", "Timestamp(ms, \"UTC\")", "Decimal128(9, -2)", "Float16"]
         {
-            let read = parse(written).unwrap_or_else(|| panic!("{written}"));
-            assert_eq!(parse(&name_of(&read)), Some(read), "{written}");
+            let read = parse(written).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(parse(&name_of(&read)), Ok(read), "{written}");
+        }
+        let utc = parse("timestamp(us, UTC)").unwrap();
+        for also in ["Timestamp(µs, \"UTC\")", "timestamp(us,utc)", "TIMESTAMP(US, Z)"] {
+            assert_eq!(parse(also).as_ref(), Ok(&utc), "{also}");
+        }
+        assert_eq!(parse("timestamp(us, +0200)"), parse("timestamp(us,+02)"));
+    }
+
+    /// The Python client tells the same names.
+    #[test]
+    fn types_that_csv_is_not_read_as_have_names_of_their_kind() {
+        let list = DataType::new_list(DataType::Struct(vec![Field::new("a", DataType::Date32, true)].into()), true);
+        let dictionary = DataType::Dictionary(DataType::Int32.into(), DataType::Utf8.into());
+        for (data_type, name) in [
+            (list, "list(struct(a: date))"),
+            (dictionary, "dictionary(int32, string)"),
+            (DataType::FixedSizeBinary(3), "fixed_size_binary(3)"),
+            (DataType::Decimal256(40, 2), "decimal256(40,2)"),
+            (DataType::Decimal64(9, 2), "decimal64(9,2)"),
+            (DataType::LargeUtf8, "large_string"),
+            (DataType::Null, "null"),
+        ] {
+            assert_eq!(name_of(&data_type), name);
         }
     }
 }

@@ -1,0 +1,133 @@
+"""Types by the names that people give them and are told: those of the command line (``src/cli/files/csv/types.rs``)."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NAMES = {
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int": pa.int32(),
+    "int64": pa.int64(),
+    "bigint": pa.int64(),
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+    "float16": pa.float16(),
+    "float32": pa.float32(),
+    "float": pa.float32(),
+    "float64": pa.float64(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "utf8": pa.string(),
+    "text": pa.string(),
+    "date": pa.date32(),
+    "date32": pa.date32(),
+    "date64": pa.date64(),
+    "timestamp": pa.timestamp("us"),
+    "timestamp(s)": pa.timestamp("s"),
+    "timestamp(ms)": pa.timestamp("ms"),
+    "timestamp(us)": pa.timestamp("us"),
+    "timestamp(ns)": pa.timestamp("ns"),
+}
+"""The types by the names that the command line takes too; of several names for one, people are told the first."""
+
+
+def named(name: str) -> pa.DataType | None:
+    """A type by its name.
+
+    >>> named("decimal(15, 2)"), named("Timestamp"), named("integerish")
+    (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None)
+    >>> named("timestamp(us, Europe/Berlin)"), named("timestamp(ns, +02)")
+    (TimestampType(timestamp[us, tz=Europe/Berlin]), TimestampType(timestamp[ns, tz=+02:00]))
+    >>> named("decimal(40,2)")
+    Traceback (most recent call last):
+    ValueError: a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that
+    """
+    if stamp := re.fullmatch(r"\s*timestamp\s*\(\s*(s|ms|us|ns)\s*,(.*)\)\s*", name, re.IGNORECASE):
+        return pa.timestamp(stamp[1].lower(), _time_zone(stamp[2]))
+    name = name.strip().lower().replace(" ", "")
+    if digits := re.fullmatch(r"decimal(?:128)?\((.*)\)", name):
+        numbers = re.fullmatch(r"(\d+),(\d+)", digits[1])
+        precision, scale = map(int, numbers.groups()) if numbers else (0, 0)
+        if not 1 <= precision <= 38 or scale > precision:
+            raise ValueError("a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that")
+        return pa.decimal128(precision, scale)
+    return NAMES.get(name)
+
+
+def _time_zone(name: str) -> str:
+    """A zone as Arrow knows it, by its name or its hours and minutes."""
+    zone = name.strip().strip('"')
+    if zone.lower() in ("utc", "z"):
+        zone = "UTC"
+    elif offset := re.fullmatch(r"([+-])(\d\d)(?::?(\d\d))?", zone):
+        zone = f"{offset[1]}{offset[2]}:{offset[3] or '00'}"
+    try:
+        pc.assume_timezone(pa.array([0], pa.timestamp("s")), zone)
+    except pa.ArrowInvalid:
+        raise ValueError(f"there is no time zone {zone!r}; write one such as UTC, Europe/Berlin or +02:00") from None
+    return zone
+
+
+def can_be_read(data_type: pa.DataType) -> bool:
+    """Whether CSV is read as a type."""
+    known = pa.types
+    tests = (
+        known.is_integer, known.is_floating, known.is_boolean, known.is_string, known.is_large_string, known.is_date,
+        known.is_timestamp, known.is_decimal128,
+    )  # fmt: skip
+    return any(test(data_type) for test in tests)
+
+
+def name_of(data_type: pa.DataType) -> str:
+    """The name by which people are told a type: the one by which ``types`` knows it, if CSV is read as it.
+
+    >>> name_of(pa.timestamp("us")), name_of(pa.timestamp("ns", "UTC")), name_of(pa.decimal256(40, 2))
+    ('timestamp', 'timestamp(ns, UTC)', 'decimal256(40,2)')
+    >>> [name_of(of) for of in (pa.decimal128(9, -2), pa.decimal64(9, 2), pa.time32("s"), pa.binary(3), pa.float16())]
+    ['Decimal128(9, -2)', 'decimal64(9,2)', 'time32(s)', 'fixed_size_binary(3)', 'float16']
+    >>> name_of(pa.list_(pa.struct([("a", pa.date32())]))), name_of(pa.dictionary(pa.int32(), pa.string()))
+    ('list(struct(a: date))', 'dictionary(int32, string)')
+    """
+    known = pa.types
+    if (found := next((name for name, of in NAMES.items() if of == data_type), None)) is not None:
+        return found
+    if known.is_decimal128(data_type) and data_type.scale < 0:
+        return f"Decimal128({data_type.precision}, {data_type.scale})"
+    if known.is_decimal(data_type):
+        width = "" if known.is_decimal128(data_type) else data_type.bit_width
+        return f"decimal{width}({data_type.precision},{data_type.scale})"
+    if known.is_timestamp(data_type):
+        return f"timestamp({data_type.unit}, {data_type.tz})"
+    if known.is_time(data_type) or known.is_duration(data_type):
+        return str(data_type).replace("[", "(").replace("]", ")")
+    if known.is_dictionary(data_type):
+        return f"dictionary({name_of(data_type.index_type)}, {name_of(data_type.value_type)})"
+    if known.is_fixed_size_binary(data_type):
+        return f"fixed_size_binary({data_type.byte_width})"
+    if known.is_fixed_size_list(data_type):
+        return f"fixed_size_list({name_of(data_type.value_type)}, {data_type.list_size})"
+    if known.is_list(data_type) or known.is_large_list(data_type):
+        return f"{'large_' if known.is_large_list(data_type) else ''}list({name_of(data_type.value_type)})"
+    if known.is_struct(data_type):
+        return f"struct({', '.join(f'{field.name}: {name_of(field.type)}' for field in data_type)})"
+    return str(data_type)
+
+
+def wider(one: pa.DataType, other: pa.DataType) -> str:
+    """A type of CSV, by its name, that has the values of both.
+
+    >>> wider(pa.float64(), pa.int64()), wider(pa.int64(), pa.date32())
+    ('float64', 'string')
+    """
+    names = {name_of(one), name_of(other)}
+    both = ({"int64", "float64"}, "float64"), ({"date", "timestamp"}, "timestamp")
+    return next((name for pair, name in both if pair == names), "string")
