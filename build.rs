@@ -30,7 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The commit being built, with `-dirty` when the tree differs from it; `unknown` outside a checkout.
+/// The commit being built, with `-dirty` when the tree differs from it in more than results that were appended; `unknown` outside
+/// a checkout.
 fn commit() -> String {
     let git =
         |arguments: &[&str]| Command::new("git").args(arguments).output().ok().filter(|output| output.status.success());
@@ -44,6 +45,6 @@ fn commit() -> String {
         }
     }
     let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
-    let dirty = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|status| !status.stdout.is_empty());
+    let dirty = git(&["status", "--porcelain", "--untracked-files=no", "--", ":!benches/results"]).is_some_and(|status| !status.stdout.is_empty());
     format!("{}{}", String::from_utf8_lossy(&head.stdout).trim(), if dirty { "-dirty" } else { "" })
 }

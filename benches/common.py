@@ -33,10 +33,11 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with `-dirty` when files differ from it."""
+    """The commit that is checked out, with `-dirty` when files differ from it: others than those that results are appended to."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
+    status = [*git, "status", "--porcelain", "-uno", "--", ":!benches/results"]
+    changed = subprocess.run(status, capture_output=True, text=True).stdout.strip()
     return f"{head or 'unknown'}{'-dirty' if changed else ''}"
 
 
