@@ -45,6 +45,7 @@ fn commit() -> String {
         }
     }
     let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
-    let dirty = git(&["status", "--porcelain", "--untracked-files=no", "--", ":!benches/results"]).is_some_and(|status| !status.stdout.is_empty());
+    let dirty = git(&["status", "--porcelain", "--untracked-files=no", "--", ":!benches/results"])
+        .is_some_and(|status| !status.stdout.is_empty());
     format!("{}{}", String::from_utf8_lossy(&head.stdout).trim(), if dirty { "-dirty" } else { "" })
 }

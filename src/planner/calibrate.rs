@@ -188,8 +188,14 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
     let (table, seconds) = bench.time(|| device.build_table(&small, &stream))?;
     rates.build_rows = small.rows as f64 / seconds;
-    let (_, seconds) = bench.time(|| device.probe_table(&table, &small, 0..small.rows, &stream))?;
-    rates.probe_rows = small.rows as f64 / seconds;
+    let twice = keys_of(KeyWidth::W8, (0..small.rows).map(|at| at / 2));
+    let twice = Keys { data: device.copy_in(&[twice], &stream)?, ..small.clone() };
+    let (_, seconds) = bench.time(|| device.build_table(&twice, &stream))?;
+    rates.build_repeated_rows = small.rows as f64 / seconds;
+    // With all rows, so that sharing them out among threads is not what takes the time.
+    let probe = device_keys(KeyWidth::W8, &|at| mixed(at) % small.rows)?;
+    let (_, seconds) = bench.time(|| device.probe_table(&table, &probe, 0..row_count, &stream))?;
+    rates.probe_rows = rows / seconds;
     if let Some(filter) = device.build_filter(&small, &stream)? {
         // Keys of which the filter knows few: hardly one is written.
         let all = PackedKeys { keys: keys.clone(), rows_kept: None };

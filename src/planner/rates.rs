@@ -33,6 +33,8 @@ pub struct Rates {
     pub sort_carry: f64,
     /// Rows per second put into a hash table that fits in cache.
     pub build_rows: f64,
+    /// The same of keys that are on two rows each, which may have to be found out and made adjacent first.
+    pub build_repeated_rows: f64,
     /// Rows per second looked up in a hash table that fits in cache.
     pub probe_rows: f64,
     /// Rows per second put into, or looked up in, a filter that fits in cache; zero for a device without filters.
@@ -76,6 +78,7 @@ impl Rates {
             sort_rows: [40e6 * threads, 20e6 * threads, 8e6 * threads],
             sort_carry: 1.5e9 * threads,
             build_rows: 80e6 * threads,
+            build_repeated_rows: 60e6 * threads,
             probe_rows: 150e6 * threads,
             filter_rows: 300e6 * threads,
             dense_rows: 400e6 * threads,
@@ -106,6 +109,7 @@ impl Rates {
             sort_rows: [31.6e9, 13.0e9, 5.4e9],
             sort_carry: 2.5e11,
             build_rows: 30e9,
+            build_repeated_rows: 4e9,
             probe_rows: 60e9,
             filter_rows: 0.0,
             dense_rows: 120e9,
@@ -142,6 +146,7 @@ impl Rates {
             sort_rows: [sort_rows_4, sort_rows_8, sort_rows_16],
             sort_carry,
             build_rows,
+            build_repeated_rows,
             probe_rows,
             dense_rows,
             match_rows: [match_rows_4, match_rows_8, match_rows_16],
@@ -158,7 +163,7 @@ impl Rates {
         } = *self;
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16];
-        let matching = [build_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
+        let matching = [build_rows, build_repeated_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
         let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
         // Without filters, theirs is zero.
         let filters = filter_rows.is_finite() && filter_rows >= 0.0;
@@ -190,6 +195,7 @@ impl Rates {
             sort_rows: each(&|rates| rates.sort_rows),
             sort_carry: middle(&|rates| rates.sort_carry),
             build_rows: best(&|rates| rates.build_rows),
+            build_repeated_rows: best(&|rates| rates.build_repeated_rows),
             probe_rows: best(&|rates| rates.probe_rows),
             filter_rows: best(&|rates| rates.filter_rows),
             dense_rows: best(&|rates| rates.dense_rows),

@@ -300,13 +300,18 @@ impl Model<'_> {
         if let Some(slots) = self.inputs.dense_slots {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
-            return Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses);
+            return Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses)
+                .calling(1.0);
         }
         let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
-        let reads = build.keyed * if build.repeats { 3.0 } else { 2.0 };
-        let seconds = build.keyed / self.rates.build_rows + self.rates.miss_seconds(reads, extent);
-        Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
+        // A device that makes equal keys adjacent first waits for what it finds on the way.
+        let (rate, reads, calls) = match build.repeats {
+            true => (self.rates.build_repeated_rows, 3.0, 4.0),
+            false => (self.rates.build_rows, 2.0, 1.0),
+        };
+        let seconds = build.keyed / rate + self.rates.miss_seconds(reads * build.keyed, extent);
+        Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds).calling(calls)
     }
 
     /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.

@@ -98,6 +98,7 @@ fn a100() -> Target {
         sort_rows: [rows / sort_seconds, 0.35 * rows / sort_seconds, 0.17 * rows / sort_seconds],
         sort_carry: 2.0 * 4.0 * rows / sort_seconds,
         build_rows: 20e9,
+        build_repeated_rows: 10e9,
         probe_rows: 40e9,
         filter_rows: 0.0,
         dense_rows: 40e9,
