@@ -11,6 +11,8 @@ use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
+    // Whether the tree is that of the commit.
+    println!("cargo::rerun-if-changed=src");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
 
     let files = protox::compile(["proto/dovetail.proto"], ["proto"])?;

@@ -55,7 +55,7 @@ pub fn calibrate(device: &dyn Device) -> Rates {
     measure_rates(device).unwrap_or_else(|| Rates::defaults(device))
 }
 
-/// Measures a device's rates in less than a second. `None` for a device with too little memory to measure with, and for one
+/// Measures a device's rates, in a second or two. `None` for a device with too little memory to measure with, and for one
 /// that refuses, which is logged. Whoever changes what is measured, or how, counts it in `kept_rates`.
 pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;

@@ -84,15 +84,16 @@ impl Shared {
         };
         // A table holds the same memory, and who says how long was promised it.
         let may_give_way = name.is_none() && spec.retain_seconds.is_none();
-        let (interrupt, is_device_wanted) = (cancel.clone(), Arc::new(AtomicBool::new(false)));
+        let (stop, is_device_wanted) = (cancel.clone(), Arc::new(AtomicBool::new(false)));
+        let interrupt = Interrupt::by(move || stop.check());
         let host_memory = ReservedPool::new(self.host_budget().clone());
         let options = SpoolOptions {
             retain,
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
-            arena: Some(self.catalog.arena().drawing_on(host_memory.clone())),
+            arena: Some(self.catalog.arena().drawing_on(host_memory.clone()).interrupted_by(interrupt.clone())),
             charge: Some(self.catalog.charge(&owner)),
             tables: [&plan.join.left, &plan.join.right].map(Arc::downgrade).to_vec(),
-            interrupt: Interrupt::by(move || interrupt.check()),
+            interrupt,
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
             spending: may_give_way
                 .then(|| Spending { results: self.catalog.spent_results().clone(), owner: owner.clone() }),

@@ -263,6 +263,7 @@ fn measure(
         for at in 0..measured.len() {
             if measured_with[at] == at {
                 timed[at].push(engine.time(asked[at]).context(|| measured[at].asked.to_owned())?);
+                progress.moved(measured[at].bytes_in + measured[at].bytes_out);
             }
             if round < runs {
                 progress.advance(1);

@@ -105,7 +105,9 @@ async fn show(args: &DemoArgs) -> Result<()> {
     if let Some(folder) = &args.save {
         save(&tables, folder).await?;
     }
+    let starting = Progress::spinner("starting a server, which measures the device once");
     let server = Server::start(&settings).await?;
+    starting.finish();
     let address = format!("http://{}", server.flight_address());
     let client = Client::connect(&ConnectArgs::to(address.clone())).await?;
     remark_server(&client, &address).await?;

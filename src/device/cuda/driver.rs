@@ -184,8 +184,8 @@ impl Gpu {
         let device = format!("device cuda:{}", self.ordinal);
         match code {
             Code::CUDA_ERROR_OUT_OF_MEMORY => Error::Exhausted(format!(
-                "{attempt} on {device}: the GPU has less free memory than its budget; another process uses it, or \
-                 --device-memory promises too much"
+                "{attempt} on {device}: the GPU has less free memory than its budget; another process uses it, or the \
+                 server's --device-memory promises too much"
             )),
             Code::CUDA_ERROR_INVALID_VALUE | Code::CUDA_ERROR_INVALID_HANDLE | Code::CUDA_ERROR_NOT_SUPPORTED => {
                 Error::Internal(format!("{attempt} on {device}: {}", DriverError(code)))
