@@ -223,14 +223,15 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
     }
 }
 
-/// A right column whose name is taken gets the suffix `_right`; a clash after that is the caller's to solve.
+/// A right column whose name is taken gets the suffix `_right`, more than once where a table is a result itself; a clash of others is
+/// the caller's to solve.
 fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     let taken = |output: &[OutputColumn], at: usize, name: &str| {
         output.iter().enumerate().any(|(other, column)| other != at && column.name == name)
     };
     for at in 0..output.len() {
         let is_right = matches!(output[at].source, OutputSource::Column { side: Side::Right, .. });
-        if is_right && taken(&output, at, &output[at].name) {
+        while is_right && taken(&output, at, &output[at].name) {
             output[at].name.push_str("_right");
         }
     }

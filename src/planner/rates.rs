@@ -86,7 +86,7 @@ impl Rates {
             merge_rows: 100e6 * threads,
             expand_pairs: 400e6 * threads,
             gather_values: 400e6 * threads,
-            near_reads: 150e6 * threads,
+            near_reads: 100e6 * threads,
             random_reads: 60e6 * threads,
             cache_bytes: 2 << 20,
             host_values: 30e6 * threads,

@@ -166,7 +166,8 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         });
         // Only the smallest partitions are in the cache.
         let two_passes = |target: Target| {
-            let rates = Rates { cache_bytes: 200, random_reads: 1e3, filter_rows: 0.0, ..target.rates };
+            let rates =
+                Rates { cache_bytes: 200, near_reads: 1e3, random_reads: 1e3, filter_rows: 0.0, ..target.rates };
             Target { rates, partition_rows: 1, ..target }
         };
         let label = format!("{kind:?} {spread:?}, {threads} threads, in two passes");

@@ -191,5 +191,7 @@ fn memfd(len: usize) -> Result<OwnedFd> {
 
 fn out_of_memory(call: &str) -> Error {
     let cause = std::io::Error::last_os_error();
-    Error::Exhausted(format!("{call} failed: {cause}; the system has less memory than the server's --host-memory promises"))
+    Error::Exhausted(format!(
+        "{call} failed: {cause}; the system has less memory than the server's --host-memory promises"
+    ))
 }
