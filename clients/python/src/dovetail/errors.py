@@ -177,8 +177,10 @@ _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?P<where>\S+): (?P<cause>.*)$", re.DOTALL
 )
 
-# What to do about what TLS says, by words of it; the first that fit count.
+# What to do about it, by words of the cause; the first that fit count.
 _ADVICE = [
+    # What the system says where nothing listens.
+    ("Connection refused", "`dovetail serve` starts one"),
     ("wrong version number", "it does not speak TLS there, so write grpc://"),
     (
         "is not in peer certificate",
@@ -205,8 +207,8 @@ def _of_the_connection(message: str) -> Unavailable | None:
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
         where = unquote(refused["where"].partition(":")[2])
-        advice = next((advice for words, advice in _ADVICE if words in cause), "`dovetail serve` starts one")
-        return Unavailable(f"cannot reach a server at {where}: {cause}; {advice}")
+        advice = next((f"; {advice}" for words, advice in _ADVICE if words in cause), "")
+        return Unavailable(f"cannot reach a server at {where}: {cause}{advice}")
     causes = list(_BROKEN.finditer(message))
     if not causes:
         return None
