@@ -203,7 +203,14 @@ _BROKEN = re.compile(
 
 
 def _of_the_connection(message: str) -> Unavailable | None:
-    """What gRPC itself, and not the server, says of the way to the server, with what to do about it."""
+    """What gRPC itself, and not the server, says of the way to the server, with what to do about it.
+
+    >>> failed = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:8815: "
+    >>> _of_the_connection(failed + "Failed to connect to remote host: Connection refused")
+    Unavailable('cannot reach a server at 127.0.0.1:8815: Connection refused; `dovetail serve` starts one')
+    >>> _of_the_connection(failed + "Ssl handshake failed: SSLV3_ALERT_HANDSHAKE_FAILURE")
+    Unavailable('cannot reach a server at 127.0.0.1:8815: SSLV3_ALERT_HANDSHAKE_FAILURE')
+    """
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
         where = unquote(refused["where"].partition(":")[2])
