@@ -8,7 +8,9 @@
 //!   "say ""x"""   "say "x"", in which the quotes are doubled
 //! ```
 //!
-//! A quote opens a name where the name begins; elsewhere it is a character like others.
+//! A quote opens a name where the name begins; elsewhere it is a character like others. Quotes take the meaning from what divides
+//! names, and from nothing else: the server is sent `"left.a"` and `left.a` alike, and takes either for the column of that name if
+//! a table has one, and else for the left table's `a`. `left."left.a"` says that a column named `left.a` is the left table's.
 
 use std::str::FromStr;
 
@@ -50,7 +52,7 @@ impl Names {
 pub struct Name {
     /// The name itself.
     pub text: String,
-    /// Whether it stood between quotes, where nothing has a meaning of its own.
+    /// Whether it stood between quotes, where no character ends it or says something of it.
     pub is_quoted: bool,
 }
 
@@ -58,7 +60,7 @@ pub struct Name {
 #[derive(Clone, Debug)]
 pub struct Words<'a> {
     rest: &'a str,
-    /// Whether nothing ends between parentheses.
+    /// Whether nothing ends between a parenthesis and the one that closes it.
     has_parentheses: bool,
 }
 
@@ -115,12 +117,15 @@ impl<'a> Words<'a> {
 
     /// All before one of `ends`, or up to the end.
     pub fn before(&mut self, ends: &[char]) -> &'a str {
-        let mut depth = 0;
-        let end = self.rest.find(|c: char| {
-            depth += i32::from(c == '(') - i32::from(c == ')');
-            (depth == 0 || !self.has_parentheses) && ends.contains(&c)
+        // A parenthesis without its other one is a character like others.
+        let mut closed = 0;
+        let end = self.rest.char_indices().find(|&(at, c)| {
+            if self.has_parentheses && at >= closed && c == '(' {
+                closed = at + closing(&self.rest[at..]).unwrap_or(0);
+            }
+            at >= closed && ends.contains(&c)
         });
-        let (before, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        let (before, rest) = self.rest.split_at(end.map_or(self.rest.len(), |(at, _)| at));
         self.rest = rest;
         before
     }
@@ -149,6 +154,15 @@ impl<'a> Words<'a> {
         self.rest = rest.unwrap_or(self.rest);
         rest.is_some()
     }
+}
+
+/// Where the parenthesis is closed that this text begins with.
+fn closing(text: &str) -> Option<usize> {
+    let mut depth = 0;
+    text.find(|c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        depth == 0
+    })
 }
 
 /// `NAME=VALUE` as a shell takes it for an argument, and [`Words`] for a name and what belongs to it.

@@ -256,7 +256,7 @@ mod tests {
         );
         assert!(error.message().contains("-o FILE.arrow") && error.message().contains("--columns"), "{error}");
         let error = check_has_json(&schema(&union)).unwrap_err();
-        assert!(error.message().starts_with("column \"u\" is list(Union("), "{error}");
+        assert!(error.message().starts_with("column \"u\" is list(dense_union(item: int64)), which"), "{error}");
     }
 
     #[test]

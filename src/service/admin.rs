@@ -1,6 +1,8 @@
 //! The admin port: metrics and health over HTTP, for scrapers and probes.
 //!
-//! It serves counters and two words, and nothing that names tables or takes orders; so it needs no token.
+//! It serves counters and gauges, whose labels name devices, tenants and the build, and in a line whether the server is alive and
+//! ready, or why it is not. Nothing here names tables or takes orders, so it needs no token; the names of tenants are why it
+//! listens for other hosts only where the Flight service may.
 
 use std::sync::Arc;
 

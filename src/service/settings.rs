@@ -11,8 +11,9 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_LISTEN", default_value = "127.0.0.1:8815", value_parser = parse_address)]
     pub listen: SocketAddr,
 
-    /// Address and port of metrics and health over HTTP; "off" for none. It serves counters to whoever asks, without TLS or
-    /// tokens
+    /// Address and port of metrics and health over HTTP; "off" for none. It serves counters, with the names of tenants and devices, to
+    /// whoever asks, without TLS or tokens; so another address than loopback is refused, unless --listen's has TLS and knows its
+    /// callers, or --insecure is said
     #[arg(long, env = "DOVETAIL_ADMIN_LISTEN", default_value = "127.0.0.1:8816")]
     pub admin_listen: String,
 
@@ -38,7 +39,8 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Listen on a non-loopback address without TLS and tokens
+    /// Listen on a non-loopback address without TLS and tokens, and show metrics and health on one (--admin-listen): both are refused
+    /// otherwise
     #[arg(long, env = "DOVETAIL_INSECURE")]
     pub insecure: bool,
 

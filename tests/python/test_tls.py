@@ -132,16 +132,21 @@ def test_a_certificate_without_extensions_is_told_to_be_of_an_old_version(start:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        # A command line that never connects, or says nothing then, fails the test and does not hold it up.
+        listener.settimeout(30)
 
         def answer() -> None:
-            with suppress(OSError):
-                context.wrap_socket(listener.accept()[0], server_side=True)
+            with suppress(OSError), listener.accept()[0] as connection:
+                connection.settimeout(30)
+                context.wrap_socket(connection, server_side=True).close()
 
         server = threading.Thread(target=answer)
         server.start()
-        address = f"https://localhost:{listener.getsockname()[1]}"
-        said = command_line("tables", "--server", address, "--ca", cert)
-        server.join()
+        try:
+            address = f"https://localhost:{listener.getsockname()[1]}"
+            said = command_line("tables", "--server", address, "--ca", cert)
+        finally:
+            server.join()
     assert "its certificate is of version 1 of X.509" in said and "UnsupportedCertVersion" not in said, said
 
 

@@ -332,9 +332,20 @@ async fn open(endpoint: &Endpoint) -> Result<Channel> {
     endpoint.connect().await.map_err(|error| {
         let cause = chain(&error);
         let told = TLS.iter().find(|told| cause.contains(told.words));
-        let sentence = told.map_or_else(|| format!("{cause}; `dovetail serve` starts one"), |told| told.of(&cause));
+        let sentence = match told {
+            Some(told) => told.of(&cause),
+            None if is_refused(&error) => format!("{cause}; `dovetail serve` starts one"),
+            None => cause,
+        };
         Error::Unavailable(format!("cannot reach a server at {}: {sentence}", address(endpoint)))
     })
+}
+
+/// Whether nothing listens at the address.
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut systems = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    systems.any(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
 /// What TLS says, by words of it, and what to do about it.
@@ -369,7 +380,7 @@ const ANOTHER_CERT: &str = "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY)
                             its setting tls-client-ca names";
 
 /// The first whose words fit counts.
-const TLS: [Told; 14] = [
+const TLS: [Told; 17] = [
     Told::meaning(
         "CertificateRequired",
         "it lets in clients with certificates only, and this client has shown none",
@@ -385,6 +396,8 @@ const TLS: [Told; 14] = [
     Told::meaning("alert: CertificateUnknown", "it does not accept this client's certificate", ANOTHER_CERT),
     Told::meaning("alert: UnsupportedCertificate", "it does not accept this client's certificate", ANOTHER_CERT),
     Told::meaning("alert: CertificateExpired", "this client's certificate is no longer good", ANOTHER_CERT),
+    Told::meaning("alert: CertificateRevoked", "this client's certificate has been revoked", ANOTHER_CERT),
+    Told::meaning("alert: AccessDenied", "it does not let in who has this client's certificate", ANOTHER_CERT),
     // What TLS makes of an answer that is not TLS.
     Told::new("InvalidContentType", "it does not speak TLS there, so write http://"),
     Told::meaning(
@@ -408,11 +421,12 @@ const TLS: [Told; 14] = [
     ),
     Told::new("xpired", "the server needs a certificate that is still good, or the clock of this machine is wrong"),
     Told::new("certificate", "--ca names the authorities that vouch for the server"),
+    Told::new("alert: ", "that is the server's word on the TLS of this client, and its log may say more"),
 ];
 
 /// What a server says of this client's certificate with an alert.
 fn alert(said: &str) -> Option<&'static Told> {
-    TLS.iter().find(|told| said.contains(told.words) && said.contains("alert: "))
+    TLS.iter().find(|told| told.meaning.is_some() && said.contains(told.words) && said.contains("alert: "))
 }
 
 /// Whether what listens at this address without TLS would speak with TLS: it does if it comes as far as showing a
@@ -491,6 +505,8 @@ pub fn from_status(status: Status) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[test]
@@ -512,12 +528,55 @@ mod tests {
     #[test]
     fn what_a_server_has_against_a_certificate_is_told_with_what_mends_it() {
         // As rustls writes them.
-        for said in ["CertificateRequired", "UnknownCA", "BadCertificate", "CertificateExpired"] {
+        for said in [
+            "CertificateRequired",
+            "UnknownCA",
+            "BadCertificate",
+            "CertificateExpired",
+            "CertificateRevoked",
+            "AccessDenied",
+        ] {
             let told = alert(&format!("{BROKE}: received fatal alert: {said}; see whether it still runs")).unwrap();
             let sentence = told.sentence();
             assert!(sentence.contains("--cert and --key") && !sentence.contains(said), "{sentence}");
         }
-        assert!(alert(&format!("{BROKE}: connection reset by peer")).is_none());
+        for other in ["connection reset by peer", "received fatal alert: HandshakeFailure"] {
+            assert!(alert(&format!("{BROKE}: {other}")).is_none(), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_is_to_be_started_only_where_nothing_listens() {
+        let folder = tempfile::tempdir().unwrap();
+        let ca = folder.path().join("ca.pem");
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(&ca, rcgen::CertificateParams::default().self_signed(&key).unwrap().pem()).unwrap();
+        // Alerts as TLS 1.2 writes them: the kind of record, the version, two bytes, fatal, and which.
+        for (alert, words) in [
+            (44, "this client's certificate has been revoked; --cert and --key"),
+            (49, "it does not let in who has this client's certificate; --cert and --key"),
+            (40, "received fatal alert: HandshakeFailure; that is the server's word"),
+        ] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let server = format!("https://{}", listener.local_addr().unwrap());
+            let args = ConnectArgs { ca: Some(ca.clone()), ..ConnectArgs::to(server) };
+            let answer = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                // The client's first words; the connection would be reset if they were not read.
+                assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+                stream.write_all(&[21, 3, 3, 0, 2, 2, alert]).await.unwrap();
+                stream
+            };
+            let (told, _stream) = tokio::join!(Client::connect(&args), answer);
+            let said = told.unwrap_err().to_string();
+            assert!(said.contains(words) && !said.contains("dovetail serve"), "{said}");
+        }
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for (scheme, ca) in [("http", None), ("https", Some(ca))] {
+            let args = ConnectArgs { ca, ..ConnectArgs::to(format!("{scheme}://{free}")) };
+            let said = Client::connect(&args).await.unwrap_err().to_string();
+            assert!(said.contains("refused") && said.ends_with("; `dovetail serve` starts one"), "{said}");
+        }
     }
 
     #[test]

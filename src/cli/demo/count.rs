@@ -3,29 +3,61 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::Int64Type;
 
-use super::tables::Local;
+use super::tables::Tables;
+use crate::cli::progress::Progress;
 
 /// How often each key occurs.
 pub type Frequencies<K> = HashMap<K, u64>;
 
-/// The keys of a column of 64-bit integers.
-pub fn integers(table: &Local, column: &str) -> Vec<i64> {
-    let values = |column: &dyn Array| column.as_primitive::<Int64Type>().iter().flatten().collect::<Vec<_>>();
-    table.column(column).flat_map(|column| values(column)).collect()
+/// The tables that are counted, column by column while their keys are taken.
+pub struct Counted<'a> {
+    tables: &'a Tables,
+    /// Told of the bytes of the columns.
+    progress: &'a Progress,
 }
 
-/// The keys of two columns of 64-bit integers together.
-pub fn integer_pairs(table: &Local, first: &str, second: &str) -> Vec<(i64, i64)> {
-    integers(table, first).into_iter().zip(integers(table, second)).collect()
+impl<'a> Counted<'a> {
+    /// These tables, of which `progress` is told.
+    pub fn new(tables: &'a Tables, progress: &'a Progress) -> Self {
+        Self { tables, progress }
+    }
+
+    /// The keys of a column of 64-bit integers.
+    pub fn integers(&self, table: &str, column: &str) -> impl Iterator<Item = i64> + use<'a> {
+        self.batches(table, column).flat_map(|values| values.as_primitive::<Int64Type>().iter().flatten())
+    }
+
+    /// The keys of two columns of 64-bit integers together.
+    pub fn integer_pairs(&self, table: &str, first: &str, second: &str) -> impl Iterator<Item = (i64, i64)> + use<'a> {
+        let batches = self.batches(table, first).zip(self.batches(table, second));
+        let pairs = batches.flat_map(|(first, second)| {
+            first.as_primitive::<Int64Type>().iter().zip(second.as_primitive::<Int64Type>().iter())
+        });
+        pairs.filter_map(|(first, second)| Some((first?, second?)))
+    }
+
+    /// The keys of a column of strings.
+    pub fn strings(&self, table: &str, column: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.batches(table, column).flat_map(|values| values.as_string::<i32>().iter().flatten())
+    }
+
+    /// A column, batch by batch.
+    fn batches(&self, table: &str, column: &str) -> impl Iterator<Item = &'a ArrayRef> + use<'a> {
+        let progress = self.progress;
+        self.tables.get(table).column(column).inspect(move |values| progress.moved(bytes_of(values)))
+    }
 }
 
-/// The keys of a column of strings.
-pub fn strings(table: &Local, column: &str) -> Vec<String> {
-    let values = |column: &dyn Array| column.as_string::<i32>().iter().flatten().map(str::to_owned).collect::<Vec<_>>();
-    table.column(column).flat_map(|column| values(column)).collect()
+/// Bytes of some columns of tables, each table with one of its columns.
+pub fn bytes(tables: &Tables, columns: &[(&str, &str)]) -> u64 {
+    columns.iter().flat_map(|(table, column)| tables.get(table).column(column)).map(bytes_of).sum()
+}
+
+fn bytes_of(values: &ArrayRef) -> u64 {
+    values.get_array_memory_size() as u64
 }
 
 /// How often each of them occurs.

@@ -4,8 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::count;
-use super::tables::Tables;
+use super::count::{self, Counted};
 
 /// One join.
 pub struct Step {
@@ -15,8 +14,10 @@ pub struct Step {
     pub why: &'static str,
     /// The command, as any client would send it.
     pub command: Value,
-    /// Rows that it must have, by an independent count.
-    pub expected: fn(&Tables) -> u64,
+    /// The columns that are counted, each with its table before it.
+    pub counted: &'static [(&'static str, &'static str)],
+    /// Rows that it must have, by an independent count of these.
+    pub expected: fn(&Counted<'_>) -> u64,
 }
 
 /// All of them, in order: later ones may use tables that earlier ones keep.
@@ -28,9 +29,9 @@ pub fn steps() -> Vec<Step> {
             command: json!({"join": {
                 "left": "orders", "right": "lineitem", "on": [{"left": "o_orderkey", "right": "l_orderkey"}],
                 "columns": ["o_orderkey", "o_orderdate", "o_orderpriority", "l_partkey", "l_quantity", "l_extendedprice"]}}),
+            counted: &[("orders", "o_orderkey"), ("lineitem", "l_orderkey")],
             expected: |tables| {
-                let (orders, lines) = (tables.get("orders"), tables.get("lineitem"));
-                count::inner(count::integers(orders, "o_orderkey"), count::integers(lines, "l_orderkey"))
+                count::inner(tables.integers("orders", "o_orderkey"), tables.integers("lineitem", "l_orderkey"))
             },
         },
         Step {
@@ -40,7 +41,8 @@ pub fn steps() -> Vec<Step> {
                 "left": "q3_customer", "right": "q3_orders", "on": [{"left": "c_custkey", "right": "o_custkey"}],
                 "columns": ["o_orderkey", "c_custkey", "c_name", "o_orderdate", "o_shippriority"],
                 "into": "q3_customer_orders"}}),
-            expected: |tables| q3_orders(tables).len() as u64,
+            counted: &[("q3_customer", "c_custkey"), ("q3_orders", "o_orderkey"), ("q3_orders", "o_custkey")],
+            expected: |tables| q3_orders(tables).count() as u64,
         },
         Step {
             title: "TPC-H query 3, second join: their lines that are not shipped yet",
@@ -49,10 +51,13 @@ pub fn steps() -> Vec<Step> {
                 "left": "q3_customer_orders", "right": "q3_lineitem",
                 "on": [{"left": "o_orderkey", "right": "l_orderkey"}],
                 "columns": ["o_orderkey", "o_orderdate", "o_shippriority", "l_extendedprice", "l_discount"]}}),
-            expected: |tables| {
-                let lines = count::integers(tables.get("q3_lineitem"), "l_orderkey");
-                count::inner(q3_orders(tables), lines)
-            },
+            counted: &[
+                ("q3_customer", "c_custkey"),
+                ("q3_orders", "o_orderkey"),
+                ("q3_orders", "o_custkey"),
+                ("q3_lineitem", "l_orderkey"),
+            ],
+            expected: |tables| count::inner(q3_orders(tables), tables.integers("q3_lineitem", "l_orderkey")),
         },
         Step {
             title: "Customers without orders",
@@ -60,9 +65,9 @@ pub fn steps() -> Vec<Step> {
             command: json!({"join": {
                 "left": "customer", "right": "orders", "on": [{"left": "c_custkey", "right": "o_custkey"}],
                 "how": "left_anti", "columns": ["c_custkey", "c_name", "c_phone", "c_acctbal", "c_mktsegment"]}}),
+            counted: &[("customer", "c_custkey"), ("orders", "o_custkey")],
             expected: |tables| {
-                let (customers, orders) = (tables.get("customer"), tables.get("orders"));
-                count::left_anti(count::integers(customers, "c_custkey"), count::integers(orders, "o_custkey"))
+                count::left_anti(tables.integers("customer", "c_custkey"), tables.integers("orders", "o_custkey"))
             },
         },
         Step {
@@ -71,9 +76,9 @@ pub fn steps() -> Vec<Step> {
             command: json!({"join": {
                 "left": "customer", "right": "supplier", "on": [{"left": "c_nationkey", "right": "s_nationkey"}],
                 "columns": ["c_nationkey", "c_custkey", "c_name", "s_suppkey", "s_name"]}}),
+            counted: &[("customer", "c_nationkey"), ("supplier", "s_nationkey")],
             expected: |tables| {
-                let (customers, suppliers) = (tables.get("customer"), tables.get("supplier"));
-                count::inner(count::integers(customers, "c_nationkey"), count::integers(suppliers, "s_nationkey"))
+                count::inner(tables.integers("customer", "c_nationkey"), tables.integers("supplier", "s_nationkey"))
             },
         },
         Step {
@@ -83,11 +88,16 @@ pub fn steps() -> Vec<Step> {
                 "left": "partsupp", "right": "lineitem",
                 "on": [{"left": "ps_partkey", "right": "l_partkey"}, {"left": "ps_suppkey", "right": "l_suppkey"}],
                 "columns": ["l_orderkey", "l_linenumber", "ps_partkey", "ps_suppkey", "ps_supplycost", "l_extendedprice"]}}),
+            counted: &[
+                ("partsupp", "ps_partkey"),
+                ("partsupp", "ps_suppkey"),
+                ("lineitem", "l_partkey"),
+                ("lineitem", "l_suppkey"),
+            ],
             expected: |tables| {
-                let (costs, lines) = (tables.get("partsupp"), tables.get("lineitem"));
                 count::inner(
-                    count::integer_pairs(costs, "ps_partkey", "ps_suppkey"),
-                    count::integer_pairs(lines, "l_partkey", "l_suppkey"),
+                    tables.integer_pairs("partsupp", "ps_partkey", "ps_suppkey"),
+                    tables.integer_pairs("lineitem", "l_partkey", "l_suppkey"),
                 )
             },
         },
@@ -97,17 +107,36 @@ pub fn steps() -> Vec<Step> {
             command: json!({"join": {
                 "left": "clerks", "right": "orders", "on": [{"left": "clerk", "right": "o_clerk"}],
                 "columns": ["o_orderkey", "o_orderdate", "clerk", "desk", "o_totalprice"]}}),
-            expected: |tables| {
-                let (clerks, orders) = (tables.get("clerks"), tables.get("orders"));
-                count::inner(count::strings(clerks, "clerk"), count::strings(orders, "o_clerk"))
-            },
+            counted: &[("clerks", "clerk"), ("orders", "o_clerk")],
+            expected: |tables| count::inner(tables.strings("clerks", "clerk"), tables.strings("orders", "o_clerk")),
         },
     ]
 }
 
 /// The keys of the orders that the first join of query 3 keeps.
-fn q3_orders(tables: &Tables) -> Vec<i64> {
-    let customers: HashSet<i64> = count::integers(tables.get("q3_customer"), "c_custkey").into_iter().collect();
-    let orders = count::integer_pairs(tables.get("q3_orders"), "o_orderkey", "o_custkey");
-    orders.into_iter().filter(|(_, customer)| customers.contains(customer)).map(|(order, _)| order).collect()
+fn q3_orders(tables: &Counted<'_>) -> impl Iterator<Item = i64> {
+    let customers: HashSet<i64> = tables.integers("q3_customer", "c_custkey").collect();
+    let orders = tables.integer_pairs("q3_orders", "o_orderkey", "o_custkey");
+    orders.filter(move |(_, customer)| customers.contains(customer)).map(|(order, _)| order)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::demo::tables::Tables;
+    use crate::cli::progress::Progress;
+
+    use super::*;
+
+    /// What a progress bar is told: it ends where it was said that it would.
+    #[test]
+    fn counting_is_told_from_its_start_to_its_end() {
+        let tables = Tables::generate(0.01, &Progress::spinner("generating")).unwrap();
+        for step in steps() {
+            let progress = Progress::transfer("counting", Some(count::bytes(&tables, step.counted)));
+            let rows = (step.expected)(&Counted::new(&tables, &progress));
+            assert!(rows > 0, "{}", step.title);
+            assert_eq!(progress.moved_bytes(), count::bytes(&tables, step.counted), "{}", step.title);
+            assert_eq!(progress.done(), Some(1.0), "{}", step.title);
+        }
+    }
 }

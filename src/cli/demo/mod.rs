@@ -20,6 +20,7 @@ use clap::builder::PossibleValuesParser;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
+use self::count::Counted;
 use self::joins::Step;
 use self::tables::{Local, Tables};
 use super::client::{Client, ConnectArgs, PutOptions, batch_bytes, command_descriptor, table_descriptor};
@@ -125,8 +126,9 @@ async fn show(args: &DemoArgs) -> Result<()> {
         if let Some(into) = join["into"].as_str() {
             table_rows.insert(into.to_owned(), outcome.rows);
         }
-        let counting = Progress::spinner(&format!("counting independently: {}", step.title));
-        let expected = (step.expected)(&tables);
+        let what = format!("counting independently: {}", step.title);
+        let counting = Progress::transfer(&what, Some(count::bytes(&tables, step.counted)));
+        let expected = (step.expected)(&Counted::new(&tables, &counting));
         counting.finish();
         report(at + 1, step, &outcome, expected)?;
         right += usize::from(outcome.rows == expected);
@@ -192,6 +194,7 @@ async fn save(tables: &Tables, folder: &Path) -> Result<()> {
         for batch in &table.batches {
             file.write(batch.clone()).await?;
             progress.advance(batch.num_rows() as u64);
+            progress.moved(batch_bytes(batch));
         }
         file.finish().await?;
         names.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));

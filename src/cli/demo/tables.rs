@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use tpchgen::generators::{CustomerGenerator, LineItemGenerator, OrderGenerator, PartSuppGenerator, SupplierGenerator};
 use tpchgen_arrow::{CustomerArrow, LineItemArrow, OrderArrow, PartSuppArrow, SupplierArrow};
 
+use crate::cli::client::batch_bytes;
 use crate::cli::progress::Progress;
 use crate::{Error, Result};
 
@@ -52,10 +53,9 @@ impl Local {
     }
 
     /// A column, batch by batch.
-    pub fn column(&self, name: &str) -> impl Iterator<Item = &ArrayRef> {
-        self.batches.iter().map(move |batch| {
-            batch.column_by_name(name).unwrap_or_else(|| panic!("table {} has no column {name:?}", self.name))
-        })
+    pub fn column(&self, name: &str) -> impl Iterator<Item = &ArrayRef> + use<'_> {
+        let at = self.schema.index_of(name).unwrap_or_else(|_| panic!("table {} has no column {name:?}", self.name));
+        self.batches.iter().map(move |batch| batch.column(at))
     }
 }
 
@@ -117,6 +117,7 @@ where
     let plain = |batch: Result<RecordBatch, ArrowError>| {
         let batch = plain_strings(&batch?)?;
         progress.advance(batch.num_rows() as u64);
+        progress.moved(batch_bytes(&batch));
         Ok(batch)
     };
     let generate = |at: i32| part(at).map(plain).collect::<Result<Vec<_>>>();
@@ -183,5 +184,6 @@ mod tests {
         let announced = rows_to_generate(scale) as f64;
         assert!((0.99..1.01).contains(&(generated / announced)), "{generated} of {announced}");
         assert!(progress.done().unwrap() > 0.99, "{progress:?}");
+        assert!(progress.moved_bytes() > generated as u64, "a row has more than a byte");
     }
 }

@@ -1,7 +1,8 @@
 """What is wrong gets a status code and a sentence that says what would be right, and leaves nothing behind.
 
 After every test here the `client` fixture asserts that the server serves the next request and that its memory is free
-again; tests with a server of their own call :func:`refusals.is_unharmed`.
+again: once for a test function (and each of its parameters), whatever the number of bad inputs in it. Memory
+that one of them left held would still be held then. Tests with a server of their own call :func:`refusals.is_unharmed`.
 """
 
 from __future__ import annotations

@@ -53,10 +53,13 @@ def test_a_name_that_nobody_could_write_is_refused(client: dovetail.Client, name
 @pytest.mark.parametrize(
     ("options", "word"), [(b'{"mode": "overwrite"}', "overwrite"), (b'{"mood": "replace"}', "mood")]
 )
-def test_options_that_do_not_exist_are_refused(server: Server, options: bytes, word: str) -> None:
+def test_options_that_do_not_exist_are_refused(
+    server: Server, client: dovetail.Client, options: bytes, word: str
+) -> None:
     sent = messages(TABLE, "a")
     with Raw(server.address) as raw, refused_raw(grpc.StatusCode.INVALID_ARGUMENT, word):
         raw.put([replace(sent[0], app_metadata=options), *sent[1:]])
+    assert len(client.tables()) == 0
 
 
 def test_rows_that_are_not_sorted_as_declared_are_refused(client: dovetail.Client) -> None:

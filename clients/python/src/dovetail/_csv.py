@@ -56,6 +56,12 @@ _PATTERNS = [
 _ZONE = r"(?:[zZ]| ?[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)"
 _TIMESTAMP = rf"^\d{{4}}-\d\d-\d\d(?:[T ]\d\d:\d\d:[0-5]\d(?:\.\d{{1,9}})?{_ZONE}?)?$"
 
+# What is read as a time of day, by its unit; its seconds may be left out.
+_TIME = {
+    unit: rf"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d{fraction})?$"
+    for unit, fraction in {"s": "", "ms": r"(?:\.\d{1,3})?", "us": r"(?:\.\d{1,6})?", "ns": r"(?:\.\d{1,9})?"}.items()
+}
+
 # A time that says how far it is from UTC.
 _ZONED = rf":\d\d(?:\.\d+)?{_ZONE}$"
 
@@ -381,6 +387,8 @@ def _converted(values: Any, data_type: pa.DataType, time: pa.Array | None = None
         zoned = [pc.match_substring_regex(times, _ZONED) for times in (values, time) if times is not None]
         if len({has_zone for each in zoned for has_zone in pc.unique(each.drop_null()).to_pylist()}) > 1:
             raise pa.ArrowInvalid("some have a zone, and some have none")
+    if pa.types.is_time(data_type):
+        return _times_of_day(values, data_type)
     if pa.types.is_integer(data_type) and pc.any(pc.match_substring_regex(values, "[xX]")).as_py():
         raise pa.ArrowInvalid("pyarrow reads 0x10, too")
     if pa.types.is_floating(data_type):
@@ -403,6 +411,15 @@ def _converted(values: Any, data_type: pa.DataType, time: pa.Array | None = None
                 bare = pc.replace_substring_regex(bare, "^-(0+)$", r"\1")
             return bare.cast(data_type)
         raise
+
+
+def _times_of_day(values: Any, data_type: pa.DataType) -> Any:
+    if not pc.all(pc.match_substring_regex(values, _TIME[data_type.unit]), min_count=0).as_py():
+        raise pa.ArrowInvalid("no time of day")
+    # pyarrow makes them of no text, but of the first day's timestamps.
+    seconds = pc.replace_substring_regex(values, r"^(\d\d:\d\d)$", r"\1:00")
+    stamps = pc.binary_join_element_wise("1970-01-01", seconds, " ")
+    return stamps.cast(pa.timestamp(data_type.unit)).cast(data_type)
 
 
 def _floats(values: Any, data_type: pa.DataType) -> Any:

@@ -28,9 +28,17 @@ NAMES = {
     "string": pa.string(),
     "utf8": pa.string(),
     "text": pa.string(),
+    "large_string": pa.large_string(),
+    "largeutf8": pa.large_string(),
+    "string_view": pa.string_view(),
+    "utf8view": pa.string_view(),
     "date": pa.date32(),
     "date32": pa.date32(),
     "date64": pa.date64(),
+    "time32(s)": pa.time32("s"),
+    "time32(ms)": pa.time32("ms"),
+    "time64(us)": pa.time64("us"),
+    "time64(ns)": pa.time64("ns"),
     "timestamp": pa.timestamp("us"),
     "timestamp(s)": pa.timestamp("s"),
     "timestamp(ms)": pa.timestamp("ms"),
@@ -39,33 +47,49 @@ NAMES = {
 }
 """The types by the names that the command line takes too; of several names for one, people are told the first."""
 
+UNITS = ("s", "ms", "us", "ns")
+"""The units of times."""
+
+DECIMALS = "a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that"
+"""Which decimals CSV is read as."""
+
 
 def named(name: str) -> pa.DataType | None:
-    """A type by its name.
+    """A type by its name, of those that CSV is read as.
 
     >>> named("decimal(15, 2)"), named("Timestamp"), named("integerish")
     (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None)
     >>> named("timestamp(us, Europe/Berlin)"), named("timestamp(ns, +02)")
     (TimestampType(timestamp[us, tz=Europe/Berlin]), TimestampType(timestamp[ns, tz=+02:00]))
+    >>> named("time32(s)"), named("Time64(µs)"), named("time32(us)"), named("Utf8View"), named("Timestamp(s, None)")
+    (Time32Type(time32[s]), Time64Type(time64[us]), None, DataType(string_view), TimestampType(timestamp[s]))
     >>> named("decimal(40,2)")
     Traceback (most recent call last):
     ValueError: a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that
     """
-    if stamp := re.fullmatch(r"\s*timestamp\s*\(\s*(s|ms|us|ns)\s*,(.*)\)\s*", name, re.IGNORECASE):
-        return pa.timestamp(stamp[1].lower(), _time_zone(stamp[2]))
-    name = name.strip().lower().replace(" ", "")
-    if digits := re.fullmatch(r"decimal(?:128)?\((.*)\)", name):
-        numbers = re.fullmatch(r"(\d+),(\d+)", digits[1])
+    name = name.strip()
+    parts = re.fullmatch(r"([^(]*)\((.*)\)", name, re.DOTALL)
+    if parts is None:
+        return NAMES.get(name.lower())
+    kind, inside = parts[1].strip().lower(), parts[2].strip()
+    if kind in ("decimal", "decimal128"):
+        numbers = re.fullmatch(r"(\d+)\s*,\s*(\d+)", inside, re.ASCII)
         precision, scale = map(int, numbers.groups()) if numbers else (0, 0)
         if not 1 <= precision <= 38 or scale > precision:
-            raise ValueError("a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that")
+            raise ValueError(DECIMALS)
         return pa.decimal128(precision, scale)
-    return NAMES.get(name)
+    unit, comma, zone = inside.partition(",")
+    unit = unit.strip().lower().replace("µs", "us")
+    if kind == "timestamp" and comma and unit in UNITS:
+        return pa.timestamp(unit, _time_zone(zone))
+    return None if comma else NAMES.get(f"{kind}({unit})")
 
 
-def _time_zone(name: str) -> str:
-    """A zone as Arrow knows it, by its name or its hours and minutes."""
+def _time_zone(name: str) -> str | None:
+    """A zone as Arrow knows it, by its name or its hours and minutes; ``None`` for Arrow's word for no zone."""
     zone = name.strip().strip('"')
+    if zone.lower() == "none":
+        return None
     if zone.lower() in ("utc", "z"):
         zone = "UTC"
     elif offset := re.fullmatch(r"([+-])(\d\d)(?::?(\d\d))?", zone):
@@ -79,12 +103,9 @@ def _time_zone(name: str) -> str:
 
 def can_be_read(data_type: pa.DataType) -> bool:
     """Whether CSV is read as a type."""
-    known = pa.types
-    tests = (
-        known.is_integer, known.is_floating, known.is_boolean, known.is_string, known.is_large_string, known.is_date,
-        known.is_timestamp, known.is_decimal128,
-    )  # fmt: skip
-    return any(test(data_type) for test in tests)
+    if pa.types.is_decimal128(data_type):
+        return bool(data_type.scale >= 0)
+    return pa.types.is_timestamp(data_type) or data_type in NAMES.values()
 
 
 def name_of(data_type: pa.DataType) -> str:
@@ -93,21 +114,25 @@ def name_of(data_type: pa.DataType) -> str:
     >>> name_of(pa.timestamp("us")), name_of(pa.timestamp("ns", "UTC")), name_of(pa.decimal256(40, 2))
     ('timestamp', 'timestamp(ns, UTC)', 'decimal256(40,2)')
     >>> [name_of(of) for of in (pa.decimal128(9, -2), pa.decimal64(9, 2), pa.time32("s"), pa.binary(3), pa.float16())]
-    ['Decimal128(9, -2)', 'decimal64(9,2)', 'time32(s)', 'fixed_size_binary(3)', 'float16']
+    ['decimal(9,-2)', 'decimal64(9,2)', 'time32(s)', 'fixed_size_binary(3)', 'float16']
     >>> name_of(pa.list_(pa.struct([("a", pa.date32())]))), name_of(pa.dictionary(pa.int32(), pa.string()))
     ('list(struct(a: date))', 'dictionary(int32, string)')
+    >>> name_of(pa.map_(pa.string(), pa.decimal128(9, 2))), name_of(pa.list_view(pa.int8()))
+    ('map(string, decimal(9,2))', 'list_view(int8)')
+    >>> name_of(pa.dense_union([pa.field("a", pa.int32()), pa.field("b", pa.date32())])), name_of(pa.duration("s"))
+    ('dense_union(a: int32, b: date)', 'duration(s)')
+    >>> name_of(pa.run_end_encoded(pa.int32(), pa.string())), name_of(pa.month_day_nano_interval())
+    ('run_end_encoded(int32, string)', 'month_day_nano_interval')
     """
     known = pa.types
     if (found := next((name for name, of in NAMES.items() if of == data_type), None)) is not None:
         return found
-    if known.is_decimal128(data_type) and data_type.scale < 0:
-        return f"Decimal128({data_type.precision}, {data_type.scale})"
     if known.is_decimal(data_type):
         width = "" if known.is_decimal128(data_type) else data_type.bit_width
         return f"decimal{width}({data_type.precision},{data_type.scale})"
     if known.is_timestamp(data_type):
         return f"timestamp({data_type.unit}, {data_type.tz})"
-    if known.is_time(data_type) or known.is_duration(data_type):
+    if known.is_duration(data_type):
         return str(data_type).replace("[", "(").replace("]", ")")
     if known.is_dictionary(data_type):
         return f"dictionary({name_of(data_type.index_type)}, {name_of(data_type.value_type)})"
@@ -115,10 +140,22 @@ def name_of(data_type: pa.DataType) -> str:
         return f"fixed_size_binary({data_type.byte_width})"
     if known.is_fixed_size_list(data_type):
         return f"fixed_size_list({name_of(data_type.value_type)}, {data_type.list_size})"
-    if known.is_list(data_type) or known.is_large_list(data_type):
-        return f"{'large_' if known.is_large_list(data_type) else ''}list({name_of(data_type.value_type)})"
-    if known.is_struct(data_type):
-        return f"struct({', '.join(f'{field.name}: {name_of(field.type)}' for field in data_type)})"
+    lists = (
+        (known.is_list, "list"),
+        (known.is_large_list, "large_list"),
+        (known.is_list_view, "list_view"),
+        (known.is_large_list_view, "large_list_view"),
+    )
+    for is_of_kind, kind in lists:
+        if is_of_kind(data_type):
+            return f"{kind}({name_of(data_type.value_type)})"
+    if known.is_map(data_type):
+        return f"map({name_of(data_type.key_type)}, {name_of(data_type.item_type)})"
+    if known.is_run_end_encoded(data_type):
+        return f"run_end_encoded({name_of(data_type.run_end_type)}, {name_of(data_type.value_type)})"
+    if known.is_struct(data_type) or known.is_union(data_type):
+        kind = f"{data_type.mode}_union" if known.is_union(data_type) else "struct"
+        return f"{kind}({', '.join(f'{field.name}: {name_of(field.type)}' for field in data_type)})"
     return str(data_type)
 
 

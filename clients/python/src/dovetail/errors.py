@@ -177,8 +177,10 @@ _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?P<where>\S+): (?P<cause>.*)$", re.DOTALL
 )
 
-# What to do about what TLS says, by words of it; the first that fit count.
+# What to do about it, by words of the cause; the first that fit count.
 _ADVICE = [
+    # What the system says where nothing listens.
+    ("Connection refused", "`dovetail serve` starts one"),
     ("wrong version number", "it does not speak TLS there, so write grpc://"),
     (
         "is not in peer certificate",
@@ -201,12 +203,19 @@ _BROKEN = re.compile(
 
 
 def _of_the_connection(message: str) -> Unavailable | None:
-    """What gRPC itself, and not the server, says of the way to the server, with what to do about it."""
+    """What gRPC itself, and not the server, says of the way to the server, with what to do about it.
+
+    >>> failed = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:8815: "
+    >>> _of_the_connection(failed + "Failed to connect to remote host: Connection refused")
+    Unavailable('cannot reach a server at 127.0.0.1:8815: Connection refused; `dovetail serve` starts one')
+    >>> _of_the_connection(failed + "Ssl handshake failed: SSLV3_ALERT_HANDSHAKE_FAILURE")
+    Unavailable('cannot reach a server at 127.0.0.1:8815: SSLV3_ALERT_HANDSHAKE_FAILURE')
+    """
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
         where = unquote(refused["where"].partition(":")[2])
-        advice = next((advice for words, advice in _ADVICE if words in cause), "`dovetail serve` starts one")
-        return Unavailable(f"cannot reach a server at {where}: {cause}; {advice}")
+        advice = next((f"; {advice}" for words, advice in _ADVICE if words in cause), "")
+        return Unavailable(f"cannot reach a server at {where}: {cause}{advice}")
     causes = list(_BROKEN.finditer(message))
     if not causes:
         return None

@@ -10,6 +10,7 @@
 //!   So is a column in whose first rows something only looks like its type, as 2026-02-30 does.
 //! * Timestamps are of microseconds, so that those of two files match; of nanoseconds where a row has more than six digits.
 //! * Times with a zone and times without are not of one column.
+//! * Types have the same names, and the same are read. Of a time of day the seconds may be left out.
 //! * A value that is not of its column's type is an error, wherever it stands, and so is a quote without its other one.
 
 mod quotes;
@@ -50,10 +51,10 @@ pub struct CsvArgs {
     #[arg(long, value_name = "ROWS")]
     pub infer_rows: Option<usize>,
 
-    /// Types of columns, in place of those that are inferred: int8 to int64, uint8 to uint64, float32, float64, decimal(P,S),
-    /// bool, string, date, timestamp (of microseconds; or "timestamp(s)", ms, us, ns), "timestamp(us, UTC)" with a zone, or as Arrow
-    /// writes them; `put` and `tables` print them so. Double quotes stand around a name with a comma or an equals sign. It may
-    /// be given several times
+    /// Types of columns, in place of those that are inferred: int8 to int64, uint8 to uint64, float16, float32, float64,
+    /// decimal(P,S), bool, string, large_string, string_view, date, date64, "time32(s)" or ms, "time64(us)" or ns, timestamp (of
+    /// microseconds; or "timestamp(s)", ms, us, ns), "timestamp(us, UTC)" with a zone, or as Arrow writes them; `put` and `tables`
+    /// print them so. Double quotes stand around a name with a comma or an equals sign. It may be given several times
     #[arg(long, value_name = "COLUMN=TYPE,...")]
     pub types: Vec<ColumnTypes>,
 

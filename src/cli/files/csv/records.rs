@@ -10,7 +10,8 @@ use arrow::compute::{CastOptions, cast_with_options};
 use arrow::csv::ReaderBuilder;
 use arrow::csv::reader::{Decoder, Format};
 use arrow::datatypes::{
-    DataType, Decimal128Type, FieldRef, Float32Type, Float64Type, Schema, SchemaRef, TimeUnit, TimestampNanosecondType,
+    DataType, Decimal128Type, FieldRef, Float16Type, Float32Type, Float64Type, Schema, SchemaRef, TimeUnit,
+    TimestampNanosecondType,
 };
 use arrow::error::ArrowError;
 use regex::Regex;
@@ -281,11 +282,14 @@ pub(super) fn not_utf8(line: usize) -> Error {
     Error::Invalid(format!("line {line} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"))
 }
 
-/// Whether values are made of their text here: Arrow's reader cuts off what a decimal or a timestamp has no digits for, reads
-/// dates that other readers do not, and takes numbers that are too large for infinity.
+/// Whether values are made of their text here: Arrow's reader cuts off what a decimal or a time has no digits for, reads
+/// dates and times that other readers do not, takes numbers that are too large for infinity, and has no long strings.
 fn is_made_of_text(data_type: &DataType) -> bool {
     use DataType as T;
-    matches!(data_type, T::Decimal128(..) | T::Timestamp(..) | T::Date32 | T::Float32 | T::Float64)
+    match data_type {
+        T::Decimal128(..) | T::Timestamp(..) | T::LargeUtf8 => true,
+        _ => data_type.is_floating() || matches!(data_type, T::Date32 | T::Date64 | T::Time32(_) | T::Time64(_)),
+    }
 }
 
 /// Refuses times with a zone beside times without: nobody knows how far these are from UTC.
@@ -306,6 +310,11 @@ static TIMESTAMP: LazyLock<Regex> = LazyLock::new(|| {
     let time = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](?:\.[0-9]{1,9})?";
     let zone = r"(?:[zZ]| ?[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)";
     Regex::new(&format!("^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{time}{zone}?)?$")).expect("it is written above")
+});
+
+/// What is read as a time of day. Arrow reads more: a second that is none, half days, bare numbers.
+static TIME: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"^(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?$").expect("it is written above")
 });
 
 /// What is read as a decimal. Arrow reads more, and cuts off what it has an exponent for.
@@ -346,9 +355,22 @@ fn plain_decimal(text: &str) -> Option<String> {
     Some(format!("{}{}.{}", part(1), if whole.is_empty() { "0" } else { whole }, fraction.trim_end_matches('0')))
 }
 
+/// Whether a time has more digits behind the point of its seconds than the unit has room for.
+fn has_finer(time: &str, unit: TimeUnit) -> bool {
+    let digits = match unit {
+        TimeUnit::Second => 0,
+        TimeUnit::Millisecond => 3,
+        TimeUnit::Microsecond => 6,
+        TimeUnit::Nanosecond => 9,
+    };
+    let fraction = time.split_once('.').map_or("", |(_, fraction)| fraction);
+    fraction.bytes().take_while(u8::is_ascii_digit).count() > digits
+}
+
 /// The values of a text, each in whole or not at all.
 fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
     match data_type {
+        DataType::Float16 => return floats::<Float16Type>(text, |float| float.is_infinite()),
         DataType::Float32 => return floats::<Float32Type>(text, f32::is_infinite),
         DataType::Float64 => return floats::<Float64Type>(text, f64::is_infinite),
         _ => {}
@@ -358,17 +380,9 @@ fn made_of_text(text: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, Arrow
             let fraction = plain.split_once('.').map_or("", |(_, fraction)| fraction);
             fraction.len() > usize::from(scale.unsigned_abs())
         }),
-        DataType::Timestamp(unit, _) => {
-            let fraction = text.split_once('.').map_or("", |(_, fraction)| fraction);
-            let digits = match unit {
-                TimeUnit::Second => 0,
-                TimeUnit::Millisecond => 3,
-                TimeUnit::Microsecond => 6,
-                TimeUnit::Nanosecond => 9,
-            };
-            fraction.bytes().take_while(u8::is_ascii_digit).count() > digits || !TIMESTAMP.is_match(text)
-        }
-        DataType::Date32 => text.len() != "2026-01-31".len(),
+        DataType::Timestamp(unit, _) => has_finer(text, *unit) || !TIMESTAMP.is_match(text),
+        DataType::Time32(unit) | DataType::Time64(unit) => has_finer(text, *unit) || !TIME.is_match(text),
+        DataType::Date32 | DataType::Date64 => text.len() != "2026-01-31".len(),
         _ => false,
     };
     let strings = text.as_string::<i32>();

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use arrow::array::timezone::Tz;
-use arrow::datatypes::{DataType, FieldRef, TimeUnit};
+use arrow::datatypes::{DataType, FieldRef, IntervalUnit, TimeUnit, UnionMode};
 
 use crate::cli::names::Words;
 use crate::{Error, Result};
@@ -56,7 +56,8 @@ impl FromStr for ColumnTypes {
     }
 }
 
-/// A type by the name that people give it, or by Arrow's own.
+/// A type by the name that people give it, or by Arrow's own. The Python client knows the same
+/// (`clients/python/src/dovetail/_types.py`).
 fn parse(text: &str) -> Result<DataType, String> {
     let unknown = || {
         format!(
@@ -82,7 +83,8 @@ fn parse(text: &str) -> Result<DataType, String> {
         ("float64" | "double", None) => DataType::Float64,
         ("bool" | "boolean", None) => DataType::Boolean,
         ("string" | "utf8" | "text", None) => DataType::Utf8,
-        ("string_view", None) => DataType::Utf8View,
+        ("large_string" | "largeutf8", None) => DataType::LargeUtf8,
+        ("string_view" | "utf8view", None) => DataType::Utf8View,
         ("date" | "date32", None) => DataType::Date32,
         ("date64", None) => DataType::Date64,
         ("timestamp", None) => DataType::Timestamp(TimeUnit::Microsecond, None),
@@ -99,10 +101,8 @@ fn parse(text: &str) -> Result<DataType, String> {
             Some(unit @ (TimeUnit::Microsecond | TimeUnit::Nanosecond)) => DataType::Time64(unit),
             _ => return Err(unknown()),
         },
-        // Arrow has decimals of negative scale, too, and a name for them of its own.
-        ("decimal", Some(digits)) => return decimal(text, digits),
-        ("decimal128", Some(digits)) if !digits.contains('-') => return decimal(text, digits),
-        _ => return text.parse().ok().filter(can_be_read).ok_or_else(unknown),
+        ("decimal" | "decimal128", Some(digits)) => return decimal(text, digits),
+        _ => return Err(unknown()),
     };
     Ok(known)
 }
@@ -147,18 +147,8 @@ fn time_zone(text: &str) -> Result<Option<Arc<str>>, String> {
     }
 }
 
-/// Whether Arrow's reader of CSV makes this type of text.
-fn can_be_read(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::Utf8 | DataType::Utf8View | DataType::Boolean | DataType::Timestamp(..) => true,
-        DataType::Decimal128(..) | DataType::Date32 | DataType::Date64 | DataType::Time32(_) | DataType::Time64(_) => {
-            true
-        }
-        numbers => numbers.is_integer() || numbers.is_floating(),
-    }
-}
-
-/// The name by which people are told a type: the one by which [`ColumnTypes`] knows it, if CSV is read as it.
+/// The name by which people are told a type: the one by which [`ColumnTypes`] knows it, if CSV is read as it. The Python client
+/// tells the same.
 pub fn name_of(data_type: &DataType) -> String {
     use DataType as T;
     let unit = |unit: &TimeUnit| match unit {
@@ -168,6 +158,10 @@ pub fn name_of(data_type: &DataType) -> String {
         TimeUnit::Nanosecond => "ns",
     };
     let inner = |field: &FieldRef| name_of(field.data_type());
+    let named = |fields: Vec<&FieldRef>| {
+        let fields = fields.into_iter().map(|field| format!("{}: {}", field.name(), inner(field)));
+        fields.collect::<Vec<_>>().join(", ")
+    };
     match data_type {
         T::Utf8 => "string".into(),
         T::LargeUtf8 => "large_string".into(),
@@ -183,27 +177,37 @@ pub fn name_of(data_type: &DataType) -> String {
         T::Time32(of) => format!("time32({})", unit(of)),
         T::Time64(of) => format!("time64({})", unit(of)),
         T::Duration(of) => format!("duration({})", unit(of)),
-        T::Decimal128(precision, scale) if *scale >= 0 => format!("decimal({precision},{scale})"),
+        T::Interval(IntervalUnit::YearMonth) => "month_interval".into(),
+        T::Interval(IntervalUnit::DayTime) => "day_time_interval".into(),
+        T::Interval(IntervalUnit::MonthDayNano) => "month_day_nano_interval".into(),
+        T::Decimal128(precision, scale) => format!("decimal({precision},{scale})"),
         T::Decimal32(precision, scale) => format!("decimal32({precision},{scale})"),
         T::Decimal64(precision, scale) => format!("decimal64({precision},{scale})"),
         T::Decimal256(precision, scale) => format!("decimal256({precision},{scale})"),
         T::List(field) => format!("list({})", inner(field)),
         T::LargeList(field) => format!("large_list({})", inner(field)),
+        T::ListView(field) => format!("list_view({})", inner(field)),
+        T::LargeListView(field) => format!("large_list_view({})", inner(field)),
         T::FixedSizeList(field, length) => format!("fixed_size_list({}, {length})", inner(field)),
-        T::Struct(fields) => {
-            let fields = fields.iter().map(|field| format!("{}: {}", field.name(), inner(field)));
-            format!("struct({})", fields.collect::<Vec<_>>().join(", "))
+        T::Struct(fields) => format!("struct({})", named(fields.iter().collect())),
+        T::Union(fields, mode) => {
+            let mode = if *mode == UnionMode::Sparse { "sparse" } else { "dense" };
+            format!("{mode}_union({})", named(fields.iter().map(|(_, field)| field).collect()))
         }
+        T::Map(entries, _) => match entries.data_type() {
+            T::Struct(fields) => format!("map({})", fields.iter().map(inner).collect::<Vec<_>>().join(", ")),
+            other => format!("map({})", name_of(other)),
+        },
+        T::RunEndEncoded(ends, values) => format!("run_end_encoded({}, {})", inner(ends), inner(values)),
         T::Dictionary(keys, values) => format!("dictionary({}, {})", name_of(keys), name_of(values)),
-        T::Null | T::Binary | T::Date64 => data_type.to_string().to_lowercase(),
-        numbers if numbers.is_integer() || numbers.is_floating() => numbers.to_string().to_lowercase(),
-        other => other.to_string(),
+        // Null, Binary, Date64 and the numbers.
+        other => other.to_string().to_lowercase(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow::datatypes::Field;
+    use arrow::datatypes::{Field, UnionFields};
 
     use super::*;
 
@@ -232,11 +236,32 @@ mod tests {
             ("a=timestamp(h)", "\"timestamp(h)\" is no type"),
             ("a=timestamp(us, Nowhere)", "there is no time zone \"Nowhere\"; write one such as UTC"),
             ("a=time32(us)", "is no type"),
+            ("a=time64(s)", "is no type"),
+            ("a=time32", "is no type"),
+            ("a=decimal(9,-2)", "a scale of 0 to that"),
+            ("a=Decimal128(9, -2)", "a scale of 0 to that"),
+            ("a=Decimal256(40, 2)", "no type that CSV is read as"),
+            ("a=decimal(9,2", "\"decimal(9\" is no type"),
             ("\"a\"b=date", "COLUMN=TYPE"),
             ("a=LargeBinary", "no type that CSV is read as"),
         ] {
             let error = wrong.parse::<ColumnTypes>().unwrap_err();
             assert!(error.contains(words), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_may_have_parentheses() {
+        for (text, columns) in [
+            ("x)=int64", &["x)"][..]),
+            ("(x=int64", &["(x"]),
+            ("x)=decimal(9,2),(y=date", &["x)", "(y"]),
+            ("f(x,y)=decimal(9,2),)(=date", &["f(x,y)", ")("]),
+            ("f(x=decimal(9,2),z=date", &["f(x", "z"]),
+            (")),x=y(=date", &[]),
+        ] {
+            let names = text.parse::<ColumnTypes>().map(|types| types.0.into_iter().map(|(name, _)| name).collect());
+            assert_eq!(names.unwrap_or_else(|_| Vec::new()), columns, "{text}");
         }
     }
 
@@ -262,6 +287,7 @@ mod tests {
             "float32",
             "bool",
             "string",
+            "large_string",
             "string_view",
             "date",
             "date64",
@@ -276,9 +302,16 @@ mod tests {
         ] {
             assert_eq!(name_of(&parse(name).unwrap()), name);
         }
-        for written in
-            ["Utf8View", "Date64", "Time32(s)", "Time64(ns)", "Timestamp(ms, \"UTC\")", "Decimal128(9, -2)", "Float16"]
-        {
+        for written in [
+            "Utf8View",
+            "LargeUtf8",
+            "Date64",
+            "Time32(s)",
+            "Time64(ns)",
+            "Timestamp(ms, \"UTC\")",
+            "Decimal128(9, 2)",
+            "Float16",
+        ] {
             let read = parse(written).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(parse(&name_of(&read)), Ok(read), "{written}");
         }
@@ -289,18 +322,35 @@ mod tests {
         assert_eq!(parse("timestamp(us, +0200)"), parse("timestamp(us,+02)"));
     }
 
-    /// The Python client tells the same names.
+    /// The Python client tells the same names; the examples of its `name_of` have them, too.
     #[test]
     fn types_that_csv_is_not_read_as_have_names_of_their_kind() {
         let list = DataType::new_list(DataType::Struct(vec![Field::new("a", DataType::Date32, true)].into()), true);
         let dictionary = DataType::Dictionary(DataType::Int32.into(), DataType::Utf8.into());
+        let field = |name: &str, data_type: DataType| Arc::new(Field::new(name, data_type, true));
+        let entries = vec![field("key", DataType::Utf8), field("value", DataType::Decimal128(9, 2))];
+        let map = DataType::Map(field("entries", DataType::Struct(entries.into())), false);
+        let union = UnionFields::try_new([0, 5], [field("a", DataType::Int32), field("b", DataType::Date32)]).unwrap();
         for (data_type, name) in [
+            (map, "map(string, decimal(9,2))"),
+            (DataType::Union(union.clone(), UnionMode::Sparse), "sparse_union(a: int32, b: date)"),
+            (DataType::Union(union, UnionMode::Dense), "dense_union(a: int32, b: date)"),
+            (DataType::Interval(IntervalUnit::YearMonth), "month_interval"),
+            (DataType::Interval(IntervalUnit::MonthDayNano), "month_day_nano_interval"),
+            (DataType::ListView(field("item", DataType::Int8)), "list_view(int8)"),
+            (DataType::LargeListView(field("item", DataType::Date32)), "large_list_view(date)"),
+            (
+                DataType::RunEndEncoded(field("run_ends", DataType::Int32), field("values", DataType::Utf8)),
+                "run_end_encoded(int32, string)",
+            ),
+            (DataType::Duration(TimeUnit::Second), "duration(s)"),
+            (DataType::Decimal128(9, -2), "decimal(9,-2)"),
+            (DataType::Binary, "binary"),
             (list, "list(struct(a: date))"),
             (dictionary, "dictionary(int32, string)"),
             (DataType::FixedSizeBinary(3), "fixed_size_binary(3)"),
             (DataType::Decimal256(40, 2), "decimal256(40,2)"),
             (DataType::Decimal64(9, 2), "decimal64(9,2)"),
-            (DataType::LargeUtf8, "large_string"),
             (DataType::Null, "null"),
         ] {
             assert_eq!(name_of(&data_type), name);
