@@ -33,7 +33,7 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with `-dirty` when files differ from it: others than those that results are appended to."""
+    """The commit that is checked out, with `-dirty` when files differ from it, other than those of results."""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     status = [*git, "status", "--porcelain", "-uno", "--", ":!benches/results"]

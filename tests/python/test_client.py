@@ -6,6 +6,7 @@ import gzip
 import inspect
 import itertools
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -624,6 +625,29 @@ def test_ctrl_c_ends_a_join_that_nobody_could_read_any_more(server: Server, clie
     with pytest.raises(KeyboardInterrupt):
         kept.wait(progress=interrupt)
     assert kept.num_rows == 3
+
+
+def test_ctrl_c_ends_the_fetching_of_a_table(server: Server, client: dovetail.Client) -> None:
+    client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
+    main = threading.main_thread().ident
+    assert main is not None
+    told = itertools.count()
+
+    def press(progress: dovetail.FetchProgress) -> None:
+        # By the thread that fetches, while the caller's waits for it.
+        if next(told) == 0:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    result = client.join("a", "a", on="k", retain_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        result.table(progress=press)
+    server.wait_for(lambda: result.status().state == "cancelled", "the join to end")
+    # What is kept can still be read.
+    kept = client.join("a", "a", on="v")
+    told = itertools.count()
+    with pytest.raises(KeyboardInterrupt):
+        kept.table(progress=press)
+    assert kept.table().num_rows == 20_000
 
 
 def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:

@@ -9,8 +9,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,14 @@ class Job:
         """
         timeout = _arguments.seconds("timeout", timeout, zero=True)
         report = reporter(progress, f"job {self.id}")
-        try:
+        with self._of_use_while_read():
             return self._wait(timeout, report)
+
+    @contextmanager
+    def _of_use_while_read(self) -> Iterator[None]:
+        """Cancels the job when Ctrl-C ends what is done here, and nobody could read its result any more."""
+        try:
+            yield
         except KeyboardInterrupt:
             if self._is_read_once:
                 with suppress(Error, *_ARROW_FAILURES):
@@ -233,12 +239,18 @@ class Result:
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`FetchProgress`. How many rows there will be is known of a result that is complete; so
                 ``result.wait(progress=True).table(progress=True)`` shows first how far the join is, then the rows.
+
+        Raises:
+            KeyboardInterrupt: When Ctrl-C ends the fetching. With ``retain_seconds=0`` the join is cancelled, too.
         """
-        if not _arguments.progress(progress) or self._job is None:
+        if self._job is None:
             return fetch(self._connections, self._info)
-        status = self._job.status()
-        report = reporter(progress, f"fetch job {self._job.id}")
-        return fetch(self._connections, self._info, report, status.rows if status.state == "complete" else None)
+        with self._job._of_use_while_read():
+            if not _arguments.progress(progress):
+                return fetch(self._connections, self._info)
+            status = self._job.status()
+            report = reporter(progress, f"fetch job {self._job.id}")
+            return fetch(self._connections, self._info, report, status.rows if status.state == "complete" else None)
 
     def reader(self) -> pa.RecordBatchReader:
         """The result as it is made, batch by batch, over one connection per endpoint.
@@ -327,7 +339,10 @@ def fetch(
     report: Callable[[FetchProgress], None] | None = None,
     rows_total: int | None = None,
 ) -> pa.Table:
-    """All endpoints at once, each on its own connection; their batches in the order of the endpoints."""
+    """All endpoints at once, each on its own connection; their batches in the order of the endpoints.
+
+    The caller's thread only waits, so that Ctrl-C ends all of it, as a failure of one endpoint does.
+    """
     start, lock, rows, size = time.monotonic(), threading.Lock(), 0, 0
     total = rows_total if info.total_records < 0 else info.total_records
 
@@ -335,13 +350,20 @@ def fetch(
         if report is not None:
             report(FetchProgress(rows, size, total, time.monotonic() - start, done))
 
+    readers: list[flight.FlightStreamReader] = []
+    stopped = threading.Event()
+
     def one(endpoint: flight.FlightEndpoint) -> list[pa.RecordBatch]:
         nonlocal rows, size
         with connections.stream(endpoint.locations) as client, connections.calling(_fetching(info)):
             reader = client.do_get(endpoint.ticket, connections.options())
+            with lock:
+                readers.append(reader)
             batches = []
             while (chunk := _next(reader)) is not None:
-                if chunk.num_rows:
+                if stopped.is_set():
+                    reader.cancel()
+                elif chunk.num_rows:
                     batches.append(chunk)
                     # Not `nbytes`: pyarrow 26 crashes on that of lists which hold no values of a dense union.
                     with lock:
@@ -349,15 +371,27 @@ def fetch(
                         tell(done=False)
             return batches
 
-    endpoints = info.endpoints
-    if len(endpoints) <= 1:
-        parts = [one(endpoint) for endpoint in endpoints]
-    else:
-        with ThreadPoolExecutor(len(endpoints), thread_name_prefix="dovetail-get") as pool:
-            parts = list(pool.map(one, endpoints))
+    with ThreadPoolExecutor(max(1, len(info.endpoints)), thread_name_prefix="dovetail-get") as pool:
+        try:
+            fetching = [pool.submit(one, endpoint) for endpoint in info.endpoints]
+            under_way = set(fetching)
+            while under_way:
+                done, under_way = wait(under_way, _LOOK_SECONDS, FIRST_EXCEPTION)
+                for part in done:
+                    part.result()
+            parts = [part.result() for part in fetching]
+        except BaseException:
+            stopped.set()
+            with lock:
+                for reader in readers:
+                    reader.cancel()
+            raise
     tell(done=True)
     return pa.Table.from_batches([batch for part in parts for batch in part], schema=info.schema)
 
+
+_LOOK_SECONDS = 0.1
+"""How long the caller's thread waits at a time: with Polars imported, Ctrl-C is seen at a wait's end."""
 
 _TRIES = 5
 """How often a table is begun again that somebody else replaces while it is fetched."""
@@ -454,7 +488,10 @@ class _ParallelReader:
         running = len(threads)
         try:
             while running:
-                item = self._ready.get()
+                try:
+                    item = self._ready.get(timeout=_LOOK_SECONDS)
+                except queue.Empty:
+                    continue
                 if item is None:
                     running -= 1
                 elif isinstance(item, Exception):
