@@ -603,6 +603,14 @@ def test_a_result_that_is_kept_is_a_table(client: dovetail.Client) -> None:
     assert client.get("c").num_rows == 0
 
 
+def test_a_result_is_joined_again_on_either_side(client: dovetail.Client) -> None:
+    for name, value in (("a", 1), ("b", 2), ("c", 3)):
+        client.put(name, {"k": [7], "v": [value]})
+    client.join("a", "b", on="k", into="ab").wait()
+    assert client.join("ab", "c", on="k").table().to_pylist() == [{"k": 7, "v": 1, "v_right": 2, "v_right_right": 3}]
+    assert client.join("c", "ab", on="k").table().to_pylist() == [{"k": 7, "v": 3, "v_right_right": 1, "v_right": 2}]
+
+
 def interrupt(status: dovetail.JobStatus) -> None:
     """As Ctrl-C between two looks at a job."""
     raise KeyboardInterrupt
