@@ -67,10 +67,12 @@ def test_an_unsupported_key_type_is_named_with_those_that_are_accepted(client: d
 def test_a_clash_of_names_in_the_result_is_refused(client: dovetail.Client) -> None:
     client.put("a", {"k": [1], "x": [1], "x_right": [1]})
     client.put("b", {"k": [1], "x": [2]})
-    with refused(dovetail.InvalidRequest, '"x_right"', "two columns"):
-        client.join("a", "b", on="k")
+    with refused(dovetail.InvalidRequest, '"k"', "two columns"):
+        client.join("a", "b", on="k", columns=["k", "left.k"])
     with refused(dovetail.InvalidRequest, '"x"', "left.x"):
         client.join("a", "b", on="k", columns=["x"])
+    # A column of the right table gets another name instead.
+    assert client.join("a", "b", on="k").table().column_names == ["k", "x", "x_right", "x_right_right"]
 
 
 def test_into_a_name_that_is_taken_is_refused_before_the_join_runs(client: dovetail.Client) -> None:
