@@ -41,6 +41,19 @@ struct Cells<2> {
     static constexpr int PER_ROW = 1;
 };
 
+// Reads a packed row of so many words into registers.
+template <int WORDS, int PER_THREAD>
+__device__ inline void read_row(const u32* rows, u32 row, bool present, u32 (&value)[WORDS][PER_THREAD], int at) {
+    if constexpr (WORDS == 2) {
+        uint2 both = present ? __ldcs(reinterpret_cast<const uint2*>(rows) + row) : uint2{};
+        value[0][at] = both.x;
+        value[1][at] = both.y;
+    } else {
+#pragma unroll
+        for (int word = 0; word < WORDS; ++word) value[word][at] = present ? __ldcs(rows + size_t(row) * WORDS + word) : 0;
+    }
+}
+
 // ---- Partitioning -------------------------------------------------------------------------------------------------------
 
 // Where a pass puts rows: partition `p` has room for `capacity` rows from `p * capacity` on; `counts[p]` goes on counting
@@ -159,9 +172,7 @@ __global__ void __launch_bounds__(THREADS, 2) pass_2(Room from, Room room) {
         for (int at = 0; at < PER_THREAD; ++at) {
             u32 row = at * THREADS + threadIdx.x;
             present[at] = row < filled;
-            uint2 both = present[at] ? __ldcs(reinterpret_cast<const uint2*>(rows) + row) : uint2{};
-            value[0][at] = both.x;
-            value[1][at] = both.y;
+            read_row(rows, row, present[at], value, at);
         }
     } else {
         // Through shared memory, so that reads are whole lines whatever the size of a row.
@@ -221,15 +232,7 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<B
 #pragma unroll
         for (int at = 0; at < PER_THREAD; ++at) {
             u32 row = start + at * THREADS + threadIdx.x;
-            if constexpr (PROBE_WORDS == 2) {
-                uint2 both = row < probe_rows ? __ldcs(reinterpret_cast<const uint2*>(probes) + row) : uint2{};
-                value[0][at] = both.x;
-                value[1][at] = both.y;
-            } else {
-#pragma unroll
-                for (int word = 0; word < PROBE_WORDS; ++word)
-                    value[word][at] = row < probe_rows ? __ldcs(probes + size_t(row) * PROBE_WORDS + word) : 0;
-            }
+            read_row(probes, row, row < probe_rows, value, at);
         }
         u32 count[PER_THREAD];
 #pragma unroll

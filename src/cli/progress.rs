@@ -98,7 +98,7 @@ impl Progress {
     /// The share that is done, 0 to 1.
     pub fn set_share(&self, share: f64) {
         let steps = self.bar.length().unwrap_or(0);
-        self.bar.set_position((share.clamp(0.0, 1.0) * steps as f64) as u64);
+        self.set_position((share.clamp(0.0, 1.0) * steps as f64) as u64);
     }
 
     /// So many bytes of tables have passed in all.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::memory::Interrupt;
 use crate::{Error, Result};
 
 /// Raised once, by anybody, to stop a job; read between morsels by whoever works for it. Clones are the same flag.
@@ -59,6 +60,12 @@ impl CancelFlag {
         #[cfg(test)]
         self.count_look();
         self.raised.load(Ordering::Acquire)
+    }
+
+    /// What ends waits for memory once the flag is raised.
+    pub fn interrupt(&self) -> Interrupt {
+        let flag = self.clone();
+        Interrupt::by(move || flag.check())
     }
 
     /// # Errors

@@ -52,8 +52,8 @@ pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
 pub use phase::in_phase;
 pub use types::{
     BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
-    HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, ROWS_MAX, RadixBits, Sorted, Stream, Table, Unmatched, Which, Width, WorkTime,
+    Grouping, HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
+    Partitions, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Stream, Table, Unmatched, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};

@@ -316,8 +316,38 @@ pub struct Partitions {
     pub bounds: Arc<[usize]>,
     /// The bits that chose the partition.
     pub bits: RadixBits,
+    /// What is known of equal keys.
+    pub grouping: Grouping,
+}
+
+impl Partitions {
     /// Whether equal keys are known to be adjacent.
-    pub grouped: bool,
+    pub fn is_grouped(&self) -> bool {
+        matches!(self.grouping, Grouping::Adjacent { .. })
+    }
+}
+
+/// What is known of equal keys within partitions.
+#[derive(Clone, Debug)]
+pub enum Grouping {
+    /// They may lie apart.
+    Unknown,
+    /// They are adjacent.
+    Adjacent {
+        /// Where, from a device that matches by runs.
+        runs: Option<Runs>,
+    },
+}
+
+/// Runs of equal keys, one after the other through all partitions.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    /// Where each starts, and at the end the number of rows: 32-bit positions.
+    pub heads: DeviceBuffer,
+    /// How many there are.
+    pub count: usize,
+    /// How many lie before each partition, and at the end all of them: 32-bit numbers.
+    pub before: DeviceBuffer,
 }
 
 /// Rows arranged by key.

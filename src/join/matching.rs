@@ -69,7 +69,7 @@ impl BuildSide {
 
     fn find_grouping_bytes(&self, device: &dyn Device) -> u64 {
         let Order::Partitioned(partitions) = &self.arranged.order else { return 0 };
-        if partitions.grouped {
+        if partitions.is_grouped() {
             return 0;
         }
         let key_bytes = partitions.keys.width.bytes();
@@ -93,7 +93,7 @@ impl BuildSide {
 
     /// Whether equal keys of partitions are known to be adjacent.
     pub(super) fn is_grouped(&self) -> bool {
-        matches!(&self.arranged.order, Order::Partitioned(partitions) if partitions.grouped)
+        matches!(&self.arranged.order, Order::Partitioned(partitions) if partitions.is_grouped())
     }
 
     /// The same with equal keys of partitions adjacent.

@@ -161,6 +161,8 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
             let (_, seconds) = bench.time(|| device.expand(&matches, 0..total, Unmatched::Skip, &stream))?;
             rates.expand_pairs = total as f64 / seconds;
         }
+        let (_, seconds) = bench.time(|| device.group_partitions(partitioned.clone(), &stream))?;
+        rates.group_rows[at] = rows / seconds;
         drop((partitioned, probe_partitioned));
         let (sorted, seconds) = bench.time(|| device.sort(&build, &carry, &stream))?;
         rates.sort_rows[at] = rows / seconds;

@@ -43,6 +43,8 @@ pub struct Rates {
     pub dense_rows: f64,
     /// Rows per second of both sides, by keys of 4, 8 and 16 bytes, that are matched partition by partition.
     pub match_rows: [f64; 3],
+    /// Rows per second, by keys of 4, 8 and 16 bytes, whose equal keys are made adjacent within partitions, with 4 bytes carried.
+    pub group_rows: [f64; 3],
     /// Rows per second of both sides that are matched by merging.
     pub merge_rows: f64,
     /// Pairs per second that matches are expanded to.
@@ -83,6 +85,7 @@ impl Rates {
             filter_rows: 300e6 * threads,
             dense_rows: 400e6 * threads,
             match_rows: [120e6 * threads, 110e6 * threads, 80e6 * threads],
+            group_rows: [60e6 * threads, 55e6 * threads, 40e6 * threads],
             merge_rows: 100e6 * threads,
             expand_pairs: 400e6 * threads,
             gather_values: 400e6 * threads,
@@ -114,6 +117,8 @@ impl Rates {
             filter_rows: 0.0,
             dense_rows: 120e9,
             match_rows: [50e9, 50e9, 30e9],
+            // It sorts.
+            group_rows: [20e9, 9e9, 4e9],
             merge_rows: 50e9,
             expand_pairs: 300e9,
             gather_values: 370e9,
@@ -150,6 +155,7 @@ impl Rates {
             probe_rows,
             dense_rows,
             match_rows: [match_rows_4, match_rows_8, match_rows_16],
+            group_rows: [group_rows_4, group_rows_8, group_rows_16],
             merge_rows,
             expand_pairs,
             gather_values,
@@ -162,7 +168,7 @@ impl Rates {
             filter_rows,
         } = *self;
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
-        let partitions = [match_rows_4, match_rows_8, match_rows_16];
+        let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
         let matching = [build_rows, build_repeated_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
         let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
         // Without filters, theirs is zero.
@@ -200,6 +206,7 @@ impl Rates {
             filter_rows: best(&|rates| rates.filter_rows),
             dense_rows: best(&|rates| rates.dense_rows),
             match_rows: each(&|rates| rates.match_rows),
+            group_rows: each(&|rates| rates.group_rows),
             merge_rows: best(&|rates| rates.merge_rows),
             expand_pairs: best(&|rates| rates.expand_pairs),
             gather_values: best(&|rates| rates.gather_values),
@@ -220,6 +227,11 @@ impl Rates {
     /// Rows per second matched by keys of that width, partition by partition.
     pub(super) fn match_rows_of(&self, width: KeyWidth) -> f64 {
         of_width(self.match_rows, width)
+    }
+
+    /// Rows per second grouped by keys of that width.
+    pub(super) fn group_rows_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.group_rows, width)
     }
 
     /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them

@@ -15,7 +15,7 @@ use super::state::{Leftovers, Running, Shared, Slot, State};
 use crate::catalog::{Editor, GiveWay, ResultSpool, Spending, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::human;
-use crate::memory::{Budget, Interrupt, ReservedPool, human_bytes};
+use crate::memory::{Budget, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
 
@@ -84,8 +84,7 @@ impl Shared {
         };
         // A table holds the same memory, and who says how long was promised it.
         let may_give_way = name.is_none() && spec.retain_seconds.is_none();
-        let (stop, is_device_wanted) = (cancel.clone(), Arc::new(AtomicBool::new(false)));
-        let interrupt = Interrupt::by(move || stop.check());
+        let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
         let options = SpoolOptions {
             retain,

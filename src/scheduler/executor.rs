@@ -8,7 +8,7 @@ use crate::Result;
 use crate::catalog::Table;
 use crate::device::{ColumnRows, Device, DeviceId};
 use crate::join::{self, BatchSink, Monitor};
-use crate::memory::{Arena, Budget, Interrupt, ReservedPool};
+use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{BoundJoin, Plan, Rates, Target};
 
 /// The memory that was reserved for a job before it runs.
@@ -88,9 +88,7 @@ struct JoinRunner {
 
 impl Runner for JoinRunner {
     fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        let cancel = monitor.cancel().clone();
-        let arena =
-            self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(Interrupt::by(move || cancel.check()));
+        let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
         let task = plan.task()?;
         match &grant.device_memory {
             Some(memory) => join::run(&task, &*self.device.for_job(memory.clone())?, &arena, sink, monitor),

@@ -5,12 +5,12 @@ use std::ptr::null;
 use std::sync::Arc;
 
 use super::abi::{self, DOVETAIL_TABLE_ROWS, DovetailMatchTotals, DovetailMatchUnit};
-use super::buffer::CudaBuffer;
+use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::key_pointer;
 use super::positions::select;
 use super::work::Work;
 use crate::Result;
-use crate::device::{DeviceBuffer, Keys, Matches, PartitionMatches, Partitions};
+use crate::device::{DeviceBuffer, Grouping, Keys, Matches, PartitionMatches, Partitions};
 
 /// Probe rows that a block matches at most: more, and a skewed partition keeps one block long after the others are done;
 /// fewer, and the table is built again more often than it is worth.
@@ -54,27 +54,23 @@ pub(super) fn match_partitions(
 ) -> Result<PartitionMatches> {
     const PURPOSE: &str = "matching partitions";
     let oversized = |bounds: &[usize]| bounds[1] - bounds[0] > DOVETAIL_TABLE_ROWS as usize;
-    if !build.grouped && build.bounds[partitions.start..=partitions.end].windows(2).any(oversized) {
+    if !build.is_grouped() && build.bounds[partitions.start..=partitions.end].windows(2).any(oversized) {
         // Its table takes several rounds, which would not see that a key of one is in another as well.
         return Ok(PartitionMatches::RepeatedBuildKeys);
     }
-    let own_bounds: Vec<u32> =
-        build.bounds[partitions.start..=partitions.end].iter().map(|&bound| bound as u32).collect();
-    let own_bounds = work.upload(&own_bounds, PURPOSE)?;
-    let (heads, build_bounds) = match build.grouped {
-        false => (None, own_bounds),
-        true => {
-            let (heads, runs) = find_runs(work, &build.keys)?;
-            let bounds = work.values::<u32>(partitions.len() + 1, PURPOSE)?;
-            let args = abi::DovetailLowerBounds {
-                positions: heads.as_ptr(),
-                position_count: runs as u64,
-                bounds: own_bounds.as_ptr(),
-                bound_count: partitions.len() as u64 + 1,
-                indices: bounds.as_mut_ptr(),
-            };
-            work.launch("finding the runs of partitions", abi::dovetail_lower_bounds, &args)?;
-            (Some(heads), bounds)
+    // Either the keys of a partition are entered into its table, or the first ones of its runs.
+    let uploaded: CudaBuffer;
+    let (heads, build_bounds) = match &build.grouping {
+        Grouping::Unknown => {
+            let bounds = build.bounds[partitions.start..=partitions.end].iter().map(|&bound| bound as u32);
+            uploaded = work.upload(&bounds.collect::<Vec<u32>>(), PURPOSE)?;
+            (null(), uploaded.as_ptr())
+        }
+        Grouping::Adjacent { runs } => {
+            let runs = runs.as_ref().expect("grouping on this device has found the runs");
+            let before = pointer_of::<u32>(&runs.before, build.bounds.len());
+            // SAFETY: there are as many as bounds, as was just asserted, and the range of partitions lies within these.
+            (pointer_of::<u32>(&runs.heads, runs.count + 1), unsafe { before.add(partitions.start) })
         }
     };
     let bounds = &probe.bounds[partitions.start..=partitions.end];
@@ -82,16 +78,16 @@ pub(super) fn match_partitions(
     let units = units(bounds);
     let units_on_device = work.upload(&units, PURPOSE)?;
     let first = work.values::<u32>(rows.len(), "matches")?;
-    let count = match heads {
-        Some(_) => Some(work.values::<u32>(rows.len(), "lengths of matches")?),
-        None => None,
+    let count = match build.is_grouped() {
+        true => Some(work.values::<u32>(rows.len(), "lengths of matches")?),
+        false => None,
     };
     let totals = work.totals()?;
     if !units.is_empty() {
         let args = abi::DovetailMatchPartitions {
             build_keys: key_pointer(&build.keys),
-            heads: heads.as_ref().map_or(null(), CudaBuffer::as_ptr),
-            build_bounds: build_bounds.as_ptr(),
+            heads,
+            build_bounds,
             probe_keys: key_pointer(&probe.keys),
             units: units_on_device.as_ptr(),
             unit_count: units.len() as u32,

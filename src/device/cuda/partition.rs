@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::abi::{self, DOVETAIL_MOVES_MAX, DOVETAIL_PASS_BITS_MAX};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::{Image, carried, key_pointer, rearranged, sorted_order};
+use super::matching::find_runs;
 use super::work::Work;
 use crate::Result;
-use crate::device::{Carry, Column, Keys, Partitions, Positions, RadixBits, Width};
+use crate::device::{Carry, Column, Grouping, Keys, Partitions, Positions, RadixBits, Runs, Width};
 
 /// Moves that one pass makes beside the keys and, if it is not carried anyway, the row number that the rest is gathered by.
 const CARRIED_MAX: usize = DOVETAIL_MOVES_MAX - 2;
@@ -55,7 +56,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
     let carried = columns.collect::<Result<_>>()?;
     let bounds: Vec<u32> = work.download(&bounds, parents + 1, "bounds of partitions")?;
     let bounds = bounds.into_iter().map(|bound| bound as usize).collect();
-    Ok(Partitions { keys: moving.keys, carried, bounds, bits, grouped: false })
+    Ok(Partitions { keys: moving.keys, carried, bounds, bits, grouping: Grouping::Unknown })
 }
 
 /// What goes from pass to pass. A column that is not there yet is the row number.
@@ -121,14 +122,41 @@ impl Moving {
 
 const NO_MOVE: abi::DovetailMove = abi::DovetailMove { from: std::ptr::null(), to: std::ptr::null_mut(), width: 0 };
 
-/// Sorts by the mixed key: partitions are ranges of it, so that they stay as they are, and equal keys become adjacent.
+/// Sorts by the mixed key: partitions are ranges of it, so that they stay as they are, and equal keys become adjacent. Runs of
+/// them are found here, once, and not for each chunk that is matched.
 pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitions> {
-    if partitions.grouped {
+    if partitions.is_grouped() {
         return Ok(partitions.clone());
     }
     let Partitions { keys, carried: columns, bounds, bits, .. } = partitions;
     let (order, _) = sorted_order(work, keys, Image::Mixed { skip: bits.skip })?;
     let keys = rearranged(work, keys, &order)?;
     let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
-    Ok(Partitions { keys, carried: carried(work, &carry, &order)?, bounds: bounds.clone(), bits: *bits, grouped: true })
+    let carried = carried(work, &carry, &order)?;
+    let runs = runs_of(work, &keys, bounds)?;
+    Ok(Partitions {
+        keys,
+        carried,
+        bounds: bounds.clone(),
+        bits: *bits,
+        grouping: Grouping::Adjacent { runs: Some(runs) },
+    })
+}
+
+/// The runs of keys that are adjacent within their partitions. Waits.
+fn runs_of(work: &Work<'_>, keys: &Keys, bounds: &[usize]) -> Result<Runs> {
+    const PURPOSE: &str = "finding the runs of partitions";
+    let (heads, count) = find_runs(work, keys)?;
+    let bounds: Vec<u32> = bounds.iter().map(|&bound| bound as u32).collect();
+    let on_device = work.upload(&bounds, PURPOSE)?;
+    let before = work.values::<u32>(bounds.len(), PURPOSE)?;
+    let args = abi::DovetailLowerBounds {
+        positions: heads.as_ptr(),
+        position_count: count as u64,
+        bounds: on_device.as_ptr(),
+        bound_count: bounds.len() as u64,
+        indices: before.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_lower_bounds, &args)?;
+    Ok(Runs { heads: Arc::new(heads), count, before: Arc::new(before) })
 }

@@ -304,7 +304,7 @@ fn rows_are_partitioned_and_grouped_as_on_the_host() {
             assert_eq!(side.key_values(&partitions.keys), arranged, "{story}");
             let bounds = partitions.bounds.to_vec();
             let grouped = side.device.group_partitions(partitions.clone(), &side.stream).unwrap();
-            assert!(grouped.grouped && grouped.bounds == partitions.bounds);
+            assert!(grouped.is_grouped() && grouped.bounds == partitions.bounds);
             let regrouped = side.rows_carried(&grouped.carried, &story);
             let keys = side.key_values(&grouped.keys);
             assert_eq!(keys, regrouped.iter().map(|&row| values[row as usize]).collect::<Vec<_>>(), "{story}");

@@ -9,7 +9,7 @@ use super::buffer::{Values, as_atomic_u32, bytes_of, split_at_bounds, values_of}
 use super::hash::{Key, with_cell};
 use super::slots::{GrowingTable, START_ROWS, Slot};
 use super::{MORSEL_ROWS, Run};
-use crate::device::{Column, Keys, NO_ROW, Partitions};
+use crate::device::{Column, Grouping, Keys, NO_ROW, Partitions};
 use crate::{Error, Result};
 
 /// Where the keys of a partition, and its piece of each carried column, go.
@@ -22,10 +22,10 @@ const HEAVY_ROWS_MIN: usize = 8 * MORSEL_ROWS;
 /// Makes equal keys adjacent by counting: a table gives each distinct key of a partition a group, groups get consecutive
 /// places, and rows move once.
 pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Partitions> {
-    let Partitions { keys, carried, bounds, bits, grouped } = partitions;
-    if grouped {
-        return Ok(Partitions { keys, carried, bounds, bits, grouped });
+    if partitions.is_grouped() {
+        return Ok(partitions);
     }
+    let Partitions { keys, carried, bounds, bits, .. } = partitions;
     let mut keys_out = run.values::<K>(keys.rows, "grouping keys")?;
     let mut columns_out = Vec::with_capacity(carried.len());
     for column in &carried {
@@ -57,7 +57,8 @@ pub(super) fn group<K: Key>(run: &Run<'_>, partitions: Partitions) -> Result<Par
     })?;
     let carried = carried.iter().zip(columns_out);
     let carried = carried.map(|(column, out)| Column { data: out.freeze(), ..column.clone() }).collect();
-    Ok(Partitions { keys: Keys { data: keys_out.freeze(), ..keys }, carried, bounds, bits, grouped: true })
+    let keys = Keys { data: keys_out.freeze(), ..keys };
+    Ok(Partitions { keys, carried, bounds, bits, grouping: Grouping::Adjacent { runs: None } })
 }
 
 /// Groups the rows of one partition on this thread.
@@ -245,7 +246,7 @@ mod tests {
                     let bits = RadixBits { skip: 0, bits: 3 };
                     let parted = bench.device.partition(&keys, &carry, bits, &bench.stream).unwrap();
                     let found = bench.device.group_partitions(parted.clone(), &bench.stream).unwrap();
-                    assert!(found.grouped);
+                    assert!(found.is_grouped());
                     assert_eq!(found.bounds, parted.bounds, "{situation}");
                     assert_arranged(&found.keys, &found.carried, &values, &situation);
                     let found_keys = values_of::<K>(&found.keys.data, rows);

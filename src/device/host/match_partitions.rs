@@ -26,7 +26,7 @@ pub(super) fn match_partitions<K: Key>(
     let bounds = &probe.bounds[partitions.start..=partitions.end];
     let rows = bounds[0]..bounds[partitions.len()];
     let mut first = run.values::<u32>(rows.len(), "matches")?;
-    let mut count = match build.grouped {
+    let mut count = match build.is_grouped() {
         true => Some(run.values::<u32>(rows.len(), "lengths of matches")?),
         false => None,
     };

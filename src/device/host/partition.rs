@@ -28,14 +28,20 @@ use super::hash::{Key, with_cell};
 use super::raw;
 use super::transfer::write_range;
 use super::{MORSEL_ROWS, Run};
-use crate::device::{Carry, Column, Keys, Partitions, RadixBits, Width};
+use crate::device::{Carry, Column, Grouping, Keys, Partitions, RadixBits, Width};
 use crate::{Error, Result};
 
 pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
     assert!(bits.skip + bits.bits <= K::BITS, "keys of {} bits have no {bits:?}", K::BITS);
     if bits.bits == 0 {
         let carried = carry.iter().map(|carry| carried_as_is(run, carry, keys.rows)).collect::<Result<_>>()?;
-        return Ok(Partitions { keys: keys.clone(), carried, bounds: [0, keys.rows].into(), bits, grouped: false });
+        return Ok(Partitions {
+            keys: keys.clone(),
+            carried,
+            bounds: [0, keys.rows].into(),
+            bits,
+            grouping: Grouping::Unknown,
+        });
     }
     if bits.bits > run.info.pass_bits_max {
         return partition_in_passes::<K>(run, keys, carry, bits);
@@ -50,7 +56,7 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
         keys: Keys { data: keys.freeze(), width, rows },
         bounds: bounds.into(),
         bits,
-        grouped: false,
+        grouping: Grouping::Unknown,
     })
 }
 

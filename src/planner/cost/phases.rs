@@ -33,6 +33,8 @@ pub(super) struct Step {
     bytes: f64,
     /// Seconds of the link to the device.
     copy_in: f64,
+    /// Of these, for columns that nothing waits for before the result is gathered from them.
+    beside: f64,
     /// Seconds of the device.
     work: f64,
     /// Seconds of the link from the device; they run beside the work that makes the bytes.
@@ -44,7 +46,7 @@ pub(super) struct Step {
 impl Step {
     /// Of the device alone, by one call.
     fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
-        Self { name, role, bytes, copy_in: 0.0, work, copy_out: 0.0, calls: 1.0 }
+        Self { name, role, bytes, copy_in: 0.0, beside: 0.0, work, copy_out: 0.0, calls: 1.0 }
     }
 
     fn copying_in(self, copy_in: f64) -> Self {
@@ -75,8 +77,9 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
 
 /// What all steps take together.
 ///
-/// Where nothing overlaps, that is their sum. Where copies run beside primitives, the build side arrives while it is worked on, and
-/// then chunks of the probe side go round between link in, device and link out, several at a time. How long that takes is known from
+/// Where nothing overlaps, that is their sum. Where copies run beside primitives, what is arranged of the build side must have
+/// arrived before that begins, and its other columns arrive meanwhile; then chunks of the probe side go round between link in,
+/// device and link out, several at a time. How long that takes is known from
 /// closed queueing networks: no less than the busiest of the three is needed (the roofline), and at most so long as if each
 /// chunk found all others waiting at that one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"), which is
 /// what is taken: with one chunk at a time it is the sum, with many it is the busiest.
@@ -90,8 +93,9 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     if !rates.copies_overlap {
         return steps.iter().map(|step| step.seconds(rates)).sum();
     }
-    let (copy_in, work, copy_out, calls) = of(Role::Build);
-    let build = copy_in.max(work).max(copy_out) + calls * rates.call_seconds;
+    let (copy_in, work, _, calls) = of(Role::Build);
+    let beside: f64 = steps.iter().filter(|step| step.role == Role::Build).map(|step| step.beside).sum();
+    let build = copy_in - beside + work.max(beside) + calls * rates.call_seconds;
     let (copy_in, work, copy_out, calls) = of(Role::Probe);
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
     build + (copy_in + work + copy_out + calls * rates.call_seconds + others) / chunks.at_once
@@ -195,10 +199,12 @@ impl Model<'_> {
         let input = self.inputs.of(role);
         let is_shared = role == Role::Probe && self.is_probe_shared();
         let columns = || input.columns.iter().filter(|column| !column.raw_key && !is_shared);
-        let mut bytes = columns().map(|column| column.bytes * self.copied_rows(role, column.index, chunks)).sum();
+        let bytes_of = |column: &FixedColumn| column.bytes * self.copied_rows(role, column.index, chunks);
+        let mut bytes = columns().map(bytes_of).sum();
+        let beside = columns().filter(|column| !column.carried).map(bytes_of).sum();
         let copied = columns().count() as f64;
         let mut calls = self.copy_calls(input, copied);
-        let copy_in = self.copy_seconds(input, bytes);
+        let (copy_in, beside) = (self.copy_seconds(input, bytes), self.copy_seconds(input, beside));
         let mut work = 0.0;
         // Rows that take no part are left out of columns before these are carried.
         if self.strategy != Strategy::Hash && self.arranged(role) < input.rows {
@@ -207,7 +213,9 @@ impl Model<'_> {
             work += gathered / self.rates.stream;
             calls += input.columns.iter().filter(|column| column.carried).count() as f64;
         }
-        Step::new("copy in", role, bytes, work).copying_in(copy_in).calling(calls * self.times(role, chunks))
+        let step =
+            Step::new("copy in", role, bytes, work).copying_in(copy_in).calling(calls * self.times(role, chunks));
+        Step { beside, ..step }
     }
 
     /// Rows of a column that are copied, because the device has not kept them.
@@ -274,15 +282,22 @@ impl Model<'_> {
     /// Makes equal build keys adjacent, one partition in cache after the other.
     fn group(&self) -> Step {
         let build = &self.inputs.build;
-        let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + self.carried(build));
-        let work = (build.keyed / self.rates.build_rows).max(bytes / self.rates.stream);
-        Step::new("group build", Role::Build, bytes, work)
+        let carried = self.carried(build);
+        let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
+        let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
+        let work = build.keyed / self.rates.group_rows_of(self.inputs.key_width) + extra / self.rates.stream;
+        Step::new("group build", Role::Build, bytes, work).calling(self.radix_calls())
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
     fn check_order(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
-        let sorted = self.inputs.of(role).sorted;
-        let bytes = if sorted { self.arranged(role) * self.inputs.key_bytes() } else { 0.0 };
+        /// Of keys without order.
+        const FIRST_ROWS: f64 = 1024.0;
+        let rows = match self.inputs.of(role).sorted {
+            true => self.arranged(role),
+            false => self.arranged(role).min(FIRST_ROWS * self.times(role, chunks)),
+        };
+        let bytes = rows * self.inputs.key_bytes();
         Step::new(name, role, bytes, bytes / self.rates.stream).calling(self.times(role, chunks))
     }
 
@@ -292,7 +307,12 @@ impl Model<'_> {
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
-        Step::new(name, role, bytes, seconds).calling(self.times(role, chunks))
+        Step::new(name, role, bytes, seconds).calling(self.radix_calls() * self.times(role, chunks))
+    }
+
+    /// Calls of a sort: it passes over the rows for each byte of the key, after it has counted them.
+    fn radix_calls(&self) -> f64 {
+        1.0 + self.inputs.key_bytes()
     }
 
     fn build_table(&self) -> Step {

@@ -103,6 +103,7 @@ fn a100() -> Target {
         filter_rows: 0.0,
         dense_rows: 40e9,
         match_rows: [40e9; 3],
+        group_rows: [20e9; 3],
         merge_rows: 40e9,
         expand_pairs: 150e9,
         gather_values: rows / clustered,

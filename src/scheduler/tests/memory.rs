@@ -105,6 +105,8 @@ fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
     let (device, _) = stage.next();
     stage.finish(device);
     assert_eq!(stage.ended(&early), JobState::Complete);
+    // A device that is done looks for its next job, and must have looked before there is memory for the large one.
+    stage.devices_are_free();
     // Something has to come back by itself, or the large one would have failed by now.
     let kept = stage.scheduler.submit(JoinSpec { retain_seconds: Some(3600), ..spec("r1") }, "").unwrap();
     let (device, _) = stage.next();

@@ -169,6 +169,15 @@ impl Stage {
         }
     }
 
+    /// Waits until no device has a job, and each has looked for the next one.
+    fn devices_are_free(&self) {
+        let end = std::time::Instant::now() + PATIENCE;
+        while self.scheduler.stats().running > 0 {
+            assert!(std::time::Instant::now() < end, "a device keeps its job");
+            std::thread::yield_now();
+        }
+    }
+
     fn idle(&self) {
         assert!(self.scheduler.wait_idle(PATIENCE), "the scheduler does not become idle");
     }

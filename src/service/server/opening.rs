@@ -44,7 +44,7 @@ pub(super) fn refuse_unsafe(settings: &Settings) -> Result<()> {
     }
     match parse_admin(settings)? {
         Some(admin) if !admin.ip().is_loopback() => Err(Error::Invalid(format!(
-            "admin-listen {admin} would show metrics to everybody on the network, of a server that is for this host alone: \
+            "--admin-listen {admin} would show metrics to everybody on the network, of a server that is for this host alone: \
              give 127.0.0.1 or \"off\"; or say --insecure if the network is yours alone"
         ))),
         _ => Ok(()),

@@ -26,6 +26,9 @@ from ._display import counted
 from ._quotes import Quotes, first_wrong
 from ._types import NAMES, can_be_read, name_of, named
 
+EMPTY = "it is empty, and a table needs columns"
+"""What is wrong with a file that has nothing in it."""
+
 INFER_ROWS = 10_000
 """Rows that are looked at where nobody says how many."""
 
@@ -224,7 +227,7 @@ class _File:
         with self._bytes() as file:
             start = file.readline()
         if not start:
-            raise self._error("it is empty, and a table needs columns")
+            raise self._error(EMPTY)
         if start.startswith(_UTF16_MARKS):
             raise self._error("its text is UTF-16; convert the file first, as with: iconv -f UTF-16 -t UTF-8 FILE")
         _, record = next(self._records(), (1, []))

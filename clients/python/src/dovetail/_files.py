@@ -199,7 +199,7 @@ def _kind_of(path: str) -> str:
     with open(path, "rb") as file:
         start = file.read(max(map(len, _BY_MAGIC)))
     if not start:
-        raise ValueError(f"reading {path}: it is empty, and a table needs columns")
+        raise ValueError(f"reading {path}: {_csv.EMPTY}")
     for magic, kind in _BY_MAGIC.items():
         if start.startswith(magic):
             return kind
