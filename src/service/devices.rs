@@ -80,7 +80,7 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             gpus_found(gpus)
         ))),
         _ => Err(Error::Invalid(format!(
-            "--devices is {:?}; write auto for what there is, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N \
+            "--devices is {:?}; write auto, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N \
              slices, N from 1 to {HOST_DEVICES_MAX}; there {}",
             settings.devices,
             gpu_count().map_or_else(|error| format!("may be GPUs that cannot be counted: {error}"), gpus_found)

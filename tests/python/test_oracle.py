@@ -252,7 +252,7 @@ def test_a_key_of_integers_of_both_signs_is_joined_again(client: dovetail.Client
     left, right = side(rng, [("k", signed)], "a", [], "p"), side(rng, [("k", unsigned)], "b", [], "q")
     client.put("signed", left)
     client.put("unsigned", right)
-    client.join("signed", "unsigned", on="k", how="full", into="both", retain_seconds=0)
+    client.join("signed", "unsigned", on="k", how="full", into="both").wait()
     both = client.get("both")
     assert both.schema.field("k").type == pa.decimal128(20, 0)
     assert both.num_rows == 11
