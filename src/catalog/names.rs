@@ -208,6 +208,16 @@ impl Catalog {
         self.ledger.charge(owner)
     }
 
+    /// Bytes that a tenant may hold beside what it does; `None` for no limit.
+    pub fn room_of(&self, owner: &str) -> Option<u64> {
+        self.ledger.room(owner)
+    }
+
+    /// Bytes of all tables.
+    pub fn table_bytes(&self) -> u64 {
+        self.names.read().tables.values().map(|table| table.bytes).sum()
+    }
+
     /// What a tenant holds.
     pub fn usage(&self, owner: &str) -> TenantUsage {
         let tables = self.names.read().tables.values().filter(|table| table.owner == owner).count();

@@ -56,6 +56,11 @@ impl Ledger {
         self.bytes.lock().get(owner).copied().unwrap_or(0)
     }
 
+    /// Bytes that an owner may have more; `None` for no limit.
+    pub(super) fn room(&self, owner: &str) -> Option<u64> {
+        Some(self.bytes_limit?.saturating_sub(self.bytes(owner)))
+    }
+
     pub(super) fn owners(&self) -> Vec<String> {
         self.bytes.lock().keys().cloned().collect()
     }

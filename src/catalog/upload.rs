@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Field, SchemaRef};
 use serde::Deserialize;
 
 use super::adopt::{Adopter, Meter};
@@ -13,6 +13,7 @@ use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
 use super::table::{column_index, detected_order, unasked};
 use super::{Catalog, Editor, NameReservation, StatisticsCollector, Table};
+use crate::human::type_name;
 use crate::{Context, Error, Result};
 
 /// What the first DoPut message may say about the table, as JSON.
@@ -131,6 +132,10 @@ impl Target {
         let of = format!("the schema of {name:?}");
         check_columns(&schema, &of)?;
         let indexes = |columns: &Vec<String>| -> Result<Vec<usize>> {
+            let twice = columns.iter().enumerate().find(|(at, column)| columns[..*at].contains(column));
+            if let Some((_, column)) = twice {
+                return Err(Error::Invalid(format!("column {column:?} is named twice; name each column once")));
+            }
             columns.iter().map(|column| column_index(&schema, column, &of)).collect()
         };
         let sorted_by = indexes(&options.sorted_by).context(|| "sorted_by")?;
@@ -388,14 +393,20 @@ fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
 
 /// The first difference between two schemas, in words.
 fn difference(before: &SchemaRef, after: &SchemaRef) -> String {
-    let describe = |field: &arrow::datatypes::Field| {
+    let describe = |field: &Field, of_type: String| {
         let null = if field.is_nullable() { "" } else { " not null" };
-        format!("{:?} of type {}{null}", field.name(), field.data_type())
+        format!("{:?} of type {of_type}{null}", field.name())
     };
     let (fields, new) = (before.fields(), after.fields());
     for (index, (field, new)) in fields.iter().zip(new).enumerate() {
-        if describe(field) != describe(new) {
-            return format!("column {index} was {} and is {}", describe(field), describe(new));
+        let named = [field, new].map(|field| describe(field, type_name(field.data_type())));
+        // Arrow's own words tell what the names leave out, such as whether the values of a list may be null.
+        let [was, is] = match named[0] != named[1] {
+            true => named,
+            false => [field, new].map(|field| describe(field, field.data_type().to_string())),
+        };
+        if was != is {
+            return format!("column {index} was {was} and is {is}");
         }
     }
     match fields.len() == new.len() {

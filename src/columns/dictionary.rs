@@ -26,6 +26,7 @@ use arrow::row::{RowConverter, SortField};
 use arrow::util::display::FormatOptions;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::human::type_name;
 use crate::{Error, Result};
 
 /// The type of a dictionary column that is gathered from batches of those dictionaries: `data_type`, or that with wider keys.
@@ -92,7 +93,7 @@ fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usi
 /// [`Error::Internal`] when its keys cannot number them, which [`encoded_type`] rules out.
 pub fn encode(values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
     let DataType::Dictionary(_, value_type) = data_type else {
-        return Err(Error::Internal(format!("{data_type} is no dictionary type")));
+        return Err(Error::Internal(format!("{} is no dictionary type", type_name(data_type))));
     };
     if is_packed_by_arrow(value_type) {
         return cast_with_options(values, data_type, &STRICT).map_err(|error| failed(values, data_type, &error));
@@ -170,9 +171,10 @@ const STRICT: CastOptions<'static> = CastOptions { safe: false, format_options: 
 
 fn failed(array: &dyn Array, data_type: &DataType, error: &ArrowError) -> Error {
     Error::Internal(format!(
-        "making a dictionary of {} rows of {}, as {data_type}: {error}",
+        "making a dictionary of {} rows of {}, as {}: {error}",
         array.len(),
-        array.data_type()
+        type_name(array.data_type()),
+        type_name(data_type)
     ))
 }
 

@@ -20,6 +20,7 @@ use runs::{Run, gather_runs};
 use super::dictionary::{Distinct, Seeded, is_same};
 use super::rows::{BatchIndex, Rows};
 use crate::device::{HostColumn, NO_ROW};
+use crate::human::type_name;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -73,7 +74,8 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
     if let Some(dictionary) = dictionary {
         data = data.add_child_data(dictionary.to_data());
     }
-    let data = data.build().map_err(|error| Error::Internal(format!("assembling a {data_type} column: {error}")))?;
+    let failed = |error| Error::Internal(format!("assembling a column of {}: {error}", type_name(data_type)));
+    let data = data.build().map_err(failed)?;
     Ok(arrow::array::make_array(data))
 }
 
@@ -206,7 +208,8 @@ fn gather_dictionary(
     let mut keys: UInt32Array = numbers.iter().map(&mut key_of).collect();
     let mut values = gather_places(&dictionaries, value_type, places.len(), |at| Some(places[at]), arena)?;
     // Several dictionaries may have the same value, or one of them a null.
-    let failed = |error| Error::Internal(format!("making one dictionary of several of type {value_type}: {error}"));
+    let failed =
+        |error| Error::Internal(format!("making one dictionary of several of {}: {error}", type_name(value_type)));
     let Distinct { number_of, firsts } = Distinct::of(&values).map_err(failed)?;
     if firsts.len() < values.len() {
         keys = keys.iter().map(|key| number_of[key? as usize]).collect();

@@ -2,19 +2,21 @@
 
 use arrow::datatypes::{DataType, TimeUnit};
 
+use crate::human::type_name;
 use crate::{Error, Result};
 
 /// Types whose values can be equal. Two key columns fit when their classes are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyClass {
-    /// Integers of any width and sign, compared by value.
+    /// Integers of any width and sign, and decimals of scale 0, compared by value: integers of both signs and 64 bits become such
+    /// decimals where one column has the keys of both sides.
     Integer,
     /// IEEE 754 floats of one width in bytes; NaN equals NaN, -0 equals 0.
     Float {
         /// 2, 4 or 8.
         bytes: u8,
     },
-    /// Decimals of one scale, of any precision.
+    /// Decimals of one scale other than 0, of any precision.
     Decimal {
         /// Digits after the point.
         scale: i8,
@@ -59,6 +61,10 @@ pub fn key_class(data_type: &DataType) -> Result<KeyClass> {
         DataType::Float16 => KeyClass::Float { bytes: 2 },
         DataType::Float32 => KeyClass::Float { bytes: 4 },
         DataType::Float64 => KeyClass::Float { bytes: 8 },
+        DataType::Decimal32(_, 0)
+        | DataType::Decimal64(_, 0)
+        | DataType::Decimal128(_, 0)
+        | DataType::Decimal256(_, 0) => KeyClass::Integer,
         DataType::Decimal32(_, scale)
         | DataType::Decimal64(_, scale)
         | DataType::Decimal128(_, scale)
@@ -76,9 +82,49 @@ pub fn key_class(data_type: &DataType) -> Result<KeyClass> {
         DataType::Dictionary(_, values) => key_class(values)?,
         other => {
             return Err(Error::Invalid(format!(
-                "type {other} cannot be a join key; keys are integers, floats, decimals, dates, times, timestamps, durations, \
-                 booleans, strings, binaries, and dictionaries of these"
+                "type {} cannot be a join key; keys are integers, floats, decimals, dates, times, timestamps, durations, \
+                 booleans, strings, binaries, and dictionaries of these",
+                type_name(other)
             )));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of README.md.
+    #[test]
+    fn types_match_those_that_the_readme_says() {
+        use DataType as T;
+        let classes = [
+            vec![T::Int8, T::UInt64, T::Decimal32(5, 0), T::Decimal128(20, 0), T::Decimal256(60, 0)],
+            vec![T::Decimal64(9, 2), T::Decimal128(38, 2)],
+            vec![T::Decimal64(9, 3)],
+            vec![T::Decimal128(9, -2)],
+            vec![T::Float16],
+            vec![T::Float32],
+            vec![T::Float64],
+            vec![T::Utf8, T::LargeUtf8, T::Utf8View, T::Dictionary(T::Int8.into(), T::Utf8.into())],
+            vec![T::Binary, T::LargeBinary, T::BinaryView, T::FixedSizeBinary(3), T::FixedSizeBinary(4)],
+            vec![T::Timestamp(TimeUnit::Second, None)],
+            vec![T::Timestamp(TimeUnit::Microsecond, None)],
+            ["UTC", "Europe/Berlin"].map(|zone| T::Timestamp(TimeUnit::Microsecond, Some(zone.into()))).to_vec(),
+            vec![T::Time32(TimeUnit::Second)],
+            vec![T::Time64(TimeUnit::Nanosecond)],
+            vec![T::Duration(TimeUnit::Nanosecond)],
+            vec![T::Date32, T::Dictionary(T::Int8.into(), T::Date32.into())],
+            vec![T::Date64],
+            vec![T::Boolean],
+        ];
+        for (at, types) in classes.iter().enumerate() {
+            for (other_at, others) in classes.iter().enumerate() {
+                for (one, other) in types.iter().flat_map(|one| others.iter().map(move |other| (one, other))) {
+                    let matches = key_class(one).unwrap() == key_class(other).unwrap();
+                    assert_eq!(matches, at == other_at, "{one} and {other}");
+                }
+            }
+        }
+    }
 }

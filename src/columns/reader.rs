@@ -10,6 +10,7 @@ use arrow::datatypes::{DataType, Decimal256Type, Int64Type};
 use rayon::prelude::*;
 
 use super::rows::{BatchIndex, Rows};
+use crate::human::type_name;
 use crate::{Error, Result};
 
 /// One key value in canonical form: two values of one class are equal exactly when these are.
@@ -17,7 +18,7 @@ use crate::{Error, Result};
 pub enum KeyValue<'a> {
     /// Numbers: two's complement of integers, canonical bits of floats, 0 or 1 of booleans.
     Number(i128),
-    /// Strings, binaries, and 256-bit decimals (32 bytes, little-endian).
+    /// Strings, binaries, and decimals of 256 bits with what is compared with them (32 bytes, little-endian).
     Bytes(&'a [u8]),
 }
 
@@ -56,7 +57,8 @@ enum Part {
 }
 
 impl KeyReader {
-    /// A reader of column `index` of `rows`. `wide_decimal`: the other side has 256 bits, so read these as 256 bits too.
+    /// A reader of column `index` of `rows`. `wide_decimal`: one side has decimals of 256 bits, so read these as
+    /// 256 bits too.
     ///
     /// # Errors
     /// [`Error::Internal`] when Arrow cannot widen a type that it should.
@@ -83,7 +85,7 @@ impl Part {
     fn new(array: &ArrayRef, wide_decimal: bool) -> Result<Self> {
         let widen = |target: &DataType| {
             cast(array, target)
-                .map_err(|error| Error::Internal(format!("reading keys of type {}: {error}", array.data_type())))
+                .map_err(|error| Error::Internal(format!("reading keys of {}: {error}", type_name(array.data_type()))))
         };
         Ok(match array.data_type() {
             DataType::Decimal32(precision, scale)
@@ -94,6 +96,8 @@ impl Part {
                 Self::decimal256(widen(&DataType::Decimal256(*precision, *scale))?)
             }
             DataType::Decimal256(..) => Self::decimal256(array.clone()),
+            // Integers have up to 20 digits.
+            integer if wide_decimal && integer.is_integer() => Self::decimal256(widen(&DataType::Decimal256(20, 0))?),
             DataType::Decimal32(precision, scale) | DataType::Decimal64(precision, scale) => {
                 Self::Wide(widen(&DataType::Decimal128(*precision, *scale))?)
             }

@@ -23,6 +23,7 @@ use crate::columns::{
     with_wanted_keys,
 };
 use crate::device::{Column, Event, HostColumn, Positions};
+use crate::human::type_name;
 use crate::memory::{Arena, Reservation};
 use crate::{Error, Result};
 
@@ -352,6 +353,7 @@ impl Finisher<'_> {
                 }
                 let strict = CastOptions { safe: false, ..CastOptions::default() };
                 cast_with_options(&array, wanted, &strict).map_err(|error| {
+                    let (found, wanted) = (type_name(found), type_name(wanted));
                     Error::Internal(format!("casting column {:?} from {found} to {wanted}: {error}", field.name()))
                 })
             }
@@ -523,12 +525,13 @@ impl<'a> Gatherer<'a> {
     }
 }
 
+/// Bytes of a message that is large enough for its overhead not to count.
+pub(crate) const MESSAGE_BYTES: usize = 4 << 20;
+
 impl BatchSizes {
     /// Batches of about one wire message, or of as many rows as the client asked for, for rows of that many bytes on average;
     /// and as many of them at once as make up `gather_bytes`.
     pub(crate) fn new(asked_for: Option<usize>, row_bytes: f64, gather_bytes: usize) -> Self {
-        /// Bytes of a message that is large enough for its overhead not to count.
-        const MESSAGE_BYTES: usize = 4 << 20;
         const ROWS_MAX: usize = 1 << 20;
         let rows_of = |bytes: usize| ((bytes as f64 / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
         let batch_rows = asked_for.unwrap_or(rows_of(MESSAGE_BYTES)).clamp(1, ROWS_MAX);

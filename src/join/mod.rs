@@ -48,7 +48,7 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 
-pub(crate) use emit::BatchSizes;
+pub(crate) use emit::{BatchSizes, MESSAGE_BYTES};
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord};
 pub(crate) use probe::CHUNKS_PER_STREAM;

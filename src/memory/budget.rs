@@ -18,6 +18,13 @@ pub trait Reclaim: fmt::Debug + Send + Sync {
     fn reclaim(&self, bytes: u64) -> u64;
 }
 
+/// Whoever knows what holds memory of a budget, for those who are refused some.
+pub trait Holders: fmt::Debug + Send + Sync {
+    /// What holds how much, and who can let go of it; empty when nothing is known. It is asked while locks are held, so it may
+    /// wait for none for long.
+    fn named(&self) -> String;
+}
+
 /// A bounded amount of memory of one kind. Clones share the same bound.
 #[derive(Clone, Debug)]
 pub struct Budget {
@@ -37,6 +44,8 @@ struct Inner {
     reclaim: OnceLock<Weak<dyn Reclaim>>,
     /// One at a time asks for it: another would find nothing left, and not wait until that is free.
     reclaiming: Mutex<()>,
+    /// Who knows what holds it.
+    holders: Mutex<Option<Weak<dyn Holders>>>,
     /// What this one is a part of; given back with its last clone.
     _part_of: Option<Reservation>,
 }
@@ -57,7 +66,7 @@ impl Budget {
 
     fn with_limit(name: String, knob: String, limit_bytes: u64, part_of: Option<Reservation>) -> Self {
         let (used_bytes, used_bytes_max) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (reclaim, reclaiming) = (OnceLock::new(), Mutex::default());
+        let (reclaim, reclaiming, holders) = (OnceLock::new(), Mutex::default(), Mutex::default());
         Self {
             inner: Arc::new(Inner {
                 name,
@@ -67,6 +76,7 @@ impl Budget {
                 used_bytes_max,
                 reclaim,
                 reclaiming,
+                holders,
                 _part_of: part_of,
             }),
         }
@@ -117,6 +127,20 @@ impl Budget {
         let _ = self.inner.reclaim.set(reclaim);
     }
 
+    /// From now on, `holders` is asked what holds the memory when there is too little.
+    pub fn held_by(&self, holders: Weak<dyn Holders>) {
+        *self.inner.holders.lock() = Some(holders);
+    }
+
+    /// What holds the memory, to be put behind how much of it is free: begins with a semicolon, or is empty.
+    fn holders(&self) -> String {
+        let holders = self.inner.holders.lock().as_ref().and_then(Weak::upgrade);
+        match holders.map(|holders| holders.named()) {
+            Some(named) if !named.is_empty() => format!("; {named}"),
+            _ => String::new(),
+        }
+    }
+
     /// Asks for memory to be given back although the budget has some; how many bytes it were.
     pub(super) fn reclaim(&self, bytes: u64) -> u64 {
         let _one_at_a_time = self.inner.reclaiming.lock();
@@ -156,12 +180,13 @@ impl Budget {
                 Ok(())
             }
             Err(used) => Err(Error::Exhausted(format!(
-                "{purpose} needs {} of {}, of which {} of {} are free; ask for less, drop what is no longer needed, or \
+                "{purpose} needs {} of {}, of which {} of {} are free{}; ask for less, drop what is no longer needed, or \
                  raise {}",
                 human_bytes(bytes),
                 inner.name,
                 human_bytes(inner.limit_bytes.saturating_sub(used)),
                 human_bytes(inner.limit_bytes),
+                self.holders(),
                 inner.knob,
             ))),
         }
@@ -256,6 +281,28 @@ mod tests {
         assert!(
             matches!(&refusal, Error::Exhausted(text) if text.contains("the probe side") && text.contains("--test-memory"))
         );
+    }
+
+    #[derive(Debug)]
+    struct Ann;
+
+    impl Holders for Ann {
+        fn named(&self) -> String {
+            "Ann holds 60 B".into()
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_holds_the_memory_where_somebody_knows() {
+        let budget = Budget::new("test memory", "--test-memory", 100);
+        let _held = budget.reserve(60, "a").unwrap();
+        let refused = || budget.reserve(41, "b").unwrap_err().message().to_owned();
+        assert!(refused().contains("of which 40 B of 100 B are free; ask for less"), "{}", refused());
+        let ann: Arc<dyn Holders> = Arc::new(Ann);
+        budget.held_by(Arc::downgrade(&ann));
+        assert!(refused().contains("of which 40 B of 100 B are free; Ann holds 60 B; ask for less"), "{}", refused());
+        drop(ann);
+        assert!(!refused().contains("Ann"), "{}", refused());
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod limits;
 mod pool;
 
 pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead, Pin};
-pub use budget::{Budget, Reclaim, Reservation};
+pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;
 pub use limits::{parse_memory_setting, process_memory_limit};
 pub use pool::ReservedPool;

@@ -9,6 +9,7 @@ use super::JoinSpec;
 use super::plan::mean_value_bytes;
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};
+use crate::human::type_name;
 use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
 use crate::{Context, Error, Result, listed};
 
@@ -91,9 +92,14 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<JoinKey
             key_class(right_type).context(|| format!("key column {:?} of table {:?}", pair.right, right.name))?;
         if left_class != right_class {
             return Err(Error::Invalid(format!(
-                "key column {:?} of table {:?} is {left_type}, and {:?} of table {:?} is {right_type}; values of these types are \
-                 never compared, so cast one side to the other's type before uploading",
-                pair.left, left.name, pair.right, right.name
+                "key column {:?} of table {:?} is {}, and {:?} of table {:?} is {}; values of these types are never compared, so \
+                 cast one side to the other's type before uploading",
+                pair.left,
+                left.name,
+                type_name(left_type),
+                pair.right,
+                right.name,
+                type_name(right_type)
             )));
         }
         let is_float = matches!(left_class, crate::columns::KeyClass::Float { .. });
@@ -206,12 +212,19 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
             Some(("right", name)) => on_side(Side::Right, name),
             _ => {
                 let names = |table: &Table| listed(table.schema.fields().iter().map(|field| field.name()));
+                // As SQL would have it; a table may have a name with a point, and one name may be of both sides.
+                let sides = [(Side::Right, right), (Side::Left, left)];
+                let by_table = sides.into_iter().find_map(|(side, table)| {
+                    let name = column.strip_prefix(&table.name)?.strip_prefix('.')?;
+                    let is_shown = how.only_side().is_none_or(|only| only == side);
+                    (is_shown && table.schema.index_of(name).is_ok()).then(|| format!("; write \"{side}.{name}\""))
+                });
                 let bare = column.strip_suffix("_right").filter(|_| how.only_side().is_none());
                 let hint = match bare.filter(|name| right.schema.index_of(name).is_ok()) {
                     Some(name) => {
                         format!("; write \"right.{name}\", which the result calls {column:?} where its name is taken")
                     }
-                    None => String::new(),
+                    None => by_table.unwrap_or_default(),
                 };
                 Err(Error::Invalid(format!(
                     "neither table has a column {column:?}; left has {}, right has {}{hint}",
@@ -361,6 +374,10 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
                 (false, _) => T::UInt64,
             }
         }
+        (Some((is_signed, bits)), None) | (None, Some((is_signed, bits))) => {
+            let decimal = if left.is_integer() { right } else { left };
+            wide_enough(decimal, digits(is_signed, bits))
+        }
         _ if left == right => left,
         _ => match (&left, &right) {
             (T::Utf8 | T::LargeUtf8 | T::Utf8View, _) => T::LargeUtf8,
@@ -372,6 +389,25 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
             // Times of one unit have one type, and instants differ in the name of their zone only.
             _ => left,
         },
+    }
+}
+
+/// Decimal digits of the largest integer of so many bits.
+fn digits(is_signed: bool, bits: u32) -> u8 {
+    let largest = if is_signed { (1u128 << (bits - 1)) - 1 } else { (1u128 << bits) - 1 };
+    largest.ilog10() as u8 + 1
+}
+
+/// A decimal type of scale 0 that holds the values of another, and all numbers of so many digits.
+fn wide_enough(decimal: DataType, digits: u8) -> DataType {
+    use DataType as T;
+    match decimal {
+        T::Decimal32(precision, _) | T::Decimal64(precision, _) | T::Decimal128(precision, _) if precision < digits => {
+            T::Decimal128(38, 0)
+        }
+        T::Decimal256(precision, _) if precision < digits => T::Decimal256(76, 0),
+        // A column of it needs no conversion.
+        wide => wide,
     }
 }
 
@@ -406,6 +442,12 @@ mod tests {
         assert!(refused("w_left", JoinKind::Inner).ends_with("right has a, b, w"));
         assert!(refused("left.w", JoinKind::Inner).ends_with("columns are k, v; the right table has it: \"right.w\""));
         assert!(refused("right.v", JoinKind::Left).ends_with("the left table has it: \"left.v\""));
+        // Sides are left and right, whatever their tables are called; so is a key of the right table told by its side.
+        assert!(refused("r.a", JoinKind::Inner).ends_with("right has a, b, w; write \"right.a\""));
+        assert!(refused("l.v", JoinKind::Full).ends_with("; write \"left.v\""));
+        assert!(refused("r.w", JoinKind::LeftSemi).ends_with("right has a, b, w"));
+        let shown = |columns: &[&str]| bound(JoinKind::Inner, columns).unwrap().schema.fields().len();
+        assert_eq!(shown(&["k", "right.a", "right.b", "w"]), 4);
         // A semi join has columns of one side only.
         assert!(refused("left.w", JoinKind::LeftSemi).ends_with("columns are k, v"));
         assert!(refused("w_right", JoinKind::LeftSemi).ends_with("right has a, b, w"));
@@ -430,6 +472,28 @@ mod tests {
         // A right row without a match shows `a` as `k`, and its `b` may be another.
         assert_eq!(names(JoinKind::Right), ["k", "v", "b", "w"]);
         assert_eq!(names(JoinKind::LeftSemi), ["k", "v"]);
+    }
+
+    #[test]
+    fn integers_and_decimals_have_a_type_in_common() {
+        use DataType as T;
+        for (left, right, common) in [
+            (T::Int32, T::Int64, T::Int64),
+            (T::UInt32, T::Int32, T::Int64),
+            (T::Int64, T::UInt64, T::Decimal128(20, 0)),
+            // What that gives is joined with both again.
+            (T::Int64, T::Decimal128(20, 0), T::Decimal128(20, 0)),
+            (T::Decimal128(20, 0), T::UInt64, T::Decimal128(20, 0)),
+            (T::UInt64, T::Decimal128(19, 0), T::Decimal128(38, 0)),
+            (T::Int64, T::Decimal128(19, 0), T::Decimal128(19, 0)),
+            (T::Int8, T::Decimal32(3, 0), T::Decimal32(3, 0)),
+            (T::Int32, T::Decimal32(9, 0), T::Decimal128(38, 0)),
+            (T::Decimal256(10, 0), T::Int64, T::Decimal256(76, 0)),
+            (T::Dictionary(T::Int8.into(), T::Int64.into()), T::Decimal64(18, 0), T::Decimal128(38, 0)),
+            (T::Decimal128(9, 0), T::Decimal128(11, 0), T::Decimal128(38, 0)),
+        ] {
+            assert_eq!(common_key_type(&left, &right), common, "{left} and {right}");
+        }
     }
 
     #[test]

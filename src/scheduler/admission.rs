@@ -174,12 +174,14 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
     let all = || executors.iter().map(|executor| executor.id.to_string()).collect::<Vec<_>>().join(", ");
     match request {
         DeviceRequest::Any | DeviceRequest::Count(1) => Ok((0..executors.len()).collect()),
-        DeviceRequest::Count(0) => {
-            Err(Error::Invalid("a join needs at least one device; leave \"devices\" out".into()))
-        }
+        DeviceRequest::Count(0) => Err(Error::Invalid(format!(
+            "\"devices\" is 0, and a join needs one; name some of {}, ask for 1, or leave it out",
+            all()
+        ))),
         DeviceRequest::Count(count) => Err(Error::Unsupported(format!(
-            "\"devices\": {count} asks for a join over several devices, which this version has no strategy for; ask for 1, or \
-             leave it out"
+            "\"devices\": {count} asks for a join over several devices, which this version has no strategy for; name some of {}, \
+             one of which runs it, ask for 1, or leave it out",
+            all()
         ))),
         DeviceRequest::Named(names) if names.is_empty() => {
             Err(Error::Invalid(format!("\"devices\" is an empty list; name some of {}, or leave it out", all())))
@@ -188,8 +190,12 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
             let mut found = Vec::new();
             for name in names {
                 let at = executors.iter().position(|executor| executor.id.to_string() == *name);
-                let at =
-                    at.ok_or_else(|| Error::Invalid(format!("there is no device {name:?}; devices are {}", all())))?;
+                let at = at.ok_or_else(|| {
+                    Error::Invalid(format!(
+                        "there is no device {name:?}; name some of {}, or leave \"devices\" out for any of them",
+                        all()
+                    ))
+                })?;
                 if !found.contains(&at) {
                     found.push(at);
                 }
@@ -216,7 +222,7 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
     if !has_statistics(&plan.join) {
         return all(bytes.min(budget.limit_bytes() / GUESSED_SHARE));
     }
-    let table_bytes = catalog.tables().iter().map(|table| table.bytes).sum::<u64>().min(budget.used_bytes());
+    let table_bytes = catalog.table_bytes().min(budget.used_bytes());
     let there_will_be = budget.limit_bytes().saturating_sub(table_bytes);
     if bytes <= there_will_be {
         return all(bytes);

@@ -15,7 +15,8 @@ use super::state::{Leftovers, Running, Shared, Slot, State};
 use crate::catalog::{Editor, GiveWay, ResultSpool, Spending, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::human;
-use crate::memory::{Budget, ReservedPool, human_bytes};
+use crate::join::MESSAGE_BYTES;
+use crate::memory::{Budget, Holders, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
 
@@ -63,7 +64,8 @@ impl Shared {
         let Submission { owner, is_admin } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes its time, and is done without the lock.
-        let admitted = self.admit(spec)?;
+        let mut admitted = self.admit(spec)?;
+        self.fit_batches(&mut admitted, &owner);
         let plan = admitted.plan();
         let (places, host) = (admitted.places.clone(), admitted.host);
         let mut state = self.state.lock();
@@ -123,6 +125,22 @@ impl Shared {
         Ok(job)
     }
 
+    /// Where a result is consumed as it is read, several of its batches fit into what its tenant may still hold: a single batch
+    /// that does not fit would fail the join, and no reader could make room for it.
+    fn fit_batches(&self, admitted: &mut Admitted, owner: &str) {
+        const BATCHES: u64 = 4;
+        // What results that were read hold is room, too, and not known here.
+        const BYTES_MIN: u64 = 64 << 10;
+        let Some(room) = self.catalog.room_of(owner) else { return };
+        let bytes = (room / BATCHES).max(BYTES_MIN);
+        for plan in admitted.plans.values_mut() {
+            let spec = &mut plan.join.spec;
+            if spec.is_read_as_made() && spec.batch_rows.is_none() && bytes < MESSAGE_BYTES as u64 {
+                spec.batch_rows = Some(((bytes as f64 / plan.row_bytes.max(1.0)) as usize).max(1));
+            }
+        }
+    }
+
     fn check_room(&self, state: &State, owner: &str) -> Result<()> {
         if state.draining {
             return Err(Error::Unavailable("the server is shutting down and takes no new jobs; try another".into()));
@@ -133,7 +151,10 @@ impl Shared {
                 human::counted_as(state.queue.len() as u64, "job waits", "jobs wait")
             )));
         }
-        let active = state.queue.active(owner);
+        // Whoever has stopped a job need not wait until its device has noticed.
+        let is_stopped = |running: &&Running| running.job.owner == owner && running.job.check_stop().is_err();
+        let stopped = state.slots.iter().flat_map(|slot| &slot.running).filter(is_stopped).count();
+        let active = state.queue.active(owner).saturating_sub(stopped);
         if self.options.tenant_jobs > 0 && active >= self.options.tenant_jobs {
             return Err(Error::Exhausted(format!(
                 "tenant {owner:?} has {} waiting or running, and may have no more; wait for one to end, or raise the server's --tenant-jobs",
@@ -186,8 +207,8 @@ impl Shared {
                         failed = true;
                         continue;
                     }
-                    let kept = kept_results(state);
-                    format!("{needed} of host memory for its result, of which {free} are free{kept}")
+                    let held = held_behind(&self.holders(state));
+                    format!("{needed} of host memory for its result, of which {free} are free{held}")
                 }
             };
             let start = SystemTime::now() + turn.start.saturating_sub(now);
@@ -208,7 +229,7 @@ impl Shared {
             job.id,
             waited.as_secs_f64(),
             human_bytes(self.host_budget().limit_bytes()),
-            kept_results(state),
+            held_behind(&self.holders(state)),
             job.plan.join.spec.room_advice(),
         ))
     }
@@ -310,21 +331,40 @@ impl Shared {
     }
 }
 
-/// What results hold that stay for their leases, and whose they are: something that somebody may let go of.
-fn kept_results(state: &State) -> String {
-    const NAMED_MAX: usize = 5;
-    let is_kept = |job: &&Arc<Job>| {
-        job.plan.join.spec.into.is_none() && job.life.lock().state.is_final() && !job.result.gives_way()
-    };
-    let held = state.live.values().filter(is_kept).map(|job| (job.result.returning_bytes(), job.id));
-    let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
-    if held.is_empty() {
-        return String::new();
+impl Shared {
+    /// What holds host memory until somebody lets go of it: results that wait for their readers, and tables. Empty when nothing does.
+    fn holders(&self, state: &State) -> String {
+        const NAMED_MAX: usize = 5;
+        // What becomes a table is held by the table.
+        let is_result = |job: &&Arc<Job>| job.plan.join.spec.into.is_none();
+        let held = state.live.values().filter(is_result).map(|job| (job.result.waiting_bytes(), job.id));
+        let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();
+        held.sort_unstable_by(|one, other| other.cmp(one));
+        let mut holders = Vec::new();
+        if !held.is_empty() {
+            let bytes = human_bytes(held.iter().map(|(bytes, _)| bytes).sum());
+            let named: Vec<String> = held.iter().take(NAMED_MAX).map(|(_, id)| id.to_string()).collect();
+            let (named, more) = (named.join(", "), if held.len() > NAMED_MAX { ", ..." } else { "" });
+            holders.push(match held.len() {
+                1 => format!("the result of job {named} holds {bytes} until its client reads or cancels it"),
+                _ => format!("the results of jobs {named}{more} hold {bytes} until their clients read or cancel them"),
+            });
+        }
+        match self.catalog.table_bytes() {
+            0 => {}
+            bytes => holders.push(format!("tables hold {}", human_bytes(bytes))),
+        }
+        holders.join(", and ")
     }
-    held.sort_unstable_by(|one, other| other.cmp(one));
-    let bytes = held.iter().map(|(bytes, _)| bytes).sum();
-    let named: Vec<String> = held.iter().take(NAMED_MAX).map(|(_, id)| id.to_string()).collect();
-    let more = if held.len() > NAMED_MAX { ", ..." } else { "" };
-    let (jobs, hold) = if held.len() == 1 { ("result of job", "holds") } else { ("results of jobs", "hold") };
-    format!("; the {jobs} {}{more} {hold} {}", named.join(", "), human_bytes(bytes))
+}
+
+impl Holders for Shared {
+    fn named(&self) -> String {
+        const MOMENT: Duration = Duration::from_millis(10);
+        self.state.try_lock_for(MOMENT).map_or_else(String::new, |state| self.holders(&state))
+    }
+}
+
+fn held_behind(holders: &str) -> String {
+    if holders.is_empty() { String::new() } else { format!("; {holders}") }
 }

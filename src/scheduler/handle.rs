@@ -1,7 +1,7 @@
 //! The scheduler as others see it: what it is told, and what it tells.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,6 +16,7 @@ use super::state::{Shared, Slot, State};
 use super::stats::{DeviceStats, SchedulerStats};
 use crate::catalog::Catalog;
 use crate::device::Device;
+use crate::memory::Holders;
 use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
 use crate::{Error, Result};
 
@@ -24,7 +25,7 @@ use crate::{Error, Result};
 pub struct SchedulerOptions {
     /// Jobs that may wait; more are refused.
     pub queue_limit: usize,
-    /// Jobs that one tenant may have waiting or running; 0 for no limit.
+    /// Jobs that one tenant may have waiting or running, those that were stopped left out; 0 for no limit.
     pub tenant_jobs: usize,
     /// Short jobs that a device runs at a time, at the most; long ones have it alone.
     pub jobs_per_device: usize,
@@ -122,6 +123,8 @@ impl Scheduler {
             ended: Condvar::new(),
             timer: Condvar::new(),
         });
+        let known: Weak<dyn Holders> = Arc::downgrade(&shared) as _;
+        shared.host_budget().held_by(known);
         let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(body).expect("the system gives a thread")
         };

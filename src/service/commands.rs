@@ -230,6 +230,14 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
             }
         }
     }
+    for (at, pair) in join.on.iter().enumerate() {
+        if join.on[..at].iter().any(|earlier| (&earlier.left, &earlier.right) == (&pair.left, &pair.right)) {
+            return Err(Error::Invalid(format!(
+                "\"on\" has the pair of {:?} and {:?} twice; say each pair once",
+                pair.left, pair.right
+            )));
+        }
+    }
     let priority = join.priority.or(defaults.priority).unwrap_or(0);
     if !PRIORITIES.contains(&priority) {
         let (least, most) = PRIORITIES.into_inner();
@@ -304,7 +312,7 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
     };
     match value {
         None | Some(Kind::NullValue(_)) => Ok(DeviceRequest::Any),
-        Some(Kind::NumberValue(count)) if count.fract() == 0.0 && (1.0..=65536.0).contains(&count) => {
+        Some(Kind::NumberValue(count)) if count.fract() == 0.0 && (0.0..=65536.0).contains(&count) => {
             Ok(DeviceRequest::Count(count as usize))
         }
         Some(Kind::NumberValue(count)) => wrong(count.to_string()),
@@ -391,7 +399,9 @@ mod tests {
             with("[\"host:0\", \"host:1\"]").unwrap(),
             DeviceRequest::Named(vec!["host:0".into(), "host:1".into()])
         );
-        for wrong in ["0", "-1", "1.5", "true", "{}", "[1]", "[]", "1e300"] {
+        // Whoever knows the devices refuses it, and names them.
+        assert_eq!(with("0").unwrap(), DeviceRequest::Count(0));
+        for wrong in ["-1", "1.5", "true", "{}", "[1]", "[]", "1e300"] {
             assert!(with(wrong).is_err(), "devices {wrong} was accepted");
         }
     }
@@ -440,6 +450,10 @@ mod tests {
             );
         }
         assert!(with(r#""on": [{"left": "k"}]"#).contains("lacks \"right\""));
+        let pairs =
+            |second: &str| format!(r#""on": [{{"left": "k", "right": "x"}}, {{"left": "k", "right": {second}}}]"#);
+        assert!(with(&pairs(r#""x", "nulls_equal": true"#)).contains("the pair of \"k\" and \"x\" twice"));
+        assert!(decode(format!(r#"{{"join": {{"left": "a", "right": "b", {}}}}}"#, pairs("\"y\"")).as_bytes()).is_ok());
         assert!(with(r#""strategy": "quantum""#).contains("quantum"));
         assert!(with(r#""into": "c", "into_mode": "append""#).contains("`create` or `replace`"));
         assert!(with(r#""into_mode": "replace""#).contains("names no table to replace"));

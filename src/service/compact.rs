@@ -20,6 +20,7 @@ use arrow::datatypes::{
 };
 
 use crate::columns::{any_part, lies_by_row};
+use crate::human::type_name;
 use crate::{Error, Result};
 
 /// The batch with values that its rows refer to, and few others. The values of dictionaries stay as they are: they are
@@ -95,7 +96,7 @@ fn compact_views<T: ByteViewType>(array: &ArrayRef) -> ArrayRef {
 
 fn compact_list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> Result<GenericListArray<O>> {
     let (DataType::List(field) | DataType::LargeList(field)) = list.data_type() else {
-        return Err(Error::Internal(format!("{} is no list", list.data_type())));
+        return Err(Error::Internal(format!("{} is no list", type_name(list.data_type()))));
     };
     let (offsets, first, len) = own_offsets(list.offsets());
     let values = compact_array(&list.values().slice(first, len))?;
@@ -111,7 +112,7 @@ fn own_offsets<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O
 
 fn compact_list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> Result<GenericListViewArray<O>> {
     let (DataType::ListView(field) | DataType::LargeListView(field)) = list.data_type() else {
-        return Err(Error::Internal(format!("{} is no list view", list.data_type())));
+        return Err(Error::Internal(format!("{} is no list view", type_name(list.data_type()))));
     };
     // A null row may refer to anything, and needs nothing.
     let places = list.offsets().iter().zip(list.sizes()).enumerate();
@@ -128,7 +129,7 @@ fn compact_list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> Resu
 
 fn compact_union(union: &UnionArray) -> Result<UnionArray> {
     let DataType::Union(fields, _) = union.data_type() else {
-        return Err(Error::Internal(format!("{} is no union", union.data_type())));
+        return Err(Error::Internal(format!("{} is no union", type_name(union.data_type()))));
     };
     let type_ids = union.type_ids();
     let Some(offsets) = union.offsets() else {

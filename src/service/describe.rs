@@ -74,6 +74,7 @@ pub fn job(job: &Job) -> Value {
         "right": spec.right,
         "how": spec.how.name(),
         "into": spec.into,
+        "count": spec.count,
         "priority": spec.priority,
         "rows": status.rows,
         "bytes": status.bytes,

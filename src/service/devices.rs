@@ -80,9 +80,10 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             gpus_found(gpus)
         ))),
         _ => Err(Error::Invalid(format!(
-            "--devices is {:?}; write auto, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N slices, 1 to \
-             {HOST_DEVICES_MAX}",
-            settings.devices
+            "--devices is {:?}; write auto, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N \
+             slices, N from 1 to {HOST_DEVICES_MAX}; there {}",
+            settings.devices,
+            gpu_count().map_or_else(|error| format!("may be GPUs that cannot be counted: {error}"), gpus_found)
         ))),
     }
 }
@@ -410,9 +411,10 @@ mod tests {
     fn devices_are_named_by_kind_and_number() {
         let of = |devices: &str| topology(&CommandLine::parse_from(["dovetail", "--devices", devices]).settings);
         assert_eq!(of("host:3").unwrap().devices.len(), 3);
-        for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu", "auto:1", "cuda:-1", "cuda:0"] {
+        for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu", "gpu:5", "0", "auto:1", "cuda:-1", "cuda:0"] {
             let refused = of(wrong).unwrap_err();
             assert!(refused.message().contains("--devices") && refused.message().contains("1024"), "{refused}");
+            assert!(refused.message().contains("GPU"), "it says what there is: {refused}");
         }
         let refused = of("cuda:65535").unwrap_err();
         assert!(refused.message().contains("GPU") && refused.message().contains("auto"), "{refused}");

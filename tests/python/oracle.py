@@ -99,6 +99,9 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return _comparable(column.cast(type_.value_type))
     if pa.types.is_float16(type_):
         return column.cast(pa.float32())
+    if pa.types.is_decimal(type_) and type_.scale == 0:
+        # The other side may be integers, which DuckDB compares with these.
+        return column.cast(pa.decimal128(38, 0))
     if pa.types.is_decimal(type_):
         # Of one scale, so equal numbers have equal digits.
         return column.cast(pa.decimal256(76, type_.scale)).cast(pa.string())
@@ -187,12 +190,16 @@ def check(case: Case, result: pa.Table, rows: tuple[pa.Array, pa.Array] | None =
 
 
 def _key(case: Case, left: str, right: str, left_rows: pa.Array, right_rows: pa.Array) -> pa.ChunkedArray:
-    """The left value where there is a left row, else the right value, as the left type."""
+    """The left value where there is a left row, else the right value, as the left type; of decimals, as a wide one."""
     from_left = take(case.left[left], left_rows)
     if not left_rows.null_count:
         return from_left
-    type_ = case.left.schema.field(left).type
-    plain = type_.value_type if pa.types.is_dictionary(type_) else type_
+    types = [case.left.schema.field(left).type, case.right.schema.field(right).type]
+    values = [type_.value_type if pa.types.is_dictionary(type_) else type_ for type_ in types]
+    plain = values[0]
+    if values[0] != values[1] and any(pa.types.is_decimal(type_) for type_ in values):
+        # One that holds the values of both, which the left one may not.
+        plain = pa.decimal256(76, values[0].scale if pa.types.is_decimal(values[0]) else 0)
     from_right = _cast(take(case.right[right], right_rows), plain)
     from_left = _cast(from_left, plain)
     storage = plain

@@ -174,6 +174,9 @@ KEY_TYPES: list[KeyType] = [
     ),
     _mapped("fixed_size_binary[5]", pa.binary(5), lambda n: n.to_bytes(5, "big")),
     _mapped("fixed_size_binary[40]", pa.binary(40), lambda n: n.to_bytes(40, "little")),
+    _mapped("decimal64(18,0)", pa.decimal64(18, 0), decimal.Decimal, group="int"),
+    _mapped("decimal128(20,0)", pa.decimal128(20, 0), decimal.Decimal, group="int"),
+    _mapped("decimal256(40,0)", pa.decimal256(40, 0), decimal.Decimal, group="int"),
 ]
 
 

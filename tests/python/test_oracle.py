@@ -214,6 +214,62 @@ def test_every_key_type_agrees_with_duckdb(client: dovetail.Client, seed: int, k
                 raise AssertionError(f"{strategy}, {how}, nulls_equal {nulls_equal}: {error}") from error
 
 
+INTEGERS = [key for key in tables.KEY_TYPES if key.group == "int"]
+DECIMALS = [key for key in INTEGERS if pa.types.is_decimal(key.type)]
+
+
+@pytest.mark.parametrize("right_key", INTEGERS, ids=lambda key: key.name)
+@pytest.mark.parametrize("left_key", INTEGERS, ids=lambda key: key.name)
+def test_integers_and_decimals_of_scale_0_agree_with_duckdb(
+    client: dovetail.Client, seed: int, left_key: tables.KeyType, right_key: tables.KeyType
+) -> None:
+    if left_key not in DECIMALS and right_key not in DECIMALS:
+        pytest.skip("integers of two types are among the random cases")
+    pair = [INTEGERS.index(left_key), INTEGERS.index(right_key)]
+    rng = np.random.default_rng([seed, *pair])
+    domain = min(left_key.domain, right_key.domain)
+    left_numbers, right_numbers = (tables.numbers(rng, "uniform", rows, domain) for rows in (300, 200))
+    keys = [
+        tables.with_nulls(rng, key.values(numbers), 0.1)
+        for key, numbers in ((left_key, left_numbers), (right_key, right_numbers))
+    ]
+    left, right = side(rng, [("k", keys[0])], LEFT_ROW, [], "p"), side(rng, [("k", keys[1])], RIGHT_ROW, [], "p")
+    client.put("l", left)
+    client.put("r", right)
+    for index, how in enumerate(HOWS):
+        case = Case(left, right, [("k", "k")], how, nulls_equal=index % 2 == 0)
+        strategy = [*STRATEGIES, "auto"][(index + sum(pair)) % 6]
+        try:
+            oracle.check(case, run(client, case, strategy, rng))
+        except AssertionError as error:
+            raise AssertionError(f"{strategy}, {how}: {error}") from error
+
+
+def test_a_key_of_integers_of_both_signs_is_joined_again(client: dovetail.Client, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    signed = pa.array([-(1 << 63), -5, -1, 0, 7, (1 << 63) - 1, None], pa.int64())
+    unsigned = pa.array([0, 7, 8, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, None], pa.uint64())
+    left, right = side(rng, [("k", signed)], "a", [], "p"), side(rng, [("k", unsigned)], "b", [], "q")
+    client.put("signed", left)
+    client.put("unsigned", right)
+    client.join("signed", "unsigned", on="k", how="full", into="both").wait()
+    both = client.get("both")
+    assert both.schema.field("k").type == pa.decimal128(20, 0)
+    assert both.num_rows == 11
+    both = both.select(["k"]).append_column(LEFT_ROW, pa.array(np.arange(both.num_rows)))
+    client.put("l", both)
+    for table, row in ((left, "a"), (right, "b")):
+        table = table.rename_columns([RIGHT_ROW if name == row else name for name in table.column_names])
+        client.put("r", table, mode="replace")
+        for how in HOWS:
+            for strategy in [*STRATEGIES, "auto"]:
+                case = Case(both, table, [("k", "k")], how)
+                try:
+                    oracle.check(case, run(client, case, strategy, rng))
+                except AssertionError as error:
+                    raise AssertionError(f"{strategy}, {how}, {table.schema.field('k').type}: {error}") from error
+
+
 @pytest.mark.parametrize("kind", tables.PAYLOADS)
 def test_every_payload_type_comes_through_unchanged(client: dovetail.Client, seed: int, kind: str) -> None:
     rng = np.random.default_rng([seed, list(tables.PAYLOADS).index(kind)])

@@ -61,6 +61,23 @@ async fn quotas_of_a_tenant_are_held() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_with_a_small_quota_reads_results_of_any_size() {
+    let server = TestServer::start(&["--tenant-memory=2MiB"]).await;
+    let mut client = server.client().await;
+    put(&mut client, "t", vec![few_keys(2000)]).await.unwrap();
+    let join = |more: &str| {
+        command(&format!(r#"{{"join": {{"left": "t", "right": "t", "on": [{{"left": "k", "right": "k"}}]{more}}}}}"#))
+    };
+    // One and a third million rows of 8 bytes: more than the tenant may hold, and than a message is large.
+    assert_eq!(rows(&get(&mut client, join(r#", "retain_seconds": 0"#)).await.unwrap()), 1_333_334);
+    refused(get(&mut client, join("")).await, Code::ResourceExhausted, "--tenant-memory");
+    // A small one is kept.
+    put(&mut client, "u", vec![few_keys(30)]).await.unwrap();
+    let small = r#"{"join": {"left": "u", "right": "u", "on": [{"left": "k", "right": "k"}]}}"#;
+    assert_eq!(rows(&get(&mut client, command(small)).await.unwrap()), 300);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_grpc_compresses_are_taken() {
     let server = TestServer::start(&[]).await;
     for (name, encoding) in [("g", CompressionEncoding::Gzip), ("z", CompressionEncoding::Zstd)] {

@@ -212,7 +212,7 @@ impl ResultSpool {
 }
 
 impl Inner {
-    fn gives_way(&self, held: &Held) -> bool {
+    pub(super) fn gives_way(&self, held: &Held) -> bool {
         let Reading { readers, is_whole, is_renewed } = held.reading;
         self.spending.is_some()
             && is_whole

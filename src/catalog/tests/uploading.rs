@@ -109,9 +109,21 @@ fn appended_rows_must_have_the_tables_columns() {
     let renamed = Field::new("nom", DataType::Utf8, true);
     assert_refused(begin(vec![k.clone(), renamed]), is!(Invalid), &["column 1", "\"name\"", "\"nom\""]);
     let narrow = Field::new("k", DataType::Int32, true);
-    assert_refused(begin(vec![narrow, name.clone()]), is!(Invalid), &["Int64", "Int32"]);
+    assert_refused(begin(vec![narrow, name.clone()]), is!(Invalid), &["of type int64 and is", "int32"]);
     let strict = k.with_nullable(false).with_metadata([("origin".to_string(), "test".to_string())].into());
     begin(vec![strict, name]).unwrap();
+}
+
+#[test]
+fn types_that_differ_in_what_their_names_leave_out_are_told_in_full() {
+    let catalog = catalog();
+    let list = |has_nulls| {
+        let field = Field::new("l", DataType::new_list(DataType::Int64, has_nulls), true);
+        Arc::new(Schema::new(vec![field]))
+    };
+    Upload::begin(&catalog, "t", list(true), UploadOptions::default()).unwrap().commit().unwrap();
+    let begun = Upload::begin(&catalog, "t", list(false), options(UploadMode::Append)).map(|_| ());
+    assert_refused(begun, is!(Invalid), &["column 0 was \"l\" of type List(", "non-null"]);
 }
 
 #[test]
@@ -135,7 +147,7 @@ fn a_schema_that_changes_in_mid_stream_is_refused_by_the_column() {
     let fields = vec![Field::new("k", DataType::Float64, true), Field::new("name", DataType::Utf8, true)];
     let columns: Vec<ArrayRef> = vec![Arc::new(Float64Array::from(vec![1.0])), batch([1]).column(1).clone()];
     let other = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap();
-    assert_refused(upload.append(other), is!(Invalid), &["mid-stream", "after 1 rows", "Int64", "Float64"]);
+    assert_refused(upload.append(other), is!(Invalid), &["mid-stream", "after 1 rows", "int64", "float64"]);
 }
 
 #[test]

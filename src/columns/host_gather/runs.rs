@@ -31,6 +31,7 @@ use arrow::error::ArrowError;
 
 use super::super::dictionary::{Seeded, is_same, value_sizes};
 use super::gather_bytes;
+use crate::human::type_name;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
@@ -489,13 +490,13 @@ impl Job<'_> {
         let sizes: Vec<_> = self.arrays.iter().map(|array| value_sizes(array)).collect();
         let bytes_of = |run: &Run| run.rows().map_or(0, |(array, rows)| rows.map(&sizes[array]).sum());
         let bytes: u64 = self.runs.iter().map(bytes_of).sum();
-        let _paid = self.arena.reserve(bytes, &format!("a {} column of a result", self.data_type))?;
+        let _paid = self.arena.reserve(bytes, &format!("a column of {} of a result", type_name(self.data_type)))?;
         // A row that does not exist is row 0 of an array of one null.
         let null = new_null_array(self.data_type, 1);
         let missing = (self.arrays.len(), 0);
         let arrays: Vec<&dyn Array> = self.arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
         let places: Vec<_> = self.places().map(|place| place.unwrap_or(missing)).collect();
-        let data_type = self.data_type;
+        let data_type = type_name(self.data_type);
         interleave(&arrays, &places).map_err(|error| match error {
             ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
                 "the batches of a column of type {data_type} have dictionaries of their own inside, with more values together than \
@@ -503,7 +504,7 @@ impl Job<'_> {
                  batches with batch_rows"
             )),
             ArrowError::OffsetOverflowError(_) => self.too_long(),
-            error => Error::Internal(format!("gathering a {data_type} column: {error}")),
+            error => Error::Internal(format!("gathering a column of {data_type}: {error}")),
         })
     }
 
@@ -517,7 +518,9 @@ impl Job<'_> {
     }
 
     fn assembled<T>(&self, made: Result<T, ArrowError>) -> Result<T> {
-        made.map_err(|error| Error::Internal(format!("assembling a gathered {} column: {error}", self.data_type)))
+        made.map_err(|error| {
+            Error::Internal(format!("assembling a gathered column of {}: {error}", type_name(self.data_type)))
+        })
     }
 }
 

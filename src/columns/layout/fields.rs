@@ -57,7 +57,7 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
             let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= 15)?;
             (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits(bytes_max)).max(1))
         }
-        KeyClass::Decimal { .. } if fact.is_wide_decimal() => return None,
+        _ if fact.is_wide_decimal() => return None,
         KeyClass::Boolean => (Source::HostNumber { min: 0 }, 1),
         KeyClass::Float { bytes } if on_device => (Source::Float, 8 * u32::from(*bytes)),
         KeyClass::Float { bytes } => {

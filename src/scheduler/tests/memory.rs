@@ -66,6 +66,34 @@ fn more_than_was_predicted_comes_from_what_is_free_and_fails_when_nothing_is() {
 }
 
 #[test]
+fn whoever_finds_no_memory_is_told_what_holds_it() {
+    let stage = stage(1);
+    // Its reader has stopped: nobody has taken anything of it.
+    let unread = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..over_half("d0") }, "").unwrap();
+    stage.next();
+    stage.ask(0, |sink, _| (sink.push(batch_of("d0", 5_000_000)), Ok(()))).unwrap();
+    assert_eq!(stage.ended(&unread), JobState::Complete);
+    stage.idle();
+    let job = stage.submit("r0");
+    stage.next();
+    let held = format!(
+        "64.0 MiB are free; the result of job {} holds 38.1 MiB until its client reads or cancels it, and tables hold ",
+        unread.id
+    );
+    let pushed = stage.ask(0, |sink, _| {
+        let pushed = sink.push(batch(5_000_000));
+        (pushed.clone(), pushed)
+    });
+    let Err(Error::Exhausted(text)) = pushed else { panic!("80 MB fit into 64 MiB: {pushed:?}") };
+    assert!(text.contains(&held), "{text}");
+    assert!(matches!(stage.ended(&job), JobState::Failed(_)));
+    stage.idle();
+    // A table that is uploaded finds as little.
+    let refused = budget(&stage).reserve(40 * MIB, "an upload").unwrap_err();
+    assert!(refused.message().contains(&held), "{refused}");
+}
+
+#[test]
 fn a_job_waits_for_host_memory_and_says_so_while_others_overtake_it() {
     let stage = stage(3);
     let host = budget(&stage);

@@ -93,6 +93,28 @@ fn what_is_done_cannot_be_stopped_and_what_is_stopped_cannot_be_done() {
 }
 
 #[test]
+fn a_job_that_was_stopped_does_not_count_against_its_tenants_limit() {
+    let stage = Stage::with(1, SchedulerOptions { tenant_jobs: 1, ..SchedulerOptions::default() });
+    let submit = |label: &str| stage.scheduler.submit(spec(label), "ann");
+    let stopped = submit("r0").unwrap();
+    stage.next();
+    assert!(matches!(submit("r1"), Err(Error::Exhausted(text)) if text.contains("1 job waiting or running")));
+    stage.scheduler.cancel(stopped.id).unwrap();
+    // The device has not noticed yet.
+    assert!(matches!(stopped.status().state, JobState::Running(_)));
+    let next = submit("r1").unwrap();
+    assert!(matches!(submit("r2"), Err(Error::Exhausted(_))), "the job that took its place counts");
+    stage.finish(0);
+    assert_eq!(stage.ended(&stopped), JobState::Cancelled);
+    stage.next();
+    assert!(matches!(submit("r2"), Err(Error::Exhausted(_))));
+    stage.finish(0);
+    assert_eq!(stage.ended(&next), JobState::Complete);
+    stage.idle();
+    submit("r2").unwrap();
+}
+
+#[test]
 fn cancelling_a_complete_job_releases_its_result() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");

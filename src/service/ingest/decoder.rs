@@ -23,6 +23,7 @@ use super::landing::Landing;
 use super::plan::{BatchPlan, plan_batch};
 use super::schema::{StreamSchema, read_schema};
 use super::wire::{Event, FIELD_BYTES_MAX, Parser};
+use crate::human::type_name;
 use crate::memory::{Arena, human_bytes};
 use crate::service::blocking::heavy;
 use crate::{Context, Error, Result, listed, panics};
@@ -329,5 +330,8 @@ fn in_one_line(said: &str) -> String {
 }
 
 fn describe(schema: &SchemaRef) -> String {
-    format!("({})", listed(schema.fields().iter().map(|field| format!("{} {}", field.name(), field.data_type()))))
+    format!(
+        "({})",
+        listed(schema.fields().iter().map(|field| format!("{} {}", field.name(), type_name(field.data_type()))))
+    )
 }

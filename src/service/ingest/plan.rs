@@ -11,6 +11,7 @@ use arrow::datatypes::{DataType, Field, Fields, UnionMode};
 use arrow::ipc;
 
 use super::schema::dictionary_id;
+use crate::human::type_name;
 use crate::{Context, Error, Result};
 
 /// The most rows that one batch may have. Arrow asks senders to stay below this for the sake of other languages, and
@@ -311,7 +312,8 @@ impl Reader {
 }
 
 fn primitive_width(data_type: &DataType) -> Result<usize> {
-    data_type.primitive_width().ok_or_else(|| Error::Unsupported(format!("columns of type {data_type} are not taken")))
+    let unknown = || Error::Unsupported(format!("columns of type {} are not taken", type_name(data_type)));
+    data_type.primitive_width().ok_or_else(unknown)
 }
 
 fn count(value: i64, max: u64, what: &str) -> Result<usize> {

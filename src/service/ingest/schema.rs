@@ -9,6 +9,7 @@ use arrow::datatypes::{
 };
 use arrow::ipc;
 
+use crate::human::type_name;
 use crate::{Context, Error, Result, columns};
 
 /// Types may be nested this deep. Deeper ones would cost stack in everything that walks a type.
@@ -110,7 +111,7 @@ fn check_type(data_type: &DataType, depth: usize) -> Result<()> {
 }
 
 fn wrong(data_type: &DataType, what: &str) -> Error {
-    Error::Invalid(format!("type {data_type} is not well-formed: {what}"))
+    Error::Invalid(format!("type {} is not well-formed: {what}", type_name(data_type)))
 }
 
 /// Notes what each dictionary of a column holds. Columns may share a dictionary, if they agree on its type.
@@ -119,7 +120,9 @@ fn collect_dictionaries(field: &Field, values_by_id: &mut HashMap<i64, DataType>
         match values_by_id.insert(id, values.as_ref().clone()) {
             Some(other) if other != **values => {
                 return Err(Error::Invalid(format!(
-                    "dictionary {id} holds values of type {other} for one column and of type {values} for another"
+                    "dictionary {id} holds values of type {} for one column and of type {} for another",
+                    type_name(&other),
+                    type_name(values)
                 )));
             }
             _ => {}

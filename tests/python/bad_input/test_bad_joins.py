@@ -42,8 +42,12 @@ def test_an_unknown_strategy_kind_or_device_is_answered_with_those_that_exist(cl
         client.join("a", "a", on="k", how="outer")
     with refused(dovetail.InvalidRequest, "host:9", "host:0"):
         client.join("a", "a", on="k", devices=["host:9"])
+    with refused(dovetail.InvalidRequest, 'no device "gpu:5"', "name some of host:0"):
+        client.join("a", "a", on="k", devices="gpu:5")
     with refused(dovetail.InvalidRequest, "priority", "-100 to 100"):
         client.join("a", "a", on="k", priority=101)
+    with refused(dovetail.InvalidRequest, 'the pair of "k" and "k" twice'):
+        client.join("a", "a", on=[("k", "k"), ("k", "k")])
     with refused(dovetail.InvalidRequest, "at least one pair"):
         client.join("a", "a", on=[])
     with refused(dovetail.InvalidRequest, '"into" is empty'):
@@ -52,15 +56,15 @@ def test_an_unknown_strategy_kind_or_device_is_answered_with_those_that_exist(cl
 
 def test_key_types_that_do_not_match_are_both_named(client: dovetail.Client) -> None:
     client.put("a", TABLE)
-    with refused(dovetail.InvalidRequest, '"k"', "Int64", '"s"', "Utf8", "cast"):
+    with refused(dovetail.InvalidRequest, '"k"', "is int64", '"s"', "is string", "cast"):
         client.join("a", "a", on={"k": "s"})
-    with refused(dovetail.InvalidRequest, "Float64", "Int64"):
+    with refused(dovetail.InvalidRequest, "is float64", "is int64"):
         client.join("a", "a", on={"f": "k"})
 
 
 def test_an_unsupported_key_type_is_named_with_those_that_are_accepted(client: dovetail.Client) -> None:
     client.put("a", TABLE)
-    with refused(dovetail.InvalidRequest, '"l"', "List", "cannot be a join key", "integers, floats, decimals"):
+    with refused(dovetail.InvalidRequest, '"l"', "type list(int64) cannot be a join key", "integers, floats, decimals"):
         client.join("a", "a", on="l")
 
 

@@ -31,7 +31,7 @@ def test_appending_to_what_is_not_there_is_not_found(client: dovetail.Client) ->
 
 def test_appending_another_schema_is_refused_and_changes_nothing(client: dovetail.Client) -> None:
     client.put("a", TABLE)
-    with refused(dovetail.InvalidRequest, 'do not fit table "a"', "Int64", "Utf8", "mode replace"):
+    with refused(dovetail.InvalidRequest, 'do not fit table "a"', "int64", "string", "mode replace"):
         client.put("a", {"k": ["x"]}, mode="append")
     assert client.get("a").equals(TABLE)
 
@@ -67,6 +67,13 @@ def test_rows_that_are_not_sorted_as_declared_are_refused(client: dovetail.Clien
         client.put("a", {"k": [1, 3, 2]}, sorted_by="k")
 
 
+def test_a_column_that_is_declared_twice_is_refused(client: dovetail.Client) -> None:
+    for declared in ({"sorted_by": ["k", "k"]}, {"unique": [["k", "s", "k"]]}):
+        with refused(dovetail.InvalidRequest, next(iter(declared)), 'column "k" is named twice'):
+            client.put("a", TABLE, **declared)
+    assert len(client.tables()) == 0
+
+
 def test_duplicate_column_names_are_refused(client: dovetail.Client) -> None:
     with refused(dovetail.InvalidRequest, '"k"'):
         client.put("a", pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["k", "k"]))
@@ -94,7 +101,7 @@ def test_committing_or_aborting_an_unknown_upload_is_not_found(server: Server, c
 def test_a_schema_that_changes_in_mid_stream_is_refused(server: Server, client: dovetail.Client) -> None:
     first, second = messages(TABLE, "a"), messages(pa.table({"k": ["x"]}), "a")
     with Raw(server.address) as raw:
-        with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, "schema changed", "k Utf8", "k Int64"):
+        with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, "schema changed", "k string", "k int64"):
             raw.put([*first, replace(second[0], descriptor=b""), *second[1:]])
         # A batch of another schema without its schema: two buffers too few.
         with refused_raw(grpc.StatusCode.INVALID_ARGUMENT, '"s"', "fewer arrays"):
