@@ -8,7 +8,7 @@ use arrow::datatypes::SchemaRef;
 use serde::Deserialize;
 
 use super::adopt::{Adopter, Meter};
-use super::names::{exists, no_table};
+use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
 use super::table::{column_index, detected_order, unasked};
@@ -157,7 +157,7 @@ impl Target {
 
     /// Makes the rows appear. After a failure it may be tried again.
     pub(super) fn commit(&mut self, rows: &DoneRows) -> Result<Arc<Table>> {
-        self.check_declared_order(rows).context(|| format!("uploading {:?}", self.name))?;
+        self.check_declared_order(rows)?;
         match self.mode {
             UploadMode::Create => {
                 let table = self.table(rows);
@@ -177,7 +177,7 @@ impl Target {
             let existing = self.catalog.table(&self.name).ok();
             let table = match &existing {
                 Some(existing) => self.appended(existing, rows)?,
-                None if self.mode == UploadMode::Append => return Err(no_table(&self.name)),
+                None if self.mode == UploadMode::Append => return Err(self.catalog.no_table(&self.name)),
                 None => self.table(rows),
             };
             if let Some(table) = self.catalog.swap(existing.as_ref(), table, &self.editor)? {
@@ -393,7 +393,7 @@ fn difference(before: &SchemaRef, after: &SchemaRef) -> String {
         format!("{:?} of type {}{null}", field.name(), field.data_type())
     };
     let (fields, new) = (before.fields(), after.fields());
-    for (index, (field, new)) in fields.iter().zip(new).enumerate() {
+    for (index, (field, new)) in (1..).zip(fields.iter().zip(new)) {
         if describe(field) != describe(new) {
             return format!("column {index} was {} and is {}", describe(field), describe(new));
         }

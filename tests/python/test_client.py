@@ -442,7 +442,22 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "certs": (
         lambda client: dovetail.connect(client.uri, tls_root_certs="nowhere.pem"),
         FileNotFoundError,
-        "tls_root_certs cannot be read",
+        "tls_root_certs names the file nowhere.pem, which cannot be read: there is no such file; it takes PEM",
+    ),
+    "certs in a folder": (
+        lambda client: dovetail.connect(client.uri, tls_root_certs="/"),
+        IsADirectoryError,
+        "tls_root_certs names the file /, which cannot be read: it is a folder, and a file is needed; it takes PEM",
+    ),
+    "token of no file": (
+        lambda client: dovetail.connect(client.uri, token="@/no/such/file"),
+        ValueError,
+        "token names the file /no/such/file, which cannot be read: there is no such folder as /no",
+    ),
+    "file in no folder": (
+        lambda client: client.put("t", "/no/such.csv"),
+        FileNotFoundError,
+        "there is no file '/no/such.csv' to upload: there is no such folder as /no",
     ),
     "certs of a number": (
         lambda client: dovetail.connect(client.uri, tls_root_certs=1),
@@ -875,14 +890,35 @@ def test_tables_are_found_by_name(client: dovetail.Client) -> None:
     tables = client.tables()
     assert tables["t"].rows == 4 and tables["t"] is tables[0]
     assert "t" in tables and tables[0] in tables and "u" not in tables and 3 not in tables
-    with pytest.raises(dovetail.NotFound, match="there is no table 'u' among these; there are 't'"):
+    with pytest.raises(dovetail.NotFound, match="there is no table 'u' among these; there are t$"):
         tables["u"]
+    client.put("a b,c", TABLE)
+    with pytest.raises(dovetail.NotFound, match=r'there are "a b,c", t; did you mean "t"\?$'):
+        client.tables()["T"]
 
 
 def test_the_port_of_metrics_is_told_apart(server: Server) -> None:
     assert server.admin is not None
-    with pytest.raises(dovetail.Unavailable, match="no Flight server; the port of metrics"):
+    with pytest.raises(dovetail.Unavailable, match="is no Flight server; check the address .the port of metrics"):
         dovetail.connect(server.admin)
+
+
+def test_a_web_server_is_told_apart() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
+        thread = threading.Thread(target=web.serve_forever, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{web.server_port}"
+        with pytest.raises(dovetail.Unavailable, match=f"^what answers at {address} is no Flight server; check"):
+            dovetail.connect(f"grpc://{address}")
+        web.shutdown()
+        thread.join()
+
+
+def test_a_host_that_is_not_known_is_named() -> None:
+    for scheme in ("grpc", "grpc+tls"):
+        with pytest.raises(dovetail.Unavailable, match=r"the host no-such-host\.invalid cannot be found; see") as failed:
+            dovetail.connect(f"{scheme}://no-such-host.invalid:8815")
+        assert "resolving" not in str(failed.value) and "field:" not in str(failed.value)
 
 
 def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: dovetail.Client) -> None:
