@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import inspect
 import itertools
 import json
@@ -25,6 +26,7 @@ import pytest
 import dovetail
 from dovetail._command import OPTIONS, join_command
 from dovetail._connection import Connections
+from dovetail._jobs import Jobs
 from harness import WAIT_SECONDS, Server, slow_devices
 
 TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
@@ -685,6 +687,30 @@ def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
         again.cancel()
 
 
+def test_a_job_that_takes_longer_than_somebody_waits_goes_on(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
+    with server.connect() as client:
+        client.put("a", {"k": np.arange(500_000)})
+        job = client.submit("a", "a", "k")
+        # Both an error of this package and Python's own.
+        for kind in (dovetail.DeadlineExceeded, dovetail.Error, TimeoutError):
+            with pytest.raises(
+                kind, match=rf"^job {job.id} is .* after 0 s, as wait\(timeout=\.\.\.\) says; it goes on$"
+            ):
+                job.wait(timeout=0)
+        job.cancel()
+
+
+def test_a_job_that_counts_is_told_from_one_that_makes_rows() -> None:
+    said = {"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "strategy": "hash", "rows": 1}
+    counts, makes = (dovetail.JobStatus.from_json({**said, "count": count}) for count in (True, False))
+    assert counts.counts and not makes.counts
+    assert (repr(counts), repr(makes)) == ("<JobStatus 7: complete>", "<JobStatus 7: complete, 1 row>")
+    heading, counted, made = repr(Jobs([counts, makes])).splitlines()
+    assert counted.split()[3:7] == ["count", "of", "a", "inner"] and not counted.endswith("1")
+    assert made.split()[3:] == ["a", "inner", "b", "hash", "1"] and "rows" in heading
+
+
 def test_count_tells_how_many_rows_a_join_would_have(client: dovetail.Client) -> None:
     client.put("few", {"k": [1, 2, 3, None], "a": ["x", "y", "z", "n"]})
     client.put("many", {"k": [2, 2, 3, 4, None], "b": [1, 2, 3, 4, 5]})
@@ -916,7 +942,9 @@ def test_a_web_server_is_told_apart() -> None:
 
 def test_a_host_that_is_not_known_is_named() -> None:
     for scheme in ("grpc", "grpc+tls"):
-        with pytest.raises(dovetail.Unavailable, match=r"the host no-such-host\.invalid cannot be found; see") as failed:
+        with pytest.raises(
+            dovetail.Unavailable, match=r"the host no-such-host\.invalid cannot be found; see"
+        ) as failed:
             dovetail.connect(f"{scheme}://no-such-host.invalid:8815")
         assert "resolving" not in str(failed.value) and "field:" not in str(failed.value)
 

@@ -95,7 +95,8 @@ def test_a_table_is_the_same_by_both(
         is_of_types = case.get("is_of_types", False)
         assert by_cli.returncode == (2 if is_of_types else 1)
         # The one quotes values as Rust does, the other as Python does.
-        for said in (str(refused.value), by_cli.stderr.strip().removeprefix("error: ").replace('"', "'")):
+        sentences = (str(refused.value), by_cli.stderr.strip().removeprefix("error: "))
+        for said in (sentence.replace('"', "'") for sentence in sentences):
             assert is_of_types or (said.startswith(f"reading {path}: ") and "\n" not in said)
             assert [words for words in case["error"] if words not in said] == [], said
             assert [words for words in case.get("not", []) if words in said] == [], said
