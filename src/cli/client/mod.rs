@@ -21,6 +21,8 @@ use arrow_flight::{Action, Criteria, FlightDescriptor, FlightInfo};
 use futures::TryStreamExt;
 use http::uri::Authority;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -157,6 +159,10 @@ impl Client {
                 }
                 // What answers in another protocol, such as HTTP without frames, or HTTP/2 without gRPC.
                 Err(Error::Unavailable(said) | Error::Internal(said)) if is_of_no_flight(&said) => {
+                    Err(Error::Unavailable(no_flight(&address)))
+                }
+                // It may close the connection before that was read.
+                Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && speaks_http1(&address).await => {
                     Err(Error::Unavailable(no_flight(&address)))
                 }
                 // With TLS 1.3, a server refuses a client's certificate, or that there is none, once the client takes the handshake for
@@ -486,6 +492,19 @@ async fn speaks_tls(address: &str) -> bool {
     }
 }
 
+/// Whether what listens at this address without TLS answers in HTTP/1, which no Flight server does.
+async fn speaks_http1(address: &str) -> bool {
+    const ANSWER: &[u8] = b"HTTP/1.";
+    let Some(host) = address.strip_prefix("http://") else { return false };
+    let answer = async {
+        let mut stream = TcpStream::connect(host).await?;
+        stream.write_all(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        let mut start = [0; ANSWER.len()];
+        stream.read_exact(&mut start).await.map(|_| start)
+    };
+    answer.await.is_ok_and(|start| start == ANSWER)
+}
+
 /// The address as a person writes it.
 fn address(endpoint: &Endpoint) -> String {
     endpoint.uri().to_string().trim_end_matches('/').to_owned()
@@ -565,8 +584,6 @@ pub fn from_status(status: Status) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
     use super::*;
 
     #[test]

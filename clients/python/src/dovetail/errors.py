@@ -175,7 +175,7 @@ def no_flight(address: str) -> str:
 
 
 # What gRPC makes of an answer over HTTP that is none of gRPC, such as one of the port of metrics and health.
-_NO_FLIGHT = re.compile(r"Received http2 header with status: \d+|Failed parsing HTTP/2")
+_NO_FLIGHT = re.compile(r"Received http2 header with status: \d+|Failed parsing HTTP/2|http1\.x server")
 
 
 # How gRPC words a connection that could not be made, with the cause behind the last colon.
