@@ -137,7 +137,8 @@ impl From<arrow::error::ArrowError> for Error {
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::Internal(error.to_string())
+        // What this crate's own readers say comes through readers of others.
+        error.downcast::<Self>().unwrap_or_else(|error| Self::Internal(crate::human::system_words(&error)))
     }
 }
 

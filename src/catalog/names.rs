@@ -80,7 +80,13 @@ impl Catalog {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn table(&self, name: &str) -> Result<Arc<Table>> {
-        self.names.read().tables.get(name).cloned().ok_or_else(|| no_table(name))
+        let names = self.names.read();
+        names.tables.get(name).cloned().ok_or_else(|| names.no_table(name))
+    }
+
+    /// What is said of a name that no table has.
+    pub(super) fn no_table(&self, name: &str) -> Error {
+        self.names.read().no_table(name)
     }
 
     /// All tables, by name.
@@ -199,8 +205,8 @@ impl Catalog {
     /// [`Error::NotFound`]; [`Error::Denied`] when it is not the editor's to change.
     pub fn drop_table(&self, name: &str, editor: &Editor) -> Result<Arc<Table>> {
         let mut names = self.names.write();
-        editor.check(&**names.tables.get(name).ok_or_else(|| no_table(name))?, "dropped")?;
-        names.tables.remove(name).ok_or_else(|| no_table(name))
+        editor.check(&**names.tables.get(name).ok_or_else(|| names.no_table(name))?, "dropped")?;
+        names.tables.remove(name).ok_or_else(|| names.no_table(name))
     }
 
     /// An account of `owner` that bytes can be charged to.
@@ -271,6 +277,11 @@ impl Catalog {
 }
 
 impl Names {
+    fn no_table(&self, name: &str) -> Error {
+        let meant = human::did_you_mean(name, self.tables.keys().map(String::as_str));
+        Error::NotFound(format!("there is no table {name:?}{meant}"))
+    }
+
     fn check_unreserved(&self, name: &str) -> Result<()> {
         match self.reserved.get(name) {
             None => Ok(()),
@@ -352,8 +363,4 @@ pub fn check_name(name: &str) -> Result<()> {
 
 pub(super) fn exists(name: &str) -> Error {
     Error::AlreadyExists(format!("table {name:?} exists already; use mode replace or append, or another name"))
-}
-
-pub(super) fn no_table(name: &str) -> Error {
-    Error::NotFound(format!("there is no table {name:?}"))
 }

@@ -102,9 +102,10 @@ fn out_of_order(
         columns.iter().map(value).collect::<Vec<String>>().join(", ")
     };
     Error::Invalid(format!(
-        "the rows are not sorted by {}, as sorted_by says: row {row} ({}) is less than the row before it ({}); rows are \
-         counted from 0, and the order is ascending with nulls first",
+        "the rows are not sorted by {}, as sorted_by says: row {} ({}) is less than the row before it ({}); rows are counted from \
+         1, and the order is ascending with nulls first",
         names.join(", "),
+        row + 1,
         show(after),
         show(before),
     ))

@@ -11,6 +11,7 @@ use arrow::util::display::array_value_to_string;
 use super::adopt::Meter;
 use super::quota::Charge;
 use super::{ColumnStatistics, Sketch, StatisticsCollector};
+use crate::human::did_you_mean;
 use crate::{Error, Result, listed};
 
 /// What is known of a column once somebody has asked.
@@ -166,7 +167,8 @@ pub(super) fn unasked(columns: usize) -> Vec<Asked> {
 pub(super) fn column_index(schema: &SchemaRef, column: &str, of: &str) -> Result<usize> {
     schema.index_of(column).map_err(|_| {
         let names = schema.fields().iter().map(|field| field.name());
-        Error::Invalid(format!("{of} has no column {column:?}; its columns are {}", listed(names)))
+        let meant = did_you_mean(column, names.clone().map(String::as_str));
+        Error::Invalid(format!("{of} has no column {column:?}; its columns are {}{meant}", listed(names)))
     })
 }
 

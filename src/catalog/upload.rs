@@ -8,7 +8,7 @@ use arrow::datatypes::{Field, SchemaRef};
 use serde::Deserialize;
 
 use super::adopt::{Adopter, Meter};
-use super::names::{exists, no_table};
+use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
 use super::table::{column_index, detected_order, unasked};
@@ -162,7 +162,7 @@ impl Target {
 
     /// Makes the rows appear. After a failure it may be tried again.
     pub(super) fn commit(&mut self, rows: &DoneRows) -> Result<Arc<Table>> {
-        self.check_declared_order(rows).context(|| format!("uploading {:?}", self.name))?;
+        self.check_declared_order(rows)?;
         match self.mode {
             UploadMode::Create => {
                 let table = self.table(rows);
@@ -182,7 +182,7 @@ impl Target {
             let existing = self.catalog.table(&self.name).ok();
             let table = match &existing {
                 Some(existing) => self.appended(existing, rows)?,
-                None if self.mode == UploadMode::Append => return Err(no_table(&self.name)),
+                None if self.mode == UploadMode::Append => return Err(self.catalog.no_table(&self.name)),
                 None => self.table(rows),
             };
             if let Some(table) = self.catalog.swap(existing.as_ref(), table, &self.editor)? {
@@ -398,7 +398,7 @@ fn difference(before: &SchemaRef, after: &SchemaRef) -> String {
         format!("{:?} of type {of_type}{null}", field.name())
     };
     let (fields, new) = (before.fields(), after.fields());
-    for (index, (field, new)) in fields.iter().zip(new).enumerate() {
+    for (index, (field, new)) in (1..).zip(fields.iter().zip(new)) {
         let named = [field, new].map(|field| describe(field, type_name(field.data_type())));
         // Arrow's own words tell what the names leave out, such as whether the values of a list may be null.
         let [was, is] = match named[0] != named[1] {

@@ -24,7 +24,7 @@ pub use stream::UploadStream;
 
 use super::upload::{DoneRows, Rows, Target};
 use super::{Catalog, Editor, Table, UploadOptions};
-use crate::{Error, Result, human};
+use crate::{Context, Error, Result, human};
 
 /// Ended uploads whose IDs are remembered, so that a repeated commit is answered and a repeated ID is refused.
 const ENDED_MAX: usize = 1024;
@@ -151,7 +151,7 @@ impl Uploads {
             state.take_complete(&key)?
         };
         // The registry is not locked while the rows are looked through; `target: None` keeps others out.
-        let committed = target.commit(&rows);
+        let committed = target.commit(&rows).context(|| format!("uploading table {:?}", target.name));
         let mut state = self.inner.state.lock();
         match &committed {
             Ok(table) => state.end(key, Ended::Committed(Arc::downgrade(table))),

@@ -12,11 +12,12 @@ use serde_json::json;
 use super::client::{BatchStream, Client, ConnectArgs, batch_bytes, table_descriptor};
 use super::files::{Format, STDOUT, Target};
 use super::interrupt::unless_interrupted;
-use super::names::Names;
+use super::names::{self, Names};
 use super::progress::Progress;
 use super::{jobs, output, rows};
+use crate::human::did_you_mean;
 use crate::memory::human_bytes;
-use crate::{Error, Result, listed};
+use crate::{Error, Result};
 
 /// Arguments of `dovetail get`.
 #[derive(Debug, clap::Args)]
@@ -154,8 +155,9 @@ fn places(columns: &[String], schema: &Schema, what: &str) -> Result<Vec<usize>>
             return Err(Error::Invalid(format!("--columns names {name:?} twice; name it once")));
         }
         schema.index_of(name).map_err(|_| {
-            let names = listed(schema.fields().iter().map(|field| field.name()));
-            Error::Invalid(format!("{what} has no column {name:?}, which --columns names; it has {names}"))
+            let known = || schema.fields().iter().map(|field| field.name().as_str());
+            let (names, meant) = (names::listed(known()), did_you_mean(name, known()));
+            Error::Invalid(format!("{what} has no column {name:?}, which --columns names; it has {names}{meant}"))
         })
     };
     columns.iter().enumerate().map(place).collect()

@@ -71,10 +71,10 @@ fn render(jobs: &[Value]) -> String {
             job["job"].to_string(),
             text("state"),
             if job["state"] == "complete" { "100 %".into() } else { progress },
-            format!("{} {} {}", text("left"), text("how"), text("right")),
+            what(job),
             text("strategy"),
             text("device"),
-            job["rows"].as_u64().map(output::count).unwrap_or_default(),
+            job["rows"].as_u64().filter(|_| !counts(job)).map(output::count).unwrap_or_default(),
             text("submitted"),
         ]
     };
@@ -101,6 +101,18 @@ fn render(jobs: &[Value]) -> String {
     }
     columns.extend([("behind", Align::Right), ("starts in", Align::Right), ("waiting for", Align::Left)]);
     output::table(&columns, &jobs.iter().map(|job| [row(job), waits(job)].concat()).collect::<Vec<_>>())
+}
+
+/// Whether a job tells how many rows there would be, instead of making them: the one that it has is their number.
+fn counts(job: &Value) -> bool {
+    job["count"].as_bool().unwrap_or(false)
+}
+
+/// What a job joins: `orders inner lineitem`, or `count of orders inner lineitem`.
+pub fn what(job: &Value) -> String {
+    let text = |key: &str| job[key].as_str().unwrap_or("");
+    let count = if counts(job) { "count of " } else { "" };
+    format!("{count}{} {} {}", text("left"), text("how"), text("right"))
 }
 
 /// What a queued job waits for, as far as the server says.
@@ -260,6 +272,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_job_that_counts_is_told_from_one_that_makes_rows() {
+        let job = |count: bool| {
+            json!({"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "rows": 1, "strategy": "hash",
+            "count": count, "submitted": "now"})
+        };
+        let row = |count: bool| render(&[job(count)]).lines().last().map(str::to_owned).unwrap_or_default();
+        let words = |count: bool| row(count).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(words(true), "7 complete 100 % count of a inner b hash now");
+        assert_eq!(words(false), "7 complete 100 % a inner b hash 1 now");
+    }
 
     #[test]
     fn a_job_that_waits_shows_for_what_and_until_when() {

@@ -165,6 +165,18 @@ fn closing(text: &str) -> Option<usize> {
     })
 }
 
+/// A name as it is written among others: with quotes around it where it would be taken for several, or for more than a name.
+pub fn quoted(name: &str) -> String {
+    let is_plain = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || ",=()\"".contains(c));
+    if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+}
+
+/// The first of some names, for a sentence.
+pub fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.into_iter().map(quoted).collect();
+    crate::listed(names.iter())
+}
+
 /// `NAME=VALUE` as a shell takes it for an argument, and [`Words`] for a name and what belongs to it.
 pub fn assignment(name: &str, value: &str) -> String {
     let is_plain = !name.contains([',', '=', '(', ')']) && !name.starts_with('"') && name == name.trim();
@@ -211,6 +223,15 @@ mod tests {
             let error = names(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn names_in_a_list_are_told_apart() {
+        let names = ["k", "größe", "a,b", "c d", "e=f", "5\" disk", ""];
+        let listed = listed(names);
+        assert_eq!(listed, r#"k, größe, "a,b", "c d", "e=f", "5"" disk", """#);
+        let read = listed.trim_end_matches(r#", """#).parse::<Names>().unwrap();
+        assert_eq!(read.list(), &names[..6]);
     }
 
     #[test]

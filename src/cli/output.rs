@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::human::{count, counted, seconds};
 
+use crate::human::system_words;
 use crate::{Error, Result};
 
 /// Set once, from the command line, before anything is printed.
@@ -35,7 +36,7 @@ pub fn stdout_failure(failure: &std::io::Error) -> Error {
     if failure.kind() == ErrorKind::BrokenPipe {
         READER_LEFT.store(true, Ordering::Relaxed);
     }
-    Error::Exhausted(format!("cannot write to standard output: {failure}"))
+    Error::Exhausted(format!("cannot write to standard output: {}", system_words(failure)))
 }
 
 /// A line on stdout, for commands that have something to put away when it cannot be written.

@@ -148,7 +148,8 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
             human_bytes((bytes as f64 / seconds) as u64)
         ));
         if let Some(schema) = inferred {
-            let column = |field: &FieldRef| format!("{}: {}", field.name(), type_name(field.data_type()));
+            let column =
+                |field: &FieldRef| format!("{}: {}", names::quoted(field.name()), type_name(field.data_type()));
             output::line(format!("  {}", listed(schema.fields().iter().map(column))));
         }
     }

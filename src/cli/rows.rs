@@ -11,6 +11,7 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use parquet::arrow::ArrowWriter;
 
 use super::files::type_name;
+use super::names::quoted;
 use super::output::{self, Align};
 use crate::columns::any_part;
 use crate::{Error, Result, panics};
@@ -55,7 +56,7 @@ fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<S
         (0..rows).map(|row| columns[..shown].iter().map(|column| column[row].clone()).collect()).collect();
     let mut text = output::table(&heading, &rows);
     if shown < columns.len() {
-        let rest: Vec<&str> = schema.fields()[shown..].iter().map(|field| field.name().as_str()).collect();
+        let rest: Vec<String> = schema.fields()[shown..].iter().map(|field| quoted(field.name())).collect();
         let rest =
             wrap(&format!("and {}: {}", output::counted(rest.len() as u64, "more column"), rest.join(", ")), width);
         text.push('\n');
@@ -130,7 +131,7 @@ pub fn check_has_text(batch: &RecordBatch) -> Result<()> {
             text.clear();
             values.value(row).write(&mut text).map_err(|_| {
                 Error::Invalid(format!(
-                    "column {:?} has a value, in row {} of a batch of {}, that is beyond the dates and zones that can be written \
+                    "column {:?} has a value, in row {} of a batch of {} rows, that is beyond the dates and zones that can be written \
                      as text; write Parquet or Arrow instead, as with -o FILE.arrow",
                     field.name(),
                     row + 1,

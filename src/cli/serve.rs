@@ -1,11 +1,13 @@
 //! `dovetail serve`: the server, from settings to the last drained stream.
 
 use std::fs::File;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::settings::{Layered, misspelt_variables};
 use super::{logging, output};
+use crate::human::file_failure;
 use crate::service::Server;
 use crate::service::settings::Settings;
 use crate::{Context, Error, Result};
@@ -46,6 +48,8 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     check_files(settings)?;
     if args.print_config || args.check_config {
         misspelt_variables().iter().for_each(output::remark);
+        // It takes away again what it creates.
+        args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
         Server::check(settings)?;
     }
     if args.print_config {
@@ -102,7 +106,7 @@ impl<'a> ReadyFile<'a> {
         let ready = Self { path, aside };
         let created = match path.is_dir() {
             true => Err(Error::Invalid("it is a folder; give the name of a file".into())),
-            false => File::create(&ready.aside).map_err(|error| Error::Invalid(error.to_string())),
+            false => File::create(&ready.aside).map_err(|error| Error::Invalid(file_failure(path, &error))),
         };
         created.context(|| ready.attempt())?;
         Ok(ready)
@@ -138,8 +142,10 @@ fn check_files(settings: &Settings) -> Result<()> {
     ];
     for (flag, path) in files {
         let Some(path) = path else { continue };
-        File::open(path).map_err(|error| {
-            Error::Invalid(format!("{flag} names {}, which cannot be read: {error}", path.display()))
+        // A folder can be opened, and not read.
+        File::open(path).and_then(|mut file| file.read(&mut [0])).map_err(|error| {
+            let why = file_failure(path, &error);
+            Error::Invalid(format!("{flag} names {}, which cannot be read: {why}", path.display()))
         })?;
     }
     Ok(())

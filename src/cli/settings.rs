@@ -21,6 +21,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::client::ConnectArgs;
 use super::logging;
+use crate::human::file_failure;
 use crate::memory::parse_bytes;
 use crate::service::settings::Settings;
 use crate::service::{cache_bytes, tenant_memory_bytes};
@@ -245,7 +246,8 @@ fn boolish(word: &str) -> bool {
 /// Reads a configuration file, refusing keys that are no settings.
 fn read_file(path: &Path) -> Result<toml::Table> {
     let context = || format!("configuration file {}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| Error::Invalid(error.to_string())).context(context)?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Error::Invalid(file_failure(path, &error))).context(context)?;
     let table: toml::Table =
         text.parse().map_err(|error: toml::de::Error| Error::Invalid(error.to_string())).context(context)?;
     let known: Vec<String> = setting_args().iter().map(key_of).collect();

@@ -5,9 +5,9 @@ use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs};
-use super::describe;
 use super::files::type_name;
 use super::output::{self, Align};
+use super::{describe, jobs, names};
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -91,7 +91,7 @@ fn render_results(results: &[FlightInfo]) -> String {
             text("state"),
             job["rows"].as_u64().map(output::count).unwrap_or_default(),
             bytes(info.total_bytes),
-            format!("{} {} {}", text("left"), text("how"), text("right")),
+            jobs::what(&job),
         ]
     };
     let columns = [
@@ -152,7 +152,8 @@ fn name_of(info: &FlightInfo) -> String {
 }
 
 fn join_names(names: &Value) -> String {
-    names.as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
+    let names = names.as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.map(names::quoted).collect::<Vec<_>>().join(", ")
 }
 
 /// Flight writes -1 for what it does not know.

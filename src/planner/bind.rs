@@ -1,5 +1,6 @@
 //! Binding: every name found, every type checked, the result's schema known.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray};
@@ -9,7 +10,7 @@ use super::JoinSpec;
 use super::plan::mean_value_bytes;
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};
-use crate::human::type_name;
+use crate::human::{did_you_mean, type_name};
 use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
 use crate::{Context, Error, Result, listed};
 
@@ -220,11 +221,13 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
                     (is_shown && table.schema.index_of(name).is_ok()).then(|| format!("; write \"{side}.{name}\""))
                 });
                 let bare = column.strip_suffix("_right").filter(|_| how.only_side().is_none());
+                let known = left.schema.fields().iter().chain(right.schema.fields()).map(|field| field.name().as_str());
+                let known: BTreeSet<&str> = known.collect();
                 let hint = match bare.filter(|name| right.schema.index_of(name).is_ok()) {
                     Some(name) => {
                         format!("; write \"right.{name}\", which the result calls {column:?} where its name is taken")
                     }
-                    None => by_table.unwrap_or_default(),
+                    None => by_table.unwrap_or_else(|| did_you_mean(column, known)),
                 };
                 Err(Error::Invalid(format!(
                     "neither table has a column {column:?}; left has {}, right has {}{hint}",

@@ -177,6 +177,7 @@ impl Authenticator {
                 return Err(Error::Invalid(format!("line {}: the token or certificate is there already", number + 1)));
             }
         }
+        listed.check_weights()?;
         if listed.tokens.is_empty() && listed.certificates.is_empty() {
             return Err(Error::Invalid("it has no tokens and no certificates; nobody could call".into()));
         }
@@ -190,8 +191,7 @@ impl Authenticator {
 
     /// The tenants and their weights, for the scheduler's shares.
     pub fn tenants(&self) -> impl Iterator<Item = &Caller> {
-        let listed = self.listed.iter();
-        listed.flat_map(|listed| listed.tokens.iter().map(|token| &token.caller).chain(listed.certificates.values()))
+        self.listed.iter().flat_map(Listed::callers)
     }
 
     /// Who makes a call with these headers, over a connection of a client with this certificate (DER).
@@ -236,6 +236,26 @@ impl Authenticator {
 }
 
 impl Listed {
+    fn callers(&self) -> impl Iterator<Item = &Caller> {
+        self.tokens.iter().map(|token| &token.caller).chain(self.certificates.values())
+    }
+
+    /// Refuses lines that give a tenant different weights, of which one would count and nobody could tell which. One that says no
+    /// weight says 1.
+    fn check_weights(&self) -> Result<()> {
+        let mut weights = HashMap::new();
+        for Caller { tenant, weight, .. } in self.callers() {
+            let first = *weights.entry(tenant).or_insert(*weight);
+            if first != *weight {
+                let (less, more) = (first.min(*weight), first.max(*weight));
+                return Err(Error::Invalid(format!(
+                    "tenant {tenant:?} has the weights {less} and {more} in different lines; give it the same in all, where none is 1"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Answers whether the token was not there yet.
     fn add_token(&mut self, token: Token) -> bool {
         let is_new = self.tokens.iter().all(|other| other.hash != token.hash);
@@ -313,6 +333,15 @@ mod tests {
             assert!(matches!(tokens.authenticate(&headers(wrong), None), Err(Error::Unauthenticated(_))), "{wrong:?}");
         }
         assert!(matches!(tokens.authenticate(&HeaderMap::new(), None), Err(Error::Unauthenticated(_))));
+    }
+
+    #[test]
+    fn a_tenant_has_one_weight() {
+        Authenticator::parse("a ann writer 2\nb ann reader 2.0\nc bob reader\ncert:d bob writer 1\n").unwrap();
+        for file in ["a ann writer 2\nb ann reader\n", "a ann writer 2\ncert:b ann writer 1\n"] {
+            let error = Authenticator::parse(file).unwrap_err();
+            assert!(error.message().contains("tenant \"ann\" has the weights 1 and 2 in different lines"), "{error}");
+        }
     }
 
     /// A certificate of that common name, as TLS hands it on.

@@ -129,7 +129,7 @@ impl Server {
                 .http2_keepalive_interval(Some(Duration::from_secs(30)))
                 .http2_keepalive_timeout(Some(Duration::from_secs(30)));
             if let Some(tls) = &tls {
-                builder = builder.tls_config(tls.clone()).map_err(|error| unusable_tls(&error))?;
+                builder = builder.tls_config(tls.clone()).map_err(|error| unusable_tls(settings, &error))?;
             }
             Ok(builder
                 .layer(CallLayer::new(shared.clone()))
@@ -194,7 +194,7 @@ impl Server {
         parts(settings)?;
         parse_admin(settings)?;
         let Some(tls) = tls(settings)? else { return Ok(()) };
-        tonic::transport::Server::builder().tls_config(tls).map(drop).map_err(|error| unusable_tls(&error))
+        tonic::transport::Server::builder().tls_config(tls).map(drop).map_err(|error| unusable_tls(settings, &error))
     }
 
     /// The address of the Flight service, with the port that was taken.

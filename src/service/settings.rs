@@ -35,7 +35,8 @@ pub struct Settings {
     pub tls_client_ca: Option<PathBuf>,
 
     /// File of callers: one "TOKEN TENANT ROLE [WEIGHT]" per line, ROLE one of reader, writer, admin; "cert:NAME" instead of
-    /// TOKEN for a client certificate of that common name, DNS name or URI
+    /// TOKEN for a client certificate of that common name, DNS name or URI. All lines of a tenant have the same weight, 1 where it
+    /// is not said
     #[arg(long, env = "DOVETAIL_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
 

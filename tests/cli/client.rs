@@ -1,7 +1,7 @@
 //! The client commands against a server: files up, joins, files down.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output};
@@ -593,14 +593,14 @@ fn a_full_disk_is_one_sentence_with_the_name_of_the_file() {
         for line in [&["get", "orders"][..], &["get", "orders", "--columns", "key"], &join] {
             let line = [line, &["-o", "/dev/full", "--format", format]].concat();
             let said = server.fails(&line);
-            let expected = "error: cannot write /dev/full: No space left on device (os error 28)\n";
+            let expected = "error: cannot write /dev/full: No space left on device\n";
             assert_eq!(said, expected, "{line:?}");
         }
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let mut line = command();
         line.env("DOVETAIL_SERVER", &server.flight).args(["get", "orders", "-o", "-", "--format", format]);
         let output = line.stdout(full).output().unwrap();
-        let expected = "error: cannot write to standard output: No space left on device (os error 28)\n";
+        let expected = "error: cannot write to standard output: No space left on device\n";
         assert_eq!((output.status.code(), &*stderr(&output)), (Some(1), expected), "{format}");
     }
 }
@@ -609,9 +609,88 @@ fn a_full_disk_is_one_sentence_with_the_name_of_the_file() {
 fn what_answers_and_is_no_server_of_ours_is_told_apart() {
     let server = Server::start(&[]);
     let said = server.fails(&["tables", "--server", &server.flight.replace("http:", "https:")]);
-    assert!(said.contains("does not speak TLS there, so write http://"), "{said}");
+    assert!(said.contains("does not speak TLS there; write http://"), "{said}");
     let said = server.fails(&["tables", "--server", &format!("http://{}", server.admin.as_ref().unwrap())]);
     assert!(said.contains("no Flight server") && said.contains("port of metrics"), "{said}");
+    // A server of HTTP/1.1 answers in text, and closes.
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = web.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in web.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+    });
+    let said = server.fails(&["tables", "--server", &format!("http://{address}")]);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.starts_with(&format!("error: what answers at http://{address} is no Flight server; check --server")),
+        "{said}"
+    );
+    let said = server.fails(&["tables", "--server", "http://no-such-host.invalid"]);
+    assert!(said.contains("its host cannot be found; see whether the name in --server is right"), "{said}");
+}
+
+#[test]
+fn files_that_are_not_there_are_named_in_plain_words() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 10);
+    server.ok(&["put", "orders.csv"]);
+    fs::create_dir(server.path().join("folder")).unwrap();
+    let tls = ["tables", "--server", "https://127.0.0.1:1"];
+    for (line, expected) in [
+        (&["get", "orders", "-o", "none/x.csv"][..], "writing none/x.csv: there is no such folder as none"),
+        (&["get", "orders", "-o", "folder"], "writing folder: it is a folder; give the name of a file"),
+        (&["get", "orders", "-o", "orders.csv/x.csv"], "writing orders.csv/x.csv: orders.csv is a file, and no folder"),
+        (&["put", "none/x.csv"], "reading none/x.csv: there is no such folder as none"),
+        (&["tables", "--token", "@none"], "--token names the file none, which cannot be read: there is no such file"),
+        (&["tables", "--token", "@folder"], "cannot be read: it is a folder, and a file is needed"),
+        (
+            &[&tls[..], &["--ca", "none.pem"]].concat(),
+            "--ca names none.pem, which cannot be read: there is no such file",
+        ),
+        (&["serve", "--config", "none.toml"], "configuration file none.toml: there is no such file"),
+        (&["serve", "--config", "folder"], "configuration file folder: it is a folder, and a file is needed"),
+        (&["serve", "--check-config", "--topology", "folder"], "cannot be read: it is a folder, and a file is needed"),
+        (&["serve", "--check-config", "--ready-file", "none/ready"], "none/ready: there is no such folder as none"),
+    ] {
+        let output = server.run(line);
+        let said = stderr(&output);
+        // What is wrong before a server runs is wrong with its configuration.
+        assert_eq!(output.status.code(), Some(if line[0] == "serve" { 2 } else { 1 }), "{line:?}: {said}");
+        assert!(said.starts_with("error: ") && said.ends_with(&format!("{expected}\n")), "{line:?}: {said}");
+        assert!(!said.contains("os error"), "{said}");
+    }
+}
+
+#[test]
+fn a_name_that_is_almost_right_is_told_which_is_meant() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 10);
+    fs::write(server.path().join("odd.csv"), "\"a,b\",c d,K\n1,2,3\n").unwrap();
+    server.ok(&["put", "orders.csv", "lines.csv", "odd.csv"]);
+    for (line, expected) in [
+        (&["get", "order"][..], "there is no table \"order\"; did you mean \"orders\"?"),
+        (&["drop", "Lines"], "there is no table \"Lines\"; did you mean \"lines\"?"),
+        (&["get", "elsewhere"], "there is no table \"elsewhere\""),
+        (&["get", "odd", "--columns", "k"], "it has \"a,b\", \"c d\", K; did you mean \"K\"?"),
+        (&["join", "odd", "odd", "--on", "k"], "; did you mean \"K\"?"),
+        (&["join", "odd", "odd", "--on", "K", "--columns", "cd"], "; did you mean \"c d\"?"),
+    ] {
+        let said = server.fails(line);
+        assert!(said.ends_with(&format!("{expected}\n")), "{line:?}: {said}");
+    }
+}
+
+#[test]
+fn rows_that_are_out_of_order_are_counted_from_one() {
+    let server = Server::start(&[]);
+    fs::write(server.path().join("t.csv"), "k\n1\n3\n2\n").unwrap();
+    let said = server.fails(&["put", "t.csv", "--sorted-by", "k"]);
+    let expected = "error: uploading table \"t\": the rows are not sorted by k, as sorted_by says: row 3 (2) is less than the row \
+                    before it (3); rows are counted from 1";
+    assert!(said.starts_with(expected), "{said}");
 }
 
 fn interrupt(child: Child) -> Output {

@@ -210,6 +210,15 @@ fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
     for name in ["one", "other"] {
         authority.issue(folder.path(), name);
     }
+    let client = |cert: &str, key: &str| {
+        let line = ["tables", "--server", "https://127.0.0.1:1", "--ca", "ca.pem", "--cert", cert, "--key", key];
+        stderr(&command().current_dir(folder.path()).args(line).output().unwrap())
+    };
+    let said = client("one.pem", "other-key.pem");
+    let expected = "error: --key names other-key.pem, which is not the private key of the certificate in one.pem, which --cert names";
+    assert!(said.starts_with(expected), "{said}");
+    let said = client("one.pem", "one.pem");
+    assert!(said.starts_with("error: there is no private key in one.pem, which --key names; it takes PEM"), "{said}");
     std::fs::write(folder.path().join("text"), "no PEM at all\n").unwrap();
     let check = |cert: &str, key: &str| {
         let line = ["serve", "--check-config", "--tls-cert", cert, "--tls-key", key];
@@ -220,7 +229,11 @@ fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
         ("one.pem", "other.pem", "other.pem, which holds no private key in PEM, but a certificate"),
         ("one-key.pem", "one-key.pem", "one-key.pem, which holds no certificate in PEM, but a private key"),
         ("text", "one-key.pem", "text, which holds no certificate in PEM\n"),
-        ("one.pem", "other-key.pem", "has to be the one that was made for that key"),
+        (
+            "one.pem",
+            "other-key.pem",
+            "--tls-key names other-key.pem, which is not the private key of the certificate in one.pem, which --tls-cert names",
+        ),
     ] {
         let output = check(cert, key);
         assert_eq!(output.status.code(), Some(2), "{cert} {key}: {}", stderr(&output));

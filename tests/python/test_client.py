@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import inspect
 import itertools
 import json
@@ -25,6 +26,7 @@ import pytest
 import dovetail
 from dovetail._command import OPTIONS, join_command
 from dovetail._connection import Connections
+from dovetail._jobs import Jobs
 from harness import WAIT_SECONDS, Server, slow_devices
 
 TABLE = pa.table({"k": pa.array([1, 2, 3, None], pa.int64()), "s": ["a", None, "ß", "🦀"]})
@@ -442,7 +444,22 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "certs": (
         lambda client: dovetail.connect(client.uri, tls_root_certs="nowhere.pem"),
         FileNotFoundError,
-        "tls_root_certs cannot be read",
+        "tls_root_certs names the file nowhere.pem, which cannot be read: there is no such file; it takes PEM",
+    ),
+    "certs in a folder": (
+        lambda client: dovetail.connect(client.uri, tls_root_certs="/"),
+        IsADirectoryError,
+        "tls_root_certs names the file /, which cannot be read: it is a folder, and a file is needed; it takes PEM",
+    ),
+    "token of no file": (
+        lambda client: dovetail.connect(client.uri, token="@/no/such/file"),
+        ValueError,
+        "token names the file /no/such/file, which cannot be read: there is no such folder as /no",
+    ),
+    "file in no folder": (
+        lambda client: client.put("t", "/no/such.csv"),
+        FileNotFoundError,
+        "there is no file '/no/such.csv' to upload: there is no such folder as /no",
     ),
     "certs of a number": (
         lambda client: dovetail.connect(client.uri, tls_root_certs=1),
@@ -670,6 +687,30 @@ def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:
         again.cancel()
 
 
+def test_a_job_that_takes_longer_than_somebody_waits_goes_on(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(topology=slow_devices(tmp_path, "4MB/s"), host_memory="1GiB")
+    with server.connect() as client:
+        client.put("a", {"k": np.arange(500_000)})
+        job = client.submit("a", "a", "k")
+        # Both an error of this package and Python's own.
+        for kind in (dovetail.DeadlineExceeded, dovetail.Error, TimeoutError):
+            with pytest.raises(
+                kind, match=rf"^job {job.id} is .* after 0 s, as wait\(timeout=\.\.\.\) says; it goes on$"
+            ):
+                job.wait(timeout=0)
+        job.cancel()
+
+
+def test_a_job_that_counts_is_told_from_one_that_makes_rows() -> None:
+    said = {"job": 7, "state": "complete", "left": "a", "how": "inner", "right": "b", "strategy": "hash", "rows": 1}
+    counts, makes = (dovetail.JobStatus.from_json({**said, "count": count}) for count in (True, False))
+    assert counts.counts and not makes.counts
+    assert (repr(counts), repr(makes)) == ("<JobStatus 7: complete>", "<JobStatus 7: complete, 1 row>")
+    heading, counted, made = repr(Jobs([counts, makes])).splitlines()
+    assert counted.split()[3:7] == ["count", "of", "a", "inner"] and not counted.endswith("1")
+    assert made.split()[3:] == ["a", "inner", "b", "hash", "1"] and "rows" in heading
+
+
 def test_count_tells_how_many_rows_a_join_would_have(client: dovetail.Client) -> None:
     client.put("few", {"k": [1, 2, 3, None], "a": ["x", "y", "z", "n"]})
     client.put("many", {"k": [2, 2, 3, 4, None], "b": [1, 2, 3, 4, 5]})
@@ -875,14 +916,37 @@ def test_tables_are_found_by_name(client: dovetail.Client) -> None:
     tables = client.tables()
     assert tables["t"].rows == 4 and tables["t"] is tables[0]
     assert "t" in tables and tables[0] in tables and "u" not in tables and 3 not in tables
-    with pytest.raises(dovetail.NotFound, match="there is no table 'u' among these; there are 't'"):
+    with pytest.raises(dovetail.NotFound, match="there is no table 'u' among these; there are t$"):
         tables["u"]
+    client.put("a b,c", TABLE)
+    with pytest.raises(dovetail.NotFound, match=r'there are "a b,c", t; did you mean "t"\?$'):
+        client.tables()["T"]
 
 
 def test_the_port_of_metrics_is_told_apart(server: Server) -> None:
     assert server.admin is not None
-    with pytest.raises(dovetail.Unavailable, match="no Flight server; the port of metrics"):
+    with pytest.raises(dovetail.Unavailable, match="is no Flight server; check the address .the port of metrics"):
         dovetail.connect(server.admin)
+
+
+def test_a_web_server_is_told_apart() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
+        thread = threading.Thread(target=web.serve_forever, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{web.server_port}"
+        with pytest.raises(dovetail.Unavailable, match=f"^what answers at {address} is no Flight server; check"):
+            dovetail.connect(f"grpc://{address}")
+        web.shutdown()
+        thread.join()
+
+
+def test_a_host_that_is_not_known_is_named() -> None:
+    for scheme in ("grpc", "grpc+tls"):
+        with pytest.raises(
+            dovetail.Unavailable, match=r"the host no-such-host\.invalid cannot be found; see"
+        ) as failed:
+            dovetail.connect(f"{scheme}://no-such-host.invalid:8815")
+        assert "resolving" not in str(failed.value) and "field:" not in str(failed.value)
 
 
 def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: dovetail.Client) -> None:

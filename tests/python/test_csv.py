@@ -52,6 +52,8 @@ def write(case: dict[str, Any], folder: Path) -> Path:
     path = folder / case.get("file", "t.csv")
     data = case["text"].encode(case.get("encoding", "utf-8"))
     data = gzip.compress(data) if path.suffix == ".gz" and not case.get("plain") else data
+    if place := case.get("damage"):
+        data = data[:place] + b"\xff" * 4 + data[place + 4 :]
     path.write_bytes(data[: case.get("cut")])
     return path
 
@@ -93,9 +95,11 @@ def test_a_table_is_the_same_by_both(
         is_of_types = case.get("is_of_types", False)
         assert by_cli.returncode == (2 if is_of_types else 1)
         # The one quotes values as Rust does, the other as Python does.
-        for said in (str(refused.value), by_cli.stderr.strip().removeprefix("error: ").replace('"', "'")):
+        sentences = (str(refused.value), by_cli.stderr.strip().removeprefix("error: "))
+        for said in (sentence.replace('"', "'") for sentence in sentences):
             assert is_of_types or (said.startswith(f"reading {path}: ") and "\n" not in said)
             assert [words for words in case["error"] if words not in said] == [], said
+            assert [words for words in case.get("not", []) if words in said] == [], said
         assert len(client.tables()) == 0
         return
     assert by_cli.returncode == 0, by_cli.stderr

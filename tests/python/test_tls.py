@@ -106,6 +106,10 @@ def test_mutual_tls_serves_those_whom_the_server_trusts(
         server.connect(tls_root_certs=authority.pem, cert=theirs[0], key=theirs[1])
     with pytest.raises(ValueError, match=r"key \(.*stranger-key\.pem\) is not the key of cert \(.*client\.pem\)"):
         server.connect(tls_root_certs=authority.pem, cert=mine[0], key=theirs[1])
+    with pytest.raises(ValueError, match="key is not the key of cert; give two that were made together"):
+        server.connect(tls_root_certs=authority.pem, cert=mine[0].read_bytes(), key=theirs[1].read_text())
+    with pytest.raises(ValueError, match=r"no private key in key \(.*client\.pem\); it takes PEM, in which one begins"):
+        server.connect(tls_root_certs=authority.pem, cert=mine[0], key=mine[0])
     with server.connect(tls_root_certs=authority.pem, cert=mine[0], key=mine[1]) as client:
         is_served(client)
 

@@ -13,7 +13,7 @@
 mod fetch;
 mod upload;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use arrow_flight::flight_service_client::FlightServiceClient;
@@ -21,6 +21,8 @@ use arrow_flight::{Action, Criteria, FlightDescriptor, FlightInfo};
 use futures::TryStreamExt;
 use http::uri::Authority;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -32,6 +34,7 @@ pub use fetch::BatchStream;
 pub use upload::{PutOptions, Uploaded};
 
 use super::output;
+use crate::human::{file_failure, system_words};
 use crate::{Error, Result};
 
 /// How a client finds and convinces a server; shared by all client commands.
@@ -153,6 +156,14 @@ impl Client {
                          authority unless the system knows that",
                         address.replacen("http://", "https://", 1)
                     )))
+                }
+                // What answers in another protocol, such as HTTP without frames, or HTTP/2 without gRPC.
+                Err(Error::Unavailable(said) | Error::Internal(said)) if is_of_no_flight(&said) => {
+                    Err(Error::Unavailable(no_flight(&address)))
+                }
+                // It may close the connection before that was read.
+                Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && speaks_http1(&address).await => {
+                    Err(Error::Unavailable(no_flight(&address)))
                 }
                 // With TLS 1.3, a server refuses a client's certificate, or that there is none, once the client takes the handshake for
                 // done. What it says about it is lost when it closes the connection before the client has read that.
@@ -290,18 +301,44 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
         None => config.with_native_roots(),
     };
     if let (Some(cert), Some(key)) = (&args.cert, &args.key) {
-        config = config.identity(Identity::from_pem(read_certificates("--cert", cert)?, read_pem(key)?));
+        config = config.identity(Identity::from_pem(read_certificates("--cert", cert)?, read_key("--key", key)?));
     }
-    endpoint.tls_config(config).map_err(|error| Error::Invalid(format!("TLS to {given}: {}", chain(&error))))
+    endpoint.tls_config(config).map_err(|error| {
+        let cause = chain(&error);
+        match (&args.cert, &args.key) {
+            (Some(cert), Some(key)) if cause.contains("KeyMismatch") => Error::Invalid(format!(
+                "--key names {}, which is not the private key of the certificate in {}, which --cert names; give two that were \
+                 made together",
+                key.display(),
+                cert.display()
+            )),
+            _ => Error::Invalid(format!("the certificates for TLS to {given} cannot be used: {cause}")),
+        }
+    })
 }
 
-fn read_pem(path: &PathBuf) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|error| Error::Invalid(format!("reading {}: {error}", path.display())))
+fn read_pem(flag: &str, path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| {
+        let why = file_failure(path, &error);
+        Error::Invalid(format!("{flag} names {}, which cannot be read: {why}", path.display()))
+    })
+}
+
+/// What a file has that must hold a private key.
+fn read_key(flag: &str, path: &Path) -> Result<Vec<u8>> {
+    let pem = read_pem(flag, path)?;
+    match pem.windows(PEM_KEY.len()).any(|words| words == PEM_KEY.as_bytes()) {
+        true => Ok(pem),
+        false => Err(Error::Invalid(format!(
+            "there is no private key in {}, which {flag} names; it takes PEM, in which one begins with \"-----BEGIN {PEM_KEY}\"",
+            path.display()
+        ))),
+    }
 }
 
 /// What a file has that must hold certificates. TLS takes one without any for a list of none.
-fn read_certificates(flag: &str, path: &PathBuf) -> Result<Vec<u8>> {
-    let pem = read_pem(path)?;
+fn read_certificates(flag: &str, path: &Path) -> Result<Vec<u8>> {
+    let pem = read_pem(flag, path)?;
     match pem.windows(PEM_CERTIFICATE.len()).any(|words| words == PEM_CERTIFICATE.as_bytes()) {
         true => Ok(pem),
         false => Err(Error::Invalid(format!(
@@ -315,10 +352,15 @@ fn read_certificates(flag: &str, path: &PathBuf) -> Result<Vec<u8>> {
 /// The line that a certificate begins with.
 const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
+/// How the line ends that a private key begins with; before it stands of which kind it is.
+const PEM_KEY: &str = "PRIVATE KEY-----";
+
 fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
     let token = match token.strip_prefix('@') {
-        Some(path) => std::fs::read_to_string(path)
-            .map_err(|error| Error::Invalid(format!("reading the token from {path}: {error}")))?,
+        Some(path) => std::fs::read_to_string(path).map_err(|error| {
+            let why = file_failure(Path::new(path), &error);
+            Error::Invalid(format!("--token names the file {path}, which cannot be read: {why}"))
+        })?,
         None => token.to_owned(),
     };
     let header = format!("Bearer {}", token.trim()).parse::<MetadataValue<Ascii>>();
@@ -334,8 +376,11 @@ async fn open(endpoint: &Endpoint) -> Result<Channel> {
         let told = TLS.iter().find(|told| cause.contains(told.words));
         let sentence = match told {
             Some(told) => told.of(&cause),
-            None if is_refused(&error) => format!("{cause}; `dovetail serve` starts one"),
-            None => cause,
+            None if is_refused(&error) => format!("{}; `dovetail serve` starts one", system_words(&cause)),
+            None if cause.contains("HTTP/2 was not negotiated") => {
+                return Error::Unavailable(no_flight(&address(endpoint)));
+            }
+            None => system_words(&cause),
         };
         Error::Unavailable(format!("cannot reach a server at {}: {sentence}", address(endpoint)))
     })
@@ -348,7 +393,7 @@ fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     systems.any(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
-/// What TLS says, by words of it, and what to do about it.
+/// What TLS or the system says, by words of it, and what to do about it.
 struct Told {
     words: &'static str,
     /// What that means, where the library says it in words of its own code.
@@ -380,7 +425,7 @@ const ANOTHER_CERT: &str = "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY)
                             its setting tls-client-ca names";
 
 /// The first whose words fit counts.
-const TLS: [Told; 17] = [
+const TLS: [Told; 18] = [
     Told::meaning(
         "CertificateRequired",
         "it lets in clients with certificates only, and this client has shown none",
@@ -399,7 +444,12 @@ const TLS: [Told; 17] = [
     Told::meaning("alert: CertificateRevoked", "this client's certificate has been revoked", ANOTHER_CERT),
     Told::meaning("alert: AccessDenied", "it does not let in who has this client's certificate", ANOTHER_CERT),
     // What TLS makes of an answer that is not TLS.
-    Told::new("InvalidContentType", "it does not speak TLS there, so write http://"),
+    Told::meaning("InvalidContentType", "it does not speak TLS there", "write http://"),
+    Told::meaning(
+        "failed to lookup address",
+        "its host cannot be found",
+        "see whether the name in --server is right, and known to this machine",
+    ),
     Told::meaning(
         "UnsupportedCertVersion",
         "its certificate is of version 1 of X.509, which is not accepted, whatever --ca names",
@@ -442,6 +492,19 @@ async fn speaks_tls(address: &str) -> bool {
     }
 }
 
+/// Whether what listens at this address without TLS answers in HTTP/1, which no Flight server does.
+async fn speaks_http1(address: &str) -> bool {
+    const ANSWER: &[u8] = b"HTTP/1.";
+    let Some(host) = address.strip_prefix("http://") else { return false };
+    let answer = async {
+        let mut stream = TcpStream::connect(host).await?;
+        stream.write_all(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        let mut start = [0; ANSWER.len()];
+        stream.read_exact(&mut start).await.map(|_| start)
+    };
+    answer.await.is_ok_and(|start| start == ANSWER)
+}
+
 /// The address as a person writes it.
 fn address(endpoint: &Endpoint) -> String {
     endpoint.uri().to_string().trim_end_matches('/').to_owned()
@@ -464,6 +527,26 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// How the sentence on a connection begins that was there.
 const BROKE: &str = "the connection to the server broke";
 
+/// tonic's words for an answer over HTTP that is none of gRPC.
+const NO_GRPC: &str = "grpc-status header missing";
+
+/// What is said for an address where nobody knows it.
+const SOME_ADDRESS: &str = "the server's address";
+
+/// tonic's words for an answer that is no HTTP/2.
+const NO_HTTP2: &str = "h2 protocol error";
+
+fn no_flight(address: &str) -> String {
+    format!(
+        "what answers at {address} is no Flight server; check --server (the port of metrics and health is not the one to connect to)"
+    )
+}
+
+/// Whether what a first call failed with says that no Flight server answered.
+fn is_of_no_flight(said: &str) -> bool {
+    said.starts_with(NO_HTTP2) || said == no_flight(SOME_ADDRESS)
+}
+
 /// The server's sentence, under the variant that its status stands for.
 pub fn from_status(status: Status) -> Error {
     // A status that the server sent has no cause on this side; "transport error", "operation was canceled" and the like
@@ -478,12 +561,8 @@ pub fn from_status(status: Status) -> Error {
     }
     let message = match status.message() {
         "" => std::error::Error::source(&status).map_or_else(|| status.code().to_string(), chain),
-        // tonic's words for an answer over HTTP that is none of gRPC.
-        message if message.starts_with("grpc-status header missing") => {
-            return Error::Unavailable(
-                "what answers there is no Flight server; the port of metrics and health is not the one to connect to"
-                    .into(),
-            );
+        message if message.starts_with(NO_GRPC) => {
+            return Error::Unavailable(no_flight(SOME_ADDRESS));
         }
         message => message.to_owned(),
     };
@@ -505,8 +584,6 @@ pub fn from_status(status: Status) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
     use super::*;
 
     #[test]

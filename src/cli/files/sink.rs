@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 
 use super::{BATCHES_AHEAD, Format, is_tsv};
 use crate::cli::{output, rows};
+use crate::human::{file_failure, system_words};
 use crate::{Context, Error, Result};
 
 /// A file to be, empty so far and under another name next to its own: whether it can be written is known before there are
@@ -68,7 +69,9 @@ impl Write for Opened {
             if failure.kind() != ErrorKind::Interrupted {
                 let error = match self.path == Path::new(STDOUT) {
                     true => output::stdout_failure(failure),
-                    false => Error::Exhausted(format!("cannot write {}: {failure}", self.path.display())),
+                    false => {
+                        Error::Exhausted(format!("cannot write {}: {}", self.path.display(), system_words(failure)))
+                    }
                 };
                 let _ = self.failure.set(error);
             }
@@ -91,19 +94,19 @@ impl Target {
             return Self::stdout(format.unwrap_or(Format::ArrowStream));
         }
         let context = || format!("writing {}", path.display());
-        let format = match format {
-            Some(format) => format,
-            None => Format::of_name(path, Format::value_variants()).context(context)?,
-        };
         let there = std::fs::metadata(path).ok();
         if there.as_ref().is_some_and(std::fs::Metadata::is_dir) {
             return Err(Error::Invalid("it is a folder; give the name of a file".into())).context(context);
         }
+        let format = match format {
+            Some(format) => format,
+            None => Format::of_name(path, Format::value_variants()).context(context)?,
+        };
         let opened = match there {
             Some(there) if !there.is_file() => File::options().write(true).open(path).map(|file| (file, None)),
             there => create_aside(path, there.map(|there| there.permissions())),
         };
-        let (file, aside) = opened.map_err(|error| Error::Invalid(error.to_string())).context(context)?;
+        let (file, aside) = opened.map_err(|error| Error::Invalid(file_failure(path, &error))).context(context)?;
         Ok(Self { file: Some(file), format, path: path.into(), failure: Failure::default(), aside })
     }
 

@@ -19,6 +19,7 @@ use parquet::file::reader::ChunkReader;
 use tokio::sync::mpsc;
 
 use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, is_tsv};
+use crate::human::file_failure;
 use crate::{Context, Error, Result, panics};
 
 /// Rows read at a time: some megabytes for tables of ordinary width.
@@ -166,8 +167,8 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         return open_stdin(format, args);
     }
     let mut file = File::open(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Error::NotFound("there is no such file".into()),
-        _ => Error::Invalid(error.to_string()),
+        ErrorKind::NotFound => Error::NotFound(file_failure(path, &error)),
+        _ => Error::Invalid(file_failure(path, &error)),
     })?;
     let about = file.metadata()?;
     if about.is_dir() {

@@ -1,7 +1,7 @@
 //! From settings to what a server is made of.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -115,7 +115,7 @@ pub(super) fn open(settings: &Settings) -> Result<Shared> {
 }
 
 /// What is wrong with files that are PEM of the right kinds.
-pub(super) fn unusable_tls(error: &tonic::transport::Error) -> Error {
+pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error) -> Error {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -129,9 +129,17 @@ pub(super) fn unusable_tls(error: &tonic::transport::Error) -> Error {
                 .into(),
         );
     }
+    let file = |path: &Option<PathBuf>| path.as_deref().unwrap_or(Path::new("")).display().to_string();
+    let (cert, key) = (file(&settings.tls_cert), file(&settings.tls_key));
+    if cause.contains("KeyMismatch") {
+        return Error::Invalid(format!(
+            "--tls-key names {key}, which is not the private key of the certificate in {cert}, which --tls-cert names; the first \
+             certificate of the chain has to be the one that was made for that key"
+        ));
+    }
     Error::Invalid(format!(
-        "the certificate of --tls-cert cannot be used with the private key of --tls-key: {cause}; the first certificate of the \
-         chain has to be the one that was made for that key"
+        "the certificate in {cert}, which --tls-cert names, cannot be used with the private key in {key}, which --tls-key names: \
+         {cause}"
     ))
 }
 

@@ -10,6 +10,7 @@ import json
 import math
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def pem(argument: str, value: object) -> bytes | None:
     takes = "PEM, as bytes or str, or the path of a file of it"
     if value is None or isinstance(value, bytes):
         return value
-    if isinstance(value, str) and value.lstrip().startswith("-----BEGIN"):
+    if isinstance(value, str) and is_pem(value):
         return value.encode()
     if not isinstance(value, (str, os.PathLike)):
         raise _type_error(argument, value, takes)
@@ -175,8 +176,30 @@ def pem(argument: str, value: object) -> bytes | None:
         return Path(value).read_bytes()
     except OSError as error:
         raise type(error)(
-            error.errno, f"{argument} cannot be read ({error.strerror}); it takes {takes}", str(value)
+            f"{argument} names the file {value}, which cannot be read: {file_failure(value, error)}; it takes {takes}"
         ) from None
+
+
+def is_pem(value: object) -> bool:
+    """Whether it is a certificate or key itself, and not the path of one."""
+    return isinstance(value, bytes) or (isinstance(value, str) and value.lstrip().startswith("-----BEGIN"))
+
+
+def private_key(argument: str, value: object) -> bytes | None:
+    """As :func:`pem`, of what holds a private key.
+
+    >>> private_key("key", b"-----BEGIN CERTIFICATE-----")
+    Traceback (most recent call last):
+    ValueError: there is no private key in key; it takes PEM, in which one begins with "-----BEGIN PRIVATE KEY-----"
+    """
+    found = pem(argument, value)
+    if found is not None and b"PRIVATE KEY-----" not in found:
+        file = "" if is_pem(value) else f" ({value})"
+        raise ValueError(
+            f"there is no private key in {argument}{file}; it takes PEM, in which one begins with "
+            '"-----BEGIN PRIVATE KEY-----"'
+        )
+    return found
 
 
 def certificates(argument: str, value: object) -> bytes | None:
@@ -204,7 +227,74 @@ def in_file(argument: str, value: str | None) -> str | None:
     try:
         return Path(value[1:]).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{argument} names the file {value[1:]}, which cannot be read: {error}") from None
+        why = file_failure(value[1:], error)
+        raise ValueError(f"{argument} names the file {value[1:]}, which cannot be read: {why}") from None
+
+
+def file_failure(path: str | os.PathLike[str], error: Exception) -> str:
+    """Why the system refuses a file, in plain words and without its numbers.
+
+    >>> file_failure("/proc/none/such", FileNotFoundError(2, "No such file or directory"))
+    'there is no such folder as /proc/none'
+    >>> file_failure("/proc/none", FileNotFoundError(2, "No such file or directory"))
+    'there is no such file'
+    >>> file_failure("/proc/version/x", NotADirectoryError(20, "Not a directory"))
+    '/proc/version is a file, and no folder'
+    """
+    above = list(Path(path).parents)
+    match error:
+        case FileNotFoundError():
+            missing = [folder for folder in above if not folder.exists()]
+            return f"there is no such folder as {missing[-1]}" if missing else "there is no such file"
+        case NotADirectoryError():
+            file = next((folder for folder in above if folder.is_file()), None)
+            return "what should be a folder is none" if file is None else f"{file} is a file, and no folder"
+        case IsADirectoryError():
+            return "it is a folder, and a file is needed"
+        case PermissionError():
+            return "whoever runs this may not do that to it"
+        case UnicodeDecodeError():
+            return "it is not UTF-8 text"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def listed(names: Iterable[str]) -> str:
+    r"""Names in a sentence, with quotes around those that would be taken for several.
+
+    >>> print(listed(["a", "b,c", "d e", 'say "x"']))
+    a, "b,c", "d e", "say \"x\""
+    """
+    return ", ".join(
+        json.dumps(name, ensure_ascii=False) if not name or re.search(r"[\s,=()\"']", name) else name for name in names
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known, where exactly one of those that are is close to it.
+
+    >>> did_you_mean("odrers", ["orders", "items"]), did_you_mean("G", ["a", "g"]), did_you_mean("q", ["a"])
+    ('; did you mean "orders"?', '; did you mean "g"?', '')
+    >>> did_you_mean("keys", ["key", "keyz"])
+    ''
+    """
+    distances = {other: _distance(name.lower(), other.lower()) for other in known}
+    most = min(2, max(len(name), 3) // 3, len(name) - 1)
+    near = [other for other, distance in distances.items() if distance <= max(most, 0)]
+    same = [other for other in near if not distances[other]]
+    meant = same or near
+    return f"; did you mean {json.dumps(meant[0], ensure_ascii=False)}?" if len(meant) == 1 else ""
+
+
+def _distance(one: str, other: str) -> int:
+    """Letters that are put in, left out, written for another, or in the other order."""
+    before, last, row = [0], [0], list(range(len(other) + 1))
+    for at, letter in enumerate(one):
+        before, last, row = last, row, [at + 1]
+        for place, wanted in enumerate(other):
+            row.append(min(last[place + 1] + 1, row[place] + 1, last[place] + (letter != wanted)))
+            if at and place and letter == other[place - 1] and one[at - 1] == wanted:
+                row[-1] = min(row[-1], before[place - 1] + 1)
+    return row[-1]
 
 
 def known(function: str, options: Mapping[str, Any], takes: Iterable[str]) -> None:

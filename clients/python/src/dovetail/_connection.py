@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow.flight as flight
 
 from . import _arguments
-from .errors import DeadlineExceeded, Error, Unauthenticated, Unavailable, translated
+from .errors import DeadlineExceeded, Error, Unauthenticated, Unavailable, no_flight, translated
 
 Pem = str | bytes | os.PathLike[str]
 
@@ -138,15 +138,31 @@ _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 
 def _check_pair(cert: Pem, key: Pem) -> None:
     """Refuses files of a certificate and of a key that do not belong together; grpc would name neither."""
-    if isinstance(cert, bytes) or isinstance(key, bytes) or not (os.path.isfile(cert) and os.path.isfile(key)):
+    with _as_file(cert) as cert_file, _as_file(key) as key_file:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert_file, key_file)
+        except ssl.SSLError as error:
+            if "mismatch" in str(error).lower():
+                raise ValueError(
+                    f"key{_named(key)} is not the key of cert{_named(cert)}; give two that were made together"
+                ) from None
+
+
+@contextmanager
+def _as_file(pem: Pem) -> Iterator[str]:
+    """The path of a file of some PEM. One of what is no file yet is in memory, since keys should not lie on disks."""
+    if not _arguments.is_pem(pem):
+        yield os.fspath(cast("str", pem))
         return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key)
-    except ssl.SSLError as error:
-        if "mismatch" in str(error).lower():
-            raise ValueError(
-                f"key ({os.fspath(key)}) is not the key of cert ({os.fspath(cert)}); give two that were made together"
-            ) from None
+    with open(os.memfd_create("pem"), "wb") as file:
+        file.write(pem if isinstance(pem, bytes) else str(pem).encode())
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _named(pem: Pem) -> str:
+    """The file that some PEM is from, behind the name of its argument."""
+    return "" if _arguments.is_pem(pem) else f" ({os.fspath(cast('str', pem))})"
 
 
 class Connections:
@@ -192,7 +208,7 @@ class Connections:
             raise ValueError(f"{given} is given, and {lacking} is not; mutual TLS takes both")
         if cert is not None:
             self._options["cert_chain"] = _arguments.certificates("cert", cert)
-            self._options["private_key"] = _arguments.pem("key", key)
+            self._options["private_key"] = _arguments.private_key("key", key)
             _check_pair(cert, cast("Pem", key))
         self.message_limit: int | None = None
         """Bytes of the largest message that the server takes, once it has said that."""
@@ -244,9 +260,9 @@ class Connections:
                 else "connect(token=...) or DOVETAIL_TOKEN gives a token, connect(cert=..., key=...) a certificate"
             )
             raise Unauthenticated(f"{error}; {advice}") from None
-        except Unavailable:
+        except Unavailable as error:
+            address = self.location.partition("://")[2]
             if _speaks_tls(self.location):
-                address = self.location.partition("://")[2]
                 raise Unavailable(
                     f"the server at {address} speaks TLS; write grpc+tls://{address}, and with tls_root_certs the "
                     "certificate of its authority unless the system knows that"
@@ -257,9 +273,11 @@ class Connections:
                 and _is_trusted(self.location, self._options.get("tls_root_certs"))
             ):
                 raise Unavailable(
-                    f"the server at {self.location.partition('://')[2]} lets in clients with certificates only: "
+                    f"the server at {address} lets in clients with certificates only: "
                     "connect(cert=..., key=...) gives one, of an authority that it knows"
                 ) from None
+            if "is no Flight server" in error.message:
+                raise Unavailable(no_flight(address)) from None
             raise
         except DeadlineExceeded:
             if timeout is None:

@@ -24,7 +24,7 @@ import pyarrow.csv as pacsv
 from . import _arguments
 from ._display import counted
 from ._quotes import Quotes, first_wrong
-from ._types import NAMES, can_be_read, name_of, named
+from ._types import NAMES, can_be_read, name_of, named, taking
 
 EMPTY = "it is empty, and a table needs columns"
 """What is wrong with a file that has nothing in it."""
@@ -180,7 +180,10 @@ class _File:
         looked_at = pa.Table.from_batches(first, pa.schema(texts)).slice(0, self._inferred_rows)
         said = self._options.types
         if unknown := [name for name in said if name not in names]:
-            raise self._error(f"types names a column {unknown[0]!r}, and the columns are {', '.join(names)}")
+            meant = _arguments.did_you_mean(unknown[0], names)
+            raise self._error(
+                f"types names a column {unknown[0]!r}, and the columns are {_arguments.listed(names)}{meant}"
+            )
         fields = [
             pa.field(name, said[name] if name in said else _inferred(looked_at.column(index)))
             for index, name in enumerate(names)
@@ -270,9 +273,22 @@ class _File:
             except (pa.ArrowInvalid, UnicodeDecodeError) as error:
                 raise self._malformed(error) from None
         except (OSError, EOFError, zlib.error) as error:
-            raise self._error(f"cannot read on: {error}") from None
+            raise self._error(self._unread(error)) from None
 
     # What is wrong
+
+    def _unread(self, error: Exception) -> str:
+        """Why no more can be read."""
+        if getattr(error, "errno", None) is not None:
+            return _arguments.file_failure(self._path, error)
+        if not self._is_gzip:
+            return f"cannot read on: {error}"
+        # The words of pyarrow and of Python.
+        if isinstance(error, EOFError) or "Truncated" in str(error):
+            return (
+                "its gzip data ends too early: the file is cut short; see whether whatever wrote or copied it was done"
+            )
+        return f"its gzip data is damaged, or some of it is none ({error}); see whether it was copied as it is"
 
     def _error(self, sentence: str) -> ValueError:
         return ValueError(f"reading {self._path}: {sentence}")
@@ -288,18 +304,24 @@ class _File:
         column, value = schema.field(index), batch.column(index)[row].as_py()
         line = self._line_of(done + row + int(self._options.header))
         where = f"line {line}" if line else f"row {done + row + 1}"
-        said = f"types={{{column.name!r}: 'string'}}"
+        said = _said(column.name, pa.string())
         if pa.types.is_timestamp(column.type) and _first_unfit(batch.column(index).slice(row, 1), column.type) is None:
             has, had = ("a zone", "none") if re.search(_ZONED, value) else ("no zone", "one")
             return self._error(
                 f"{where}, column {column.name!r}: {value!r} has {has}, and those before it in the column have {had}; "
                 f"write all of them with a zone or all without, or say {said}"
             )
+        wider = " or ".join(
+            _said(column.name, other)
+            for other in taking(column.type, value)
+            if _first_unfit(pa.array([value]), other) is None
+        )
         advice = (
-            f"which types says; correct it, or say another type: {said} takes all values"
+            f"which types says; correct it, or say another type: "
+            f"{f'{wider} takes it, and ' if wider else ''}{said} takes all values"
             if column.name in self._options.types
-            else f"which the column is by its first {counted(self._inferred_rows, 'row')}; say {said}, or have more "
-            "rows looked at with infer_rows"
+            else f"which the column is by its first {counted(self._inferred_rows, 'row')}; say "
+            f"{f'{wider}, or for any text ' if wider else ''}{said}, or have more rows looked at with infer_rows"
         )
         missing = f"; if it stands for a null, say null_values=[{value!r}]" if value.strip().upper() in _MISSING else ""
         return self._error(
@@ -350,6 +372,11 @@ class _File:
 
     def _bytes(self) -> Any:
         return gzip.open(self._path, "rb") if self._is_gzip else open(self._path, "rb")
+
+
+def _said(column: str, data_type: pa.DataType) -> str:
+    """The argument that gives a column a type."""
+    return f"types={{{column!r}: {name_of(data_type)!r}}}"
 
 
 def _inferred(column: pa.ChunkedArray) -> pa.DataType:

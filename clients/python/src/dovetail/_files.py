@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from . import _csv
+from . import _arguments, _csv
 from ._display import counted
 from ._types import name_of, wider
 
@@ -79,7 +79,14 @@ def _matching(given: Path) -> list[str]:
     if os.path.exists(path):
         return [path]
     if not glob.has_magic(path):
-        raise FileNotFoundError(f"there is no file {path!r} to upload")
+        try:
+            os.stat(path)
+        except OSError as error:
+            why = _arguments.file_failure(path, error)
+            raise FileNotFoundError(
+                f"there is no file {path!r} to upload" + ("" if why == "there is no such file" else f": {why}")
+            ) from None
+        return [path]
     found = sorted(glob.glob(path, recursive=True))
     if not found:
         raise FileNotFoundError(f"there is no file that matches {path!r}")
@@ -196,8 +203,11 @@ def refuse_csv_options(options: _csv.CsvOptions, but: str) -> None:
 
 def _kind_of(path: str) -> str:
     """The format of a file: its first bytes know better than its name."""
-    with open(path, "rb") as file:
-        start = file.read(max(map(len, _BY_MAGIC)))
+    try:
+        with open(path, "rb") as file:
+            start = file.read(max(map(len, _BY_MAGIC)))
+    except OSError as error:
+        raise type(error)(f"reading {path}: {_arguments.file_failure(path, error)}") from None
     if not start:
         raise ValueError(f"reading {path}: {_csv.EMPTY}")
     for magic, kind in _BY_MAGIC.items():

@@ -72,6 +72,11 @@ class JobStatus:
         return self.state in _ENDED
 
     @property
+    def counts(self) -> bool:
+        """Whether it tells how many rows there would be, instead of making them; the one that it has is that."""
+        return bool(self.raw.get("count"))
+
+    @property
     def fraction(self) -> float:
         """The share that is done, for a progress bar."""
         return 1.0 if self.state == "complete" else self.progress
@@ -102,7 +107,7 @@ class JobStatus:
                 # In the past when what runs before it takes longer than was predicted.
                 words.append(f"starts in about {human_seconds(self.start_in)}" if self.start_in else "starts soon")
             return ", ".join(words)
-        words = [self.state, counted(self.rows, "row")]
+        words = [self.state, *([] if self.counts else [counted(self.rows, "row")])]
         if self.state == "running" and self.bytes and self.seconds:
             words.append(f"{human_bytes(self.bytes / self.seconds)}/s")
         if self.seconds_left is not None:
@@ -148,9 +153,10 @@ class Jobs(Sequence[JobStatus]):
                 str(job.id),
                 job.state,
                 f"{job.fraction:.0%}",
-                " ".join(str(job.raw.get(key) or "") for key in ("left", "how", "right")),
+                ("count of " if job.counts else "")
+                + " ".join(str(job.raw.get(key) or "") for key in ("left", "how", "right")),
                 str(job.raw.get("strategy") or ""),
-                human_count(job.rows),
+                "" if job.counts else human_count(job.rows),
                 *(_waits(job) if self._some_wait() else []),
             ]
             for job in self._jobs

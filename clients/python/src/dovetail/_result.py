@@ -23,7 +23,7 @@ from ._connection import Connections
 from ._display import Described, columns, html_schema
 from ._jobs import JobStatus
 from ._progress import ProgressArgument, Transfer, reporter
-from .errors import Cancelled, Error, FailedPrecondition, InternalError, NotFound
+from .errors import Cancelled, DeadlineExceeded, Error, FailedPrecondition, InternalError, NotFound
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +76,7 @@ class Job:
         Raises:
             Error: What the job failed with.
             Cancelled: When somebody stopped it.
-            TimeoutError: When it is not done in time. It goes on.
+            DeadlineExceeded: When it is not done in time, which is a ``TimeoutError``. The job goes on.
             KeyboardInterrupt: When Ctrl-C ends the waiting. The join goes on, except with ``retain_seconds=0``: nobody
                 would read its result, so it is cancelled.
         """
@@ -105,7 +105,7 @@ class Job:
             if status.done:
                 break
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(
+                raise DeadlineExceeded(
                     f"job {self.id} is {status.summary} after {timeout:g} s, as wait(timeout=...) says; it goes on"
                 )
             time.sleep(pause)

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 
+from . import _arguments
 from ._display import COLUMNS_WIDTH, Described, columns, counted, html_schema, html_table, text_table
 from ._progress import human_bytes, human_count
 from .errors import NotFound
@@ -70,8 +71,11 @@ class Tables(Sequence[TableInfo]):
         if isinstance(index, str):
             found = next((table for table in self._tables if table.name == index), None)
             if found is None:
-                names = ", ".join(repr(table.name) for table in self._tables) or "none"
-                raise NotFound(f"there is no table {index!r} among these; there are {names}")
+                names = [table.name for table in self._tables]
+                meant = _arguments.did_you_mean(index, names)
+                raise NotFound(
+                    f"there is no table {index!r} among these; there are {_arguments.listed(names) or 'none'}{meant}"
+                )
             return found
         return Tables(self._tables[index]) if isinstance(index, slice) else self._tables[index]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import decimal
+import math
 import re
 
 import pyarrow as pa
@@ -157,6 +159,73 @@ def name_of(data_type: pa.DataType) -> str:
         kind = f"{data_type.mode}_union" if known.is_union(data_type) else "struct"
         return f"{kind}({', '.join(f'{field.name}: {name_of(field.type)}' for field in data_type)})"
     return str(data_type)
+
+
+def taking(data_type: pa.DataType, value: str) -> list[pa.DataType]:
+    """Types that may have a value, and have those of another type: none where only text has both.
+
+    The command line advises the same (``taking`` in ``src/cli/files/csv/types.rs``).
+
+    >>> taking(pa.int64(), "9223372036854775808"), taking(pa.int8(), "300"), taking(pa.int64(), "2.5")
+    ([DataType(uint64), Decimal128Type(decimal128(38, 0))], [DataType(int64)], [DataType(double)])
+    >>> taking(pa.decimal128(9, 2), "12345678.125"), taking(pa.date32(), "2026-01-31 10:11:12")
+    ([Decimal128Type(decimal128(11, 3))], [TimestampType(timestamp[us])])
+    >>> taking(pa.int64(), "x"), taking(pa.bool_(), "2")
+    ([], [])
+    """
+    known = pa.types
+    number = None
+    if known.is_integer(data_type) or known.is_floating(data_type) or known.is_decimal(data_type):
+        number = _number(value.strip(" \t"))
+    if known.is_integer(data_type):
+        if number is None:
+            return []
+        if not re.fullmatch(r"[+-]?\d+", value.strip(" \t"), re.ASCII) or abs(number) >= 10**38:
+            return _float(number)
+        if known.is_uint64(data_type):
+            return [pa.decimal128(38, 0)]
+        if -(2**63) <= number < 2**63:
+            return [pa.int64()]
+        return [pa.uint64(), pa.decimal128(38, 0)] if 0 <= number < 2**64 else [pa.decimal128(38, 0), pa.float64()]
+    if known.is_decimal(data_type):
+        if number is None:
+            return []
+        _, digits, exponent = number.normalize(_ALL_DIGITS).as_tuple()
+        places = max(-int(exponent), data_type.scale)
+        before = max(len(digits) + int(exponent) if number else 0, data_type.precision - data_type.scale)
+        return [pa.decimal128(before + places, places)] if before + places <= 38 else _float(number)
+    if known.is_floating(data_type):
+        return [] if number is None else _float(number)
+    fraction = re.search(r"\.(\d*)", value)
+    is_fine = fraction is not None and len(fraction[1]) > 6
+    if known.is_date(data_type):
+        if len(value) <= len("2026-01-31") or re.search("[zZ+-]", value[len("2026-01-31") :]):
+            return []
+        return [pa.timestamp("ns" if is_fine else "us")]
+    if known.is_timestamp(data_type):
+        unit = "us" if data_type.unit in ("s", "ms") and not is_fine else "ns"
+        return [] if data_type.unit == "ns" else [pa.timestamp(unit, data_type.tz)]
+    if known.is_time(data_type) and data_type.unit != "ns":
+        return [pa.time64("us" if known.is_time32(data_type) and not is_fine else "ns")]
+    return []
+
+
+_ALL_DIGITS = decimal.Context(prec=10_000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
+"""In which no digit of a field is lost."""
+
+
+def _number(text: str) -> decimal.Decimal | None:
+    """A finite number; ``None`` for what is none."""
+    if re.fullmatch(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text, re.ASCII) is None:
+        return None
+    try:
+        return _ALL_DIGITS.create_decimal(text)
+    except decimal.InvalidOperation:
+        return None
+
+
+def _float(number: decimal.Decimal) -> list[pa.DataType]:
+    return [pa.float64()] if math.isfinite(float(number)) else []
 
 
 def wider(one: pa.DataType, other: pa.DataType) -> str:

@@ -87,7 +87,7 @@ class Cancelled(Error):
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """The timeout passed before the work was done."""
+    """The timeout passed before the work was done: that of a call, or of :meth:`Job.wait`."""
 
     code = "DEADLINE_EXCEEDED"
 
@@ -157,9 +157,7 @@ def from_arrow(error: BaseException) -> Error | None:
         return Unavailable(text) if isinstance(error, flight.FlightUnavailableError) else None
     message = wrapped["message"].split(_DEBUG_CONTEXT, 1)[0].strip()
     if _NO_FLIGHT.search(message):
-        return Unavailable(
-            "what answers there is no Flight server; the port of metrics and health is not the one to connect to"
-        )
+        return Unavailable(no_flight("the server's address"))
     kind = _BY_WORDING.get(wrapped["status"] or "")
     if kind is None:
         kind = next((ours for theirs, ours in _BY_CLASS if isinstance(error, theirs)), Error)
@@ -168,13 +166,27 @@ def from_arrow(error: BaseException) -> Error | None:
     return kind(message)
 
 
+def no_flight(address: str) -> str:
+    """What is said of an address where something else answers."""
+    return (
+        f"what answers at {address} is no Flight server; check the address (the port of metrics and health is not the "
+        "one to connect to)"
+    )
+
+
 # What gRPC makes of an answer over HTTP that is none of gRPC, such as one of the port of metrics and health.
-_NO_FLIGHT = re.compile(r"Received http2 header with status: \d+|Failed parsing HTTP/2")
+_NO_FLIGHT = re.compile(r"Received http2 header with status: \d+|Failed parsing HTTP/2|http1\.x server")
 
 
 # How gRPC words a connection that could not be made, with the cause behind the last colon.
 _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?P<where>\S+): (?P<cause>.*)$", re.DOTALL
+)
+
+# How it words a name that stands for no address, in its versions.
+_NOT_FOUND = re.compile(
+    r"(?:errors resolving |DNS resolution failed for |lookup failed for |name=)(?:dns:/*)?(?P<host>[^\s:;,\]]+)"
+    r"|C-ares status is not ARES_SUCCESS|Domain name not found"
 )
 
 # What to do about it, by words of the cause; the first that fit count.
@@ -210,12 +222,27 @@ def _of_the_connection(message: str) -> Unavailable | None:
     Unavailable('cannot reach a server at 127.0.0.1:8815: Connection refused; `dovetail serve` starts one')
     >>> _of_the_connection(failed + "Ssl handshake failed: SSLV3_ALERT_HANDSHAKE_FAILURE")
     Unavailable('cannot reach a server at 127.0.0.1:8815: SSLV3_ALERT_HANDSHAKE_FAILURE')
+    >>> _of_the_connection("errors resolving db:8815: [field:hostname lookup error:Domain name not found]").message
+    'cannot reach a server: the host db cannot be found; see whether the name is right, and known to this machine'
+    >>> _of_the_connection("DNS resolution failed for db:8815: C-ares status is not ARES_SUCCESS qtype=A").message
+    'cannot reach a server: the host db cannot be found; see whether the name is right, and known to this machine'
     """
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
         where = unquote(refused["where"].partition(":")[2])
         advice = next((f"; {advice}" for words, advice in _ADVICE if words in cause), "")
         return Unavailable(f"cannot reach a server at {where}: {cause}{advice}")
+    if unknown := _NOT_FOUND.search(message):
+        host = f"the host {unknown['host']}" if unknown["host"] else "the server's host"
+        return Unavailable(
+            f"cannot reach a server: {host} cannot be found; see whether the name is right, and known to this machine"
+        )
+    # It has found the host, and does not try where it has no use for what TLS needs.
+    if message == "empty address list":
+        return Unavailable(
+            "cannot reach a server: what tls_root_certs, cert and key give cannot be used for TLS; see whether they "
+            "are PEM that is not damaged"
+        )
     causes = list(_BROKEN.finditer(message))
     if not causes:
         return None

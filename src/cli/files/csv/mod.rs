@@ -17,7 +17,7 @@ mod quotes;
 mod records;
 mod types;
 
-use std::io::{BufReader, Cursor, Read};
+use std::io::{BufReader, Cursor, ErrorKind, Read};
 use std::sync::Arc;
 
 use arrow::csv::reader::Format;
@@ -30,7 +30,9 @@ use self::records::{Records, Rules, newlines, not_utf8};
 pub use self::types::{ColumnTypes, name_of};
 
 use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH, empty};
-use crate::{Error, Result, listed};
+use crate::cli::names::listed;
+use crate::human::did_you_mean;
+use crate::{Error, Result};
 
 /// What a file that gzip has compressed begins with.
 pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -102,8 +104,36 @@ fn delimiter(text: &str) -> Result<char, String> {
 pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
     let (start, input) = peek(input, GZIP_MAGIC.len())?;
     match start == GZIP_MAGIC {
-        true => open_plain(MultiGzDecoder::new(input), is_tsv, args),
+        true => open_plain(Gunzip { input: MultiGzDecoder::new(input), failure: None }, is_tsv, args),
         false => open_plain(input, is_tsv, args),
+    }
+}
+
+/// What gzip has compressed. A failure stays one, and says what is wrong with the file.
+struct Gunzip<R> {
+    input: MultiGzDecoder<R>,
+    failure: Option<Error>,
+}
+
+impl<R: Read> Read for Gunzip<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(failure) = &self.failure {
+            return Err(std::io::Error::other(failure.clone()));
+        }
+        self.input.read(buffer).map_err(|error| {
+            // What the system has against the file is another matter.
+            if error.raw_os_error().is_some() || error.kind() == ErrorKind::Interrupted {
+                return error;
+            }
+            let failure = Error::Invalid(match error.kind() {
+                ErrorKind::UnexpectedEof => {
+                    "its gzip data ends too early: the file is cut short; see whether whatever wrote or copied it was done".into()
+                }
+                _ => format!("its gzip data is damaged, or some of it is none ({error}); see whether it was copied as it is"),
+            });
+            self.failure = Some(failure.clone());
+            std::io::Error::other(failure)
+        })
     }
 }
 
@@ -129,16 +159,16 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     };
     let format = args.format(delimiter)?;
     let with_header = format.clone().with_header(!args.no_header);
-    let mut looked_at = Recorded { input: &mut input, bytes: Vec::new(), is_whole: false };
+    let mut looked_at = Recorded { input: &mut input, bytes: Vec::new(), is_whole: false, failure: None };
     let infer_rows = args.infer_rows.unwrap_or(INFER_ROWS);
     let inferred = with_header.infer_schema(BufReader::new(&mut looked_at), Some(infer_rows));
-    let Recorded { bytes: looked_at, is_whole, .. } = looked_at;
+    let Recorded { bytes: looked_at, is_whole, failure: unread, .. } = looked_at;
     let (schema, rows, failure) = match inferred {
         Ok((schema, rows)) => (schema, rows, None),
         // The reader says better what is wrong; it only needs to know how many columns there are.
         Err(error) => match with_header.infer_schema(looked_at.as_slice(), Some(0)) {
             Ok((schema, _)) => (schema, 0, Some(error)),
-            Err(_) => return Err(heading_failure(&looked_at, &error)),
+            Err(_) => return Err(unread.unwrap_or_else(|| heading_failure(&looked_at, &error))),
         },
     };
     if schema.fields().is_empty() || (rows == 0 && args.no_header && failure.is_none()) {
@@ -199,11 +229,17 @@ struct Recorded<R> {
     bytes: Vec<u8>,
     /// Whether that is all there is.
     is_whole: bool,
+    /// Why no more could be read.
+    failure: Option<Error>,
 }
 
 impl<R: Read> Read for Recorded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let read = self.input.read(buffer)?;
+        let read = self.input.read(buffer).map_err(|error| {
+            let failure = Error::from(error);
+            self.failure = Some(failure.clone());
+            std::io::Error::other(failure)
+        })?;
         self.bytes.extend_from_slice(&buffer[..read]);
         self.is_whole = read == 0 && !buffer.is_empty();
         Ok(read)
@@ -258,8 +294,9 @@ fn settled(schema: &Schema) -> Schema {
 
 fn with_types(schema: &Schema, types: &[(String, DataType)]) -> Result<Schema> {
     if let Some((name, _)) = types.iter().find(|(name, _)| schema.index_of(name).is_err()) {
-        let names = listed(schema.fields().iter().map(|field| field.name()));
-        return Err(Error::Invalid(format!("--types names a column {name:?}, and the columns are {names}")));
+        let known = || schema.fields().iter().map(|field| field.name().as_str());
+        let (names, meant) = (listed(known()), did_you_mean(name, known()));
+        return Err(Error::Invalid(format!("--types names a column {name:?}, and the columns are {names}{meant}")));
     }
     let field = |field: &FieldRef| match types.iter().find(|(name, _)| name == field.name()) {
         Some((_, data_type)) => field.as_ref().clone().with_data_type(data_type.clone()),

@@ -4,7 +4,7 @@
 use std::io::BufRead;
 use std::sync::{Arc, LazyLock};
 
-use arrow::array::{ArrayRef, ArrowPrimitiveType, AsArray, Decimal128Array, PrimitiveArray, RecordBatch};
+use arrow::array::{ArrayRef, ArrowPrimitiveType, AsArray, Decimal128Array, PrimitiveArray, RecordBatch, StringArray};
 use arrow::compute::kernels::cast_utils::{Parser, parse_decimal};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::csv::ReaderBuilder;
@@ -16,9 +16,9 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 use regex::Regex;
 
-use super::types::name_of;
+use super::types::{name_of, taking};
 use crate::cli::names::assignment;
-use crate::human::counted;
+use crate::human::{counted, system_words};
 use crate::{Error, Result};
 
 /// What a record is read as, and why.
@@ -69,7 +69,7 @@ impl<R: BufRead> Records<R> {
         loop {
             let buffer = self.input.fill_buf().map_err(|error| match error.downcast::<Error>() {
                 Ok(error) => error,
-                Err(error) => Error::Invalid(format!("cannot read on: {error}")),
+                Err(error) => Error::Invalid(format!("cannot read on: {}", system_words(error))),
             })?;
             match self.decoder.decode(buffer) {
                 Ok(used) => {
@@ -256,14 +256,22 @@ impl Rules {
     /// A value that is not of its column's type.
     fn unfit(&self, at: usize, field: &FieldRef, value: &str, line: usize) -> Error {
         let (name, expected) = (field.name(), name_of(field.data_type()));
-        let said = assignment(name, "string");
-        let advice = match self.is_said[at] {
-            true => {
-                format!("which --types says; correct it, or say another type: --types {said} takes all values")
+        let said = |wanted: &str| format!("--types {}", assignment(name, wanted));
+        let text: ArrayRef = Arc::new(StringArray::from(vec![value]));
+        let wider = taking(field.data_type(), value).into_iter().filter(|wider| made_of_text(&text, wider).is_ok());
+        let wider: Vec<String> = wider.map(|wider| said(&name_of(&wider))).collect();
+        let (wider, text) = (wider.join(" or "), said("string"));
+        let advice = match (self.is_said[at], wider.as_str()) {
+            (true, "") => {
+                format!("which --types says; correct it, or say another type: {text} takes all values")
             }
-            false => format!(
-                "which the column is by its first {}; say --types {said}, or have more rows looked at with --infer-rows",
-                counted(self.inferred_rows as u64, "row")
+            (true, wider) => format!(
+                "which --types says; correct it, or say another type: {wider} takes it, and {text} takes all values"
+            ),
+            (false, wider) => format!(
+                "which the column is by its first {}; say {}{text}, or have more rows looked at with --infer-rows",
+                counted(self.inferred_rows as u64, "row"),
+                if wider.is_empty() { String::new() } else { format!("{wider}, or for any text ") }
             ),
         };
         let missing = match MISSING.iter().find(|word| value.trim().eq_ignore_ascii_case(word)) {
@@ -292,12 +300,16 @@ fn is_made_of_text(data_type: &DataType) -> bool {
     }
 }
 
+/// Whether a time says how far it is from UTC.
+pub(super) fn is_zoned(time: &str) -> bool {
+    // Behind the day, these are of a zone.
+    time.get("2026-01-31".len()..).is_some_and(|time| time.contains(['z', 'Z', '+', '-']))
+}
+
 /// Refuses times with a zone beside times without: nobody knows how far these are from UTC.
 fn check_zones(text: &ArrayRef, zone: &mut Option<bool>) -> Result<(), ArrowError> {
     for value in text.as_string::<i32>().iter().flatten() {
-        // Behind the day, these are of a zone.
-        let is_zoned = value.get("2026-01-31".len()..).is_some_and(|time| time.contains(['z', 'Z', '+', '-']));
-        if *zone.get_or_insert(is_zoned) != is_zoned {
+        if *zone.get_or_insert(is_zoned(value)) != is_zoned(value) {
             return Err(ArrowError::ParseError(format!("{value} and others differ in whether they have a zone")));
         }
     }
@@ -326,7 +338,7 @@ static DECIMAL: LazyLock<Regex> = LazyLock::new(|| {
 const DIGITS_MAX: i64 = 80;
 
 /// A decimal without its exponent, spaces and needless zeros; `None` for what is none.
-fn plain_decimal(text: &str) -> Option<String> {
+pub(super) fn plain_decimal(text: &str) -> Option<String> {
     let parts = DECIMAL.captures(text)?;
     let part = |index| parts.get(index).map_or("", |part| part.as_str());
     let (whole, fraction) = (part(2), part(3));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::array::timezone::Tz;
 use arrow::datatypes::{DataType, TimeUnit};
 
+use super::records::{is_zoned, plain_decimal};
 use crate::cli::names::Words;
 pub use crate::human::type_name as name_of;
 use crate::{Error, Result};
@@ -117,6 +118,57 @@ fn decimal(text: &str, digits: &str) -> Result<DataType, String> {
             "{text:?} is no type that CSV is read as; a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to \
              that"
         )),
+    }
+}
+
+/// Types that may have a value, and have those of another type: none where only text has both. The Python client advises the same
+/// (`taking` in `clients/python/src/dovetail/_types.py`).
+pub(super) fn taking(data_type: &DataType, value: &str) -> Vec<DataType> {
+    use DataType as T;
+    use TimeUnit as U;
+    let is_number = data_type.is_numeric();
+    let value = if is_number { value.trim_matches([' ', '\t']) } else { value };
+    let number = if is_number { plain_decimal(value) } else { None };
+    let float = || if value.parse::<f64>().is_ok_and(f64::is_finite) { vec![T::Float64] } else { Vec::new() };
+    let fraction = || {
+        let behind = value.split_once('.').map_or("", |(_, fraction)| fraction);
+        behind.bytes().take_while(u8::is_ascii_digit).count()
+    };
+    match data_type {
+        _ if data_type.is_integer() => {
+            let is_whole = value.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit());
+            let number =
+                number.filter(|_| is_whole).and_then(|number| number.trim_end_matches('.').parse::<i128>().ok());
+            let wide = T::Decimal128(38, 0);
+            match (data_type, number.filter(|number| number.unsigned_abs() < 10_u128.pow(38))) {
+                (_, None) => float(),
+                (T::UInt64, Some(_)) => vec![wide],
+                (_, Some(number)) if i64::try_from(number).is_ok() => vec![T::Int64],
+                (_, Some(number)) if u64::try_from(number).is_ok() => vec![T::UInt64, wide],
+                (_, Some(_)) => vec![wide, T::Float64],
+            }
+        }
+        T::Decimal128(precision, scale) => {
+            let Some(number) = number else { return float() };
+            let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
+            let (scale, whole) = (usize::from(scale.unsigned_abs()), whole.trim_start_matches(['+', '-', '0']).len());
+            let (whole, scale) = (whole.max(usize::from(*precision) - scale), fraction.len().max(scale));
+            match whole + scale {
+                digits @ ..=38 => vec![T::Decimal128(digits as u8, scale as i8)],
+                _ => float(),
+            }
+        }
+        T::Float16 | T::Float32 => float(),
+        T::Date32 | T::Date64 if value.len() > "2026-01-31".len() && !is_zoned(value) => {
+            vec![T::Timestamp(if fraction() > 6 { U::Nanosecond } else { U::Microsecond }, None)]
+        }
+        T::Timestamp(U::Second | U::Millisecond, zone) if fraction() <= 6 => {
+            vec![T::Timestamp(U::Microsecond, zone.clone())]
+        }
+        T::Timestamp(unit, zone) if *unit != U::Nanosecond => vec![T::Timestamp(U::Nanosecond, zone.clone())],
+        T::Time32(_) if fraction() <= 6 => vec![T::Time64(U::Microsecond)],
+        T::Time32(_) | T::Time64(U::Microsecond) => vec![T::Time64(U::Nanosecond)],
+        _ => Vec::new(),
     }
 }
 
