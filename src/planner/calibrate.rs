@@ -179,12 +179,18 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         }
     }
 
-    let few = Positions::Range(1..CALL_ROWS.min(row_count));
-    rates.call_seconds = f64::INFINITY;
-    for _ in 0..CALLS {
-        let (_, seconds) = bench.time(|| device.gather(&near, &few, &stream))?;
-        rates.call_seconds = rates.call_seconds.min(seconds);
-    }
+    let few_rows = CALL_ROWS.min(row_count);
+    let few = Positions::Range(1..few_rows);
+    rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
+    let twice = keys_of(KeyWidth::W8, (0..few_rows).map(|at| at / 2));
+    let twice = Keys { data: device.copy_in(&[twice], &stream)?, width: KeyWidth::W8, rows: few_rows };
+    let pass = RadixBits { skip: 0, bits: partition_bits(device, few_rows) };
+    let partitioned = device.partition(&twice, &carry, pass, &stream)?;
+    rates.partition_call_seconds = bench.call_seconds(|| device.partition(&twice, &carry, pass, &stream).map(drop))?;
+    rates.sort_call_seconds = bench.call_seconds(|| device.sort(&twice, &carry, &stream).map(drop))?;
+    rates.group_call_seconds =
+        bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
+    rates.build_repeated_call_seconds = bench.call_seconds(|| device.build_table(&twice, &stream).map(drop))?;
 
     // A table and columns that fit in cache, then ones that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
@@ -281,6 +287,12 @@ impl Bench<'_> {
             last = Some(done);
         }
         Ok((last.expect("it ran three times"), seconds.max(1e-9)))
+    }
+
+    /// The shortest time that a call with next to nothing to do takes.
+    fn call_seconds(&self, call: impl Fn() -> Result<()>) -> Result<f64> {
+        let times: Result<Vec<f64>> = (0..CALLS).map(|_| Ok(self.time(&call)?.1)).collect();
+        Ok(times?.into_iter().fold(f64::INFINITY, f64::min))
     }
 
     /// The same for work of the host's, on the CPU threads that a join on this device has for it.

@@ -63,6 +63,14 @@ pub struct Rates {
     pub host_keys: f64,
     /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
     pub call_seconds: f64,
+    /// The same of partitioning in one pass, which waits for the bounds of partitions.
+    pub partition_call_seconds: f64,
+    /// The same of sorting.
+    pub sort_call_seconds: f64,
+    /// The same of making equal keys adjacent within partitions.
+    pub group_call_seconds: f64,
+    /// The same of building a hash table of keys that repeat.
+    pub build_repeated_call_seconds: f64,
 }
 
 impl Rates {
@@ -95,6 +103,10 @@ impl Rates {
             host_values: 30e6 * threads,
             host_keys: 60e6 * threads,
             call_seconds: 5e-6,
+            partition_call_seconds: 10e-6,
+            sort_call_seconds: 10e-6,
+            group_call_seconds: 10e-6,
+            build_repeated_call_seconds: 10e-6,
         }
     }
 
@@ -128,6 +140,10 @@ impl Rates {
             host_values: 30e6 * 16.0,
             host_keys: 60e6 * 16.0,
             call_seconds: 20e-6,
+            partition_call_seconds: 60e-6,
+            sort_call_seconds: 60e-6,
+            group_call_seconds: 150e-6,
+            build_repeated_call_seconds: 200e-6,
         }
     }
 
@@ -165,8 +181,13 @@ impl Rates {
             host_values,
             host_keys,
             call_seconds,
+            partition_call_seconds,
+            sort_call_seconds,
+            group_call_seconds,
+            build_repeated_call_seconds,
             filter_rows,
         } = *self;
+        let calls = [partition_call_seconds, sort_call_seconds, group_call_seconds, build_repeated_call_seconds];
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
         let matching = [build_rows, build_repeated_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
@@ -179,6 +200,7 @@ impl Rates {
                 .chain(partitions)
                 .chain(matching)
                 .chain(others)
+                .chain(calls)
                 .all(|rate| rate.is_finite() && rate > 0.0)
     }
 
@@ -186,6 +208,7 @@ impl Rates {
     /// only made it longer; of what is the difference of two times the middle, because that errs both ways.
     pub(super) fn best_of(rounds: &[Self]) -> Self {
         let best = |of: &dyn Fn(&Self) -> f64| rounds.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
+        let least = |of: &dyn Fn(&Self) -> f64| rounds.iter().map(of).fold(f64::INFINITY, f64::min);
         let middle = |of: &dyn Fn(&Self) -> f64| {
             let mut values: Vec<f64> = rounds.iter().map(of).collect();
             values.sort_by(f64::total_cmp);
@@ -214,7 +237,11 @@ impl Rates {
             random_reads: middle(&|rates| rates.random_reads),
             host_values: best(&|rates| rates.host_values),
             host_keys: best(&|rates| rates.host_keys),
-            call_seconds: rounds.iter().map(|rates| rates.call_seconds).fold(f64::INFINITY, f64::min),
+            call_seconds: least(&|rates| rates.call_seconds),
+            partition_call_seconds: least(&|rates| rates.partition_call_seconds),
+            sort_call_seconds: least(&|rates| rates.sort_call_seconds),
+            group_call_seconds: least(&|rates| rates.group_call_seconds),
+            build_repeated_call_seconds: least(&|rates| rates.build_repeated_call_seconds),
             ..last.clone()
         }
     }

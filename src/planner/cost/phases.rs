@@ -274,8 +274,7 @@ impl Model<'_> {
         // Read and write everything, and read the keys once more for the histogram.
         let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
         let bytes = self.arranged(role) * row_bytes * self.passes;
-        // Each pass is a call, and the bounds of partitions are waited for.
-        let calls = (self.passes + 1.0) * self.times(role, chunks);
+        let calls = self.passes * self.times(role, chunks) * self.calls(self.rates.partition_call_seconds);
         Step::new(name, role, bytes, bytes / self.rates.partition).calling(calls)
     }
 
@@ -286,7 +285,7 @@ impl Model<'_> {
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
         let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
         let work = build.keyed / self.rates.group_rows_of(self.inputs.key_width) + extra / self.rates.stream;
-        Step::new("group build", Role::Build, bytes, work).calling(self.radix_calls())
+        Step::new("group build", Role::Build, bytes, work).calling(self.calls(self.rates.group_call_seconds))
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
@@ -307,12 +306,13 @@ impl Model<'_> {
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
-        Step::new(name, role, bytes, seconds).calling(self.radix_calls() * self.times(role, chunks))
+        let calls = self.times(role, chunks) * self.calls(self.rates.sort_call_seconds);
+        Step::new(name, role, bytes, seconds).calling(calls)
     }
 
-    /// Calls of a sort: it passes over the rows for each byte of the key, after it has counted them.
-    fn radix_calls(&self) -> f64 {
-        1.0 + self.inputs.key_bytes()
+    /// How many calls a longer one is worth.
+    fn calls(&self, seconds: f64) -> f64 {
+        seconds / self.rates.call_seconds
     }
 
     fn build_table(&self) -> Step {
@@ -325,9 +325,8 @@ impl Model<'_> {
         }
         let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
-        // A device that makes equal keys adjacent first waits for what it finds on the way.
         let (rate, reads, calls) = match build.repeats {
-            true => (self.rates.build_repeated_rows, 3.0, 4.0),
+            true => (self.rates.build_repeated_rows, 3.0, self.calls(self.rates.build_repeated_call_seconds)),
             false => (self.rates.build_rows, 2.0, 1.0),
         };
         let seconds = build.keyed / rate + self.rates.miss_seconds(reads * build.keyed, extent);

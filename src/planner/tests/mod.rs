@@ -113,6 +113,10 @@ fn a100() -> Target {
         host_values: 1e9,
         host_keys: 1e9,
         call_seconds: 20e-6,
+        partition_call_seconds: 60e-6,
+        sort_call_seconds: 60e-6,
+        group_call_seconds: 150e-6,
+        build_repeated_call_seconds: 200e-6,
     };
     Target {
         name: "cuda:0".into(),
