@@ -123,7 +123,7 @@ fn types_that_differ_in_what_their_names_leave_out_are_told_in_full() {
     };
     Upload::begin(&catalog, "t", list(true), UploadOptions::default()).unwrap().commit().unwrap();
     let begun = Upload::begin(&catalog, "t", list(false), options(UploadMode::Append)).map(|_| ());
-    assert_refused(begun, is!(Invalid), &["column 0 was \"l\" of type List(", "non-null"]);
+    assert_refused(begun, is!(Invalid), &["column 1 was \"l\" of type List(", "non-null"]);
 }
 
 #[test]
