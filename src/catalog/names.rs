@@ -80,13 +80,16 @@ impl Catalog {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn table(&self, name: &str) -> Result<Arc<Table>> {
-        let names = self.names.read();
-        names.tables.get(name).cloned().ok_or_else(|| names.no_table(name))
+        let found = self.names.read().tables.get(name).cloned();
+        found.ok_or_else(|| self.no_table(name))
     }
 
     /// What is said of a name that no table has.
     pub(super) fn no_table(&self, name: &str) -> Error {
-        self.names.read().no_table(name)
+        // Compared without the lock: it takes a while where there are many.
+        let known: Vec<String> = self.names.read().tables.keys().cloned().collect();
+        let meant = human::did_you_mean(name, known.iter().map(String::as_str));
+        Error::NotFound(format!("there is no table {name:?}{meant}"))
     }
 
     /// All tables, by name.
@@ -205,8 +208,14 @@ impl Catalog {
     /// [`Error::NotFound`]; [`Error::Denied`] when it is not the editor's to change.
     pub fn drop_table(&self, name: &str, editor: &Editor) -> Result<Arc<Table>> {
         let mut names = self.names.write();
-        editor.check(&**names.tables.get(name).ok_or_else(|| names.no_table(name))?, "dropped")?;
-        names.tables.remove(name).ok_or_else(|| names.no_table(name))
+        match names.tables.get(name) {
+            Some(found) => editor.check(found, "dropped")?,
+            None => {
+                drop(names);
+                return Err(self.no_table(name));
+            }
+        }
+        Ok(names.tables.remove(name).expect("it was found under this lock"))
     }
 
     /// An account of `owner` that bytes can be charged to.
@@ -277,11 +286,6 @@ impl Catalog {
 }
 
 impl Names {
-    fn no_table(&self, name: &str) -> Error {
-        let meant = human::did_you_mean(name, self.tables.keys().map(String::as_str));
-        Error::NotFound(format!("there is no table {name:?}{meant}"))
-    }
-
     fn check_unreserved(&self, name: &str) -> Result<()> {
         match self.reserved.get(name) {
             None => Ok(()),

@@ -391,14 +391,12 @@ impl ResultSpool {
     }
 
     /// As [`ResultSpool::returning_bytes`], of a result whose batches wait for readers: it is complete and does not give way, or
-    /// each batch goes with its reader. 0 of any other, and of one that somebody is at work on for longer than a moment: who asks
-    /// may be that one.
+    /// each batch goes with its reader. 0 of any other, and of one that somebody is at work on: who asks may be that one.
     pub fn waiting_bytes(&self) -> u64 {
-        const MOMENT: Duration = Duration::from_millis(10);
         if !self.is_consumed_by_reading() && self.progress().1 != SpoolState::Complete {
             return 0;
         }
-        let Some(held) = self.inner.held.try_lock_for(MOMENT) else { return 0 };
+        let Some(held) = self.inner.held.try_lock() else { return 0 };
         match self.inner.gives_way(&held) {
             true => 0,
             false => held.bytes.saturating_add(held.bytes_of_gone_tables()),

@@ -67,11 +67,6 @@ impl Progress {
         progress
     }
 
-    /// Work that does not say how far it is.
-    pub fn spinner(what: &str) -> Self {
-        Self::of(what, None)
-    }
-
     /// Work that tells the share that is done.
     pub fn share(what: &str) -> Self {
         Self::of(what, Some(SHARE_STEPS))
@@ -203,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_total_may_become_known_later() {
-        for progress in [Progress::spinner("t"), Progress::share("t")] {
+        for progress in [Progress::of("t", None), Progress::share("t")] {
             progress.moved(30);
             progress.set_total_bytes(120);
             assert_eq!(progress.done(), Some(0.25));

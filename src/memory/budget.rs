@@ -151,8 +151,34 @@ impl Budget {
         self.inner.reclaim.get()?.upgrade()
     }
 
+    /// Reserves bytes for one who knows what to say where they are not to be had; the error is how many bytes are in use.
+    ///
+    /// # Errors
+    /// What is reserved of the budget.
+    pub fn try_reserve(&self, bytes: u64) -> std::result::Result<Reservation, u64> {
+        self.try_take(bytes)?;
+        Ok(Reservation { budget: self.clone(), bytes, drawn_bytes: 0, pool: None })
+    }
+
     /// Takes bytes for whoever calls this to account for.
     pub(super) fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
+        let inner = &*self.inner;
+        self.try_take(bytes).map_err(|used| {
+            Error::Exhausted(format!(
+                "{purpose} needs {} of {}, of which {} of {} are free{}; ask for less, drop what is no longer needed, or \
+                 raise {}",
+                human_bytes(bytes),
+                inner.name,
+                human_bytes(inner.limit_bytes.saturating_sub(used)),
+                human_bytes(inner.limit_bytes),
+                self.holders(),
+                inner.knob,
+            ))
+        })
+    }
+
+    /// As [`Budget::take`]; the error is how many bytes are in use.
+    fn try_take(&self, bytes: u64) -> std::result::Result<(), u64> {
         let inner = &*self.inner;
         let take = || {
             inner.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
@@ -174,22 +200,9 @@ impl Budget {
             }
             _ => Err(used),
         });
-        match taken {
-            Ok(before) => {
-                inner.used_bytes_max.fetch_max(before + bytes, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(used) => Err(Error::Exhausted(format!(
-                "{purpose} needs {} of {}, of which {} of {} are free{}; ask for less, drop what is no longer needed, or \
-                 raise {}",
-                human_bytes(bytes),
-                inner.name,
-                human_bytes(inner.limit_bytes.saturating_sub(used)),
-                human_bytes(inner.limit_bytes),
-                self.holders(),
-                inner.knob,
-            ))),
-        }
+        let before = taken?;
+        inner.used_bytes_max.fetch_max(before + bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Gives back what was taken.

@@ -52,12 +52,18 @@ const GPU_TABLE_ROWS: usize = 1 << 20;
 
 /// A device's rates as they are measured, or the defaults when they cannot be.
 pub fn calibrate(device: &dyn Device) -> Rates {
-    measure_rates(device).unwrap_or_else(|| Rates::defaults(device))
+    calibrate_telling(device, &|_| ())
+}
+
+/// As [`calibrate`]; `tell` is told the share that is done.
+pub fn calibrate_telling(device: &dyn Device, tell: &dyn Fn(f64)) -> Rates {
+    measure_rates(device, tell).unwrap_or_else(|| Rates::defaults(device))
 }
 
 /// Measures a device's rates, in a second or two. `None` for a device with too little memory to measure with, and for one
-/// that refuses, which is logged. Whoever changes what is measured, or how, counts it in `kept_rates`.
-pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
+/// that refuses, which is logged. `tell` is told the share that is done. Whoever changes what is measured, or how, counts it in
+/// `kept_rates`.
+pub fn measure_rates(device: &dyn Device, tell: &dyn Fn(f64)) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
     let (rows_max, _, _) = sizes(device);
     let rows = rows_max.min(usize::try_from(fit).unwrap_or(rows_max));
@@ -65,7 +71,8 @@ pub fn measure_rates(device: &dyn Device) -> Option<Rates> {
         return None;
     }
     tracing::info!(device = %device.id(), "measuring what it can do, for a second or two");
-    let measured: Result<Vec<Rates>> = (0..ROUNDS).map(|_| measure(device, rows)).collect();
+    let round = |at: usize| measure(device, rows).inspect(|_| tell((at + 1) as f64 / ROUNDS as f64));
+    let measured: Result<Vec<Rates>> = (0..ROUNDS).map(round).collect();
     measured
         .map(|rounds| Rates::best_of(&rounds))
         .inspect_err(|error| {

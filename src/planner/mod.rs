@@ -33,7 +33,7 @@ mod task;
 mod tests;
 
 pub use bind::{BoundJoin, bind};
-pub use calibrate::{calibrate, measure_rates};
+pub use calibrate::{calibrate, calibrate_telling, measure_rates};
 pub use carried::Carried;
 pub use certain::AtLeast;
 pub use cost::{MemoryNeed, PredictedPhase};

@@ -292,7 +292,13 @@ impl Shared {
     /// [`Error::Exhausted`] when there is less host memory; the job waits on then.
     fn start(&self, state: &mut State, job: &Arc<Job>, turn: &Turn, now: Duration) -> Result<()> {
         let (device, seconds) = (turn.place.device, turn.place.seconds);
-        let reserved = self.host_budget().reserve(turn.host_bytes, &format!("job {}", job.id))?;
+        // What holds the memory is asked here, where the lock is held: the budget would wait for it.
+        let reserved = self.host_budget().try_reserve(turn.host_bytes).map_err(|used| {
+            let (needed, limit) = (human_bytes(turn.host_bytes), self.host_budget().limit_bytes());
+            let free = human_bytes(limit.saturating_sub(used));
+            let held = held_behind(&self.holders(state));
+            Error::Exhausted(format!("{needed} of host memory for its result, of which {free} are free{held}"))
+        })?;
         let Some(entry) = state.queue.start(turn.id, seconds) else { return Ok(()) };
         job.host_memory.open(reserved);
         state.totals.waited_seconds_total += now.saturating_sub(entry.submitted).as_secs_f64();
@@ -332,7 +338,8 @@ impl Shared {
 }
 
 impl Shared {
-    /// What holds host memory until somebody lets go of it: results that wait for their readers, and tables. Empty when nothing does.
+    /// What holds host memory until somebody lets go of it: results that wait for their readers or the end of their leases, and
+    /// tables. Empty when nothing does.
     fn holders(&self, state: &State) -> String {
         const NAMED_MAX: usize = 5;
         // What becomes a table is held by the table.
@@ -346,8 +353,10 @@ impl Shared {
             let named: Vec<String> = held.iter().take(NAMED_MAX).map(|(_, id)| id.to_string()).collect();
             let (named, more) = (named.join(", "), if held.len() > NAMED_MAX { ", ..." } else { "" });
             holders.push(match held.len() {
-                1 => format!("the result of job {named} holds {bytes} until its client reads or cancels it"),
-                _ => format!("the results of jobs {named}{more} hold {bytes} until their clients read or cancel them"),
+                1 => format!("the result of job {named} holds {bytes} until its client cancels it or its lease ends"),
+                _ => format!(
+                    "the results of jobs {named}{more} hold {bytes} until their clients cancel them or their leases end"
+                ),
             });
         }
         match self.catalog.table_bytes() {

@@ -173,12 +173,18 @@ pub struct DeviceRates {
 }
 
 /// The rates of devices, in their order: those that are kept of their model, else measured now, once for all devices that are
-/// alike, and kept. A file that cannot be written is a warning.
-pub fn device_rates(settings: &Settings, topology: &Topology, devices: &[Arc<dyn Device>]) -> Vec<DeviceRates> {
+/// alike, and kept. A file that cannot be written is a warning. `tell` is told the share that is done.
+pub fn device_rates(
+    settings: &Settings,
+    topology: &Topology,
+    devices: &[Arc<dyn Device>],
+    tell: &dyn Fn(f64),
+) -> Vec<DeviceRates> {
     let mut file = rates_file(&settings.rates_file).map(|path| RatesFile::open(&path));
     let mut known: Vec<(DeviceModel, DeviceRates)> = Vec::new();
     let mut is_new = false;
-    let mut rates_of = |device: &Arc<dyn Device>| {
+    let mut rates_of = |(at, device): (usize, &Arc<dyn Device>)| {
+        let tell = |share: f64| tell((at as f64 + share) / devices.len() as f64);
         let model = DeviceModel::of(&**device, link_rates(topology, &device.id().to_string()));
         if let Some((_, rates)) = known.iter().find(|(other, _)| *other == model) {
             return rates.clone();
@@ -190,7 +196,7 @@ pub fn device_rates(settings: &Settings, topology: &Topology, devices: &[Arc<dyn
                 measured: Some(kept.measured),
                 kept_in: Some(file.path().into()),
             },
-            None => match measure_rates(&**device) {
+            None => match measure_rates(&**device, &tell) {
                 Some(rates) => {
                     let measured = SystemTime::now();
                     if let Some(file) = &mut file {
@@ -205,7 +211,7 @@ pub fn device_rates(settings: &Settings, topology: &Topology, devices: &[Arc<dyn
         known.push((model, rates.clone()));
         rates
     };
-    let rates = devices.iter().map(&mut rates_of).collect();
+    let rates = devices.iter().enumerate().map(&mut rates_of).collect();
     if let Some(file) = file.filter(|_| is_new)
         && let Err(error) = file.save()
     {
@@ -365,7 +371,7 @@ mod tests {
             let settings = CommandLine::parse_from(flags).settings;
             let topology = topology(&settings).unwrap();
             let devices = open_devices(&settings, &topology, &arena()).unwrap();
-            device_rates(&settings, &topology, &devices)
+            device_rates(&settings, &topology, &devices, &|_| ())
         };
         let first = start(&["--devices=host:2"]);
         assert!(first.iter().all(|rates| rates.kept_in.is_none() && rates.measured.is_some()));
@@ -391,7 +397,7 @@ mod tests {
         let settings = CommandLine::parse_from(flags).settings;
         let topology = topology(&settings).unwrap();
         let devices = open_devices(&settings, &topology, &arena()).unwrap();
-        assert_eq!(device_rates(&settings, &topology, &devices)[0].measured, None);
+        assert_eq!(device_rates(&settings, &topology, &devices, &|_| ())[0].measured, None);
         assert!(!file.exists());
     }
 

@@ -96,8 +96,16 @@ impl Server {
     /// [`Error::Invalid`] for settings that contradict each other or are unsafe; [`Error::Unavailable`] for addresses
     /// that cannot be listened on.
     pub async fn start(settings: &Settings) -> Result<Self> {
+        Self::start_telling(settings, &|_| ()).await
+    }
+
+    /// As [`Server::start`]; `tell` is told the share that is done of measuring the devices, which takes a second or two.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub async fn start_telling(settings: &Settings, tell: &(dyn Fn(f64) + Sync)) -> Result<Self> {
         refuse_unsafe(settings)?;
-        let shared = Arc::new(open(settings)?);
+        let shared = Arc::new(open(settings, tell)?);
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
         let (flight_address, incoming) = incoming::listen(settings.listen)?;

@@ -152,8 +152,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         machine.device_memory = device_memory(suite, scale);
     }
     let device = machine.open()?;
-    let progress = Progress::spinner(&format!("measuring the rates of {}", device.id()));
-    let on = Measurable::new(machine, &*device, planner::calibrate(&*device));
+    let progress = Progress::share(&format!("measuring the rates of {}", device.id()));
+    let rates = planner::calibrate_telling(&*device, &|share| progress.set_share(share));
+    let on = Measurable::new(machine, &*device, rates);
     progress.finish();
     drop(device);
     run_suite(suite, scale, args, &on, true)

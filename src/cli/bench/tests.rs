@@ -142,7 +142,7 @@ fn a_wrong_result_is_not_measured() {
 fn a_case_that_does_not_fit_the_device_is_left_out_and_not_an_error() {
     let case = cases("joins", &["--rows", "1M:1M", "--key-bytes", "8"]).remove(0);
     let on = small("joins", 1.0, 1 << 20);
-    let (rows, measured) = measure(&case, &[Some(Strategy::Hash)], 1, &on, &Progress::spinner("test")).unwrap();
+    let (rows, measured) = measure(&case, &[Some(Strategy::Hash)], 1, &on, &Progress::of("test", None)).unwrap();
     assert_eq!(rows, [1 << 20; 2]);
     assert!(measured.is_empty(), "{measured:?}");
 }

@@ -130,7 +130,7 @@ mod tests {
     /// What a progress bar is told: it ends where it was said that it would.
     #[test]
     fn counting_is_told_from_its_start_to_its_end() {
-        let tables = Tables::generate(0.01, &Progress::spinner("generating")).unwrap();
+        let tables = Tables::generate(0.01, &Progress::of("generating", None)).unwrap();
         for step in steps() {
             let progress = Progress::transfer("counting", Some(count::bytes(&tables, step.counted)));
             let rows = (step.expected)(&Counted::new(&tables, &progress));

@@ -106,8 +106,8 @@ async fn show(args: &DemoArgs) -> Result<()> {
     if let Some(folder) = &args.save {
         save(&tables, folder).await?;
     }
-    let starting = Progress::spinner("starting a server, which measures the device once");
-    let server = Server::start(&settings).await?;
+    let starting = Progress::share("starting a server, which measures the device once");
+    let server = Server::start_telling(&settings, &|share| starting.set_share(share)).await?;
     starting.finish();
     let address = format!("http://{}", server.flight_address());
     let client = Client::connect(&ConnectArgs::to(address.clone())).await?;

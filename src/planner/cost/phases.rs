@@ -41,12 +41,14 @@ pub(super) struct Step {
     copy_out: f64,
     /// Calls of primitives, each of which takes a while however little it does.
     calls: f64,
+    /// Seconds of calls that are made of several.
+    long_calls: f64,
 }
 
 impl Step {
     /// Of the device alone, by one call.
     fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
-        Self { name, role, bytes, copy_in: 0.0, beside: 0.0, work, copy_out: 0.0, calls: 1.0 }
+        Self { name, role, bytes, copy_in: 0.0, beside: 0.0, work, copy_out: 0.0, calls: 1.0, long_calls: 0.0 }
     }
 
     fn copying_in(self, copy_in: f64) -> Self {
@@ -57,8 +59,18 @@ impl Step {
         Self { calls, ..self }
     }
 
+    /// By so many calls that take so long each.
+    fn calling_for(self, calls: f64, seconds: f64) -> Self {
+        Self { calls: 0.0, long_calls: calls * seconds, ..self }
+    }
+
+    /// Seconds that its calls take however little they do.
+    fn waiting(&self, rates: &Rates) -> f64 {
+        self.calls * rates.call_seconds + self.long_calls
+    }
+
     fn seconds(&self, rates: &Rates) -> f64 {
-        self.copy_in + self.work.max(self.copy_out) + self.calls * rates.call_seconds
+        self.copy_in + self.work.max(self.copy_out) + self.waiting(rates)
     }
 }
 
@@ -86,19 +98,19 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
 pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
     let of = |role: Role| {
         let steps = steps.iter().filter(move |step| step.role == role);
-        steps.fold((0.0, 0.0, 0.0, 0.0), |(copy_in, work, copy_out, calls), step| {
-            (copy_in + step.copy_in, work + step.work, copy_out + step.copy_out, calls + step.calls)
+        steps.fold((0.0, 0.0, 0.0, 0.0), |(copy_in, work, copy_out, waiting), step| {
+            (copy_in + step.copy_in, work + step.work, copy_out + step.copy_out, waiting + step.waiting(rates))
         })
     };
     if !rates.copies_overlap {
         return steps.iter().map(|step| step.seconds(rates)).sum();
     }
-    let (copy_in, work, _, calls) = of(Role::Build);
+    let (copy_in, work, _, waiting) = of(Role::Build);
     let beside: f64 = steps.iter().filter(|step| step.role == Role::Build).map(|step| step.beside).sum();
-    let build = copy_in - beside + work.max(beside) + calls * rates.call_seconds;
-    let (copy_in, work, copy_out, calls) = of(Role::Probe);
+    let build = copy_in - beside + work.max(beside) + waiting;
+    let (copy_in, work, copy_out, waiting) = of(Role::Probe);
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
-    build + (copy_in + work + copy_out + calls * rates.call_seconds + others) / chunks.at_once
+    build + (copy_in + work + copy_out + waiting + others) / chunks.at_once
 }
 
 /// Where the rows of a gather come from.
@@ -274,8 +286,9 @@ impl Model<'_> {
         // Read and write everything, and read the keys once more for the histogram.
         let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
         let bytes = self.arranged(role) * row_bytes * self.passes;
-        let calls = self.passes * self.times(role, chunks) * self.calls(self.rates.partition_call_seconds);
-        Step::new(name, role, bytes, bytes / self.rates.partition).calling(calls)
+        let calls = self.passes * self.times(role, chunks);
+        let step = Step::new(name, role, bytes, bytes / self.rates.partition);
+        step.calling_for(calls, self.rates.partition_call_seconds)
     }
 
     /// Makes equal build keys adjacent, one partition in cache after the other.
@@ -285,7 +298,7 @@ impl Model<'_> {
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
         let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
         let work = build.keyed / self.rates.group_rows_of(self.inputs.key_width) + extra / self.rates.stream;
-        Step::new("group build", Role::Build, bytes, work).calling(self.calls(self.rates.group_call_seconds))
+        Step::new("group build", Role::Build, bytes, work).calling_for(1.0, self.rates.group_call_seconds)
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
@@ -306,13 +319,7 @@ impl Model<'_> {
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
-        let calls = self.times(role, chunks) * self.calls(self.rates.sort_call_seconds);
-        Step::new(name, role, bytes, seconds).calling(calls)
-    }
-
-    /// How many calls a longer one is worth.
-    fn calls(&self, seconds: f64) -> f64 {
-        seconds / self.rates.call_seconds
+        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), self.rates.sort_call_seconds)
     }
 
     fn build_table(&self) -> Step {
@@ -325,12 +332,13 @@ impl Model<'_> {
         }
         let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
-        let (rate, reads, calls) = match build.repeats {
-            true => (self.rates.build_repeated_rows, 3.0, self.calls(self.rates.build_repeated_call_seconds)),
-            false => (self.rates.build_rows, 2.0, 1.0),
+        let (rate, reads, call_seconds) = match build.repeats {
+            true => (self.rates.build_repeated_rows, 3.0, self.rates.build_repeated_call_seconds),
+            false => (self.rates.build_rows, 2.0, self.rates.call_seconds),
         };
         let seconds = build.keyed / rate + self.rates.miss_seconds(reads * build.keyed, extent);
-        Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds).calling(calls)
+        Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
+            .calling_for(1.0, call_seconds)
     }
 
     /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.

@@ -133,6 +133,56 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
 }
 
 #[test]
+fn only_copies_that_arranging_does_not_wait_for_hide_it() {
+    // Its columns take longer to copy than its keys to partition, and no result shares the probe side's.
+    let mut join = bound(&sparse(1 << 22, 4), &sparse(1 << 23, 0), JoinKind::Inner);
+    join.spec.into = Some("kept".into());
+    let planned = |strategy, partition: f64| {
+        let mut target = a100();
+        (target.rates.copy_in, target.rates.partition) = (1e9, partition);
+        plan_on(join.clone(), Some(strategy), &target).unwrap()
+    };
+    let phase = |plan: &Plan, name: &str| plan.phases.iter().find(|phase| phase.name == name).unwrap().seconds;
+    for (strategy, is_hidden) in [(Strategy::RadixHash, false), (Strategy::RadixHashGfur, true)] {
+        let [fast, slow] = [100e9, 50e9].map(|partition| planned(strategy, partition));
+        assert_eq!(fast.build_side, slow.build_side);
+        let longer = |name: &str| phase(&slow, name) - phase(&fast, name);
+        let (build, probe) = (longer("partition build"), longer("partition probe"));
+        assert!(build > 0.0 && probe > 0.0);
+        let expected = if is_hidden { probe } else { build + probe };
+        let found = slow.seconds - fast.seconds;
+        assert!((found - expected).abs() < 1e-6 * expected, "{strategy}: {found} against {expected}");
+    }
+}
+
+#[test]
+fn calls_of_several_steps_take_their_time_however_few_the_rows() {
+    // Keys repeat on both sides, so that none of them spares grouping.
+    let side = |rows| TableSpec { distinct: 500.0, ..sparse(rows, 1) };
+    let join = bound(&side(1000), &side(2000), JoinKind::Inner);
+    let seconds = |strategy, change: &dyn Fn(&mut Rates)| {
+        let mut target = a100();
+        change(&mut target.rates);
+        let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
+        (plan.seconds, plan.build_side)
+    };
+    type Change = fn(&mut Rates);
+    const LONGER: f64 = 1e-3;
+    let cases: [(Strategy, Change, f64); 4] = [
+        (Strategy::SortMerge, |rates| rates.sort_call_seconds += LONGER, 2.0),
+        (Strategy::RadixHash, |rates| rates.partition_call_seconds += LONGER, 2.0),
+        (Strategy::RadixHash, |rates| rates.group_call_seconds += LONGER, 1.0),
+        (Strategy::Hash, |rates| rates.build_repeated_call_seconds += LONGER, 1.0),
+    ];
+    for (strategy, change, calls) in cases {
+        let ((before, side), (after, same)) = (seconds(strategy, &|_| {}), seconds(strategy, &change));
+        assert_eq!(side, same);
+        let longer = after - before;
+        assert!((longer - calls * LONGER).abs() < 1e-9, "{strategy}: {longer}");
+    }
+}
+
+#[test]
 fn what_a_device_has_kept_is_not_copied_again() {
     let join = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     let seconds = |copy_in: f64, kept: &[ColumnRows]| {

@@ -77,7 +77,7 @@ fn whoever_finds_no_memory_is_told_what_holds_it() {
     let job = stage.submit("r0");
     stage.next();
     let held = format!(
-        "64.0 MiB are free; the result of job {} holds 38.1 MiB until its client reads or cancels it, and tables hold ",
+        "64.0 MiB are free; the result of job {} holds 38.1 MiB until its client cancels it or its lease ends, and tables hold ",
         unread.id
     );
     let pushed = stage.ask(0, |sink, _| {

@@ -75,11 +75,12 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     Ok(Parts { limits, authenticator, catalog, topology, devices })
 }
 
-pub(super) fn open(settings: &Settings) -> Result<Shared> {
+/// `tell` is told the share that is done of what takes long, which is to measure devices.
+pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
     let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
-    let rates = devices::device_rates(settings, &topology, &devices);
+    let rates = devices::device_rates(settings, &topology, &devices, tell);
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,
         tenant_jobs: settings.tenant_jobs,
