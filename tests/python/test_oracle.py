@@ -128,7 +128,7 @@ def random_case(rng: tables.Rng) -> Case:
     how = str(rng.choice(HOWS))
     columns = None
     if rng.random() < 0.3:
-        columns = some_columns(rng, left, right, how)
+        columns = some_columns(rng, left, right, how, on)
     case = Case(left, right, on, how, nulls_equal=bool(rng.random() < 0.3), columns=columns)
     if rng.random() < 0.4:
         case.key_nulls_equal = [[None, False, True][rng.integers(0, 3)] for _ in on]
@@ -139,15 +139,17 @@ def random_case(rng: tables.Rng) -> Case:
     return case
 
 
-def some_columns(rng: tables.Rng, left: pa.Table, right: pa.Table, how: str) -> list[str]:
-    """A choice of columns of the result, the row numbers among them."""
+def some_columns(rng: tables.Rng, left: pa.Table, right: pa.Table, how: str, on: list[tuple[str, str]]) -> list[str]:
+    """A choice of columns of the result, the row numbers among them; keys by their bare names, too."""
     only = how.partition("_")[0] if "_" in how else None
+    bare = {f"left.{one}": one for one, other in on if one == other or one not in right.column_names}
     chosen = []
     for name, table, row in (("left", left, LEFT_ROW), ("right", right, RIGHT_ROW)):
         if only in (None, name):
             others = [f"{name}.{column}" for column in table.column_names if column != row]
             rng.shuffle(others)
-            chosen += [row, *others[: rng.integers(0, len(others) + 1)]]
+            some = others[: rng.integers(0, len(others) + 1)]
+            chosen += [row, *(bare[column] if column in bare and rng.random() < 0.5 else column for column in some)]
     return chosen
 
 
