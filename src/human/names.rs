@@ -28,12 +28,22 @@ pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> St
 /// `; did you mean "orders"?` where exactly one of the known names is close to one that is not known: equal but for case, or two
 /// letters away at most, and no more than a third of them (or one of two). It goes to the end of a sentence, and is empty otherwise.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    const DISTANCE_MAX: usize = 2;
+    /// Comparing takes the product of both lengths, and a name that is not there may be of any.
+    const LENGTH_MAX: usize = 255;
+    if name.len() > LENGTH_MAX {
+        return String::new();
+    }
     let lower = name.to_lowercase();
-    let distance = |other: &str| strsim::osa_distance(&lower, &other.to_lowercase());
-    let length = name.chars().count();
-    let near = known.into_iter().map(|other| (distance(other), other));
-    let is_near =
-        |distance: usize| distance == 0 || (distance <= 2 && distance < length && 3 * distance <= length.max(3));
+    let length = lower.chars().count();
+    let near = known.into_iter().filter_map(|other| {
+        let other_lower = other.to_lowercase();
+        let may_be = other_lower.chars().count().abs_diff(length) <= DISTANCE_MAX;
+        may_be.then(|| (strsim::osa_distance(&lower, &other_lower), other))
+    });
+    let is_near = |distance: usize| {
+        distance == 0 || (distance <= DISTANCE_MAX && distance < length && 3 * distance <= length.max(3))
+    };
     let near: Vec<_> = near.filter(|&(distance, _)| is_near(distance)).collect();
     // Another spelling of the same name is closer than anything else.
     let same: Vec<_> = near.iter().filter(|(distance, _)| *distance == 0).collect();
@@ -77,8 +87,14 @@ mod tests {
             ("q", &["a"], ""),
             ("id", &["k"], ""),
             ("orders", &[], ""),
+            ("größe", &["grösse", "GRÖSSE2"], ""),
+            ("größe", &["grösse"], ""),
+            ("gröse", &["größe"], "; did you mean \"größe\"?"),
         ] {
             assert_eq!(did_you_mean(name, known.iter().copied()), meant, "{name}");
         }
+        // Whoever sends names of megabytes is not helped.
+        let long = "a".repeat(256);
+        assert_eq!(did_you_mean(&long, [long.as_str()]), "");
     }
 }
