@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +103,12 @@ def test_files_with_the_same_columns_become_one_table(client: dovetail.Client, t
         client.put("u", str(tmp_path / "none-*.parquet"))
 
 
+NO_JSON = (
+    "JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or hand over a pyarrow, pandas or "
+    "Polars table$"
+)
+
+
 def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp_path: Path) -> None:
     with pa.OSFile(str(tmp_path / "t.data"), "wb") as sink, pa.ipc.new_stream(sink, TABLE.schema) as writer:
         writer.write_table(TABLE)
@@ -112,13 +118,54 @@ def test_a_file_is_read_as_what_its_first_bytes_say(client: dovetail.Client, tmp
     (tmp_path / "t.doc").write_text("hello")
     (tmp_path / "t.parquet").write_text("hello")
     (tmp_path / "t.orc.gz").write_bytes(gzip.compress(b"hello"))
+    for name in ("t.json", "t.jsonl", "t.NDJSON"):
+        (tmp_path / name).write_text('{"k": 18446744073709551615}\n')
     for name, words in {
-        "t.doc": "the name does not say the format; use one of .parquet, .* .csv, .tsv, .txt, .orc, .json, .jsonl",
+        "t.doc": "the name does not say the format; use one of .parquet, .* .csv, .tsv, .txt, .orc$",
         "t.parquet": "it is not Parquet",
         "t.orc.gz": "gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz",
+        "t.json": NO_JSON,
+        "t.jsonl": NO_JSON,
+        "t.NDJSON": NO_JSON,
     }.items():
         with pytest.raises(ValueError, match=f"^reading .*{name}: {words}"):
             client.put("t", tmp_path / name)
+
+
+def test_orc_is_read_without_loss(client: dovetail.Client, tmp_path: Path) -> None:
+    orc = pytest.importorskip("pyarrow.orc")
+    # All that ORC has, at the ends of their ranges; its times are of nanoseconds.
+    least, most = -(2**63) + 1, 2**63 - 1
+    table = pa.table(
+        {
+            "bool": [True, False, None],
+            "byte": pa.array([-128, 127, None], pa.int8()),
+            "short": pa.array([-(2**15), 2**15 - 1, None], pa.int16()),
+            "int": pa.array([-(2**31), 2**31 - 1, None], pa.int32()),
+            "long": [-(2**63), most, None],
+            "float": pa.array([0.1, float("-inf"), None], pa.float32()),
+            "double": [0.1, 1.7976931348623157e308, None],
+            "string": ["", "\u00e9", None],
+            "binary": [b"", b"\xff\x00", None],
+            "date": pa.array([-719_162, 2_932_896, None], pa.date32()),
+            "timestamp": pa.array([-1, most, None], pa.timestamp("ns")),
+            "instant": pa.array([least, -999_999_999, None], pa.timestamp("ns", "UTC")),
+            "decimal": pa.array(["12345678901234567890123456789012345.678", "-0.001", None]).cast(pa.decimal128(38, 3)),
+            "list": pa.array([[1, None], [], None], pa.list_(pa.int64())),
+            "struct": [{"a": 1, "b": "x"}, {"a": None, "b": None}, None],
+        }
+    )
+    orc.write_table(table, tmp_path / "t.orc")
+    assert client.put("t", tmp_path / "t.orc") == 3
+    read = client.get("t")
+    assert read.schema.types == table.schema.types
+    for name in table.column_names:
+        assert read[name].equals(table[name]), name
+    # What it has and nanoseconds have no room for is an error, and no other time.
+    times = pa.table({"t": pa.array([32_503_680_000], pa.timestamp("s"))})
+    orc.write_table(times, tmp_path / "far.orc")
+    with pytest.raises(ValueError, match=r"^reading .*far\.orc: .*out of range for nanosecond"):
+        client.put("far", tmp_path / "far.orc")
 
 
 def test_a_folder_is_uploaded_as_the_files_in_it(client: dovetail.Client, tmp_path: Path) -> None:
@@ -673,6 +720,134 @@ def test_ctrl_c_ends_the_fetching_of_a_table(server: Server, client: dovetail.Cl
     with pytest.raises(KeyboardInterrupt):
         kept.table(progress=press)
     assert kept.table().num_rows == 20_000
+
+
+def outcome_of(read: Callable[[], object]) -> BaseException | None:
+    """What a read ends with. It is done by a thread, so that one that does not end fails the test."""
+    ended: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            read()
+        except BaseException as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WAIT_SECONDS)
+    assert ended, "the read does not end"
+    return ended[0]
+
+
+def by_another_thread(stop: Callable[[], None], reader: Iterator[pa.RecordBatch]) -> None:
+    """Stops what this thread reads, while it does."""
+    next(reader)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    try:
+        for _ in reader:
+            pass
+    finally:
+        stopping.join()
+
+
+def exhaust(reader: Iterable[pa.RecordBatch], at_each: Callable[[], object] = lambda: None) -> None:
+    for _ in reader:
+        at_each()
+
+
+READS: dict[str, Callable[[dovetail.Result, pa.RecordBatchReader], None]] = {
+    "at each batch": lambda result, reader: exhaust(reader, result.cancel),
+    "before the first batch": lambda result, reader: (result.cancel(), exhaust(reader))[-1],
+    "behind the first batch": lambda result, reader: (next(reader), result.cancel(), exhaust(reader))[-1],
+    "read_all": lambda result, reader: (result.cancel(), reader.read_all())[-1],
+    "read_all of the rest": lambda result, reader: (next(reader), result.cancel(), reader.read_all())[-1],
+    "closed": lambda result, reader: (result.close(), exhaust(reader))[-1],
+    "closed behind the first batch": lambda result, reader: (next(reader), result.close(), exhaust(reader))[-1],
+    "by its job": lambda result, reader: (next(reader), result.job.cancel(), exhaust(reader))[-1],
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_reader_of_what_is_cancelled_ends(
+    client: dovetail.Client, read: Callable[[dovetail.Result, pa.RecordBatchReader], None]
+) -> None:
+    # 400 million rows, which the memory of the server does not hold.
+    client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
+    result = client.join("a", "a", on="k", retain_seconds=0)
+    ended = outcome_of(lambda: read(result, result.reader()))
+    assert isinstance(ended, dovetail.Cancelled), ended
+    assert ended.message == f"job {result.job_id} was cancelled"
+
+
+@pytest.mark.parametrize("how", [how for how in READS if how != "by its job"])
+def test_a_reader_of_a_whole_result_that_is_cancelled_ends(client: dovetail.Client, how: str) -> None:
+    client.put("a", {"k": [1, 2, 3]})
+    result = client.join("a", "a", on="k").wait()
+    reader = result.reader()
+    ended = outcome_of(lambda: READS[how](result, reader))
+    assert isinstance(ended, dovetail.Cancelled), ended
+
+
+def test_a_reader_ends_where_another_thread_cancels(client: dovetail.Client) -> None:
+    client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
+    for _ in range(3):
+        result = client.join("a", "a", on="k", retain_seconds=0)
+        ended = outcome_of(lambda: by_another_thread(result.cancel, result.reader()))  # noqa: B023
+        assert isinstance(ended, dovetail.Cancelled), ended
+
+
+def test_a_reader_that_waits_for_a_batch_ends_where_another_thread_cancels(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    # Over so slow a link a batch is long in coming.
+    server = start(topology=slow_devices(tmp_path, "100KB/s"), host_memory="1GiB")
+    with server.connect() as client:
+        client.put("a", {"k": np.arange(500_000)})
+        result = client.join("a", "a", on="k", retain_seconds=0)
+        reader = result.reader()
+        waiting = threading.Event()
+
+        def read() -> None:
+            waiting.set()
+            exhaust(reader)
+
+        stopping = threading.Thread(target=lambda: (waiting.wait(), result.cancel()))
+        stopping.start()
+        ended = outcome_of(read)
+        stopping.join()
+        assert isinstance(ended, dovetail.Cancelled), ended
+
+
+def test_a_reader_ends_with_the_block_of_its_result(client: dovetail.Client) -> None:
+    client.put("a", {"k": np.zeros(2_000, np.int64), "v": np.arange(2_000)})
+    for begun in (False, True):
+        with client.join("a", "a", on="k") as result:
+            reader = result.reader()
+            if begun:
+                next(reader)
+        ended = outcome_of(reader.read_all)
+        assert isinstance(ended, dovetail.Cancelled), ended
+    # One that makes a table goes on.
+    with client.join("a", "a", on="k", into="b") as result:
+        reader = result.reader()
+    ended = outcome_of(reader.read_all)
+    assert isinstance(ended, dovetail.Cancelled), ended
+    assert ended.message == f"job {result.job_id} goes on, and its result was closed"
+    assert result.wait().num_rows == 4_000_000
+    assert client.get("b").num_rows == 4_000_000
+    client.drop("b")
+
+
+def test_what_was_read_to_its_end_may_be_cancelled(client: dovetail.Client) -> None:
+    client.put("a", {"k": [1, 2, 3]})
+    result = client.join("a", "a", on="k")
+    reader = result.reader()
+    assert reader.read_all().num_rows == 3
+    result.cancel()
+    assert outcome_of(lambda: exhaust(reader)) is None
 
 
 def test_jobs_are_found_again(server: Server, client: dovetail.Client) -> None:

@@ -54,7 +54,7 @@ def write(case: dict[str, Any], folder: Path) -> Path:
     data = gzip.compress(data) if path.suffix == ".gz" and not case.get("plain") else data
     if place := case.get("damage"):
         data = data[:place] + b"\xff" * 4 + data[place + 4 :]
-    path.write_bytes(data[: case.get("cut")])
+    path.write_bytes(data[: case.get("cut")] + case.get("more", "").encode("latin-1"))
     return path
 
 

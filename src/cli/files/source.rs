@@ -232,9 +232,7 @@ pub(super) fn empty() -> Error {
 }
 
 fn no_json() -> Error {
-    Error::Invalid(
-        "JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or with the Python client".into(),
-    )
+    Error::Invalid("JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV".into())
 }
 
 /// Refuses what is said of CSV where there is none: whoever says it expects it to hold.

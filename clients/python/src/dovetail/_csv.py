@@ -283,12 +283,24 @@ class _File:
             return _arguments.file_failure(self._path, error)
         if not self._is_gzip:
             return f"cannot read on: {error}"
-        # The words of pyarrow and of Python.
-        if isinstance(error, EOFError) or "Truncated" in str(error):
+        # The words of pyarrow.
+        if "Truncated" in str(error):
+            error = self._gunzip_failure() or error
+        if isinstance(error, EOFError):
             return (
                 "its gzip data ends too early: the file is cut short; see whether whatever wrote or copied it was done"
             )
         return f"its gzip data is damaged, or some of it is none ({error}); see whether it was copied as it is"
+
+    def _gunzip_failure(self) -> Exception | None:
+        """What Python has against the gzip data: pyarrow takes a byte behind its end for more that is cut short."""
+        try:
+            with gzip.open(self._path) as file:
+                while file.read(_BLOCK_BYTES):
+                    pass
+        except (OSError, EOFError, zlib.error) as error:
+            return error
+        return None
 
     def _error(self, sentence: str) -> ValueError:
         return ValueError(f"reading {self._path}: {sentence}")

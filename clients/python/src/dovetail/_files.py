@@ -1,4 +1,4 @@
-"""Tables in files: Parquet, Arrow IPC (file and stream), CSV, and what else pyarrow's datasets read."""
+"""Tables in files: Parquet, Arrow IPC (file and stream), ORC and CSV."""
 
 from __future__ import annotations
 
@@ -31,16 +31,13 @@ _BY_NAME = {
     ".tsv": "csv",
     ".txt": "csv",
     ".orc": "orc",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
 }
+_NO_JSON = (".json", ".jsonl", ".ndjson")
 _KINDS = {
     "parquet": "Parquet",
     "ipc": "an Arrow IPC file",
     "stream": "an Arrow IPC stream",
     "orc": "ORC",
-    "json": "JSON lines",
 }
 
 
@@ -217,11 +214,18 @@ def _kind_of(path: str) -> str:
     if path.lower().endswith(".gz") and not is_gzip:
         raise ValueError(f"reading {path}: it is not gzip, though its name says so; rename it without .gz")
     name = path.lower().removesuffix(".gz") if is_gzip else path.lower()
-    by_name = _BY_NAME.get(os.path.splitext(name)[1])
+    extension = os.path.splitext(name)[1]
+    by_name = _BY_NAME.get(extension)
     if is_gzip and by_name != "csv":
         raise ValueError(
             f"reading {path}: gzip has compressed it, which is read of CSV only; if it is CSV, name it .csv.gz, "
             "and else decompress it first"
+        )
+    if extension in _NO_JSON:
+        # pyarrow would make floats of decimals, and of whole numbers beyond int64.
+        raise ValueError(
+            f"reading {path}: JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV, or hand over "
+            "a pyarrow, pandas or Polars table"
         )
     if by_name is None:
         raise ValueError(f"reading {path}: the name does not say the format; use one of {', '.join(_BY_NAME)}")

@@ -280,10 +280,9 @@ class Result:
         return frame
 
     def cancel(self) -> None:
-        """Stops the job and releases the result."""
+        """Stops the job and releases the result; who reads it gets :class:`Cancelled`."""
         self._released = True
-        for reader in self._readers:
-            reader.stop()
+        self._stop_readers("was cancelled")
         body = length_delimited(1, self._info.serialize())
         self._connections.action("CancelFlightInfo", body)
 
@@ -294,11 +293,15 @@ class Result:
         if metadata(self._info).get("into"):
             # Its table is what was asked for, and what the join keeps for it is the table's own memory.
             self._released = True
-            for reader in self._readers:
-                reader.stop()
+            self._stop_readers("goes on, and its result was closed")
             return
         with suppress(Error):
             self.cancel()
+
+    def _stop_readers(self, why: str) -> None:
+        whose = "the read" if self._job is None else f"job {self._job.id}"
+        for reader in self._readers:
+            reader.stop(Cancelled(f"{whose} {why}"))
 
     def __enter__(self) -> Result:
         return self
@@ -476,18 +479,21 @@ class _ParallelReader:
         ahead = max(1, len(self._endpoints)) * self._AHEAD_PER_ENDPOINT
         self._ready: queue.Queue[pa.RecordBatch | Exception | None] = queue.Queue(maxsize=ahead)
         self._stopped = threading.Event()
+        self._why: Exception | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The batches; raises what a stream failed with."""
+        """The batches; raises what a stream failed with, or what somebody else has stopped it with."""
         threads = [
             threading.Thread(target=self._read, args=(endpoint,), name="dovetail-read", daemon=True)
             for endpoint in self._endpoints
         ]
-        for thread in threads:
-            thread.start()
         running = len(threads)
         try:
+            self._check_stopped()
+            for thread in threads:
+                thread.start()
             while running:
+                self._check_stopped()
                 try:
                     item = self._ready.get(timeout=_LOOK_SECONDS)
                 except queue.Empty:
@@ -501,9 +507,21 @@ class _ParallelReader:
         finally:
             self.stop()
 
-    def stop(self) -> None:
-        """Ends the streams, wherever they are."""
+    def stop(self, why: Exception | None = None) -> None:
+        """Ends the streams, wherever they are; a consumer who wants more gets `why`.
+
+        From here on the streams hand on nothing, not even their ends.
+        """
+        self._why = self._why or why
         self._stopped.set()
+        if why is not None:
+            # Wakes a consumer who waits; who finds the queue full does not wait, and looks before the next batch.
+            with suppress(queue.Full):
+                self._ready.put_nowait(why)
+
+    def _check_stopped(self) -> None:
+        if self._stopped.is_set() and self._why is not None:
+            raise self._why
 
     def _read(self, endpoint: flight.FlightEndpoint) -> None:
         try:

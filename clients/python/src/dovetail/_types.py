@@ -182,10 +182,10 @@ def taking(data_type: pa.DataType, value: str) -> list[pa.DataType]:
             return []
         if not re.fullmatch(r"[+-]?\d+", value.strip(" \t"), re.ASCII) or abs(number) >= 10**38:
             return _float(number)
-        if known.is_uint64(data_type):
-            return [pa.decimal128(38, 0)]
         if -(2**63) <= number < 2**63:
             return [pa.int64()]
+        if known.is_uint64(data_type):
+            return [pa.decimal128(38, 0)]
         return [pa.uint64(), pa.decimal128(38, 0)] if 0 <= number < 2**64 else [pa.decimal128(38, 0), pa.float64()]
     if known.is_decimal(data_type):
         if number is None:

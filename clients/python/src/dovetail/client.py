@@ -133,8 +133,8 @@ class Client:
             data: A pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a pandas or Polars DataFrame, or anything
                 else with the Arrow stream interface; a sequence of record batches; a dictionary of columns, or a list
                 of rows that are dictionaries, with a null where one has no value for a column. Or the path
-                of a file (Parquet, Arrow IPC file or stream, CSV, CSV that gzip has compressed) or of a folder of
-                such files, in the order of their names; a pattern such as ``"parts/*.parquet"``, or a list of paths:
+                of a file (Parquet, Arrow IPC file or stream, ORC, CSV, CSV that gzip has compressed) or of a folder
+                of such files, in the order of their names; a pattern such as ``"parts/*.parquet"``, or a list of paths:
                 files with the same columns, whose rows become one table in this order.
             mode: ``"create"`` (the name must be free), ``"replace"``, ``"append"`` (the table must be there) or
                 ``"create_if_missing"`` (append, or create).

@@ -17,13 +17,13 @@ mod quotes;
 mod records;
 mod types;
 
-use std::io::{BufReader, Cursor, ErrorKind, Read};
+use std::io::{BufRead, BufReader, Cursor, ErrorKind, Read};
 use std::sync::Arc;
 
 use arrow::csv::reader::Format;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
 use self::quotes::{Checked, Quotes};
 use self::records::{Records, Rules, newlines, not_utf8};
@@ -103,15 +103,41 @@ fn delimiter(text: &str) -> Result<char, String> {
 pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
     let (start, input) = peek(input, GZIP_MAGIC.len())?;
     match start == GZIP_MAGIC {
-        true => open_plain(Gunzip { input: MultiGzDecoder::new(input), failure: None }, is_tsv, args),
+        true => open_plain(Gunzip::new(input), is_tsv, args),
         false => open_plain(input, is_tsv, args),
     }
 }
 
-/// What gzip has compressed. A failure stays one, and says what is wrong with the file.
+/// What gzip has compressed, in one part or several. A failure stays one, and says what is wrong with the file.
 struct Gunzip<R> {
-    input: MultiGzDecoder<R>,
+    /// There is one at all times but while the next takes its place.
+    part: Option<GzDecoder<BufReader<R>>>,
     failure: Option<Error>,
+}
+
+impl<R: Read> Gunzip<R> {
+    fn new(input: R) -> Self {
+        Self { part: Some(GzDecoder::new(BufReader::new(input))), failure: None }
+    }
+
+    fn read_on(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        while let Some(part) = &mut self.part {
+            let read = part.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            let rest = part.get_mut().fill_buf()?;
+            if rest.is_empty() {
+                break;
+            }
+            // The decoder would take a few other bytes for a part that is cut short.
+            if !rest.iter().zip(&GZIP_MAGIC).all(|(byte, of_gzip)| byte == of_gzip) {
+                return Err(std::io::Error::new(ErrorKind::InvalidData, "there are other bytes behind its end"));
+            }
+            self.part = self.part.take().map(|part| GzDecoder::new(part.into_inner()));
+        }
+        Ok(0)
+    }
 }
 
 impl<R: Read> Read for Gunzip<R> {
@@ -119,7 +145,7 @@ impl<R: Read> Read for Gunzip<R> {
         if let Some(failure) = &self.failure {
             return Err(std::io::Error::other(failure.clone()));
         }
-        self.input.read(buffer).map_err(|error| {
+        self.read_on(buffer).map_err(|error| {
             // What the system has against the file is another matter.
             if error.raw_os_error().is_some() || error.kind() == ErrorKind::Interrupted {
                 return error;

@@ -142,8 +142,8 @@ pub(super) fn taking(data_type: &DataType, value: &str) -> Vec<DataType> {
             let wide = T::Decimal128(38, 0);
             match (data_type, number.filter(|number| number.unsigned_abs() < 10_u128.pow(38))) {
                 (_, None) => float(),
-                (T::UInt64, Some(_)) => vec![wide],
                 (_, Some(number)) if i64::try_from(number).is_ok() => vec![T::Int64],
+                (T::UInt64, Some(_)) => vec![wide],
                 (_, Some(number)) if u64::try_from(number).is_ok() => vec![T::UInt64, wide],
                 (_, Some(_)) => vec![wide, T::Float64],
             }
