@@ -50,7 +50,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
         misspelt_variables().iter().for_each(output::remark);
         // It takes away again what it creates.
         args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
-        Server::check(settings)?;
+        Server::check(settings)?.iter().for_each(output::remark);
     }
     if args.print_config {
         match output::is_json() {
