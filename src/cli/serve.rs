@@ -52,7 +52,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
             // It takes away again what it creates.
             args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
         }
-        Server::check(settings)?;
+        Server::check(settings)?.iter().for_each(output::remark);
     }
     if args.print_config {
         match output::is_json() {

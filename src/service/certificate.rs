@@ -1,14 +1,17 @@
-//! The names in a client's certificate.
+//! The names in a client's certificate, and when the server's own are good.
 //!
-//! TLS has parsed the certificate and checked who signed it before anybody asks here, so this reads no more of X.509 (RFC
-//! 5280, section 4.1) than the way to its names, and refuses what it does not understand.
+//! TLS parses certificates and checks who signed them, so this reads no more of X.509 (RFC 5280, section 4.1) than the way to
+//! these, and refuses what it does not understand.
 //!
 //! ```text
-//!   Certificate ─ tbsCertificate ─┬─ [0] version, serial number, algorithm, issuer, validity
+//!   Certificate ─ tbsCertificate ─┬─ [0] version, serial number, algorithm, issuer
+//!                                 ├─ validity ─► from when, until when
 //!                                 ├─ subject ─ sets of (type, value) ─► common names
 //!                                 ├─ key, unique identifiers
 //!                                 └─ [3] extensions ─ subjectAltName ─► DNS names, URIs
 //! ```
+
+use std::time::SystemTime;
 
 use crate::{Error, Result};
 
@@ -23,6 +26,8 @@ const OCTET_STRING: u8 = 0x04;
 const UTF8_STRING: u8 = 0x0c;
 const PRINTABLE_STRING: u8 = 0x13;
 const IA5_STRING: u8 = 0x16;
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
 const VERSION: u8 = 0xa0;
 const EXTENSIONS: u8 = 0xa3;
 const DNS_NAME: u8 = 0x82;
@@ -53,15 +58,57 @@ pub(super) fn names(der: &[u8]) -> Result<Vec<String>> {
     }
 }
 
-/// `None` for what is no certificate.
-fn read(der: &[u8]) -> Option<Vec<&str>> {
+/// What a certificate's validity has against it at a time, with the date; `None` for one that is good, and for what cannot be read.
+pub(super) fn out_of_date(der: &[u8], now: SystemTime) -> Option<String> {
+    // Dates that are written so sort as they follow on each other.
+    let now = humantime::format_rfc3339_seconds(now).to_string();
+    match validity(der)? {
+        [_, end] if end < now => Some(format!("expired on {end}")),
+        [start, _] if now < start => Some(format!("is not valid before {start}")),
+        _ => None,
+    }
+}
+
+/// From when until when a certificate is good, as RFC 3339 writes it.
+fn validity(der: &[u8]) -> Option<[String; 2]> {
+    let mut fields = behind_issuer(der)?;
+    let mut times = Der(fields.expect(SEQUENCE)?);
+    Some([time(times.next()?)?, time(times.next()?)?])
+}
+
+/// A time as RFC 5280, section 4.1.2.5, has it written: in seconds, of Greenwich.
+fn time((tag, digits): (u8, &[u8])) -> Option<String> {
+    let digits = std::str::from_utf8(digits).ok()?.strip_suffix('Z')?;
+    if !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let digits = match (tag, digits.len()) {
+        (UTC_TIME, 12) => format!("{}{digits}", if digits < "50" { "20" } else { "19" }),
+        (GENERALIZED_TIME, 14) => digits.to_owned(),
+        _ => return None,
+    };
+    let [year, month, day] = [&digits[..4], &digits[4..6], &digits[6..8]];
+    let [hour, minute, second] = [&digits[8..10], &digits[10..12], &digits[12..]];
+    Some(format!("{year}-{month}-{day}T{hour}:{minute}:{second}Z"))
+}
+
+/// What comes in a certificate from its validity on.
+fn behind_issuer(der: &[u8]) -> Option<Der<'_>> {
     let mut certificate = Der(Der(der).expect(SEQUENCE)?);
     let mut fields = Der(certificate.expect(SEQUENCE)?);
     fields.take_if(VERSION)?;
-    // Serial number, algorithm, issuer, validity.
-    for _ in 0..4 {
+    // Serial number, algorithm, issuer.
+    for _ in 0..3 {
         fields.next()?;
     }
+    Some(fields)
+}
+
+/// `None` for what is no certificate.
+fn read(der: &[u8]) -> Option<Vec<&str>> {
+    let mut fields = behind_issuer(der)?;
+    // Validity.
+    fields.next()?;
     let mut names = common_names(fields.expect(SEQUENCE)?)?;
     while let Some((tag, content)) = fields.next() {
         if tag == EXTENSIONS {
@@ -182,6 +229,32 @@ mod tests {
         assert!(matches!(names(b"no certificate"), Err(Error::Unauthenticated(_))));
     }
 
+    #[test]
+    fn a_certificate_is_good_from_its_first_day_to_its_last() {
+        use std::time::Duration;
+        let of = |years: [i32; 2]| {
+            let mut params = CertificateParams::default();
+            params.not_before = rcgen::date_time_ymd(years[0], 2, 3);
+            params.not_after = rcgen::date_time_ymd(years[1], 4, 5);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+        };
+        let at = |time: &str| humantime::parse_rfc3339(time).unwrap();
+        let day = Duration::from_secs(24 * 3600);
+        // From 2050 on, times are written in another way.
+        for years in [[2020, 2030], [1999, 2049], [2049, 2051], [2050, 9999]] {
+            let certificate = of(years);
+            let [start, end] = [format!("{}-02-03T00:00:00Z", years[0]), format!("{}-04-05T00:00:00Z", years[1])];
+            for good in [at(&start), at(&start) + day, at(&end) - day, at(&end)] {
+                assert_eq!(out_of_date(&certificate, good), None, "{years:?}");
+            }
+            let early = format!("is not valid before {start}");
+            assert_eq!(out_of_date(&certificate, at(&start) - day), Some(early), "{years:?}");
+            let late = format!("expired on {end}");
+            assert_eq!(out_of_date(&certificate, at(&end) + day), Some(late), "{years:?}");
+        }
+        assert_eq!(out_of_date(b"no certificate", SystemTime::now()), None);
+    }
+
     /// TLS hands on whole certificates only; this is for the day when something else does.
     #[test]
     fn a_certificate_that_is_cut_short_anywhere_is_refused() {
@@ -195,7 +268,7 @@ mod tests {
             for value in [0x00, 0x30, 0x7f, 0x80, 0x83, 0xff] {
                 let mut wrong = whole.clone();
                 wrong[at] = value;
-                let _ = names(&wrong);
+                let _ = (names(&wrong), out_of_date(&wrong, SystemTime::UNIX_EPOCH));
             }
         }
     }

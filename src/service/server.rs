@@ -25,7 +25,7 @@ use tonic::codec::CompressionEncoding;
 use tonic_health::server::HealthReporter;
 use tower::Layer;
 
-use opening::{bind_admin, open, parse_admin, parts, refuse_unsafe, tls, unusable_tls};
+use opening::{Tls, bind_admin, open, parse_admin, parts, refuse_unsafe, tls, unusable_tls};
 
 use super::access::CallLayer;
 use super::do_get::DoGetLayer;
@@ -128,6 +128,7 @@ impl Server {
             .max_decoding_message_size(shared.limits.message_bytes)
             .max_encoding_message_size(usize::MAX);
         let tls = tls(settings)?;
+        tls.iter().flat_map(|tls| &tls.remarks).for_each(|remark| tracing::warn!("{remark}"));
         let router = |stream_window_bytes: u32| -> Result<_> {
             let mut builder = tonic::transport::Server::builder()
                 .max_frame_size(FRAME_BYTES)
@@ -136,8 +137,8 @@ impl Server {
                 .max_concurrent_streams(settings.stream_limit)
                 .http2_keepalive_interval(Some(Duration::from_secs(30)))
                 .http2_keepalive_timeout(Some(Duration::from_secs(30)));
-            if let Some(tls) = &tls {
-                builder = builder.tls_config(tls.clone()).map_err(|error| unusable_tls(settings, &error))?;
+            if let Some(Tls { config, .. }) = &tls {
+                builder = builder.tls_config(config.clone()).map_err(|error| unusable_tls(settings, &error))?;
             }
             Ok(builder
                 .layer(CallLayer::new(shared.clone()))
@@ -193,16 +194,18 @@ impl Server {
     }
 
     /// Checks settings as far as that goes without listening: what they allow, how they fit together, and what is in the
-    /// files they name. Opens the devices, and lets go of them.
+    /// files they name. Opens the devices, and lets go of them. Returns what would not keep the server from starting, and should
+    /// be known.
     ///
     /// # Errors
     /// As [`Server::start`].
-    pub fn check(settings: &Settings) -> Result<()> {
+    pub fn check(settings: &Settings) -> Result<Vec<String>> {
         refuse_unsafe(settings)?;
         parts(settings)?;
         parse_admin(settings)?;
-        let Some(tls) = tls(settings)? else { return Ok(()) };
-        tonic::transport::Server::builder().tls_config(tls).map(drop).map_err(|error| unusable_tls(settings, &error))
+        let Some(Tls { config, remarks }) = tls(settings)? else { return Ok(Vec::new()) };
+        let usable = tonic::transport::Server::builder().tls_config(config);
+        usable.map(|_| remarks).map_err(|error| unusable_tls(settings, &error))
     }
 
     /// The address of the Flight service, with the port that was taken.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
@@ -22,7 +24,7 @@ use crate::service::sessions::Sessions;
 use crate::service::settings::Settings;
 use crate::service::shared::{Limits, Shared, tenant_limits};
 use crate::service::tickets::Tickets;
-use crate::service::{devices, incoming};
+use crate::service::{certificate, devices, incoming};
 use crate::topology::Topology;
 use crate::{Context, Error, Result};
 
@@ -139,36 +141,81 @@ pub(super) fn unusable_tls(settings: &Settings, error: &tonic::transport::Error)
              certificate of the chain has to be the one that was made for that key"
         ));
     }
+    // TLS passes over those that it cannot read.
+    if cause.contains("no root trust anchors") {
+        return Error::Invalid(format!(
+            "--tls-client-ca names {}, which holds no certificate of an authority that TLS can read",
+            file(&settings.tls_client_ca)
+        ));
+    }
     Error::Invalid(format!(
         "the certificate in {cert}, which --tls-cert names, cannot be used with the private key in {key}, which --tls-key names: \
          {cause}"
     ))
 }
 
-/// Refuses files that were given for each other, or that are none of these at all.
-fn check_pem(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<()> {
-    const WHAT: [(&str, &str); 2] = [("CERTIFICATE-----", "a certificate"), ("PRIVATE KEY-----", "a private key")];
-    let has = |pem: &[u8], what: usize| {
-        let text = String::from_utf8_lossy(pem);
-        text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(WHAT[what].0))
-    };
-    if has(cert.1, 0) && has(key.1, 1) {
+/// A file's path and what is in it.
+type NamedFile<'a> = (&'a Path, &'a [u8]);
+
+/// What is looked for in PEM: how the line ends that it begins with, and its name.
+const CERTIFICATE: (&str, &str) = ("CERTIFICATE-----", "a certificate");
+const PRIVATE_KEY: (&str, &str) = ("PRIVATE KEY-----", "a private key");
+
+fn has(pem: &[u8], what: (&str, &str)) -> bool {
+    let text = String::from_utf8_lossy(pem);
+    text.lines().any(|line| line.starts_with("-----BEGIN ") && line.trim_end().ends_with(what.0))
+}
+
+/// Refuses a file without what its flag is for; tells if it has `other` instead.
+fn check_holds(flag: &str, (path, pem): NamedFile<'_>, wanted: (&str, &str), other: (&str, &str)) -> Result<()> {
+    if has(pem, wanted) {
         return Ok(());
     }
-    if has(cert.1, 1) && has(key.1, 0) {
+    let held = if has(pem, other) { format!(", but {}", other.1) } else { String::new() };
+    let wanted = wanted.1.trim_start_matches("a ");
+    Err(Error::Invalid(format!("{flag} names {}, which holds no {wanted} in PEM{held}", path.display())))
+}
+
+/// Refuses files that were given for each other, or that are none of these at all.
+fn check_pem(cert: NamedFile<'_>, key: NamedFile<'_>) -> Result<()> {
+    if has(cert.1, PRIVATE_KEY) && has(key.1, CERTIFICATE) && !(has(cert.1, CERTIFICATE) && has(key.1, PRIVATE_KEY)) {
         return Err(Error::Invalid(format!(
             "--tls-cert and --tls-key have each other's file: {} holds the private key, and {} the certificate",
             cert.0.display(),
             key.0.display()
         )));
     }
-    let (flag, (path, pem), wanted) = if has(cert.1, 0) { ("--tls-key", key, 1) } else { ("--tls-cert", cert, 0) };
-    let held = if has(pem, 1 - wanted) { format!(", but {}", WHAT[1 - wanted].1) } else { String::new() };
-    Err(Error::Invalid(format!(
-        "{flag} names {}, which holds no {} in PEM{held}",
-        path.display(),
-        &WHAT[wanted].1[2..]
-    )))
+    check_holds("--tls-cert", cert, CERTIFICATE, PRIVATE_KEY)?;
+    check_holds("--tls-key", key, PRIVATE_KEY, CERTIFICATE)
+}
+
+/// The certificates of a file.
+fn certificates(flag: &str, (path, pem): NamedFile<'_>) -> Result<Vec<CertificateDer<'static>>> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    read.map_err(|_| {
+        Error::Invalid(format!(
+            "{flag} names {}, in which a certificate is damaged or cut short; see whether it was copied in whole",
+            path.display()
+        ))
+    })
+}
+
+/// What clients will have against certificates of the server with which TLS starts all the same.
+fn out_of_date(path: &Path, certificates: &[CertificateDer<'_>]) -> Vec<String> {
+    let now = SystemTime::now();
+    let remarks = certificates.iter().enumerate().filter_map(|(at, certificate)| {
+        let why = certificate::out_of_date(certificate, now)?;
+        let which = match at {
+            0 => "the certificate of the server".to_owned(),
+            _ => format!("certificate {} of the server's chain", at + 1),
+        };
+        Some(format!(
+            "{which}, in {}, {why}, and it is {} now: clients refuse it, so start the server with another",
+            path.display(),
+            humantime::format_rfc3339_seconds(now)
+        ))
+    });
+    remarks.collect()
 }
 
 pub(super) async fn bind_admin(settings: &Settings) -> Result<Option<TcpListener>> {
@@ -190,7 +237,14 @@ pub(super) fn parse_admin(settings: &Settings) -> Result<Option<SocketAddr>> {
     })
 }
 
-pub(super) fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
+/// TLS as the settings want it.
+pub(super) struct Tls {
+    pub(super) config: ServerTlsConfig,
+    /// What does not keep the server from starting, and should be known.
+    pub(super) remarks: Vec<String>,
+}
+
+pub(super) fn tls(settings: &Settings) -> Result<Option<Tls>> {
     let (cert, key) = match (&settings.tls_cert, &settings.tls_key) {
         (Some(cert), Some(key)) => (cert, key),
         (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
@@ -202,10 +256,14 @@ pub(super) fn tls(settings: &Settings) -> Result<Option<ServerTlsConfig>> {
     };
     let (cert_pem, key_pem) = (read(cert)?, read(key)?);
     check_pem((cert, &cert_pem), (key, &key_pem))?;
-    let mut tls =
+    let remarks = out_of_date(cert, &certificates("--tls-cert", (cert, &cert_pem))?);
+    let mut config =
         ServerTlsConfig::new().identity(Identity::from_pem(cert_pem, key_pem)).timeout(Duration::from_secs(10));
     if let Some(authority) = &settings.tls_client_ca {
-        tls = tls.client_ca_root(Certificate::from_pem(read(authority)?));
+        let pem = read(authority)?;
+        check_holds("--tls-client-ca", (authority, &pem), CERTIFICATE, PRIVATE_KEY)?;
+        certificates("--tls-client-ca", (authority, &pem))?;
+        config = config.client_ca_root(Certificate::from_pem(pem));
     }
-    Ok(Some(tls))
+    Ok(Some(Tls { config, remarks }))
 }
