@@ -110,17 +110,6 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
     }
 }
 
-/// The first of some names, for a sentence: a table may have thousands of columns, and a message is read by a person.
-pub(crate) fn listed<T: fmt::Display>(names: impl ExactSizeIterator<Item = T>) -> String {
-    const LISTED_MAX: usize = 20;
-    let more = names.len().saturating_sub(LISTED_MAX);
-    let names: Vec<String> = names.take(LISTED_MAX).map(|name| name.to_string()).collect();
-    match more {
-        0 => names.join(", "),
-        _ => format!("{} and {more} more", names.join(", ")),
-    }
-}
-
 /// Arrow refuses what it is given (a caller's bytes) far more often than it fails itself, and says which.
 impl From<arrow::error::ArrowError> for Error {
     fn from(error: arrow::error::ArrowError) -> Self {
@@ -139,17 +128,5 @@ impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         // What this crate's own readers say comes through readers of others.
         error.downcast::<Self>().unwrap_or_else(|error| Self::Internal(crate::human::system_words(&error)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_lists_of_names_are_cut() {
-        assert_eq!(listed(["a", "b"].iter()), "a, b");
-        let many = listed(0..1000);
-        assert!(many.starts_with("0, 1, ") && many.ends_with("18, 19 and 980 more"), "{many}");
     }
 }

@@ -14,6 +14,7 @@
 //! | [`topology`] | what the host is made of, and how it is linked |
 //! | [`catalog`] | tables and results |
 //! | [`memory`] | budgets, reservations, the arena |
+//! | `human` | numbers, types, names and files as people read of them |
 
 pub mod catalog;
 pub mod cli;
@@ -33,5 +34,5 @@ pub mod service;
 mod testing;
 pub mod topology;
 
-pub(crate) use error::listed;
 pub use error::{Context, Error, Result};
+pub(crate) use human::listed;

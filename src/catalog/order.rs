@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, DynComparator, RecordBatch, make_co
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type, SchemaRef};
 
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, listed};
 
 /// Fails unless the rows are in ascending order of those columns, the first deciding first, nulls before values.
 ///
@@ -104,7 +104,7 @@ fn out_of_order(
     Error::Invalid(format!(
         "the rows are not sorted by {}, as sorted_by says: row {} ({}) is less than the row before it ({}); rows are counted from \
          1, and the order is ascending with nulls first",
-        names.join(", "),
+        listed(names.iter()),
         row + 1,
         show(after),
         show(before),

@@ -12,10 +12,10 @@ use serde_json::json;
 use super::client::{BatchStream, Client, ConnectArgs, batch_bytes, table_descriptor};
 use super::files::{Format, STDOUT, Target};
 use super::interrupt::unless_interrupted;
-use super::names::{self, Names};
+use super::names::Names;
 use super::progress::Progress;
 use super::{jobs, output, rows};
-use crate::human::did_you_mean;
+use crate::human::{did_you_mean, listed};
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -156,7 +156,7 @@ fn places(columns: &[String], schema: &Schema, what: &str) -> Result<Vec<usize>>
         }
         schema.index_of(name).map_err(|_| {
             let known = || schema.fields().iter().map(|field| field.name().as_str());
-            let (names, meant) = (names::listed(known()), did_you_mean(name, known()));
+            let (names, meant) = (listed(known()), did_you_mean(name, known()));
             Error::Invalid(format!("{what} has no column {name:?}, which --columns names; it has {names}{meant}"))
         })
     };

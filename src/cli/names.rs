@@ -14,6 +14,8 @@
 
 use std::str::FromStr;
 
+use crate::human::quoted;
+
 /// What stands before the name of a column to say of which table it is.
 const SIDES: [&str; 2] = ["left.", "right."];
 
@@ -165,23 +167,9 @@ fn closing(text: &str) -> Option<usize> {
     })
 }
 
-/// A name as it is written among others: with quotes around it where it would be taken for several, or for more than a name.
-pub fn quoted(name: &str) -> String {
-    let is_plain = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || ",=()\"".contains(c));
-    if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
-}
-
-/// The first of some names, for a sentence.
-pub fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<String> = names.into_iter().map(quoted).collect();
-    crate::listed(names.iter())
-}
-
 /// `NAME=VALUE` as a shell takes it for an argument, and [`Words`] for a name and what belongs to it.
 pub fn assignment(name: &str, value: &str) -> String {
-    let is_plain = !name.contains([',', '=', '(', ')']) && !name.starts_with('"') && name == name.trim();
-    let name = if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) };
-    let word = format!("{name}={value}");
+    let word = format!("{}={value}", quoted(name));
     match word.chars().all(|c| c.is_alphanumeric() || "_-.:/=,+@%".contains(c)) {
         true => word,
         false => format!("'{}'", word.replace('\'', r"'\''")),
@@ -191,6 +179,7 @@ pub fn assignment(name: &str, value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::human::listed;
 
     fn names(text: &str) -> Result<Vec<String>, String> {
         text.parse::<Names>().map(|names| names.0)
@@ -226,12 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn names_in_a_list_are_told_apart() {
-        let names = ["k", "größe", "a,b", "c d", "e=f", "5\" disk", ""];
-        let listed = listed(names);
-        assert_eq!(listed, r#"k, größe, "a,b", "c d", "e=f", "5"" disk", """#);
-        let read = listed.trim_end_matches(r#", """#).parse::<Names>().unwrap();
-        assert_eq!(read.list(), &names[..6]);
+    fn a_list_of_names_is_read_as_it_is_told() {
+        let names = ["k", "größe", "it's", "a,b", "c d", "e=f", "f(x", "5\" disk"];
+        assert_eq!(listed(names.iter()).parse::<Names>().unwrap().list(), &names);
     }
 
     #[test]
@@ -239,12 +225,17 @@ mod tests {
         for (name, expected) in [
             ("k", "k=string"),
             ("größe", "größe=string"),
-            ("a b", "'a b=string'"),
+            ("a b", "'\"a b\"=string'"),
+            ("5\" disk", "'\"5\"\" disk\"=string'"),
             ("a=b", "'\"a=b\"=string'"),
             ("it's", r"'it'\''s=string'"),
             ("\"x\"", "'\"\"\"x\"\"\"=string'"),
         ] {
-            assert_eq!(assignment(name, "string"), expected);
+            let said = assignment(name, "string");
+            assert_eq!(said, expected);
+            // What the shell makes of it.
+            let word = said.trim_matches('\'').replace(r"'\''", "'");
+            assert_eq!(Words::new(&word).name(&['='], "missing").unwrap().text, name);
         }
         assert_eq!(assignment("k", "decimal(9,2)"), "'k=decimal(9,2)'");
     }

@@ -10,14 +10,15 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
 use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
-use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, type_name, without_gz};
+use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, without_gz};
 use super::interrupt::interrupted;
 use super::names::{self, Names};
 use super::output;
 use super::progress::Progress;
 use crate::catalog::check_name;
+use crate::human::{first_of, quoted, type_name};
 use crate::memory::human_bytes;
-use crate::{Context, Error, Result, listed};
+use crate::{Context, Error, Result};
 
 /// Arguments of `dovetail put`.
 #[derive(Debug, clap::Args)]
@@ -148,9 +149,8 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
             human_bytes((bytes as f64 / seconds) as u64)
         ));
         if let Some(schema) = inferred {
-            let column =
-                |field: &FieldRef| format!("{}: {}", names::quoted(field.name()), type_name(field.data_type()));
-            output::line(format!("  {}", listed(schema.fields().iter().map(column))));
+            let column = |field: &FieldRef| format!("{}: {}", quoted(field.name()), type_name(field.data_type()));
+            output::line(format!("  {}", first_of(schema.fields().iter().map(column))));
         }
     }
 }

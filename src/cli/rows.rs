@@ -10,10 +10,9 @@ use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use parquet::arrow::ArrowWriter;
 
-use super::files::type_name;
-use super::names::quoted;
 use super::output::{self, Align};
 use crate::columns::any_part;
+use crate::human::{quoted, type_name};
 use crate::{Error, Result, panics};
 
 /// Longest text of one value; more is cut.

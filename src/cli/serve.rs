@@ -1,7 +1,7 @@
 //! `dovetail serve`: the server, from settings to the last drained stream.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub struct ServeArgs {
     #[arg(long, env = "DOVETAIL_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Check the settings as --check-config does, print them as a configuration file, with where each came from, and exit
+    /// Check the settings, and the files they name, print them as a configuration file, with where each came from, and exit
     #[arg(long)]
     print_config: bool,
 
@@ -48,8 +48,10 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     check_files(settings)?;
     if args.print_config || args.check_config {
         misspelt_variables().iter().for_each(output::remark);
-        // It takes away again what it creates.
-        args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
+        if args.check_config {
+            // It takes away again what it creates.
+            args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
+        }
         Server::check(settings)?.iter().for_each(output::remark);
     }
     if args.print_config {
@@ -142,11 +144,21 @@ fn check_files(settings: &Settings) -> Result<()> {
     ];
     for (flag, path) in files {
         let Some(path) = path else { continue };
-        // A folder can be opened, and not read.
-        File::open(path).and_then(|mut file| file.read(&mut [0])).map_err(|error| {
+        can_be_read(path).map_err(|error| {
             let why = file_failure(path, &error);
             Error::Invalid(format!("{flag} names {}, which cannot be read: {why}", path.display()))
         })?;
     }
     Ok(())
+}
+
+/// Whether a file can be read, without a read: what a pipe has given is gone, and whoever writes to one that is closed fails.
+fn can_be_read(path: &Path) -> std::io::Result<()> {
+    let kind = path.metadata()?.file_type();
+    match (kind.is_dir(), kind.is_file()) {
+        // A folder can be opened, and not read.
+        (true, _) => Err(ErrorKind::IsADirectory.into()),
+        (_, true) => File::open(path).map(drop),
+        _ => Ok(()),
+    }
 }

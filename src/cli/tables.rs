@@ -5,9 +5,9 @@ use arrow_flight::FlightInfo;
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs};
-use super::files::type_name;
 use super::output::{self, Align};
-use super::{describe, jobs, names};
+use super::{describe, jobs};
+use crate::human::{quoted, type_name};
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
@@ -153,7 +153,7 @@ fn name_of(info: &FlightInfo) -> String {
 
 fn join_names(names: &Value) -> String {
     let names = names.as_array().into_iter().flatten().filter_map(Value::as_str);
-    names.map(names::quoted).collect::<Vec<_>>().join(", ")
+    names.map(quoted).collect::<Vec<_>>().join(", ")
 }
 
 /// Flight writes -1 for what it does not know.

@@ -170,8 +170,8 @@ fn chosen_output(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey])
     Ok(output)
 }
 
-/// `column`, `left.column` or `right.column`. A bare name that is a key of both sides is the key; one that both sides
-/// have otherwise is ambiguous.
+/// `column`, `left.column` or `right.column`. A bare name that the result without named columns gives to a key is that key; one
+/// that both sides have otherwise is ambiguous.
 fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) -> Result<OutputColumn> {
     let on_side = |side: Side, name: &str| {
         let table = if side == Side::Left { left } else { right };
@@ -206,7 +206,13 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
             };
             Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index: key.ok_or_else(ambiguous)? } })
         }
-        (Ok(_), Err(_)) => on_side(Side::Left, column),
+        (Ok(in_left), Err(_)) => {
+            let key = keys.iter().position(|key| key.left == in_left);
+            match key.filter(|_| how.only_side().is_none()) {
+                Some(index) => Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index } }),
+                None => on_side(Side::Left, column),
+            }
+        }
         (Err(_), Ok(_)) => on_side(Side::Right, column),
         (Err(_), Err(_)) => match column.split_once('.') {
             Some(("left", name)) => on_side(Side::Left, name),
@@ -254,7 +260,7 @@ fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     for at in 0..output.len() {
         if taken(&output, at, &output[at].name) {
             return Err(Error::Invalid(format!(
-                "two columns of the result would be named {:?}; name the columns that you want, or rename one before uploading",
+                "two columns of the result would be named {:?}; leave one of them out of its columns, or rename one before uploading",
                 output[at].name
             )));
         }
@@ -454,6 +460,18 @@ mod tests {
         // A semi join has columns of one side only.
         assert!(refused("left.w", JoinKind::LeftSemi).ends_with("columns are k, v"));
         assert!(refused("w_right", JoinKind::LeftSemi).ends_with("right has a, b, w"));
+    }
+
+    #[test]
+    fn a_key_that_is_named_is_the_key_of_the_result() {
+        let source = |how, column: &str| bound(how, &[column]).unwrap().output.remove(0).source;
+        for how in [JoinKind::Inner, JoinKind::Left, JoinKind::Right, JoinKind::Full] {
+            assert_eq!(source(how, "k"), bound(how, &[]).unwrap().output[0].source, "{how}");
+            assert_eq!(source(how, "k"), OutputSource::Key { index: 0 }, "{how}");
+            assert_eq!(source(how, "left.k"), OutputSource::Column { side: Side::Left, index: 0 }, "{how}");
+            assert_eq!(source(how, "a"), OutputSource::Column { side: Side::Right, index: 0 }, "{how}");
+        }
+        assert_eq!(source(JoinKind::LeftSemi, "k"), OutputSource::Column { side: Side::Left, index: 0 });
     }
 
     #[test]

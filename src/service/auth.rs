@@ -31,6 +31,7 @@ use subtle::ConstantTimeEq;
 
 use super::certificate;
 use crate::catalog::Editor;
+use crate::human::file_failure;
 use crate::{Context, Error, Result};
 
 /// What somebody may do. Each role includes those before it.
@@ -154,9 +155,11 @@ impl Authenticator {
     /// Reads a token file.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the line that is wrong; the file's own I/O error.
+    /// [`Error::Invalid`] with the line that is wrong, or why the file cannot be read.
     pub fn from_file(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).context(|| format!("reading the token file {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::Invalid(file_failure(path, &error)))
+            .context(|| format!("reading the token file {}", path.display()))?;
         Self::parse(&text).context(|| format!("the token file {}", path.display()))
     }
 

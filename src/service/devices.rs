@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, HAS_KERNELS, gpu_count, open_gpu};
+use crate::human::file_failure;
 use crate::memory::{Arena, Budget, check_at_least, parse_bytes, parse_memory_setting, process_memory_limit};
 use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile, measure_rates};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
@@ -58,7 +59,8 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             )));
         }
         let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::Invalid(format!("reading the topology file {}: {error}", path.display())))?;
+            .map_err(|error| Error::Invalid(file_failure(path, &error)))
+            .context(|| format!("reading the topology file {}", path.display()))?;
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
     let (kind, count) = settings.devices.split_once(':').unwrap_or((&settings.devices, ""));
@@ -417,12 +419,27 @@ mod tests {
     fn devices_are_named_by_kind_and_number() {
         let of = |devices: &str| topology(&CommandLine::parse_from(["dovetail", "--devices", devices]).settings);
         assert_eq!(of("host:3").unwrap().devices.len(), 3);
+        let there = format!("there {}", gpus_found(gpu_count().unwrap()));
         for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu", "gpu:5", "0", "auto:1", "cuda:-1", "cuda:0"] {
             let refused = of(wrong).unwrap_err();
             assert!(refused.message().contains("--devices") && refused.message().contains("1024"), "{refused}");
-            assert!(refused.message().contains("GPU"), "it says what there is: {refused}");
+            assert!(refused.message().ends_with(&format!("; {there}")), "{refused}");
         }
         let refused = of("cuda:65535").unwrap_err();
-        assert!(refused.message().contains("GPU") && refused.message().contains("auto"), "{refused}");
+        assert!(refused.message().ends_with(&format!("and {there}; write auto to use what there is")), "{refused}");
+    }
+
+    #[test]
+    fn a_topology_file_that_cannot_be_read_is_told_in_plain_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("topology.toml");
+        let refused = || {
+            let flag = format!("--topology={}", file.display());
+            topology(&CommandLine::parse_from(["dovetail", &flag]).settings).unwrap_err()
+        };
+        let reading = format!("reading the topology file {}: ", file.display());
+        assert_eq!(refused(), Error::Invalid(format!("{reading}there is no such file")));
+        std::fs::write(&file, [0xff]).unwrap();
+        assert_eq!(refused(), Error::Invalid(format!("{reading}it is not UTF-8 text")));
     }
 }

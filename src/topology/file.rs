@@ -5,7 +5,7 @@ use toml::Spanned;
 
 use super::{DeviceNode, Link, NodeKind, Socket, Switch, Topology};
 use crate::memory::parse_bytes;
-use crate::{Error, Result};
+use crate::{Error, Result, listed};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -170,8 +170,8 @@ impl Reader<'_> {
         if let Some(socket) = &device.socket
             && !sockets.iter().any(|known| known.name == *socket.get_ref())
         {
-            let known: Vec<&str> = sockets.iter().map(|socket| socket.name.as_str()).collect();
-            let message = format!("there is no socket {:?}; sockets are {}", socket.get_ref(), known.join(", "));
+            let known = sockets.iter().map(|socket| &socket.name);
+            let message = format!("there is no socket {:?}; sockets are {}", socket.get_ref(), listed(known));
             return Err(self.refuse(socket, message));
         }
         Ok(DeviceNode {
@@ -192,7 +192,7 @@ impl Reader<'_> {
         };
         for end in [from, to] {
             if !nodes.contains(&end.get_ref().as_str()) {
-                let message = format!("there is no node {:?}; nodes are {}", end.get_ref(), nodes.join(", "));
+                let message = format!("there is no node {:?}; nodes are {}", end.get_ref(), listed(nodes.iter()));
                 return Err(self.refuse(end, message));
             }
         }

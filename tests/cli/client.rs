@@ -675,7 +675,7 @@ fn a_name_that_is_almost_right_is_told_which_is_meant() {
         (&["drop", "Lines"], "there is no table \"Lines\"; did you mean \"lines\"?"),
         (&["get", "elsewhere"], "there is no table \"elsewhere\""),
         (&["get", "odd", "--columns", "k"], "it has \"a,b\", \"c d\", K; did you mean \"K\"?"),
-        (&["join", "odd", "odd", "--on", "k"], "; did you mean \"K\"?"),
+        (&["join", "odd", "odd", "--on", "k"], "its columns are \"a,b\", \"c d\", K; did you mean \"K\"?"),
         (&["join", "odd", "odd", "--on", "K", "--columns", "cd"], "; did you mean \"c d\"?"),
     ] {
         let said = server.fails(line);

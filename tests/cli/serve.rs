@@ -1,6 +1,7 @@
 //! `dovetail serve`: settings and their layers, readiness, the end.
 
 use std::path::Path;
+use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
@@ -139,6 +140,9 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
         assert!(stderr(&output).contains("writing the file of --ready-file, "), "{}", stderr(&output));
     }
     assert_eq!(names_in(folder.path()), [""; 0]);
+    // Whoever prints the settings starts nothing, and may not be one who writes there.
+    let printed = run(&["serve", "--print-config", "--ready-file", &path("no/such/ready.json")]);
+    assert!(printed.status.success(), "{}", stderr(&printed));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
@@ -242,6 +246,21 @@ fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
     }
     let output = check("one.pem", "one-key.pem");
     assert!(output.status.success(), "{}", stderr(&output));
+}
+
+/// As of `--token-file <(...)`: what is read of it once is gone.
+#[test]
+fn a_file_of_tokens_may_be_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("tokens");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::write(pipe, "sesame-sesame-sesame acme writer\n")
+    });
+    let server = Server::start(&["--token-file", pipe.to_str().unwrap()]);
+    assert_eq!(server.ok(&["tables", "--token", "sesame-sesame-sesame"]).lines().count(), 1);
+    writer.join().unwrap().unwrap();
 }
 
 #[test]

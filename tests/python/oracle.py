@@ -129,7 +129,7 @@ def expected_columns(case: Case) -> list[tuple[str, str, str]]:
                 found.append((name, prefix, name))
             elif side:
                 found.append((column, side, column))
-            elif column in lefts and lefts[column] == column:
+            elif column in lefts and (lefts[column] == column or column not in case.right.column_names):
                 found.append((column, "key", column))
             else:
                 found.append((column, "left" if column in case.left.column_names else "right", column))

@@ -949,6 +949,24 @@ def test_a_host_that_is_not_known_is_named() -> None:
         assert "resolving" not in str(failed.value) and "field:" not in str(failed.value)
 
 
+@pytest.mark.parametrize("status", ["internal", "unavailable"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "table orders has no column name=foo",
+        "name=foo",
+        "reading the part of name=foo: the lookup failed for bar: it is gone",
+        "the upload met errors resolving foo: it is gone",
+        "errors resolving",
+        "the table of Domain name not found",
+    ],
+)
+def test_what_the_server_says_of_names_is_not_taken_for_a_host(status: str, said: str) -> None:
+    failed = pyarrow.flight.FlightServerError(f"Flight returned {status} error, with message: {said}")
+    ours = dovetail.errors.from_arrow(failed)
+    assert isinstance(ours, (dovetail.InternalError, dovetail.Unavailable)) and str(ours) == said
+
+
 def test_a_reader_that_is_left_early_ends_its_streams(server: Server, client: dovetail.Client) -> None:
     client.put("a", {"k": np.zeros(2000, np.int64), "v": np.arange(2000)})
     result = client.join("a", "a", on="k", retain_seconds=0)

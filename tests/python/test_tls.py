@@ -114,6 +114,40 @@ def test_mutual_tls_serves_those_whom_the_server_trusts(
         is_served(client)
 
 
+def test_a_pair_in_memory_is_left_to_the_handshake_where_the_system_has_no_files_there(
+    authority: Authority, stranger: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = authority.issue("client"), stranger.issue("stranger")
+    monkeypatch.delattr("os.memfd_create", raising=False)
+    nowhere = "grpc+tls://127.0.0.1:1"
+    with pytest.raises(dovetail.Unavailable, match="cannot reach a server"):
+        dovetail.connect(nowhere, cert=mine[0].read_bytes(), key=mine[1].read_text())
+    with pytest.raises(dovetail.Unavailable, match="cannot be used for TLS; .*, and key is the key of cert"):
+        dovetail.connect(nowhere, cert=mine[0], key=theirs[1].read_bytes())
+    with pytest.raises(ValueError, match="is not the key of cert"):
+        dovetail.connect(nowhere, cert=mine[0], key=theirs[1])
+
+
+def test_pem_that_grpc_cannot_use_is_told_where_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"
+    unusable = "what tls_root_certs, cert and key give cannot be used for TLS; see"
+    with pytest.raises(dovetail.Unavailable, match=unusable):
+        dovetail.connect("grpc+tls://127.0.0.1:1", tls_root_certs=damaged)
+    # A name that stands for no address is told in the same words.
+    for said, address, given in [
+        ("empty address list", "grpc://127.0.0.1:1", damaged),
+        ("empty address list", "grpc+tls://127.0.0.1:1", None),
+        ("an empty address list", "grpc+tls://127.0.0.1:1", damaged),
+    ]:
+
+        def action(*_: object, said: str = said, **__: object) -> None:
+            raise dovetail.Unavailable(said)
+
+        monkeypatch.setattr("dovetail._connection.Connections.action", action)
+        with pytest.raises(dovetail.Unavailable, match=f"^{said}$"):
+            dovetail.connect(address, tls_root_certs=given)
+
+
 def command_line(*arguments: object) -> str:
     """What a command line that fails says."""
     done = subprocess.run([str(binary()), *map(str, arguments)], capture_output=True, text=True, timeout=60)

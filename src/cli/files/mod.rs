@@ -11,7 +11,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
-pub use csv::{CsvArgs, name_of as type_name};
+pub use csv::CsvArgs;
 pub use sink::{STDOUT, Target};
 pub use source::{Piece, STDIN, Source};
 

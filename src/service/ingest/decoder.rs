@@ -23,10 +23,10 @@ use super::landing::Landing;
 use super::plan::{BatchPlan, plan_batch};
 use super::schema::{StreamSchema, read_schema};
 use super::wire::{Event, FIELD_BYTES_MAX, Parser};
-use crate::human::type_name;
+use crate::human::{first_of, quoted, type_name};
 use crate::memory::{Arena, human_bytes};
 use crate::service::blocking::heavy;
-use crate::{Context, Error, Result, listed, panics};
+use crate::{Context, Error, Result, panics};
 
 /// One message of an upload, decoded.
 #[derive(Debug)]
@@ -330,8 +330,6 @@ fn in_one_line(said: &str) -> String {
 }
 
 fn describe(schema: &SchemaRef) -> String {
-    format!(
-        "({})",
-        listed(schema.fields().iter().map(|field| format!("{} {}", field.name(), type_name(field.data_type()))))
-    )
+    let column = |field: &Arc<Field>| format!("{} {}", quoted(field.name()), type_name(field.data_type()));
+    format!("({})", first_of(schema.fields().iter().map(column)))
 }

@@ -13,6 +13,7 @@ use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::catalog::{Catalog, Uploads, UploadsLimits};
 use crate::device::Device;
+use crate::human::file_failure;
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
 use crate::service::auth::Authenticator;
@@ -249,7 +250,10 @@ pub(super) fn tls(settings: &Settings) -> Result<Option<Tls>> {
         (None, None) if settings.tls_client_ca.is_none() => return Ok(None),
         _ => return Err(Error::Invalid("TLS takes both --tls-cert and --tls-key".into())),
     };
-    let read = |path: &Path| std::fs::read(path).context(|| format!("reading {}", path.display()));
+    let read = |path: &Path| {
+        let read = std::fs::read(path).map_err(|error| Error::Invalid(file_failure(path, &error)));
+        read.context(|| format!("reading {}", path.display()))
+    };
     let (cert_pem, key_pem) = (read(cert)?, read(key)?);
     check_pem((cert, &cert_pem), (key, &key_pem))?;
     let remarks = out_of_date(cert, &certificates("--tls-cert", (cert, &cert_pem))?);

@@ -240,6 +240,8 @@ def file_failure(path: str | os.PathLike[str], error: Exception) -> str:
     'there is no such file'
     >>> file_failure("/proc/version/x", NotADirectoryError(20, "Not a directory"))
     '/proc/version is a file, and no folder'
+    >>> file_failure("/proc/1/mem", PermissionError(13, "Permission denied"))
+    'permission denied: the user that runs this may not open it'
     """
     above = list(Path(path).parents)
     match error:
@@ -252,21 +254,39 @@ def file_failure(path: str | os.PathLike[str], error: Exception) -> str:
         case IsADirectoryError():
             return "it is a folder, and a file is needed"
         case PermissionError():
-            return "whoever runs this may not do that to it"
+            return "permission denied: the user that runs this may not open it"
         case UnicodeDecodeError():
             return "it is not UTF-8 text"
     return getattr(error, "strerror", None) or str(error)
 
 
-def listed(names: Iterable[str]) -> str:
-    r"""Names in a sentence, with quotes around those that would be taken for several.
+def quoted(name: str) -> str:
+    """A name as it is written among others: with quotes around it where it would be taken for several, or for none.
 
-    >>> print(listed(["a", "b,c", "d e", 'say "x"']))
-    a, "b,c", "d e", "say \"x\""
+    It is the server's rule, and that of the command line.
+
+    >>> print(*map(quoted, ["a", "it's", "b,c", "d e", 'say "x" now', "f(x", ""]))
+    a it's "b,c" "d e" "say ""x"" now" "f(x" ""
     """
-    return ", ".join(
-        json.dumps(name, ensure_ascii=False) if not name or re.search(r"[\s,=()\"']", name) else name for name in names
-    )
+    if name and not re.search(r'[\s,=()"]', name):
+        return name
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+# Names that a sentence has room for.
+_LISTED_MAX = 20
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of some names, for a sentence.
+
+    >>> listed(["a", "b,c"]), listed(map(str, range(1000)))[-19:]
+    ('a, "b,c"', '18, 19 and 980 more')
+    """
+    names = list(names)
+    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    return ", ".join(map(quoted, names[:_LISTED_MAX])) + more
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -137,7 +137,12 @@ _UNKNOWN_AUTHORITY = {18, 19, 20, 21}
 
 
 def _check_pair(cert: Pem, key: Pem) -> None:
-    """Refuses files of a certificate and of a key that do not belong together; grpc would name neither."""
+    """Refuses files of a certificate and of a key that do not belong together; grpc would name neither.
+
+    The handshake tells it later where this cannot: of keys in memory, on systems without files in memory.
+    """
+    if not hasattr(os, "memfd_create") and (_arguments.is_pem(cert) or _arguments.is_pem(key)):
+        return
     with _as_file(cert) as cert_file, _as_file(key) as key_file:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert_file, key_file)
@@ -276,6 +281,12 @@ class Connections:
                     f"the server at {address} lets in clients with certificates only: "
                     "connect(cert=..., key=...) gives one, of an authority that it knows"
                 ) from None
+            # It has found the host, and does not try where it has no use for what TLS needs.
+            if error.message == "empty address list" and self._gives_pem():
+                raise Unavailable(
+                    "cannot reach a server: what tls_root_certs, cert and key give cannot be used for TLS; see whether "
+                    "they are PEM that is not damaged, and key is the key of cert"
+                ) from None
             if "is no Flight server" in error.message:
                 raise Unavailable(no_flight(address)) from None
             raise
@@ -286,6 +297,12 @@ class Connections:
                 f"no answer from {self.uri} within {timeout:g} s: what listens there is no Dovetail server, is "
                 "stuck, or is out of reach; check the address, or wait longer with connect(timeout=...)"
             ) from None
+
+    def _gives_pem(self) -> bool:
+        """Whether TLS was asked for, with more than the authorities that the system knows."""
+        return self.location.startswith("grpc+tls:") and any(
+            option in self._options for option in ("tls_root_certs", "cert_chain")
+        )
 
     def action(self, kind: str, body: Any = None, timeout: float | None = None) -> list[Any]:
         """The answers of an action, read as JSON. `body` is sent as JSON, or as it is when it is bytes."""

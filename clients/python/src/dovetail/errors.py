@@ -183,10 +183,12 @@ _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?P<where>\S+): (?P<cause>.*)$", re.DOTALL
 )
 
-# How it words a name that stands for no address, in its versions.
+# How it words a name that stands for no address, in its versions; the whole of what it says.
 _NOT_FOUND = re.compile(
-    r"(?:errors resolving |DNS resolution failed for |lookup failed for |name=)(?:dns:/*)?(?P<host>[^\s:;,\]]+)"
-    r"|C-ares status is not ARES_SUCCESS|Domain name not found"
+    r"(?:errors resolving |DNS resolution failed for |address lookup failed for "
+    r"|C-ares status is not ARES_SUCCESS qtype=\w+ name=)"
+    r"(?:dns:/*)?(?P<host>\[[^\s\]]+\]|[^\s:;,\]]+)(?::\w+)?(?: is_balancer=\d)?: .+",
+    re.DOTALL,
 )
 
 # What to do about it, by words of the cause; the first that fit count.
@@ -224,24 +226,22 @@ def _of_the_connection(message: str) -> Unavailable | None:
     Unavailable('cannot reach a server at 127.0.0.1:8815: SSLV3_ALERT_HANDSHAKE_FAILURE')
     >>> _of_the_connection("errors resolving db:8815: [field:hostname lookup error:Domain name not found]").message
     'cannot reach a server: the host db cannot be found; see whether the name is right, and known to this machine'
-    >>> _of_the_connection("DNS resolution failed for db:8815: C-ares status is not ARES_SUCCESS qtype=A").message
-    'cannot reach a server: the host db cannot be found; see whether the name is right, and known to this machine'
+    >>> unknown = "C-ares status is not ARES_SUCCESS qtype=A name=db is_balancer=0: Domain name not found"
+    >>> resolving = f"DNS resolution failed for db:8815: {unknown}"
+    >>> _of_the_connection(unknown).message == _of_the_connection(resolving).message
+    True
+    >>> _of_the_connection("no column has name=foo: the lookup failed for it") is None
+    True
     """
     if refused := _NOT_CONNECTED.search(message):
         cause = re.split(r": ?", refused["cause"])[-1]
         where = unquote(refused["where"].partition(":")[2])
         advice = next((f"; {advice}" for words, advice in _ADVICE if words in cause), "")
         return Unavailable(f"cannot reach a server at {where}: {cause}{advice}")
-    if unknown := _NOT_FOUND.search(message):
-        host = f"the host {unknown['host']}" if unknown["host"] else "the server's host"
+    if unknown := _NOT_FOUND.fullmatch(message):
         return Unavailable(
-            f"cannot reach a server: {host} cannot be found; see whether the name is right, and known to this machine"
-        )
-    # It has found the host, and does not try where it has no use for what TLS needs.
-    if message == "empty address list":
-        return Unavailable(
-            "cannot reach a server: what tls_root_certs, cert and key give cannot be used for TLS; see whether they "
-            "are PEM that is not damaged"
+            f"cannot reach a server: the host {unknown['host']} cannot be found; see whether the name is right, and "
+            "known to this machine"
         )
     causes = list(_BROKEN.finditer(message))
     if not causes:

@@ -27,11 +27,10 @@ use flate2::read::MultiGzDecoder;
 
 use self::quotes::{Checked, Quotes};
 use self::records::{Records, Rules, newlines, not_utf8};
-pub use self::types::{ColumnTypes, name_of};
+pub use self::types::ColumnTypes;
 
 use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH, empty};
-use crate::cli::names::listed;
-use crate::human::did_you_mean;
+use crate::human::{did_you_mean, listed};
 use crate::{Error, Result};
 
 /// What a file that gzip has compressed begins with.

@@ -16,9 +16,9 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 use regex::Regex;
 
-use super::types::{name_of, taking};
+use super::types::taking;
 use crate::cli::names::assignment;
-use crate::human::{counted, system_words};
+use crate::human::{counted, system_words, type_name};
 use crate::{Error, Result};
 
 /// What a record is read as, and why.
@@ -255,11 +255,11 @@ impl Rules {
 
     /// A value that is not of its column's type.
     fn unfit(&self, at: usize, field: &FieldRef, value: &str, line: usize) -> Error {
-        let (name, expected) = (field.name(), name_of(field.data_type()));
+        let (name, expected) = (field.name(), type_name(field.data_type()));
         let said = |wanted: &str| format!("--types {}", assignment(name, wanted));
         let text: ArrayRef = Arc::new(StringArray::from(vec![value]));
         let wider = taking(field.data_type(), value).into_iter().filter(|wider| made_of_text(&text, wider).is_ok());
-        let wider: Vec<String> = wider.map(|wider| said(&name_of(&wider))).collect();
+        let wider: Vec<String> = wider.map(|wider| said(&type_name(&wider))).collect();
         let (wider, text) = (wider.join(" or "), said("string"));
         let advice = match (self.is_said[at], wider.as_str()) {
             (true, "") => {

@@ -8,7 +8,7 @@ use arrow::datatypes::{DataType, TimeUnit};
 
 use super::records::{is_zoned, plain_decimal};
 use crate::cli::names::Words;
-pub use crate::human::type_name as name_of;
+use crate::human::type_name;
 use crate::{Error, Result};
 
 /// Types by the names of columns.
@@ -29,8 +29,8 @@ impl ColumnTypes {
                 Some((_, other)) => {
                     return Err(Error::Invalid(format!(
                         "--types says {} of column {name:?}, and {}; say one of them",
-                        name_of(other),
-                        name_of(data_type)
+                        type_name(other),
+                        type_name(data_type)
                     )));
                 }
             }
@@ -293,7 +293,7 @@ mod tests {
             "timestamp(us, +02:00)",
             "decimal(9,2)",
         ] {
-            assert_eq!(name_of(&parse(name).unwrap()), name);
+            assert_eq!(type_name(&parse(name).unwrap()), name);
         }
         for written in [
             "Utf8View",
@@ -306,7 +306,7 @@ mod tests {
             "Float16",
         ] {
             let read = parse(written).unwrap_or_else(|error| panic!("{error}"));
-            assert_eq!(parse(&name_of(&read)), Ok(read), "{written}");
+            assert_eq!(parse(&type_name(&read)), Ok(read), "{written}");
         }
         let utc = parse("timestamp(us, UTC)").unwrap();
         for also in ["Timestamp(µs, \"UTC\")", "timestamp(us,utc)", "TIMESTAMP(US, Z)"] {
