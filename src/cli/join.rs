@@ -340,6 +340,9 @@ async fn finish(
             let done = jobs::wait(client, job, &what).await?;
             report(&what, &done, start, args)?;
         } else if let Some(table) = &args.into {
+            if is_kept {
+                jobs::wait(client, job, &what).await?;
+            }
             if !args.to.is_stdout() && !output::is_json() {
                 output::write_line(format!("the rows are kept on the server, too: table {table}"))?;
             }
