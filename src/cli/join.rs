@@ -129,6 +129,20 @@ fn nulls_of(suffix: &str) -> Option<bool> {
     NULLS.iter().find_map(|(known, equal)| (suffix == *known).then_some(*equal))
 }
 
+/// What is wrong with a suffix that is meant to be one of [`NULLS`] and is none; `None` for what may well belong to the name.
+fn misspelt(suffix: &str) -> Option<String> {
+    const TYPOS_MAX: usize = 3;
+    let written = suffix.trim().replace('-', "_").to_lowercase();
+    let is_near = NULLS.iter().any(|(known, _)| strsim::osa_distance(&written, known) <= TYPOS_MAX);
+    is_near.then(|| {
+        format!(
+            "behind a pair of columns, {:?} means nothing: only \":nulls_equal\" and \":nulls_distinct\" do; if it belongs to the \
+             name, put double quotes around the name",
+            suffix.trim()
+        )
+    })
+}
+
 impl FromStr for KeyArgs {
     type Err = String;
 
@@ -152,18 +166,23 @@ impl KeyArg {
         let mut nulls_equal = None;
         if last.is_quoted {
             let mut behind = rest.clone();
-            nulls_equal = nulls_of(behind.before(&[',']));
+            let suffix = behind.before(&[',']);
+            nulls_equal = nulls_of(suffix);
+            if let (None, Some(refusal)) = (nulls_equal, misspelt(suffix)) {
+                return Err(refusal);
+            }
             if nulls_equal.is_some() {
                 *rest = behind;
             }
-        } else if let Some((name, equal)) = last.text.rfind(':').and_then(|at| {
+        } else if let Some(at) = last.text.rfind(':') {
             let (name, suffix) = last.text.split_at(at);
-            Some((name.trim().to_owned(), nulls_of(suffix)?))
-        }) {
-            if name.is_empty() {
-                return Err(WRITE.into());
+            nulls_equal = nulls_of(suffix);
+            match (nulls_equal, misspelt(suffix), name.trim()) {
+                (Some(_), _, "") => return Err(WRITE.into()),
+                (Some(_), _, name) => last.text = name.to_owned(),
+                (None, Some(refusal), _) => return Err(refusal),
+                (None, None, _) => {}
             }
-            (last.text, nulls_equal) = (name, Some(equal));
         }
         let right = right.map_or_else(|| left.text.clone(), |right| right.text);
         Ok(Self { left: left.text, right, nulls_equal })
@@ -320,6 +339,13 @@ async fn finish(
         if args.to.output.is_none() && (is_kept || received.whole) {
             let done = jobs::wait(client, job, &what).await?;
             report(&what, &done, start, args)?;
+        } else if let Some(table) = &args.into {
+            if is_kept {
+                jobs::wait(client, job, &what).await?;
+            }
+            if !args.to.is_stdout() && !output::is_json() {
+                output::write_line(format!("the rows are kept on the server, too: table {table}"))?;
+            }
         } else if !received.whole {
             output::remark("the join ends with them");
         }
@@ -436,6 +462,8 @@ mod tests {
         assert_eq!(join["on"], json!([{"left": "x", "right": "x"}, {"left": "y", "right": "z"}]));
         let nothing = Line::try_parse_from(["join", "a", "b", "--on", "x", "--columns", "x,"]).unwrap_err();
         assert!(nothing.to_string().contains("a name is missing"), "{nothing}");
+        let empty = Line::try_parse_from(["join", "a", "b", "--on", "x", "--columns", ""]).unwrap_err();
+        assert!(empty.to_string().contains("it has no names; give some, or leave the option out"), "{empty}");
     }
 
     #[test]
@@ -455,6 +483,11 @@ mod tests {
         // Names may have colons in them.
         assert_eq!(on("a:b=ü:nulls"), json!([{"left": "a:b", "right": "ü:nulls"}]));
         assert!(":nulls_equal".parse::<KeyArgs>().is_err());
+        for wrong in ["id:nulls_equals", "id=b:null_equal", "\"id\":Nulls-Distinkt", "k,id:NULLS_EQUAL"] {
+            let said = wrong.parse::<KeyArgs>().unwrap_err();
+            assert!(said.contains("only \":nulls_equal\" and \":nulls_distinct\" do"), "{wrong}: {said}");
+        }
+        assert_eq!(on("\"id:nulls_equals\""), json!([{"left": "id:nulls_equals", "right": "id:nulls_equals"}]));
     }
 
     #[test]

@@ -236,7 +236,7 @@ fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
         return error;
     }
     let takes = match value.starts_with('-') {
-        true => "it takes a positive number, without a sign",
+        true => "it takes a whole number, 0 or more",
         false => "it takes a whole number",
     };
     let said = format!("invalid value '{value}' for '{option}': {takes}\n\nFor more information, try '--help'.\n");

@@ -27,6 +27,9 @@ impl FromStr for Names {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Err("it has no names; give some, or leave the option out".into());
+        }
         let (mut rest, mut names) = (Words::new(text), Vec::new());
         loop {
             names.push(rest.name(&[','], "a name is missing beside a comma")?.text);

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
 use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
-use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, without_gz};
+use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, folder, without_gz};
 use super::interrupt::interrupted;
 use super::names::{self, Names};
 use super::output;
@@ -184,7 +184,10 @@ fn stem(file: &Path) -> Result<String> {
         return Err(Error::Invalid("standard input has no name for a table; give one with --table".into()));
     }
     let stem = without_gz(file).file_stem();
-    let stem = stem.ok_or_else(|| Error::Invalid(format!("{} is not the name of a file", file.display())))?;
+    let stem = stem.ok_or_else(|| match file.is_dir() {
+        true => folder().context(format_args!("reading {}", file.display())),
+        false => Error::Invalid(format!("{} is not the name of a file", file.display())),
+    })?;
     let no_name = |why: &str| {
         Error::Invalid(format!("{file:?} gives its table a name that none can have: {why}; give one with --table"))
     };

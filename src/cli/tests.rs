@@ -71,13 +71,13 @@ fn what_takes_a_number_says_so_of_one_below_zero() {
         with_what_numbers_it_takes(command().try_get_matches_from(words).unwrap_err()).to_string()
     };
     for (line, expected) in [
-        ("get t --limit -3", "invalid value '-3' for '--limit <ROWS>': it takes a positive number, without a sign"),
-        ("put a.csv --infer-rows -3", "for '--infer-rows <ROWS>': it takes a positive number"),
+        ("get t --limit -3", "invalid value '-3' for '--limit <ROWS>': it takes a whole number, 0 or more"),
+        ("put a.csv --infer-rows -3", "for '--infer-rows <ROWS>': it takes a whole number, 0 or more"),
         ("put a.csv --infer-rows many", "invalid value 'many' for '--infer-rows <ROWS>': it takes a whole number"),
         ("put a.csv --streams -3", "-3 is not in 1..=64"),
         ("join a b --on k --retain-seconds -3", "-3 is not in 0..="),
         ("join a b --on k --priority -300", "-300 is not in -100..=100"),
-        ("cancel -3", "it takes a positive number"),
+        ("cancel -3", "it takes a whole number, 0 or more"),
         ("demo --scale -3", "write a number from 0.001 to 1000"),
         ("serve --queue-limit -3", "-3"),
         ("tables --connect-timeout -3", "write a number of seconds"),

@@ -312,6 +312,10 @@ fn joins_print_write_and_keep_their_rows() {
         assert_eq!(server.json(&["tables", "written"])[0]["rows"].as_u64(), Some(rows), "{how}");
     }
 
+    let both = ["join", "orders", "lines", "--on", "key=order", "--into", "both", "-o", "both.csv"];
+    let said = server.ok(&both);
+    assert!(said.ends_with("the rows are kept on the server, too: table both\n"), "{said}");
+    server.ok(&["drop", "both"]);
     server.ok(&["join", "orders", "lines", "--on", "key=order", "--into", "joined", "--columns", "key,line"]);
     let joined = &server.json(&["tables", "joined"])[0];
     assert_eq!(joined["rows"].as_u64(), Some(lines));
@@ -643,6 +647,12 @@ fn files_that_are_not_there_are_named_in_plain_words() {
         (&["get", "orders", "-o", "none/x.csv"][..], "writing none/x.csv: there is no such folder as none"),
         (&["get", "orders", "-o", "folder"], "writing folder: it is a folder; give the name of a file"),
         (&["get", "orders", "-o", "orders.csv/x.csv"], "writing orders.csv/x.csv: orders.csv is a file, and no folder"),
+        (
+            &["get", "orders", "-o", "x.parquet", "--format", "csv"],
+            "writing x.parquet: its name says parquet, and --format csv; leave --format out, or give the file another name",
+        ),
+        (&["put", "."], "reading .: it is a folder; name the files in it, with --table to put them into one table"),
+        (&["put", ".."], "reading ..: it is a folder; name the files in it, with --table to put them into one table"),
         (&["put", "none/x.csv"], "reading none/x.csv: there is no such folder as none"),
         (&["tables", "--token", "@none"], "--token names the file none, which cannot be read: there is no such file"),
         (&["tables", "--token", "@folder"], "cannot be read: it is a folder, and a file is needed"),

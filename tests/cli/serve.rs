@@ -245,7 +245,47 @@ fn files_of_tls_that_are_not_what_their_flags_say_are_named() {
         assert!(!stderr(&output).contains("Transport"), "{cert} {key}: {}", stderr(&output));
     }
     let output = check("one.pem", "one-key.pem");
-    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+
+    let tls = ["serve", "--check-config", "--tls-cert", "one.pem", "--tls-key", "one-key.pem"];
+    let unreadable = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    std::fs::write(folder.path().join("unreadable.pem"), unreadable).unwrap();
+    let whole = std::fs::read_to_string(folder.path().join("ca.pem")).unwrap();
+    std::fs::write(folder.path().join("cut.pem"), &whole[..whole.len() / 2]).unwrap();
+    for (authority, words) in [
+        ("text", "--tls-client-ca names text, which holds no certificate in PEM\n"),
+        ("one-key.pem", "--tls-client-ca names one-key.pem, which holds no certificate in PEM, but a private key\n"),
+        ("unreadable.pem", "--tls-client-ca names unreadable.pem, which holds no certificate of an authority"),
+        ("cut.pem", "--tls-client-ca names cut.pem, in which a certificate is damaged or cut short"),
+    ] {
+        let line = [&tls[..], &["--tls-client-ca", authority]].concat();
+        let output = command().current_dir(folder.path()).args(line).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{authority}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{authority}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_certificate_that_is_out_of_date_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (cert, key_file) = (file("cert.pem"), file("key.pem"));
+    for (years, words) in
+        [([2000, 2001], "expired on 2001-01-01T00:00:00Z"), ([9000, 9001], "is not valid before 9000-01-01T00:00:00Z")]
+    {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(years[0], 1, 1);
+        params.not_after = rcgen::date_time_ymd(years[1], 1, 1);
+        std::fs::write(&cert, params.self_signed(&key).unwrap().pem()).unwrap();
+        std::fs::write(&key_file, key.serialize_pem()).unwrap();
+        let tls = ["--devices", "host:1", "--tls-cert", &cert, "--tls-key", &key_file];
+        let checked = run(&[&["serve", "--check-config"], &tls[..]].concat());
+        assert!(checked.status.success() && stdout(&checked).contains("sound"), "{}", stderr(&checked));
+        assert!(stderr(&checked).contains(words), "{}", stderr(&checked));
+        let log = Server::start(&tls).log();
+        assert!(log.lines().any(|line| line.contains("WARN") && line.contains(words)), "{log}");
+    }
 }
 
 /// As of `--token-file <(...)`: what is read of it once is gone.
@@ -426,5 +466,7 @@ fn tls_and_mutual_tls_serve_those_with_the_right_certificates_only() {
         let said = stderr(&refused);
         assert!(said.starts_with("error: ") && said.contains(words) && said.contains("--cert"), "{said}");
         assert!(!said.contains("alert"), "{said}");
+        // What to do comes before how the connection ended.
+        assert!(said.find("broke").is_none_or(|broke| said.find(words) < Some(broke)), "{said}");
     }
 }

@@ -171,12 +171,12 @@ impl Client {
                     Err(Error::Unavailable(match (alert(&broke), &args.cert) {
                         (Some(told), _) => format!("cannot reach a server at {address}: {}", told.sentence()),
                         (None, None) => format!(
-                            "{broke}. A server that lets in clients with certificates only (--tls-client-ca) does that; --cert and --key \
-                             give this client's"
+                            "the server at {address}, it seems, lets in clients with certificates only: give this client's with \
+                             --cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY). If that is not it: {broke}"
                         ),
                         (None, Some(_)) => format!(
-                            "{broke}. A server that lets in clients with certificates only (--tls-client-ca) does that where it does \
-                             not accept this client's certificate, which --cert gives"
+                            "the server at {address}, it seems, does not accept this client's certificate: {ANOTHER_CERT}. If that \
+                             is not it: {broke}"
                         ),
                     }))
                 }
@@ -269,7 +269,11 @@ fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
     let no_address = |why: &dyn std::fmt::Display| {
         Error::Invalid(format!("server {given:?} is not an address: {why}; write one such as http://127.0.0.1:8815"))
     };
-    let authority = rest.trim_end_matches('/').parse::<Authority>().map_err(|error| no_address(&error))?;
+    let rest = rest.trim_end_matches('/');
+    if let Some(at) = rest.find(['/', '?', '#']) {
+        return Err(no_address(&format!("one has no path, so leave out {:?}", &rest[at..])));
+    }
+    let authority = rest.parse::<Authority>().map_err(|error| no_address(&error))?;
     let behind_host = authority.as_str().rsplit_once(authority.host()).map_or("", |(_, behind)| behind);
     let port = match behind_host.strip_prefix(':') {
         Some(port) => port.parse::<u16>().map_err(|_| no_address(&format!("{port:?} is no port")))?,
@@ -356,16 +360,26 @@ const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 const PEM_KEY: &str = "PRIVATE KEY-----";
 
 fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
-    let token = match token.strip_prefix('@') {
-        Some(path) => std::fs::read_to_string(path).map_err(|error| {
-            let why = file_failure(Path::new(path), &error);
-            Error::Invalid(format!("--token names the file {path}, which cannot be read: {why}"))
-        })?,
-        None => token.to_owned(),
+    let (token, whose) = match token.strip_prefix('@') {
+        Some(path) => {
+            let token = std::fs::read_to_string(path).map_err(|error| {
+                let why = file_failure(Path::new(path), &error);
+                Error::Invalid(format!("--token names the file {path}, which cannot be read: {why}"))
+            })?;
+            (token, format!("the token in {path}, which --token names,"))
+        }
+        None => (token.to_owned(), "the token of --token or DOVETAIL_TOKEN".to_owned()),
     };
-    let header = format!("Bearer {}", token.trim()).parse::<MetadataValue<Ascii>>();
-    let mut header =
-        header.map_err(|_| Error::Invalid("the token has characters that a header cannot carry".into()))?;
+    let refuse = |why: &str| Error::Invalid(format!("{whose} {why}"));
+    let token = token.trim();
+    if token.is_empty() {
+        return Err(refuse("is empty; give one, or leave it out where the server asks for none"));
+    }
+    if token.contains('\n') {
+        return Err(refuse("has more than one line; a token is one word, and a server's file of callers has many"));
+    }
+    let header = format!("Bearer {token}").parse::<MetadataValue<Ascii>>();
+    let mut header = header.map_err(|_| refuse("has characters that a header cannot carry"))?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -672,6 +686,32 @@ mod tests {
         for wrong in ["", "http://", "a b", "http://host:", "host:port", "http://host:99999", "http://host/path"] {
             let error = read(wrong).unwrap_err();
             assert!(error.message().contains("is not an address"), "{wrong}: {error}");
+        }
+        for path in ["/path", "/a/b", "?a=b"] {
+            let said = read(&format!("http://127.0.0.1:8815{path}")).unwrap_err().to_string();
+            assert!(said.contains(&format!("one has no path, so leave out {path:?}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_one_word_and_its_file_is_named_where_it_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let given = format!("@{}", path.display());
+        for (text, words) in [
+            ("one ann writer\ntwo bob reader\n", "tokens, which --token names, has more than one line"),
+            (" \n", "tokens, which --token names, is empty"),
+            ("a\u{1}b\n", "tokens, which --token names, has characters that a header cannot carry"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let said = bearer(&given).unwrap_err().to_string();
+            assert!(said.contains(words), "{said}");
+        }
+        std::fs::write(&path, "secret\n").unwrap();
+        assert_eq!(bearer(&given).unwrap(), "Bearer secret");
+        for empty in ["", "  "] {
+            let said = bearer(empty).unwrap_err().to_string();
+            assert!(said.contains("the token of --token or DOVETAIL_TOKEN is empty"), "{said}");
         }
     }
 }

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 
 pub use csv::CsvArgs;
 pub use sink::{STDOUT, Target};
-pub use source::{Piece, STDIN, Source};
+pub use source::{Piece, STDIN, Source, folder};
 
 use crate::{Error, Result};
 

@@ -99,7 +99,17 @@ impl Target {
             return Err(Error::Invalid("it is a folder; give the name of a file".into())).context(context);
         }
         let format = match format {
-            Some(format) => format,
+            Some(format) => match Format::of_name(path, &[]) {
+                Ok(named) if named != format => {
+                    let why = format!(
+                        "its name says {}, and --format {}; leave --format out, or give the file another name",
+                        named.name(),
+                        format.name()
+                    );
+                    return Err(Error::Invalid(why)).context(context);
+                }
+                _ => format,
+            },
             None => Format::of_name(path, Format::value_variants()).context(context)?,
         };
         let opened = match there {

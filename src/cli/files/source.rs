@@ -172,9 +172,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     })?;
     let about = file.metadata()?;
     if about.is_dir() {
-        return Err(Error::Invalid(
-            "it is a folder; name the files in it, with --table to put them into one table".into(),
-        ));
+        return Err(folder());
     }
     let (start, file_bytes) = (first_bytes(&mut file, &about)?, about.len());
     if about.is_file() && start.is_empty() {
@@ -224,6 +222,11 @@ fn first_bytes(file: &mut File, about: &Metadata) -> Result<Vec<u8>> {
         file.rewind()?;
     }
     Ok(start)
+}
+
+/// What is wrong with a folder where a file is asked for.
+pub fn folder() -> Error {
+    Error::Invalid("it is a folder; name the files in it, with --table to put them into one table".into())
 }
 
 /// What is wrong with a file that has nothing in it.
@@ -360,7 +363,16 @@ fn cut_short(kind: &str) -> Error {
 
 /// The libraries say what they miss, and not what they took the file for.
 fn broken(kind: &str, error: &dyn std::fmt::Display) -> Error {
-    Error::Invalid(format!("it is not {kind}, or is damaged: {error}"))
+    Error::Invalid(format!("it is not {kind}, or is damaged: {}", first_words(error)))
+}
+
+/// What a library says, without the fields that a verifier of flatbuffers tells behind what is wrong: offsets, and a trace.
+fn first_words(error: &dyn std::fmt::Display) -> String {
+    let said = error.to_string();
+    match said.split_once(" { ") {
+        Some((words, fields)) if fields.contains("error_trace: ") => words.to_owned(),
+        _ => said,
+    }
 }
 
 /// The batches of a library's reader.
@@ -374,7 +386,7 @@ fn batches(
 fn failure(error: &ArrowError, kind: &str) -> Error {
     match error {
         ArrowError::IoError(_, cause) if cause.kind() == ErrorKind::UnexpectedEof => cut_short(kind),
-        error => Error::Invalid(format!("the rest of it is damaged: {error}")),
+        error => Error::Invalid(format!("the rest of it is damaged: {}", first_words(error))),
     }
 }
 
@@ -383,6 +395,22 @@ mod tests {
     use arrow::array::{ArrayRef, Int64Array};
 
     use super::*;
+
+    #[test]
+    fn a_damaged_header_is_told_without_the_trace_of_its_verifier() {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values([1]));
+        let batch = RecordBatch::try_from_iter([("k", column)]).unwrap();
+        let mut writer = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+        writer.write(&batch).unwrap();
+        let whole = writer.into_inner().unwrap();
+        // The place of the root table, behind the mark and the length of the message: an odd one, and one out of the message.
+        for (at, flipped, words) in [(8, 0x01, "Unaligned"), (10, 0xff, "RangeOutOfBounds")] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= flipped;
+            let error = open_stream(Cursor::new(damaged)).map(drop).unwrap_err();
+            assert!(error.message().ends_with(&format!("Unable to get root as message: {words}")), "{error}");
+        }
+    }
 
     #[tokio::test]
     async fn a_reader_that_panics_has_not_come_to_the_end_of_its_file() {
