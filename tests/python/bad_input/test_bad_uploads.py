@@ -63,7 +63,7 @@ def test_options_that_do_not_exist_are_refused(
 
 
 def test_rows_that_are_not_sorted_as_declared_are_refused(client: dovetail.Client) -> None:
-    with refused(dovetail.InvalidRequest, "not sorted by k", "row 2"):
+    with refused(dovetail.InvalidRequest, "not sorted by k", "row 3"):
         client.put("a", {"k": [1, 3, 2]}, sorted_by="k")
 
 
