@@ -199,8 +199,7 @@ pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
         match status["state"].as_str() {
             _ if is_under_way(&status) => {
                 show(&progress, what, &status);
-                // Nobody fetches the rows meanwhile, so what there is of the result is what has passed.
-                progress.set_moved(status["bytes"].as_u64().unwrap_or(0));
+                progress.set_moved(passed_bytes(&status));
             }
             Some("complete") | None => return Ok(status),
             Some(_) => return Err(failure(&status)),
@@ -208,6 +207,16 @@ pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
         // Most joins are done within a moment.
         tokio::time::sleep(if start.elapsed() < POLL_INTERVAL { POLL_INTERVAL / 20 } else { POLL_INTERVAL }).await;
     }
+}
+
+/// What has passed of a job whose rows nobody fetches meanwhile: what there is of its result, and of one that counts what it has
+/// read and written.
+fn passed_bytes(status: &Value) -> u64 {
+    if !counts(status) {
+        return status["bytes"].as_u64().unwrap_or(0);
+    }
+    let phases = status["phases"].as_array().into_iter().flatten();
+    phases.filter_map(|phase| phase["bytes"].as_u64()).sum()
 }
 
 /// Whether a job waits or runs.
@@ -272,6 +281,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_has_passed_of_a_count_is_what_it_has_read() {
+        let phases = json!([{"name": "pack keys", "bytes": 300}, {"name": "match", "bytes": 40}]);
+        let job = |count: bool| json!({"count": count, "bytes": 7, "phases": phases});
+        assert_eq!((passed_bytes(&job(true)), passed_bytes(&job(false))), (340, 7));
+        assert_eq!(passed_bytes(&json!({"count": true})), 0);
+    }
 
     #[test]
     fn a_job_that_counts_is_told_from_one_that_makes_rows() {

@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(names(text).unwrap(), expected, "{text}");
         }
         for (text, words) in [
-            ("", "a name is missing"),
+            ("", "it has no names"),
             ("a,", "a name is missing"),
             (",a", "a name is missing"),
             ("a, ,b", "a name is missing"),
