@@ -52,8 +52,9 @@ pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
 pub use phase::in_phase;
 pub use types::{
     BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
-    Grouping, HostColumn, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Stream, Table, Unmatched, Which, Width, WorkTime,
+    Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
+    PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Stream, Table,
+    Unmatched, Wanted, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};
@@ -221,6 +222,18 @@ pub trait Device: Send + Sync + Debug {
         partitions: Range<usize>,
         stream: &Stream,
     ) -> Result<PartitionMatches>;
+
+    /// Joins the rows of those partitions in one go, whatever repeats: matching, expanding and gathering of what was carried.
+    /// `None`, and nothing done, where a partition has so many build rows that grouping and [matching](Self::match_partitions) them
+    /// is the better way. Waits.
+    fn join_partitions(
+        &self,
+        build: &Partitions,
+        probe: &Partitions,
+        partitions: Range<usize>,
+        wanted: Wanted,
+        stream: &Stream,
+    ) -> Result<Option<JoinedPartitions>>;
 
     /// Matches probe rows `rows` of sorted keys against sorted build keys by merge path.
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches>;

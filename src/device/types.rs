@@ -72,6 +72,9 @@ pub struct DeviceInfo {
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves well.
     pub pass_bits_max: u32,
+    /// Whether partitions had better be joined in one go ([`join_partitions`](super::Device::join_partitions)) than matched first
+    /// and gathered then.
+    pub joins_partitions: bool,
 }
 
 /// Memory of a device. Only the device's own room looks inside.
@@ -411,6 +414,40 @@ pub enum PartitionMatches {
     Matched(Matches),
     /// A build key repeats, and equal keys are not adjacent: group the partitions, then ask again.
     RepeatedBuildKeys,
+}
+
+/// What [`join_partitions`](super::Device::join_partitions) found.
+#[derive(Clone, Debug)]
+pub struct JoinedPartitions {
+    /// Pairs of rows with equal keys.
+    pub pairs: u64,
+    /// Each of them once, in no order; `None` where there was no room for all.
+    pub rows: Option<JoinedRows>,
+}
+
+/// Rows of both sides, side by side.
+#[derive(Clone, Debug)]
+pub struct JoinedRows {
+    /// Their keys, if they were asked for.
+    pub keys: Option<Keys>,
+    /// What the build side carried, in the same order and as it was given.
+    pub build: Vec<Column>,
+    /// What the probe side carried.
+    pub probe: Vec<Column>,
+}
+
+/// What is wanted of joined partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// How many rows there would be.
+    Count,
+    /// The rows, if these are no more than `room`, with their keys or without.
+    Rows {
+        /// Rows that memory may be taken for.
+        room: usize,
+        /// Whether their keys are among them.
+        keys: bool,
+    },
 }
 
 /// What becomes of probe rows without a match.

@@ -87,6 +87,12 @@ pub(super) enum Order {
     Partitioned(Partitions),
     /// By key.
     Sorted(Sorted),
+    /// As a join of partitions has put them, beside those of the other side.
+    Joined {
+        /// Keys, if a column of the result is made of them.
+        keys: Option<Keys>,
+        carried: Vec<Column>,
+    },
 }
 
 /// Copies in, packs and arranges some rows of one side. Rows that stay as they lie are complete once both streams of the workshop
@@ -219,6 +225,7 @@ impl Arranged {
             Order::Original(keys) => keys,
             Order::Partitioned(partitions) => &partitions.keys,
             Order::Sorted(sorted) => &sorted.keys,
+            Order::Joined { keys, .. } => keys.as_ref().expect("keys are joined where a column is made of them"),
         }
     }
 
@@ -234,7 +241,18 @@ impl Arranged {
             Order::Original(_) => None,
             Order::Partitioned(partitions) => partitions.carried.get(at),
             Order::Sorted(sorted) => sorted.carried.get(at),
+            Order::Joined { carried, .. } => carried.get(at),
         }
+    }
+
+    /// The same side's rows as a join of partitions has put them: `carried` is what was carried, in the same order.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn joined(&self, keys: Option<Keys>, carried: Vec<Column>, shop: &Workshop<'_>) -> Result<Self> {
+        let mut joined = Self { order: Order::Joined { keys, carried }, to_rows: None, ..self.clone() };
+        joined.find_row_numbers(shop)?;
+        Ok(joined)
     }
 
     /// A table column as it was copied in, by now.
@@ -288,6 +306,7 @@ impl Arranged {
             Order::Original(_) => return Ok(()),
             Order::Partitioned(partitions) => &partitions.carried,
             Order::Sorted(sorted) => &sorted.carried,
+            Order::Joined { carried, .. } => carried,
         };
         let Some(numbers) = carried.get(self.carried.len()) else { return Ok(()) };
         let numbers = Positions::List { data: numbers.data.clone(), rows: numbers.rows, may_miss: false };

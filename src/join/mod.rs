@@ -21,6 +21,8 @@
 //! expanded from runs in ranges of a batch each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
 //! (`columns/layout.rs`); wider ones are hashed to 128 bits, and the real values are compared before a row is emitted (`verify.rs`).
 //!
+//! A GPU joins partitions in one go, where each pair of rows is all that is wanted of them (`fused.rs`).
+//!
 //! Where only the number of rows is wanted, a wave ends with its matches (`count.rs`). Columns of rows that are in the result one after
 //! the other as they lie in their table are shared with it (`emit.rs`).
 //!
@@ -30,6 +32,7 @@
 mod arrange;
 mod count;
 mod emit;
+mod fused;
 mod inputs;
 mod kind;
 mod matching;

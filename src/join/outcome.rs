@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Task;
 use super::arrange::{Arranged, Workshop};
 use super::emit::{Emitter, SideRows};
+use super::fused::Fused;
 use super::inputs::SideInput;
 use super::matching::{BuildSide, SharedBuild, waves};
 use super::verify::exact_matches;
@@ -31,10 +32,12 @@ pub(super) struct Outcome {
     keeps_unmatched_probe: bool,
     /// Which build rows are emitted at the end.
     pub(super) build_rows_kept: Option<Which>,
+    /// Where partitions are joined in one go.
+    fused: Option<Fused>,
 }
 
 impl Outcome {
-    pub(super) fn new(task: &Task, build: &SideInput, probe: &SideInput) -> Self {
+    pub(super) fn new(task: &Task, build: &SideInput, probe: &SideInput, fused: Option<Fused>) -> Self {
         let how = task.how;
         let role = |side| if side == build.side { Role::Build } else { Role::Probe };
         Self {
@@ -43,6 +46,7 @@ impl Outcome {
             keeps_unmatched_build: how.keeps_unmatched(build.side),
             keeps_unmatched_probe: how.keeps_unmatched(probe.side),
             build_rows_kept: how.build_rows_kept(build.side),
+            fused,
         }
     }
 
@@ -88,6 +92,11 @@ impl Outcome {
         let shop = emitter.shop;
         let mut built = build.current();
         let mut join_wave = |wave: Range<usize>| -> Result<()> {
+            if let Some(fused) = &self.fused
+                && fused.join_wave(emitter, &built, probe, wave.clone(), emitted)?
+            {
+                return Ok(());
+            }
             let mut matches = loop {
                 match built.match_wave(probe, wave.clone(), shop)? {
                     Some(matches) => break matches,

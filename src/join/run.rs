@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use super::arrange::{CopyIn, Workshop, arrange};
 use super::count::RowCount;
 use super::emit::{BatchSizes, Emitter, SideRows};
+use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
 use super::matching::{BuildSide, SharedBuild};
 use super::monitor::Monitor;
@@ -71,7 +72,9 @@ fn run_with_layout(
     // The build side's keys are indexed while its other columns still cross the link.
     let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
     let shop = Workshop { device, stream: &stream, copies: &copies, arena, monitor };
-    let outcome = Outcome::new(task, build, probe);
+    let fused = Fused::of(task, build, probe, &layout, device);
+    let joins_at_once = fused.is_some();
+    let outcome = Outcome::new(task, build, probe, fused);
     let mut progress = Progress::new(&task.expected.stretches, monitor);
 
     let sizes =
@@ -82,7 +85,8 @@ fn run_with_layout(
             let unkeyed = outcome.keeps_build_without_key();
             let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, CopyIn::Ahead)?;
             progress.reach(Stretch::ArrangeBuild, 1.0);
-            let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || task.expected.build_keys_repeat;
+            let repeats = task.expected.build_keys_repeat && !joins_at_once;
+            let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || repeats;
             let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
             if !layout.is_hashed()
                 || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))?

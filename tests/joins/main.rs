@@ -38,7 +38,8 @@ fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
         Ok("cuda") => open_gpu(0, threads, |_| budget("cuda:0")).unwrap(),
         Err(_) | Ok("host") => {
             // Several streams have work where a task says that small chunks are enough for them.
-            Arc::new(HostDevice::new(0, threads, budget("host:0"), None).unwrap().with_streams(3))
+            let device = HostDevice::new(0, threads, budget("host:0"), None).unwrap().with_streams(3);
+            Arc::new(if threads % 2 == 0 { device.joining_partitions() } else { device })
         }
         Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}: host or cuda"),
     }

@@ -25,6 +25,9 @@ pub const DOVETAIL_PASS_BITS_MAX: u32 = 8;
 /// The most distinct build keys of a partition whose table is built in one round.
 pub const DOVETAIL_TABLE_ROWS: u32 = 4096;
 
+/// The most build rows of a partition that are joined in one round.
+pub const DOVETAIL_JOIN_ROWS: u32 = 3072;
+
 /// Bits as they are, zero-extended.
 pub const DOVETAIL_UNSIGNED: u32 = 0;
 /// A two's-complement integer, minus the minimum.
@@ -383,6 +386,46 @@ pub struct DovetailMatchPartitions {
     pub totals: *mut DovetailMatchTotals,
 }
 
+/// A column of joined rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailJoinColumn {
+    /// Values of a side's rows by partition; null for the numbers of the rows themselves, 32 bits each.
+    pub from: *const c_void,
+    /// Values of the joined rows.
+    pub to: *mut c_void,
+    /// Bytes per value: 1, 2, 4, 8, 16 or 32.
+    pub width: u32,
+    /// Whether it is the probe side's: 1, or 0 for the build side's.
+    pub of_probe: u32,
+}
+
+/// Joins partitions, each with a table in shared memory, and writes the joined rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailJoinPartitions {
+    /// Inputs: build keys by partition.
+    pub build_keys: *const c_void,
+    /// Where the build rows of each partition start, and at the end where they end.
+    pub build_bounds: *const u32,
+    /// Probe keys by partition.
+    pub probe_keys: *const c_void,
+    /// What each block does.
+    pub units: *const DovetailMatchUnit,
+    /// How many blocks.
+    pub unit_count: u32,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// What is written.
+    pub columns: [DovetailJoinColumn; DOVETAIL_MOVES_MAX],
+    /// How many; with none, pairs are counted.
+    pub column_count: u32,
+    /// Rows for which there is room in the columns.
+    pub room: u64,
+    /// Output: how many pairs there are, added to what is there. Those beyond the room are counted and not written.
+    pub pairs: *mut u64,
+}
+
 /// Finds in a list of ascending positions the first that is not below each bound.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -574,6 +617,7 @@ unsafe extern "C" {
     pub fn dovetail_dense_insert(args: *const DovetailDenseInsert, stream: DovetailStream) -> c_int;
     pub fn dovetail_dense_probe(args: *const DovetailDenseProbe, stream: DovetailStream) -> c_int;
     pub fn dovetail_match_partitions(args: *const DovetailMatchPartitions, stream: DovetailStream) -> c_int;
+    pub fn dovetail_join_partitions(args: *const DovetailJoinPartitions, stream: DovetailStream) -> c_int;
     pub fn dovetail_lower_bounds(args: *const DovetailLowerBounds, stream: DovetailStream) -> c_int;
     pub fn dovetail_match_sorted(args: *const DovetailMatchSorted, stream: DovetailStream) -> c_int;
     pub fn dovetail_pair_starts(args: *const DovetailPairStarts, stream: DovetailStream) -> c_int;

@@ -107,7 +107,7 @@ pub(super) fn match_partitions(
 }
 
 /// What blocks do: partitions without probe rows need none, and those with many have several.
-fn units(bounds: &[usize]) -> Vec<DovetailMatchUnit> {
+pub(super) fn units(bounds: &[usize]) -> Vec<DovetailMatchUnit> {
     let mut units = Vec::with_capacity(bounds.len());
     for (partition, bounds) in bounds.windows(2).enumerate() {
         for start in (bounds[0]..bounds[1]).step_by(UNIT_ROWS) {

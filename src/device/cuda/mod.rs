@@ -6,7 +6,7 @@
 //!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches
 //!   transfer.rs    host memory in and out                                keys.rs     packing, sorting
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
-//!   matching.rs    within partitions, and of sorted keys
+//!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
 //!   filter.rs      which keys cannot match                               fault.rs    deliberate failures, for tests
 //!   observe.rs     who is told of launches and copies: nobody, the log, a profiler, a timeline, or sums of times
@@ -24,6 +24,7 @@ mod driver;
 mod fault;
 mod filter;
 mod gather;
+mod join_partitions;
 mod keys;
 mod matching;
 mod observe;
@@ -48,8 +49,8 @@ use super::cache::ColumnCache;
 use super::crew::{Crew, Crews};
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceId, DeviceInfo,
-    DeviceKind, Event, Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Which, WorkTime,
+    DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
+    PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -107,6 +108,7 @@ impl CudaDevice {
             // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
+            joins_partitions: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
@@ -293,6 +295,19 @@ impl Device for CudaDevice {
         assert_eq!(build.keys.width, probe.keys.width, "both sides of a match have keys of one width");
         assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a match have as many partitions");
         matching::match_partitions(&self.work(stream)?, build, probe, partitions)
+    }
+
+    fn join_partitions(
+        &self,
+        build: &Partitions,
+        probe: &Partitions,
+        partitions: Range<usize>,
+        wanted: Wanted,
+        stream: &Stream,
+    ) -> Result<Option<JoinedPartitions>> {
+        assert_eq!(build.keys.width, probe.keys.width, "both sides of a join have keys of one width");
+        assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a join have as many partitions");
+        join_partitions::join(&self.work(stream)?, build, probe, partitions, wanted)
     }
 
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {

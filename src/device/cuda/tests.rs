@@ -16,8 +16,9 @@ use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
-    PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, Which, Width,
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys,
+    Matches, NO_ROW, PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, Wanted,
+    Which, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -532,6 +533,128 @@ fn partitions_about_as_large_as_a_table_find_every_key() {
             let grouped = gpu.device.group_partitions(build_side, &gpu.stream).unwrap();
             assert!(check(&grouped), "grouped, {story}");
         }
+    }
+}
+
+/// Joins ranges of partitions, and compares the rows with the pairs that keys say.
+fn assert_joins(
+    side: &Side,
+    build: &[u32],
+    probe: &[u32],
+    width: KeyWidth,
+    bits: u32,
+    range: Range<usize>,
+    story: &str,
+) {
+    let bits = RadixBits { skip: 0, bits };
+    let arrange = |numbers: &[u32]| {
+        let keys = side.keys(numbers, width);
+        side.device.partition(&keys, &side.carry_everything(numbers.len()), bits, &side.stream).unwrap()
+    };
+    let (build_side, probe_side) = (arrange(build), arrange(probe));
+    let lying = |partitions: &Partitions| {
+        let Partitions { carried, bounds, .. } = partitions;
+        let rows = side.rows_carried(carried, story);
+        rows[bounds[range.start]..bounds[range.end]].to_vec()
+    };
+    let mut rows_of: HashMap<u128, Vec<u32>> = HashMap::new();
+    for row in lying(&build_side) {
+        rows_of.entry(cut(key(build[row as usize]), width)).or_default().push(row);
+    }
+    let mut expected = Vec::new();
+    for row in lying(&probe_side) {
+        let of_key = rows_of.get(&cut(key(probe[row as usize]), width));
+        expected.extend(of_key.into_iter().flatten().map(|&build_row| (build_row, row)));
+    }
+    expected.sort_unstable();
+    let join = |wanted| {
+        side.device.join_partitions(&build_side, &probe_side, range.clone(), wanted, &side.stream).unwrap().unwrap()
+    };
+    let pairs = expected.len();
+    let counted = join(Wanted::Count);
+    assert_eq!((counted.pairs, counted.rows.is_none()), (pairs as u64, true), "{story}");
+    for (room, keys) in [(pairs, true), (pairs + 7, false), (pairs / 2, true)] {
+        let joined = join(Wanted::Rows { room, keys });
+        assert_eq!(joined.pairs, pairs as u64, "room for {room}, {story}");
+        let Some(rows) = joined.rows else {
+            assert!(room < pairs, "room for {room} of {pairs}, {story}");
+            continue;
+        };
+        let (build_rows, probe_rows) = (side.rows_carried(&rows.build, story), side.rows_carried(&rows.probe, story));
+        assert_eq!(rows.keys.is_some(), keys);
+        for (found, &row) in rows.keys.iter().flat_map(|keys| side.key_values(keys)).zip(&probe_rows) {
+            assert_eq!(found, cut(key(probe[row as usize]), width), "{story}");
+        }
+        let mut found: Vec<(u32, u32)> = build_rows.into_iter().zip(probe_rows).collect();
+        found.sort_unstable();
+        assert!(found == expected, "{} rows with room for {room}, {story}", found.len());
+    }
+}
+
+fn pair_count(build: &[u32], probe: &[u32]) -> usize {
+    let mut rows_of: HashMap<u32, usize> = HashMap::new();
+    build.iter().for_each(|&number| *rows_of.entry(number).or_default() += 1);
+    probe.iter().map(|number| rows_of.get(number).copied().unwrap_or(0)).sum()
+}
+
+#[test]
+fn partitions_are_joined_in_one_go() {
+    let Some([gpu, host]) = both() else { return };
+    for_every_case(212, |numbers, width, story, random| {
+        let (build, probe) = build_and_probe(numbers, random);
+        let (build, mut probe) = (&build[..build.len().min(4000)], &probe[..probe.len().min(4000)]);
+        // A heavy key on both sides gives more pairs than are worth comparing.
+        while pair_count(build, probe) > 20_000 {
+            probe = &probe[..probe.len() / 2];
+        }
+        let bits = [0, 2, 5, 11][random.random_range(0..4)];
+        for range in [0..1 << bits, some_range(1 << bits, random)] {
+            for side in [&gpu, &host] {
+                let story = format!("{story}, partitions {range:?} of 2^{bits} on {}", side.device.id());
+                assert_joins(side, build, probe, width, bits, range.clone(), &story);
+            }
+        }
+    });
+}
+
+/// Few launches, so that a checker of races comes to their end.
+#[test]
+fn partitions_of_several_rounds_are_joined_in_one_go() {
+    let Some([gpu, _]) = both() else { return };
+    let most = super::abi::DOVETAIL_JOIN_ROWS;
+    for width in KEY_WIDTHS {
+        for (rows, keys) in [(most, most), (most + 1, most), (2 * most + 5, 50)] {
+            let build: Vec<u32> = (0..rows).map(|row| row % keys).collect();
+            let probe: Vec<u32> = (0..700).map(|row| row * 7).collect();
+            let story = format!("one partition of {rows} rows and {keys} keys of {width:?}");
+            assert_joins(&gpu, &build, &probe, width, 0, 0..1, &story);
+        }
+    }
+    let all_alike = gpu.keys(&vec![7; 17 * most as usize], KeyWidth::W8);
+    let bits = RadixBits { skip: 0, bits: 1 };
+    let one = gpu.device.partition(&all_alike, &[], bits, &gpu.stream).unwrap();
+    let joined = gpu.device.join_partitions(&one, &one, 0..2, Wanted::Count, &gpu.stream).unwrap();
+    assert!(joined.is_none(), "rows of one key are better grouped");
+}
+
+#[test]
+fn many_columns_are_joined_by_position() {
+    let Some([gpu, _]) = both() else { return };
+    let numbers: Vec<u32> = (0..500).map(|row| row % 300).collect();
+    let keys = gpu.keys(&numbers, KeyWidth::W8);
+    let carry = vec![Carry::RowNumber; super::abi::DOVETAIL_MOVES_MAX - 10];
+    let bits = RadixBits { skip: 0, bits: 3 };
+    let side = gpu.device.partition(&keys, &carry, bits, &gpu.stream).unwrap();
+    let wanted = Wanted::Rows { room: 2000, keys: true };
+    let joined = gpu.device.join_partitions(&side, &side, 0..8, wanted, &gpu.stream).unwrap().unwrap();
+    let JoinedRows { keys, build, probe } = joined.rows.unwrap();
+    assert_eq!((joined.pairs, build.len(), probe.len()), (4 * 200 + 100, carry.len(), carry.len()));
+    let values = gpu.key_values(&keys.unwrap());
+    for column in build.iter().chain(&probe) {
+        let rows: Vec<u32> = gpu.get(&column.data, column.rows);
+        let of_rows: Vec<u128> =
+            rows.iter().map(|&row| key(numbers[row as usize])).map(|key| cut(key, KeyWidth::W8)).collect();
+        assert_eq!(of_rows, values);
     }
 }
 

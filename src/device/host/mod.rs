@@ -10,6 +10,7 @@
 //!   table.rs      one table over all keys, hashed or dense    raw.rs     the only unsafe code
 //!   filter.rs     which keys cannot match
 //!   match_partitions.rs, merge.rs                             matching within partitions, and of sorted keys
+//!   join_partitions.rs                                        the same and gathering, composed of the others
 //!   expand.rs, select.rs, gather.rs                           from matches to positions to rows
 //!   fault.rs      deliberate failures, for tests
 //! ```
@@ -27,6 +28,7 @@ mod filter;
 mod gather;
 mod group;
 mod hash;
+mod join_partitions;
 mod link;
 mod match_partitions;
 mod merge;
@@ -65,8 +67,8 @@ use super::crew::{Crew, Crews};
 use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
-    DeviceInfo, DeviceKind, Event, Filter, HostColumn, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
-    PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Which,
+    DeviceInfo, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
+    Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -110,7 +112,8 @@ impl HostDevice {
         let id = DeviceId { kind: DeviceKind::Host, index };
         Ok(Self {
             id,
-            info: info(threads),
+            // As a GPU behind such a link would.
+            info: DeviceInfo { joins_partitions: route.is_some(), ..info(threads) },
             pool: Pool::new(memory),
             threads: Crews::new(id, threads).crew()?,
             route,
@@ -124,6 +127,14 @@ impl HostDevice {
     #[must_use]
     pub fn with_streams(mut self, streams: usize) -> Self {
         self.info.streams = streams.max(1);
+        self
+    }
+
+    /// The same, joining partitions in one go: which gains nothing here, where a wave stays in cache from primitive to primitive,
+    /// but a test of the joins that other devices run so.
+    #[must_use]
+    pub fn joining_partitions(mut self) -> Self {
+        self.info.joins_partitions = true;
         self
     }
 
@@ -169,6 +180,7 @@ fn info(threads: usize) -> DeviceInfo {
         row_scratch_bytes: None,
         partition_rows: 1 << 15,
         pass_bits_max: 11,
+        joins_partitions: false,
     }
 }
 
@@ -372,6 +384,17 @@ impl Device for HostDevice {
         self.run(stream, |run| {
             with_key!(probe.keys.width, K => match_partitions::match_partitions::<K>(run, build, probe, partitions))
         })
+    }
+
+    fn join_partitions(
+        &self,
+        build: &Partitions,
+        probe: &Partitions,
+        partitions: Range<usize>,
+        wanted: Wanted,
+        stream: &Stream,
+    ) -> Result<Option<JoinedPartitions>> {
+        join_partitions::join(self, build, probe, partitions, wanted, stream)
     }
 
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches> {

@@ -1,0 +1,118 @@
+//! Inner joins whose partitions a device joins in one go: no list of matches is written, and what was carried comes out side by side.
+//!
+//! ```text
+//!   wave ─► join_partitions ─┬─ a count
+//!                            ├─ rows of both sides, one after the other as the batches have them ─► batches
+//!                            ├─ more rows than there was room for ─► again, with room for them
+//!                            └─ too many for the device's memory, or partitions too skewed ─► match, expand, gather
+//! ```
+//!
+//! Room is taken for as many pairs per probe row as the wave before had. How many there are is known after the first run,
+//! whatever the room was, so that a guess that was too small costs a second run and never a row.
+
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+use super::arrange::{Arranged, Order, is_raw_key};
+use super::emit::{Emitter, SideRows};
+use super::inputs::SideInput;
+use super::matching::BuildSide;
+use super::{Arrangement, JoinKind, Task};
+use crate::Result;
+use crate::columns::KeyLayout;
+use crate::device::{Device, Positions, Wanted};
+
+/// What is known of the pairs of partitions that are joined in one go.
+pub(super) struct Fused {
+    /// Whether a column of the result is made of the keys.
+    keys: bool,
+    /// Pairs per probe row of the last wave.
+    pairs_per_row: Mutex<f64>,
+}
+
+/// Room beyond the guess, for waves differ.
+const SLACK: f64 = 1.02;
+
+/// The share of free memory that the pairs of a wave may take.
+const FREE_SHARE: u64 = 4;
+
+impl Fused {
+    /// `None` where a join needs to know which rows have matches, or which of them are real, or a device has no better way.
+    pub(super) fn of(
+        task: &Task,
+        build: &SideInput,
+        probe: &SideInput,
+        layout: &KeyLayout,
+        device: &dyn Device,
+    ) -> Option<Self> {
+        let is_partitioned = matches!(task.arrangement, Arrangement::Partitioned(_));
+        if !device.info().joins_partitions || !is_partitioned || task.how != JoinKind::Inner || layout.is_hashed() {
+            return None;
+        }
+        let is_key = |input: &SideInput| {
+            input.output_columns.iter().any(|&column| is_raw_key(layout, input, column, task.arrangement))
+        };
+        Some(Self { keys: is_key(build) || is_key(probe), pairs_per_row: Mutex::new(1.0) })
+    }
+
+    /// Joins a wave of partitions. `false`: it has to be matched, and nothing of it was emitted.
+    ///
+    /// # Errors
+    /// The device's and the sink's.
+    pub(super) fn join_wave(
+        &self,
+        emitter: &Emitter<'_>,
+        built: &BuildSide,
+        probe: &Arranged,
+        wave: Range<usize>,
+        emitted: &mut dyn FnMut(f64),
+    ) -> Result<bool> {
+        let shop = emitter.shop;
+        let (Order::Partitioned(build_side), Order::Partitioned(probe_side)) = (&built.arranged.order, &probe.order)
+        else {
+            return Ok(false);
+        };
+        let rows = (probe_side.bounds[wave.end] - probe_side.bounds[wave.start]) as f64;
+        let key_bytes = build_side.keys.width.bytes();
+        let carried = build_side.carried.iter().chain(&probe_side.carried);
+        let row_bytes = carried.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
+        let join = |wanted| {
+            let join = || shop.device.join_partitions(build_side, probe_side, wave.clone(), wanted, shop.stream);
+            shop.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join)
+        };
+        if emitter.task.counts_rows {
+            let Some(joined) = join(Wanted::Count)? else { return Ok(false) };
+            emitter.count(joined.pairs as usize, &mut |_| ())?;
+            emitted(rows);
+            return Ok(true);
+        }
+        let room_max = (shop.device.memory().free_bytes() / FREE_SHARE / row_bytes as u64) as usize;
+        let guess = (rows * *self.pairs_per_row.lock() * SLACK).ceil() as usize;
+        let wanted = |room: usize| Wanted::Rows { room: room.min(room_max), keys: self.keys };
+        let Some(mut joined) = join(wanted(guess))? else { return Ok(false) };
+        if rows > 0.0 {
+            *self.pairs_per_row.lock() = joined.pairs as f64 / rows;
+        }
+        if joined.rows.is_none() {
+            if joined.pairs > room_max as u64 {
+                return Ok(false);
+            }
+            let Some(again) = join(wanted(joined.pairs as usize))? else { return Ok(false) };
+            joined = again;
+        }
+        let Some(columns) = joined.rows else { return Ok(false) };
+        let pairs = joined.pairs as usize;
+        let build = built.arranged.joined(columns.keys.clone(), columns.build, shop)?;
+        let probe = probe.joined(columns.keys, columns.probe, shop)?;
+        let all = || Positions::Range(0..pairs);
+        let mut done = 0.0;
+        emitter.emit(&SideRows::Arranged(&build, all()), &SideRows::Arranged(&probe, all()), pairs, &mut |pair| {
+            let through = rows * pair as f64 / pairs as f64;
+            emitted(through - done);
+            done = through;
+        })?;
+        emitted(rows - done);
+        Ok(true)
+    }
+}
