@@ -201,7 +201,10 @@ fn main() {
             let (count, into) = (options.count, options.own.then(|| "own".to_string()));
             let on = vec![KeyPair::new("k", "k")];
             let spec = JoinSpec { strategy, count, into, ..JoinSpec::inner("build", "probe", on) };
-            let plan = planner::plan_on(planner::bind(spec, &catalog).unwrap(), strategy, &target).unwrap();
+            let join = planner::bind(spec, &catalog).unwrap();
+            let tables = [Arc::downgrade(&join.left), Arc::downgrade(&join.right)];
+            let kept = tables.into_iter().flat_map(|table| device.kept_rows(&(table as _))).collect();
+            let plan = planner::plan_on(join, strategy, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();

@@ -17,7 +17,7 @@
 /// The most distinct build keys of a partition whose table is built in one round.
 #define DOVETAIL_TABLE_ROWS 4096
 
-// The most build rows of a partition that are joined in one round.
+/// The most build rows of a partition that are joined in one round.
 #define DOVETAIL_JOIN_ROWS 3072
 
 /// Bits as they are, zero-extended.
@@ -361,40 +361,50 @@ struct DovetailMatchPartitions {
   struct DovetailMatchTotals *totals;
 };
 
-// A column of joined rows.
+/// A column of joined rows.
 struct DovetailJoinColumn {
-  // Values of a side's rows by partition; null for the numbers of the rows themselves, 32 bits each.
+  /// Values of a side's rows by partition; null for the numbers of the rows themselves, 32 bits each.
   const void *from;
-  // Values of the joined rows.
+  /// Values of the joined rows.
   void *to;
-  // Bytes per value: 1, 2, 4, 8, 16 or 32.
+  /// Bytes per value: 1, 2, 4, 8, 16 or 32.
   uint32_t width;
-  // Whether it is the probe side's: 1, or 0 for the build side's.
+  /// Whether it is the probe side's: 1, or 0 for the build side's.
   uint32_t of_probe;
 };
 
-// Joins partitions, each with a table in shared memory, and writes the joined rows.
+/// What a join of partitions found.
+struct DovetailJoinTotals {
+  /// Pairs. Those beyond the room are counted and not written.
+  uint64_t pairs;
+  /// Not zero when so many build rows share a bucket that the rest means nothing.
+  uint64_t long_chains;
+};
+
+/// Joins partitions, each with a table in shared memory, and writes the joined rows.
 struct DovetailJoinPartitions {
-  // Inputs: build keys by partition.
+  /// Inputs: build keys by partition.
   const void *build_keys;
-  // Where the build rows of each partition start, and at the end where they end.
+  /// Where the build rows of each partition start, and at the end where they end.
   const uint32_t *build_bounds;
-  // Probe keys by partition.
+  /// Probe keys by partition.
   const void *probe_keys;
-  // What each block does.
+  /// Where the probe rows of each partition start, and at the end where they end; null with `units`.
+  const uint32_t *probe_bounds;
+  /// What each block does; null when each has a partition.
   const struct DovetailMatchUnit *units;
-  // How many blocks.
+  /// How many blocks.
   uint32_t unit_count;
-  // Bytes per key.
+  /// Bytes per key.
   uint32_t key_bytes;
-  // What is written.
+  /// What is written.
   struct DovetailJoinColumn columns[DOVETAIL_MOVES_MAX];
-  // How many; with none, pairs are counted.
+  /// How many; with none, pairs are counted.
   uint32_t column_count;
-  // Rows for which there is room in the columns.
+  /// Rows for which there is room in the columns.
   uint64_t room;
-  // Output: how many pairs there are, added to what is there. Those beyond the room are counted and not written.
-  uint64_t *pairs;
+  /// Output: added to what is there.
+  struct DovetailJoinTotals *totals;
 };
 
 /// Finds in a list of ascending positions the first that is not below each bound.
@@ -587,7 +597,7 @@ extern int dovetail_match_partitions(const struct DovetailMatchPartitions *args,
 
 extern int dovetail_join_partitions(const struct DovetailJoinPartitions *args, DovetailStream stream);
 
-int dovetail_lower_bounds(const struct DovetailLowerBounds *args, DovetailStream stream);
+extern int dovetail_lower_bounds(const struct DovetailLowerBounds *args, DovetailStream stream);
 
 extern int dovetail_match_sorted(const struct DovetailMatchSorted *args, DovetailStream stream);
 

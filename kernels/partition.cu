@@ -8,6 +8,7 @@
 // values is 128 bytes long on average. (Rui and Tu 2017, section 4.1, share a histogram per block in this way; that columns
 // move with the keys is GFTR: Wu et al. 2024, section 4.2.)
 
+#include <algorithm>
 #include <cub/device/device_scan.cuh>
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
@@ -17,22 +18,21 @@
 namespace dovetail {
 namespace {
 
-// 512 threads and 16 rows for each were the best of 40 variants on an H200 (benches/README.md).
-constexpr u32 THREADS = 512, PER_THREAD = 16, TILE = THREADS * PER_THREAD;
+constexpr u32 THREADS = 512;
 constexpr u32 BINS_MAX = 1u << DOVETAIL_PASS_BITS_MAX;
 
-static_assert(BINS_MAX <= THREADS, "a thread has one bin at most");
+static_assert(BINS_MAX <= THREADS && BINS_MAX <= 256, "a thread has one bin at most, and its number is a byte");
 
 struct TilesOf {
     const u32* bounds;
-    u32 parents;
+    u32 parents, tile_rows;
     __host__ __device__ u32 operator()(u32 parent) const {
-        return parent < parents ? (bounds[parent + 1] - bounds[parent] + TILE - 1) / TILE : 0;
+        return parent < parents ? (bounds[parent + 1] - bounds[parent] + tile_rows - 1) / tile_rows : 0;
     }
 };
 
-auto tiles_of(const DovetailPartition& args) {
-    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), TilesOf{args.parent_bounds, args.parents});
+auto tiles_of(const DovetailPartition& args, u32 tile_rows) {
+    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), TilesOf{args.parent_bounds, args.parents, tile_rows});
 }
 
 // How scratch memory is divided.
@@ -56,7 +56,7 @@ struct Scratch {
         cub::DeviceScan::ExclusiveSum(nullptr, of_counts, counts, cursors, std::int64_t(partitions + 1));
         DovetailPartition args{};
         args.parents = parents;
-        cub::DeviceScan::ExclusiveSum(nullptr, of_tiles, tiles_of(args), tile_starts, std::int64_t(parents) + 1);
+        cub::DeviceScan::ExclusiveSum(nullptr, of_tiles, tiles_of(args, 1), tile_starts, std::int64_t(parents) + 1);
         scan_bytes = of_counts > of_tiles ? of_counts : of_tiles;
         scan = take(scan_bytes);
         bytes = size_t(at - static_cast<u8*>(memory));
@@ -68,8 +68,8 @@ struct Tile {
     u32 parent, start, rows;
 };
 
-// The tile that this block works on. False when there is none.
-__device__ inline bool find_tile(const DovetailPartition& args, const u32* tile_starts, Tile& tile) {
+// The tile of up to so many rows that this block works on. False when there is none.
+__device__ inline bool find_tile(const DovetailPartition& args, const u32* tile_starts, u32 tile_rows, Tile& tile) {
     __shared__ Tile found;
     if (threadIdx.x == 0) {
         u32 low = 0, high = args.parents;
@@ -79,93 +79,143 @@ __device__ inline bool find_tile(const DovetailPartition& args, const u32* tile_
             if (tile_starts[middle] <= blockIdx.x) low = middle;
             else high = middle;
         }
-        const u32 start = args.parent_bounds[low] + (blockIdx.x - tile_starts[low]) * TILE;
+        const u32 start = args.parent_bounds[low] + (blockIdx.x - tile_starts[low]) * tile_rows;
         const u32 end = args.parent_bounds[low + 1];
-        found = {low, start, blockIdx.x < tile_starts[args.parents] ? min(TILE, end - start) : 0};
+        found = {low, start, blockIdx.x < tile_starts[args.parents] ? min(tile_rows, end - start) : 0};
     }
     __syncthreads();
     tile = found;
     return tile.rows > 0;
 }
 
-template <typename Key>
+template <typename Key, u32 PER_THREAD>
 __global__ void __launch_bounds__(THREADS) count_digits(DovetailPartition args, const u32* tile_starts, u32* counts) {
     __shared__ u32 in_bin[BINS_MAX];
     Tile tile;
-    if (!find_tile(args, tile_starts, tile)) return;
+    if (!find_tile(args, tile_starts, THREADS * PER_THREAD, tile)) return;
     const u32 bins = 1u << args.bits;
     if (threadIdx.x < bins) in_bin[threadIdx.x] = 0;
     __syncthreads();
     const Key* keys = static_cast<const Key*>(args.keys) + tile.start;
+    Key key[PER_THREAD];
 #pragma unroll
     for (u32 at = 0; at < PER_THREAD; ++at) {
         const u32 row = at * THREADS + threadIdx.x;
-        if (row < tile.rows) atomicAdd(&in_bin[digit(mix(keys[row]), args.skip, args.bits)], 1u);
+        key[at] = row < tile.rows ? keys[row] : Key{};
+    }
+#pragma unroll
+    for (u32 at = 0; at < PER_THREAD; ++at) {
+        const u32 row = at * THREADS + threadIdx.x;
+        if (row < tile.rows) atomicAdd(&in_bin[digit(mix(key[at]), args.skip, args.bits)], 1u);
     }
     __syncthreads();
     if (threadIdx.x < bins && in_bin[threadIdx.x] > 0)
         atomicAdd(&counts[(tile.parent << args.bits) + threadIdx.x], in_bin[threadIdx.x]);
 }
 
-constexpr u32 STAGED_BYTES = TILE * 4;
+// The value of a row of a tile; the number of the row where there is no column.
+template <typename Cell>
+__device__ inline Cell value_of(const DovetailMove& move, const Tile& tile, u32 row) {
+    if constexpr (sizeof(Cell) == 4)
+        if (!move.from) return Cell(tile.start + row);
+    return static_cast<const Cell*>(move.from)[tile.start + row];
+}
+
+// What a block has in shared memory beside the rows: where they go, by their place in the order of partitions.
+template <u32 TILE>
+struct Places {
+    // The partition of each row.
+    u8 bins[TILE];
+    // By partition: where its rows start in the tile, and how far it is from there to their place in the output.
+    u32 starts[BINS_MAX], shifts[BINS_MAX];
+
+    __device__ u32 destination(u32 place) const { return shifts[bins[place]] + place; }
+};
 
 // Moves one column of a tile: into the order of partitions in shared memory, as many values at a time as fit, then out.
-template <typename Cell>
+template <typename Cell, u32 TILE, u32 PER_THREAD>
 __device__ inline void move_column(const DovetailMove& move, const Tile& tile, const u16 (&place)[PER_THREAD],
-                                   const u32* destinations, u8* staged_bytes) {
-    constexpr u32 AT_ONCE = STAGED_BYTES / sizeof(Cell) < TILE ? STAGED_BYTES / sizeof(Cell) : TILE;
-    const Cell* from = static_cast<const Cell*>(move.from) + tile.start;
+                                   const Places<TILE>& places, u8* staged_bytes, u32 staged_size) {
+    const u32 at_once = staged_size / sizeof(Cell);
+    // Loads are started together, because the compiler keeps each behind a store that might be to the same place.
+    constexpr u32 LOADS = sizeof(Cell) <= 8 ? 4 : 1;
+    static_assert(PER_THREAD % LOADS == 0, "whole groups of loads");
     Cell* to = static_cast<Cell*>(move.to);
     Cell* staged = reinterpret_cast<Cell*>(staged_bytes);
-    for (u32 first = 0; first < tile.rows; first += AT_ONCE) {
+    for (u32 first = 0; first < tile.rows; first += at_once) {
 #pragma unroll
-        for (u32 at = 0; at < PER_THREAD; ++at) {
-            const u32 row = at * THREADS + threadIdx.x;
-            if (row < tile.rows && place[at] - first < AT_ONCE) {
-                if constexpr (sizeof(Cell) == 4) staged[place[at] - first] = move.from ? from[row] : Cell(tile.start + row);
-                else staged[place[at] - first] = from[row];
+        for (u32 part = 0; part < PER_THREAD; part += LOADS) {
+            Cell value[LOADS];
+#pragma unroll
+            for (u32 load = 0; load < LOADS; ++load) {
+                const u32 row = (part + load) * THREADS + threadIdx.x;
+                if (row < tile.rows && place[part + load] - first < at_once) value[load] = value_of<Cell>(move, tile, row);
+            }
+#pragma unroll
+            for (u32 load = 0; load < LOADS; ++load) {
+                const u32 row = (part + load) * THREADS + threadIdx.x;
+                if (row < tile.rows && place[part + load] - first < at_once) staged[place[part + load] - first] = value[load];
             }
         }
         __syncthreads();
-        const u32 filled = min(AT_ONCE, tile.rows - first);
-        for (u32 at = threadIdx.x; at < filled; at += THREADS) to[destinations[first + at]] = staged[at];
+        const u32 filled = min(at_once, tile.rows - first);
+        for (u32 at = threadIdx.x; at < filled; at += THREADS) to[places.destination(first + at)] = staged[at];
         __syncthreads();
     }
 }
 
-template <typename Key>
-__global__ void __launch_bounds__(THREADS) scatter(const __grid_constant__ DovetailPartition args, const u32* tile_starts,
-                                                   u32* cursors) {
+// The first move is that of the keys. It and the `EXTRA` next ones, of the type `Cell`, go together: all of their loads are under way
+// while rows are ranked, and the place of a row is worked out once. The others follow one by one.
+template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
+struct Scatter {
+    static constexpr u32 TILE = THREADS * PER_THREAD;
+    static constexpr u32 STAGED_BYTES = TILE * (sizeof(Key) + EXTRA * sizeof(Cell));
+    static constexpr u32 SHARED_BYTES = STAGED_BYTES + sizeof(Places<TILE>);
+};
+
+template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
+__global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ DovetailPartition args, const u32* tile_starts,
+                                                      u32* cursors) {
+    using Sizes = Scatter<Key, Cell, EXTRA, PER_THREAD>;
+    constexpr u32 TILE = Sizes::TILE;
     extern __shared__ __align__(16) u8 shared[];
-    u8* staged = shared;
-    u32* destinations = reinterpret_cast<u32*>(staged + STAGED_BYTES);
-    u32* in_bin = destinations + TILE;
-    u32* shifts = in_bin + BINS_MAX;
+    Key* staged_keys = reinterpret_cast<Key*>(shared);
+    Cell* staged_cells = reinterpret_cast<Cell*>(staged_keys + TILE);
+    Places<TILE>& places = *reinterpret_cast<Places<TILE>*>(shared + Sizes::STAGED_BYTES);
     __shared__ u32 warp_sums[THREADS / 32];
     Tile tile;
-    if (!find_tile(args, tile_starts, tile)) return;
+    if (!find_tile(args, tile_starts, TILE, tile)) return;
     const u32 bins = 1u << args.bits;
-    if (threadIdx.x < BINS_MAX) in_bin[threadIdx.x] = 0;
-    __syncthreads();
+    if (threadIdx.x < BINS_MAX) places.starts[threadIdx.x] = 0;
 
-    const Key* keys = static_cast<const Key*>(args.keys) + tile.start;
-    u16 place[PER_THREAD];
-    u8 bin[PER_THREAD];
-    static_assert(BINS_MAX <= 256 && TILE <= 65536, "bins and places of a tile fit in their types");
+    const Key* from = static_cast<const Key*>(args.keys) + tile.start;
+    Key key[PER_THREAD];
+    Cell extra[EXTRA == 0 ? 1 : EXTRA][PER_THREAD];
 #pragma unroll
     for (u32 at = 0; at < PER_THREAD; ++at) {
         const u32 row = at * THREADS + threadIdx.x;
-        bin[at] = row < tile.rows ? u8(digit(mix(keys[row]), args.skip, args.bits)) : 0;
+        key[at] = row < tile.rows ? from[row] : Key{};
     }
 #pragma unroll
+    for (u32 column = 0; column < EXTRA; ++column) {
+#pragma unroll
+        for (u32 at = 0; at < PER_THREAD; ++at) {
+            const u32 row = at * THREADS + threadIdx.x;
+            extra[column][at] = row < tile.rows ? value_of<Cell>(args.moves[1 + column], tile, row) : Cell{};
+        }
+    }
+    __syncthreads();
+    u16 place[PER_THREAD];
+    static_assert(TILE <= 65536, "places of a tile fit in their type");
+#pragma unroll
     for (u32 at = 0; at < PER_THREAD; ++at) {
         const u32 row = at * THREADS + threadIdx.x;
-        place[at] = row < tile.rows ? u16(atomicAdd(&in_bin[bin[at]], 1u)) : 0;
+        place[at] = row < tile.rows ? u16(atomicAdd(&places.starts[digit(mix(key[at]), args.skip, args.bits)], 1u)) : 0;
     }
     __syncthreads();
 
     // Where each partition starts in the tile, and how far from there it is to its place in the output.
-    const u32 count = threadIdx.x < bins ? in_bin[threadIdx.x] : 0;
+    const u32 count = threadIdx.x < bins ? places.starts[threadIdx.x] : 0;
     const u32 room = count > 0 ? atomicAdd(&cursors[(tile.parent << args.bits) + threadIdx.x], count) : 0;
     u32 inclusive = count;
 #pragma unroll
@@ -178,34 +228,81 @@ __global__ void __launch_bounds__(THREADS) scatter(const __grid_constant__ Dovet
     u32 start = inclusive - count;
     for (u32 warp = 0; warp < threadIdx.x / 32; ++warp) start += warp_sums[warp];
     if (threadIdx.x < bins) {
-        in_bin[threadIdx.x] = start;
-        shifts[threadIdx.x] = room - start;
+        places.starts[threadIdx.x] = start;
+        places.shifts[threadIdx.x] = room - start;
     }
     __syncthreads();
 #pragma unroll
     for (u32 at = 0; at < PER_THREAD; ++at) {
         const u32 row = at * THREADS + threadIdx.x;
         if (row < tile.rows) {
-            place[at] += u16(in_bin[bin[at]]);
-            destinations[place[at]] = shifts[bin[at]] + place[at];
+            const u32 bin = digit(mix(key[at]), args.skip, args.bits);
+            place[at] += u16(places.starts[bin]);
+            places.bins[place[at]] = u8(bin);
+            staged_keys[place[at]] = key[at];
+#pragma unroll
+            for (u32 column = 0; column < EXTRA; ++column) staged_cells[column * TILE + place[at]] = extra[column][at];
         }
     }
     __syncthreads();
+    for (u32 at = threadIdx.x; at < tile.rows; at += THREADS) {
+        const u32 to = places.destination(at);
+        static_cast<Key*>(args.moves[0].to)[to] = staged_keys[at];
+#pragma unroll
+        for (u32 column = 0; column < EXTRA; ++column)
+            static_cast<Cell*>(args.moves[1 + column].to)[to] = staged_cells[column * TILE + at];
+    }
+    if (args.move_count == 1 + EXTRA) return;
+    __syncthreads();
 
-    for (u32 index = 0; index < args.move_count; ++index) {
+    for (u32 index = 1 + EXTRA; index < args.move_count; ++index) {
         const DovetailMove& move = args.moves[index];
+        const auto move_as = [&](auto cell) {
+            move_column<decltype(cell), TILE>(move, tile, place, places, shared, Sizes::STAGED_BYTES);
+        };
         switch (move.width) {
-            case 1: move_column<u8>(move, tile, place, destinations, staged); break;
-            case 2: move_column<u16>(move, tile, place, destinations, staged); break;
-            case 4: move_column<u32>(move, tile, place, destinations, staged); break;
-            case 8: move_column<u64>(move, tile, place, destinations, staged); break;
-            case 16: move_column<Cell16>(move, tile, place, destinations, staged); break;
-            default: move_column<Cell32>(move, tile, place, destinations, staged); break;
+            case 1: move_as(u8{}); break;
+            case 2: move_as(u16{}); break;
+            case 4: move_as(u32{}); break;
+            case 8: move_as(u64{}); break;
+            case 16: move_as(Cell16{}); break;
+            default: move_as(Cell32{}); break;
         }
     }
 }
 
-constexpr u32 SCATTER_SHARED_BYTES = STAGED_BYTES + (TILE + 2 * BINS_MAX) * 4;
+// One pass, with columns that go with the keys right behind these.
+template <typename Key, typename Cell, u32 EXTRA>
+int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t stream) {
+    // So many rows that what a thread loads at once fits in its registers.
+    constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 16 : ROW_BYTES <= 12 ? 12 : 8;
+    using Sizes = Scatter<Key, Cell, EXTRA, PER_THREAD>;
+    const u64 partitions = u64(args.parents) << args.bits;
+    cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, tiles_of(args, Sizes::TILE),
+                                                      scratch.tile_starts, std::int64_t(args.parents) + 1, stream);
+    if (error != cudaSuccess) return int(error);
+    // As many as there can be; blocks without a tile end at once.
+    const u32 tiles = u32(args.rows / Sizes::TILE + args.parents);
+    count_digits<Key, PER_THREAD><<<tiles, THREADS, 0, stream>>>(args, scratch.tile_starts, scratch.counts);
+    error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, scratch.counts, args.bounds,
+                                          std::int64_t(partitions) + 1, stream);
+    if (error != cudaSuccess) return int(error);
+    error = cudaMemcpyAsync(scratch.cursors, args.bounds, partitions * 4, cudaMemcpyDeviceToDevice, stream);
+    if (error != cudaSuccess) return int(error);
+    const auto kernel = scatter<Key, Cell, EXTRA, PER_THREAD>;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::SHARED_BYTES);
+    if (error != cudaSuccess) return int(error);
+    kernel<<<tiles, THREADS, Sizes::SHARED_BYTES, stream>>>(args, scratch.tile_starts, scratch.cursors);
+    return launched();
+}
+
+// Puts moves of that width behind that of the keys, and answers how many there are, up to `most`.
+u32 put_first(DovetailPartition& args, u32 width, u32 most) {
+    DovetailMove* end = args.moves + args.move_count;
+    DovetailMove* others =
+        std::stable_partition(args.moves + 1, end, [&](const DovetailMove& move) { return move.width == width; });
+    return std::min(most, u32(others - args.moves) - 1);
+}
 
 }  // namespace
 }  // namespace dovetail
@@ -216,29 +313,24 @@ uint64_t dovetail_partition_scratch_bytes(uint32_t parents, uint32_t bits) {
     return Scratch(nullptr, parents, bits).bytes;
 }
 
-int dovetail_partition(const DovetailPartition* args, DovetailStream stream_handle) {
+int dovetail_partition(const DovetailPartition* given, DovetailStream stream_handle) {
     const cudaStream_t stream = cudaStream_t(stream_handle);
-    const u64 partitions = u64(args->parents) << args->bits;
-    Scratch scratch(args->scratch, args->parents, args->bits);
-    if (scratch.bytes > args->scratch_bytes) return int(cudaErrorInvalidValue);
-    cudaError_t error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
+    DovetailPartition args = *given;
+    const u64 partitions = u64(args.parents) << args.bits;
+    Scratch scratch(args.scratch, args.parents, args.bits);
+    if (scratch.bytes > args.scratch_bytes) return int(cudaErrorInvalidValue);
+    const cudaError_t error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
     if (error != cudaSuccess) return int(error);
-    error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, tiles_of(*args), scratch.tile_starts,
-                                          std::int64_t(args->parents) + 1, stream);
-    if (error != cudaSuccess) return int(error);
-    // As many as there can be; blocks without a tile end at once.
-    const u32 tiles = u32(args->rows / TILE + args->parents);
-    return with_key(args->key_bytes, [&](auto key) {
+    return with_key(args.key_bytes, [&](auto key) {
         using Key = decltype(key);
-        count_digits<Key><<<tiles, THREADS, 0, stream>>>(*args, scratch.tile_starts, scratch.counts);
-        cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, scratch.counts, args->bounds,
-                                                          std::int64_t(partitions) + 1, stream);
-        if (error != cudaSuccess) return int(error);
-        error = cudaMemcpyAsync(scratch.cursors, args->bounds, partitions * 4, cudaMemcpyDeviceToDevice, stream);
-        if (error != cudaSuccess) return int(error);
-        error = cudaFuncSetAttribute(scatter<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, SCATTER_SHARED_BYTES);
-        if (error != cudaSuccess) return int(error);
-        scatter<Key><<<tiles, THREADS, SCATTER_SHARED_BYTES, stream>>>(*args, scratch.tile_starts, scratch.cursors);
-        return launched();
+        if constexpr (sizeof(Key) <= 8) {
+            switch (put_first(args, 4, 2)) {
+                case 2: return run_pass<Key, u32, 2>(args, scratch, stream);
+                case 1: return run_pass<Key, u32, 1>(args, scratch, stream);
+                default: break;
+            }
+            if (put_first(args, 8, 1) == 1) return run_pass<Key, u64, 1>(args, scratch, stream);
+        }
+        return run_pass<Key, u32, 0>(args, scratch, stream);
     });
 }

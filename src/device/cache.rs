@@ -3,6 +3,7 @@
 //!
 //! What is kept is what was copied: some consecutive rows of a column of a table, known by the table itself and not by its name, so
 //! that a table which is replaced is another one. Joins cut a table of one size in one way, so that they ask for the same rows.
+//! Who asks for other rows of a column all of which are there gets a copy of these, made on the device.
 //! Kept columns are charged to the device's memory, and give way when a job asks for it: those of tables that are gone before
 //! all, then those that were asked for once, and last those that were asked for again; of each, the least recently used first.
 //!
@@ -22,7 +23,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
 use super::{Device, DeviceBuffer, DeviceMemory, Event, Stream};
@@ -158,6 +158,23 @@ impl Entry {
     }
 }
 
+/// Some bytes of a kept buffer.
+#[derive(Debug)]
+pub(super) struct KeptPart {
+    pub(super) buffer: DeviceBuffer,
+    pub(super) bytes: Range<usize>,
+    /// When they may be read.
+    ready: Event,
+}
+
+/// Where a device copies rows from.
+pub(super) enum CopyFrom<'a> {
+    /// Host memory, at the charge of that budget, or of the job where there is none.
+    Host(Option<&'a Budget>),
+    /// What is kept, one part after the other, at the charge of the job.
+    Kept(&'a [KeptPart]),
+}
+
 /// A kept buffer as those have it who use it. It is the buffer in all but that its end is noticed.
 #[derive(Debug)]
 struct Lent {
@@ -223,32 +240,36 @@ impl ColumnCache {
         cache
     }
 
-    /// Those rows on the device: as they are kept, or else copied there from `parts`, and kept if there is room. `copy` charges a budget,
-    /// or the job where it is given none; `stays` is told of what is kept from now on.
+    /// Those rows on the device: `bytes` in all, as they are kept, or else copied there, and kept if there is room; `stays` is told of what
+    /// is kept from now on.
     ///
     /// # Errors
     /// The device's.
     pub(super) fn copy_in(
         self: &Arc<Self>,
         rows: &ColumnRows,
-        parts: &[Buffer],
+        bytes: u64,
         device: &dyn Device,
         stream: &Stream,
-        copy: impl Fn(Option<&Budget>) -> Result<DeviceBuffer>,
+        copy: impl Fn(CopyFrom<'_>) -> Result<DeviceBuffer>,
         stays: impl FnOnce(&DeviceBuffer),
     ) -> Result<DeviceBuffer> {
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
         if let Some((buffer, ready)) = self.find(rows) {
             device.wait_event(&ready, stream)?;
             stream.spared.add_kept(bytes);
             return Ok(buffer);
         }
-        let Some(room) = self.room(bytes).filter(|_| bytes > 0) else { return copy(None) };
+        if let Some(kept) = self.find_parts(rows, bytes) {
+            kept.iter().try_for_each(|part| device.wait_event(&part.ready, stream))?;
+            stream.spared.add_kept(bytes);
+            return copy(CopyFrom::Kept(&kept));
+        }
+        let Some(room) = self.room(bytes).filter(|_| bytes > 0) else { return copy(CopyFrom::Host(None)) };
         // Charged to the device and not to the job, because it stays.
-        let buffer = match copy(Some(&self.memory)) {
+        let buffer = match copy(CopyFrom::Host(Some(&self.memory))) {
             Ok(buffer) => buffer,
             // Somebody was quicker to take the room.
-            Err(Error::Exhausted(_)) => return copy(None),
+            Err(Error::Exhausted(_)) => return copy(CopyFrom::Host(None)),
             Err(error) => return Err(error),
         };
         let (kept, first_ready) = self.keep(room, rows, &buffer, device.record_event(stream)?);
@@ -277,6 +298,40 @@ impl ColumnCache {
         let (numerator, denominator) = PROTECTED_SHARE;
         inner.protect(key, self.limit_bytes / denominator * numerator);
         Some(found)
+    }
+
+    /// Those rows as parts of others that are kept, if all of them are there.
+    fn find_parts(&self, rows: &ColumnRows, bytes: u64) -> Option<Vec<KeptPart>> {
+        let wanted = Key::of(rows);
+        let row_bytes = bytes.checked_div(wanted.end - wanted.start)?;
+        let mut inner = self.inner.lock();
+        let Inner { entries, clock, stats, .. } = &mut *inner;
+        let overlaps = |key: &&Key| {
+            (key.table, key.column) == (wanted.table, wanted.column) && key.start < wanted.end && wanted.start < key.end
+        };
+        let mut keys: Vec<Key> = entries.keys().filter(overlaps).copied().collect();
+        keys.sort_unstable_by_key(|key| (key.start, key.end));
+        let mut parts: Vec<(Key, Range<u64>)> = Vec::new();
+        let mut end = wanted.start;
+        while end < wanted.end {
+            let key = *keys.iter().filter(|key| key.start <= end).max_by_key(|key| key.end)?;
+            if key.end <= end {
+                return None;
+            }
+            parts.push((key, end..key.end.min(wanted.end)));
+            end = key.end;
+        }
+        stats.misses -= 1;
+        stats.hits += 1;
+        stats.hit_bytes += bytes;
+        let mut lent = |(key, rows): (Key, Range<u64>)| {
+            let entry = entries.get_mut(&key)?;
+            entry.last_used = *clock;
+            let byte = |row: u64| ((row - key.start) * row_bytes) as usize;
+            let (bytes, ready) = (byte(rows.start)..byte(rows.end), entry.ready.clone());
+            Some(KeptPart { buffer: entry.lend(&self.totals), bytes, ready })
+        };
+        parts.into_iter().map(&mut lent).collect()
     }
 
     /// Room for so many bytes more, once others have given way to them; `None` when there is none. Memory that jobs have or are
@@ -474,6 +529,30 @@ mod tests {
         }
         let stats = bench.cache.stats();
         assert_eq!((stats.hits, stats.hit_bytes, stats.misses, stats.bytes), (1, 100 * PIECE, 4, 400 * PIECE));
+    }
+
+    #[test]
+    fn other_rows_are_put_together_of_what_is_there() {
+        let bench = bench(1000, 500);
+        let table = Arc::new("t".to_string());
+        // Ten bytes a row.
+        for range in [0..10, 10..30, 5..25, 40..50] {
+            bench.copy_in(&rows(&table, 0, range), 50);
+        }
+        let parts = |range: Range<u64>| {
+            let bytes = 10 * (range.end - range.start);
+            let parts = bench.cache.find_parts(&rows(&table, 0, range), bytes)?;
+            Some(parts.into_iter().map(|part| (part.bytes.start, part.bytes.end)).collect::<Vec<_>>())
+        };
+        let misses = bench.cache.stats().misses;
+        assert_eq!(parts(0..30), Some(vec![(0, 100), (0, 200)]), "5..25 is not needed");
+        assert_eq!(parts(3..9), Some(vec![(30, 90)]));
+        assert_eq!(parts(12..30), Some(vec![(20, 200)]));
+        for missing in [20..45, 30..40, 35..50, 45..55] {
+            assert_eq!(parts(missing), None);
+        }
+        assert!(bench.cache.find_parts(&rows(&table, 1, 0..10), 100).is_none(), "another column");
+        assert_eq!(bench.cache.stats().misses, misses - 3);
     }
 
     #[test]

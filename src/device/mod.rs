@@ -11,6 +11,8 @@
 //!   host memory ◄─ gather_to_host ── positions ◄─ expand / select_matches / select_flags ◄──── matches ◄─────┘
 //! ```
 //!
+//! [`join_partitions`](Device::join_partitions) goes from partitions to joined rows in one step, for devices that gain by it.
+//!
 //! # Vocabulary
 //! * *Position*: the place of a row in an arrangement (original, partitioned or sorted), 32 bits. A device is never given
 //!   more than [`ROWS_MAX`] rows of one side at a time.

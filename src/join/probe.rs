@@ -67,7 +67,7 @@ impl Probing<'_> {
     pub(super) fn run(&self, shop: &Workshop<'_>) -> Result<()> {
         let device = shop.device;
         let chunks = self.probe.table.rows.div_ceil(self.task.chunk_rows_min());
-        let streams = (device.info().streams as u64).min(chunks) as usize;
+        let streams = if self.task.probe_at_once { 1 } else { (device.info().streams as u64).min(chunks) as usize };
         if streams <= 1 {
             // The caller's stream for copies is not waited for.
             let shop = Workshop { copies: shop.stream, ..*shop };

@@ -45,6 +45,9 @@ pub struct Task {
     /// Rows that a chunk has at the least where several streams of a device work on chunks. `None`: so many that launching work costs
     /// little beside it.
     pub chunk_rows_min: Option<u64>,
+    /// Whether the probe side comes in one chunk if that fits, also where several streams could work on chunks: nothing of it is expected
+    /// to cross the link, either way.
+    pub probe_at_once: bool,
     /// What statistics say will happen.
     pub expected: Expected,
 }

@@ -13,7 +13,7 @@ use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
     CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits,
-    Stream, Unmatched, Width,
+    Stream, Unmatched, Wanted, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -168,6 +168,11 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
             let (_, seconds) = bench.time(|| device.expand(&matches, 0..total, Unmatched::Skip, &stream))?;
             rates.expand_pairs = total as f64 / seconds;
         }
+        rates.join_rows[at] = 0.0;
+        if device.info().joins_partitions {
+            let join = || device.join_partitions(&partitioned, &probe_partitioned, 0..count, Wanted::Count, &stream);
+            rates.join_rows[at] = 2.0 * rows / bench.time(join)?.1;
+        }
         let (_, seconds) = bench.time(|| device.group_partitions(partitioned.clone(), &stream))?;
         rates.group_rows[at] = rows / seconds;
         drop((partitioned, probe_partitioned));
@@ -197,6 +202,11 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.sort_call_seconds = bench.call_seconds(|| device.sort(&twice, &carry, &stream).map(drop))?;
     rates.group_call_seconds =
         bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
+    if device.info().joins_partitions {
+        let wanted = Wanted::Rows { room: 2 * few_rows, keys: true };
+        let join = || device.join_partitions(&partitioned, &partitioned, 0..1, wanted, &stream).map(drop);
+        rates.join_call_seconds = bench.call_seconds(join)?;
+    }
     rates.build_repeated_call_seconds = bench.call_seconds(|| device.build_table(&twice, &stream).map(drop))?;
 
     // A table and columns that fit in cache, then ones that do not.

@@ -31,6 +31,8 @@ pub struct Plan {
     /// Whether probe rows pass over a filter of the build keys first, and how many of them are predicted to pass. It is used
     /// where the kind of join drops probe rows without a match.
     pub filtered_rows: Option<f64>,
+    /// Whether the probe side comes in one chunk if that fits: nothing of it is expected to cross a link.
+    pub probe_at_once: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -140,6 +142,7 @@ pub fn propose(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         dense: chosen.inputs.dense_slots.is_some(),
         carried: chosen.costed.carried,
         filtered_rows: chosen.costed.filtered_rows,
+        probe_at_once: chosen.costed.probe_at_once,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
@@ -287,7 +290,8 @@ fn host_scratch_bytes(inputs: &Inputs, memory: &MemoryNeed, target: &Target) -> 
         true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
         false => 0.0,
     };
-    let chunks = Chunks::new(memory, inputs.probe.rows, target);
+    // Keys that the host makes are not kept on the device.
+    let chunks = Chunks::new(memory, inputs.probe.rows, target, false);
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 

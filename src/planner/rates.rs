@@ -45,6 +45,9 @@ pub struct Rates {
     pub match_rows: [f64; 3],
     /// Rows per second, by keys of 4, 8 and 16 bytes, whose equal keys are made adjacent within partitions, with 4 bytes carried.
     pub group_rows: [f64; 3],
+    /// Rows per second of both sides, by keys of 4, 8 and 16 bytes, of partitions that are joined in one go and counted; zero for a
+    /// device that does not.
+    pub join_rows: [f64; 3],
     /// Rows per second of both sides that are matched by merging.
     pub merge_rows: f64,
     /// Pairs per second that matches are expanded to.
@@ -71,6 +74,8 @@ pub struct Rates {
     pub group_call_seconds: f64,
     /// The same of building a hash table of keys that repeat.
     pub build_repeated_call_seconds: f64,
+    /// The same of joining partitions in one go.
+    pub join_call_seconds: f64,
 }
 
 impl Rates {
@@ -94,6 +99,7 @@ impl Rates {
             dense_rows: 400e6 * threads,
             match_rows: [120e6 * threads, 110e6 * threads, 80e6 * threads],
             group_rows: [60e6 * threads, 55e6 * threads, 40e6 * threads],
+            join_rows: [0.0; 3],
             merge_rows: 100e6 * threads,
             expand_pairs: 400e6 * threads,
             gather_values: 400e6 * threads,
@@ -107,6 +113,7 @@ impl Rates {
             sort_call_seconds: 10e-6,
             group_call_seconds: 10e-6,
             build_repeated_call_seconds: 10e-6,
+            join_call_seconds: 10e-6,
         }
     }
 
@@ -131,6 +138,7 @@ impl Rates {
             match_rows: [50e9, 50e9, 30e9],
             // It sorts.
             group_rows: [20e9, 9e9, 4e9],
+            join_rows: [100e9, 80e9, 50e9],
             merge_rows: 50e9,
             expand_pairs: 300e9,
             gather_values: 370e9,
@@ -144,6 +152,7 @@ impl Rates {
             sort_call_seconds: 60e-6,
             group_call_seconds: 150e-6,
             build_repeated_call_seconds: 200e-6,
+            join_call_seconds: 60e-6,
         }
     }
 
@@ -172,6 +181,7 @@ impl Rates {
             dense_rows,
             match_rows: [match_rows_4, match_rows_8, match_rows_16],
             group_rows: [group_rows_4, group_rows_8, group_rows_16],
+            join_rows: [join_rows_4, join_rows_8, join_rows_16],
             merge_rows,
             expand_pairs,
             gather_values,
@@ -185,16 +195,23 @@ impl Rates {
             sort_call_seconds,
             group_call_seconds,
             build_repeated_call_seconds,
+            join_call_seconds,
             filter_rows,
         } = *self;
-        let calls = [partition_call_seconds, sort_call_seconds, group_call_seconds, build_repeated_call_seconds];
+        let calls = [
+            partition_call_seconds,
+            sort_call_seconds,
+            group_call_seconds,
+            build_repeated_call_seconds,
+            join_call_seconds,
+        ];
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
         let matching = [build_rows, build_repeated_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
         let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
-        // Without filters, theirs is zero.
-        let filters = filter_rows.is_finite() && filter_rows >= 0.0;
-        filters
+        // Those of what a device does without are zero.
+        let without = [filter_rows, join_rows_4, join_rows_8, join_rows_16];
+        without.into_iter().all(|rate| rate.is_finite() && rate >= 0.0)
             && copies
                 .into_iter()
                 .chain(partitions)
@@ -230,6 +247,7 @@ impl Rates {
             dense_rows: best(&|rates| rates.dense_rows),
             match_rows: each(&|rates| rates.match_rows),
             group_rows: each(&|rates| rates.group_rows),
+            join_rows: each(&|rates| rates.join_rows),
             merge_rows: best(&|rates| rates.merge_rows),
             expand_pairs: best(&|rates| rates.expand_pairs),
             gather_values: best(&|rates| rates.gather_values),
@@ -242,6 +260,7 @@ impl Rates {
             sort_call_seconds: least(&|rates| rates.sort_call_seconds),
             group_call_seconds: least(&|rates| rates.group_call_seconds),
             build_repeated_call_seconds: least(&|rates| rates.build_repeated_call_seconds),
+            join_call_seconds: least(&|rates| rates.join_call_seconds),
             ..last.clone()
         }
     }
@@ -254,6 +273,11 @@ impl Rates {
     /// Rows per second matched by keys of that width, partition by partition.
     pub(super) fn match_rows_of(&self, width: KeyWidth) -> f64 {
         of_width(self.match_rows, width)
+    }
+
+    /// Rows per second joined by keys of that width, partition by partition.
+    pub(super) fn join_rows_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.join_rows, width)
     }
 
     /// Rows per second grouped by keys of that width.

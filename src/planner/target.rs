@@ -54,21 +54,20 @@ impl Target {
         }
     }
 
-    /// The share of a column's rows that need not be copied. What is kept is what was copied, and it is found again by a join that
-    /// asks for the same rows: all of them at once, or chunk by chunk.
+    /// The share of a column's rows that need not be copied. Who asks for all of them `at_once` is given what is kept only if
+    /// nothing is missing.
     pub(super) fn kept_share(&self, table: &Arc<Table>, column: usize, at_once: bool) -> f64 {
         let of_column = self
             .kept
             .iter()
             .filter(|kept| kept.column == column && std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table)));
         let mut kept: Vec<_> = of_column.map(|kept| kept.rows.clone()).collect();
-        kept.retain(|rows| (rows.end - rows.start == table.rows) == at_once);
         kept.sort_unstable_by_key(|rows| rows.start);
         // Chunks of joins that cut the table otherwise overlap.
         let (rows, _) = kept
             .iter()
             .fold((0, 0), |(sum, end), rows| (sum + rows.end.saturating_sub(rows.start.max(end)), end.max(rows.end)));
-        rows as f64 / table.rows.max(1) as f64
+        if at_once && rows < table.rows { 0.0 } else { rows as f64 / table.rows.max(1) as f64 }
     }
 }
 

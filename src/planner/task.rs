@@ -34,6 +34,7 @@ impl Plan {
             filter: self.filtered_rows.is_some(),
             batch_rows: join.spec.batch_rows,
             chunk_rows_min: None,
+            probe_at_once: self.probe_at_once,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
                 row_bytes: self.row_bytes,
@@ -89,7 +90,7 @@ impl Plan {
             index_build: seconds(&["build table", "group build"]) + compared_ahead,
             arrange_probe: (1.0 - build_share) * both
                 + seconds(&["filter", "partition probe", "check probe order", "sort probe"]),
-            results: seconds(&["match", "expand", "gather", "compare keys"]) - compared_ahead - kept_build,
+            results: seconds(&["join", "match", "expand", "gather", "compare keys"]) - compared_ahead - kept_build,
             kept_build,
         }
     }

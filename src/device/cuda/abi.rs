@@ -410,7 +410,9 @@ pub struct DovetailJoinPartitions {
     pub build_bounds: *const u32,
     /// Probe keys by partition.
     pub probe_keys: *const c_void,
-    /// What each block does.
+    /// Where the probe rows of each partition start, and at the end where they end; null with `units`.
+    pub probe_bounds: *const u32,
+    /// What each block does; null when each has a partition.
     pub units: *const DovetailMatchUnit,
     /// How many blocks.
     pub unit_count: u32,
@@ -422,8 +424,18 @@ pub struct DovetailJoinPartitions {
     pub column_count: u32,
     /// Rows for which there is room in the columns.
     pub room: u64,
-    /// Output: how many pairs there are, added to what is there. Those beyond the room are counted and not written.
-    pub pairs: *mut u64,
+    /// Output: added to what is there.
+    pub totals: *mut DovetailJoinTotals,
+}
+
+/// What a join of partitions found.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct DovetailJoinTotals {
+    /// Pairs. Those beyond the room are counted and not written.
+    pub pairs: u64,
+    /// Not zero when so many build rows share a bucket that the rest means nothing.
+    pub long_chains: u64,
 }
 
 /// Finds in a list of ascending positions the first that is not below each bound.

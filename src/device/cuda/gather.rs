@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow::buffer::Buffer;
 
 use super::abi;
-use super::buffer::{CudaBuffer, pointer_of};
+use super::buffer::{CudaBuffer, cuda, pointer_of};
 use super::transfer::copy_to_host;
 use super::work::Work;
 use crate::Result;
@@ -98,12 +98,17 @@ pub(super) fn gather_to_host(
     const PURPOSE: &str = "gathering a column of the result";
     let rows = positions.len();
     let data = arena.allocate(rows * column.width.bytes(), PURPOSE)?;
+    if let (Positions::Range(range), None) = (positions, &column.validity) {
+        // They lie as they are wanted.
+        let data = copy_to_host(work, cuda(&column.data), range.start * column.width.bytes(), data, PURPOSE)?;
+        return Ok(HostColumn { data, validity: None, rows });
+    }
     let (values, validity) = gathered(work, column, positions)?;
-    let data = copy_to_host(work, &values, data, PURPOSE)?;
+    let data = copy_to_host(work, &values, 0, data, PURPOSE)?;
     let validity = match validity {
         Some((bits, nulls)) => {
             let piece = arena.allocate(rows.div_ceil(8), PURPOSE)?;
-            Some((copy_to_host(work, &bits, piece, PURPOSE)?, nulls))
+            Some((copy_to_host(work, &bits, 0, piece, PURPOSE)?, nulls))
         }
         None => None,
     };
@@ -146,7 +151,7 @@ pub(super) fn positions_to_host(work: &Work<'_>, positions: &Positions, arena: &
             Ok(host.freeze())
         }
         Positions::List { data, .. } => {
-            let host = copy_to_host(work, super::buffer::cuda(data), host, PURPOSE)?;
+            let host = copy_to_host(work, cuda(data), 0, host, PURPOSE)?;
             work.queue.synchronize(PURPOSE)?;
             Ok(host)
         }

@@ -4,20 +4,20 @@ use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
-use super::abi::{self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn};
+use super::abi::{self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn, DovetailJoinTotals};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::{carried, key_pointer};
-use super::matching::units;
+use super::matching::{UNIT_ROWS, units};
 use super::work::Work;
 use crate::Result;
 use crate::device::{Carry, Column, JoinedPartitions, JoinedRows, Keys, Partitions, Positions, Wanted, Width};
 
-/// Rounds that the largest partition may take. Each looks all probe rows of the partition up again, and one whose build rows have a
-/// single key enters them one after the other.
+/// Rounds that the largest partition may take: each looks all probe rows of the partition up again.
 const ROUNDS_MAX: usize = 16;
 
 const PURPOSE: &str = "joining partitions";
 
+/// As [`Device::join_partitions`](crate::device::Device::join_partitions).
 pub(super) fn join(
     work: &Work<'_>,
     build: &Partitions,
@@ -25,57 +25,57 @@ pub(super) fn join(
     partitions: Range<usize>,
     wanted: Wanted,
 ) -> Result<Option<JoinedPartitions>> {
-    let build_bounds = &build.bounds[partitions.start..=partitions.end];
+    let sides = [build, probe].map(|side| &side.bounds[partitions.start..=partitions.end]);
     let is_oversized = |bounds: &[usize]| bounds[1] - bounds[0] > ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize;
-    if build_bounds.windows(2).any(is_oversized) {
+    if sides[0].windows(2).any(is_oversized) {
         return Ok(None);
     }
-    let (room, with_keys) = match wanted {
-        Wanted::Count => (0, false),
-        Wanted::Rows { room, keys } => (room, keys),
+    let run = |writing: &Writing<'_>| launch(work, build, probe, sides, writing);
+    let Wanted::Rows { room, keys: with_keys } = wanted else {
+        let pairs = run(&Writing { work, room: 0, columns: Vec::new(), written: Vec::new() })?;
+        return Ok(pairs.map(|pairs| JoinedPartitions { pairs, rows: None }));
     };
+
     let mut writing = Writing { work, room, columns: Vec::new(), written: Vec::new() };
-    let wants_rows = wanted != Wanted::Count;
-    let width = |keys: &Keys| Width::from_bytes(keys.width.bytes()).expect("every key width is a column width");
-    if wants_rows && build.carried.len() + probe.carried.len() < DOVETAIL_MOVES_MAX {
-        if with_keys {
-            writing.add(Some(&probe.keys.as_column()), width(&probe.keys), true)?;
-        }
-        for (columns, of_probe) in [(&build.carried, false), (&probe.carried, true)] {
-            columns.iter().try_for_each(|column| writing.add(Some(column), column.width, of_probe))?;
-        }
-        let (pairs, columns) = writing.run(build, probe, &partitions)?;
-        return Ok(Some(JoinedPartitions {
-            pairs,
-            rows: columns.map(|columns| rows_of(columns, build, probe, with_keys)),
-        }));
-    }
-    if wants_rows {
+    let keys = with_keys.then(|| probe.keys.as_column());
+    let by_position = build.carried.len() + probe.carried.len() >= DOVETAIL_MOVES_MAX;
+    if by_position {
         // More columns than a kernel writes: positions are written, and columns gathered by them.
         writing.add(None, Width::W4, false)?;
         writing.add(None, Width::W4, true)?;
+    } else {
+        keys.iter().try_for_each(|keys| writing.add(Some(keys), keys.width, true))?;
+        for (columns, of_probe) in [(&build.carried, false), (&probe.carried, true)] {
+            columns.iter().try_for_each(|column| writing.add(Some(column), column.width, of_probe))?;
+        }
     }
-    let (pairs, columns) = writing.run(build, probe, &partitions)?;
-    let Some(positions) = columns.filter(|_| wants_rows) else {
+    let Some(pairs) = run(&writing)? else { return Ok(None) };
+    if pairs > room as u64 {
         return Ok(Some(JoinedPartitions { pairs, rows: None }));
+    }
+    let mut written = writing.into_columns(pairs as usize).into_iter();
+    let rows = if by_position {
+        let mut positions =
+            written.map(|column| Positions::List { data: column.data, rows: column.rows, may_miss: false });
+        let [of_build, of_probe] = [positions.next(), positions.next()].map(|list| list.expect("both were written"));
+        let gathered = |columns: &[Column], positions: &Positions| {
+            let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
+            carried(work, &carry, positions)
+        };
+        let keys = keys.map(|keys| gathered(&[keys], &of_probe)).transpose()?.and_then(|mut column| column.pop());
+        JoinedRows {
+            keys: keys.map(|column| keys_of(column, &probe.keys)),
+            build: gathered(&build.carried, &of_build)?,
+            probe: gathered(&probe.carried, &of_probe)?,
+        }
+    } else {
+        JoinedRows {
+            keys: if with_keys { written.next().map(|column| keys_of(column, &probe.keys)) } else { None },
+            build: written.by_ref().take(build.carried.len()).collect(),
+            probe: written.collect(),
+        }
     };
-    let list = |column: &Column| Positions::List { data: column.data.clone(), rows: column.rows, may_miss: false };
-    let gathered = |columns: &[Column], at: usize| {
-        let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
-        carried(work, &carry, &list(&positions[at]))
-    };
-    let keys = match with_keys {
-        true => gathered(&[probe.keys.as_column()], 1)?.pop().map(|column| keys_of(column, &probe.keys)),
-        false => None,
-    };
-    let rows = JoinedRows { keys, build: gathered(&build.carried, 0)?, probe: gathered(&probe.carried, 1)? };
     Ok(Some(JoinedPartitions { pairs, rows: Some(rows) }))
-}
-
-fn rows_of(columns: Vec<Column>, build: &Partitions, probe: &Partitions, with_keys: bool) -> JoinedRows {
-    let mut columns = columns.into_iter();
-    let keys = if with_keys { columns.next().map(|column| keys_of(column, &probe.keys)) } else { None };
-    JoinedRows { keys, build: columns.by_ref().take(build.carried.len()).collect(), probe: columns.collect() }
 }
 
 fn keys_of(column: Column, like: &Keys) -> Keys {
@@ -85,6 +85,7 @@ fn keys_of(column: Column, like: &Keys) -> Keys {
 /// The columns that a call is to write.
 struct Writing<'a> {
     work: &'a Work<'a>,
+    /// Rows that there is room for.
     room: usize,
     columns: Vec<DovetailJoinColumn>,
     written: Vec<(CudaBuffer, Width)>,
@@ -104,45 +105,50 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// How many pairs there are, and the columns if there was room for all of them. Waits.
-    fn run(
-        self,
-        build: &Partitions,
-        probe: &Partitions,
-        partitions: &Range<usize>,
-    ) -> Result<(u64, Option<Vec<Column>>)> {
-        let Self { work, room, columns, written } = self;
-        let bounds: Vec<u32> =
-            build.bounds[partitions.start..=partitions.end].iter().map(|&bound| bound as u32).collect();
-        let mut units = units(&probe.bounds[partitions.start..=partitions.end]);
-        units.retain(|unit| bounds[unit.partition as usize] < bounds[unit.partition as usize + 1]);
-        let mut pairs = 0;
-        if !units.is_empty() {
-            let bounds = work.upload(&bounds, PURPOSE)?;
-            let units_on_device = work.upload(&units, PURPOSE)?;
-            let counted = work.filled(size_of::<u64>(), 0, PURPOSE)?;
-            let mut args = abi::DovetailJoinPartitions {
-                build_keys: key_pointer(&build.keys),
-                build_bounds: bounds.as_ptr(),
-                probe_keys: key_pointer(&probe.keys),
-                units: units_on_device.as_ptr(),
-                unit_count: units.len() as u32,
-                key_bytes: build.keys.width.bytes() as u32,
-                columns: [NO_COLUMN; DOVETAIL_MOVES_MAX],
-                column_count: columns.len() as u32,
-                room: room as u64,
-                pairs: counted.as_mut_ptr(),
-            };
-            args.columns[..columns.len()].copy_from_slice(&columns);
-            work.launch(PURPOSE, abi::dovetail_join_partitions, &args)?;
-            pairs = work.read(&counted, PURPOSE)?;
-        }
-        let columns = (pairs <= room as u64).then(|| {
-            let column = |(data, width)| Column { data: Arc::new(data), width, rows: pairs as usize, validity: None };
-            written.into_iter().map(column).collect()
-        });
-        Ok((pairs, columns))
+    /// What was written, of that many rows.
+    fn into_columns(self, rows: usize) -> Vec<Column> {
+        let column = |(data, width)| Column { data: Arc::new(data), width, rows, validity: None };
+        self.written.into_iter().map(column).collect()
     }
+}
+
+/// Joins partitions of those bounds, and answers how many pairs there are; `None` where the kernel gave up. Waits.
+fn launch(
+    work: &Work<'_>,
+    build: &Partitions,
+    probe: &Partitions,
+    sides: [&[usize]; 2],
+    writing: &Writing<'_>,
+) -> Result<Option<u64>> {
+    if sides.iter().any(|bounds| bounds.first() == bounds.last()) {
+        return Ok(Some(0));
+    }
+    let [build_bounds, probe_bounds] =
+        sides.map(|bounds| bounds.iter().map(|&bound| bound as u32).collect::<Vec<u32>>());
+    // Where a partition is skewed, blocks share it, and each is told what to do.
+    let is_skewed = sides[1].windows(2).any(|bounds| bounds[1] - bounds[0] > UNIT_ROWS);
+    let units = if is_skewed { units(sides[1]) } else { Vec::new() };
+    let unit_count = if is_skewed { units.len() } else { sides[1].len() - 1 };
+    let [build_bounds, probe_bounds] = [work.upload(&build_bounds, PURPOSE)?, work.upload(&probe_bounds, PURPOSE)?];
+    let units = work.upload(&units, PURPOSE)?;
+    let totals = work.filled(size_of::<DovetailJoinTotals>(), 0, PURPOSE)?;
+    let mut args = abi::DovetailJoinPartitions {
+        build_keys: key_pointer(&build.keys),
+        build_bounds: build_bounds.as_ptr(),
+        probe_keys: key_pointer(&probe.keys),
+        probe_bounds: if is_skewed { null() } else { probe_bounds.as_ptr() },
+        units: if is_skewed { units.as_ptr() } else { null() },
+        unit_count: unit_count as u32,
+        key_bytes: build.keys.width.bytes() as u32,
+        columns: [NO_COLUMN; DOVETAIL_MOVES_MAX],
+        column_count: writing.columns.len() as u32,
+        room: writing.room as u64,
+        totals: totals.as_mut_ptr(),
+    };
+    args.columns[..writing.columns.len()].copy_from_slice(&writing.columns);
+    work.launch(PURPOSE, abi::dovetail_join_partitions, &args)?;
+    let totals: DovetailJoinTotals = work.read(&totals, PURPOSE)?;
+    Ok((totals.long_chains == 0).then_some(totals.pairs))
 }
 
 const NO_COLUMN: DovetailJoinColumn =

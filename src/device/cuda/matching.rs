@@ -14,7 +14,7 @@ use crate::device::{DeviceBuffer, Grouping, Keys, Matches, PartitionMatches, Par
 
 /// Probe rows that a block matches at most: more, and a skewed partition keeps one block long after the others are done;
 /// fewer, and the table is built again more often than it is worth.
-const UNIT_ROWS: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
+pub(super) const UNIT_ROWS: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
 
 /// What a kernel found, as matches.
 pub(super) fn matches(
@@ -40,9 +40,9 @@ pub(super) fn find_runs(work: &Work<'_>, keys: &Keys) -> Result<(CudaBuffer, usi
     args.key_bytes = keys.width.bytes() as u32;
     let (heads, runs) = select::run(work, args, None)?;
     let bounds = work.values::<u32>(runs + 1, PURPOSE)?;
-    work.copy_to(&heads, &bounds, 0, runs * size_of::<u32>(), PURPOSE)?;
+    work.copy_to(&heads, 0..runs * size_of::<u32>(), &bounds, 0, PURPOSE)?;
     let end = work.upload(&[keys.rows as u32], PURPOSE)?;
-    work.copy_to(&end, &bounds, runs * size_of::<u32>(), size_of::<u32>(), PURPOSE)?;
+    work.copy_to(&end, 0..size_of::<u32>(), &bounds, runs * size_of::<u32>(), PURPOSE)?;
     Ok((bounds, runs))
 }
 

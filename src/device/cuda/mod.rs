@@ -45,7 +45,7 @@ use arrow::buffer::Buffer;
 use self::driver::{Gpu, Mark, Queue};
 use self::positions::KnownPairs;
 use self::work::Work;
-use super::cache::ColumnCache;
+use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceId, DeviceInfo,
@@ -211,14 +211,20 @@ impl Device for CudaDevice {
     }
 
     fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
-        let copy = |memory: Option<&Budget>| {
+        let copy = |from: CopyFrom<'_>| {
             let work = self.work(stream)?;
-            transfer::copy_in(&Work { memory: memory.unwrap_or(work.memory), ..work }, parts)
+            match from {
+                CopyFrom::Host(memory) => {
+                    transfer::copy_in(&Work { memory: memory.unwrap_or(work.memory), ..work }, parts)
+                }
+                CopyFrom::Kept(parts) => transfer::put_together(&work, parts),
+            }
         };
-        let Some(kept) = self.kept.get() else { return copy(None) };
+        let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
         stream.cancel.check()?;
         let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).stay(&kept.queue);
-        kept.cache.copy_in(rows, parts, self, stream, copy, stays)
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
     }
 
     fn keep_columns(&self, limit_bytes: u64) -> Result<()> {

@@ -61,7 +61,7 @@ pub(super) mod select {
         }
         // Most of the room was not needed, and the list may live long.
         let exact = work.values::<u32>(count, PURPOSE)?;
-        work.copy_to(&positions, &exact, 0, count * size_of::<u32>(), PURPOSE)?;
+        work.copy_to(&positions, 0..count * size_of::<u32>(), &exact, 0, PURPOSE)?;
         Ok((exact, count))
     }
 }

@@ -567,14 +567,18 @@ fn assert_joins(
         expected.extend(of_key.into_iter().flatten().map(|&build_row| (build_row, row)));
     }
     expected.sort_unstable();
-    let join = |wanted| {
-        side.device.join_partitions(&build_side, &probe_side, range.clone(), wanted, &side.stream).unwrap().unwrap()
-    };
+    let join =
+        |wanted| side.device.join_partitions(&build_side, &probe_side, range.clone(), wanted, &side.stream).unwrap();
     let pairs = expected.len();
-    let counted = join(Wanted::Count);
+    let Some(counted) = join(Wanted::Count) else {
+        // It gives up at chains of 64 rows, and those of keys that do not repeat are far shorter than half of that.
+        let heaviest = rows_of.values().map(Vec::len).max();
+        assert!(heaviest > Some(32), "it gave up, {story}");
+        return;
+    };
     assert_eq!((counted.pairs, counted.rows.is_none()), (pairs as u64, true), "{story}");
     for (room, keys) in [(pairs, true), (pairs + 7, false), (pairs / 2, true)] {
-        let joined = join(Wanted::Rows { room, keys });
+        let joined = join(Wanted::Rows { room, keys }).unwrap();
         assert_eq!(joined.pairs, pairs as u64, "room for {room}, {story}");
         let Some(rows) = joined.rows else {
             assert!(room < pairs, "room for {room} of {pairs}, {story}");
@@ -623,18 +627,21 @@ fn partitions_of_several_rounds_are_joined_in_one_go() {
     let Some([gpu, _]) = both() else { return };
     let most = super::abi::DOVETAIL_JOIN_ROWS;
     for width in KEY_WIDTHS {
-        for (rows, keys) in [(most, most), (most + 1, most), (2 * most + 5, 50)] {
+        for (rows, keys) in [(most, most), (most + 1, most), (2 * most + 5, most / 4)] {
             let build: Vec<u32> = (0..rows).map(|row| row % keys).collect();
             let probe: Vec<u32> = (0..700).map(|row| row * 7).collect();
             let story = format!("one partition of {rows} rows and {keys} keys of {width:?}");
             assert_joins(&gpu, &build, &probe, width, 0, 0..1, &story);
         }
     }
-    let all_alike = gpu.keys(&vec![7; 17 * most as usize], KeyWidth::W8);
-    let bits = RadixBits { skip: 0, bits: 1 };
-    let one = gpu.device.partition(&all_alike, &[], bits, &gpu.stream).unwrap();
-    let joined = gpu.device.join_partitions(&one, &one, 0..2, Wanted::Count, &gpu.stream).unwrap();
-    assert!(joined.is_none(), "rows of one key are better grouped");
+    // What is better grouped: partitions that are far too large, and rows of few keys.
+    let distinct: Vec<u32> = (0..17 * most).collect();
+    for numbers in [distinct, vec![7; 100]] {
+        let bits = RadixBits { skip: 0, bits: 0 };
+        let side = gpu.device.partition(&gpu.keys(&numbers, KeyWidth::W8), &[], bits, &gpu.stream).unwrap();
+        let joined = gpu.device.join_partitions(&side, &side, 0..1, Wanted::Count, &gpu.stream).unwrap();
+        assert!(joined.is_none(), "{} rows", numbers.len());
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::buffer::{CudaBuffer, cuda};
 use super::fault;
 use super::work::Work;
 use crate::Result;
+use crate::device::cache::KeptPart;
 use crate::device::{BitSlice, DeviceBuffer};
 use crate::memory::{Arena, ArenaBuffer};
 
@@ -30,6 +31,18 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
             unsafe { result::memcpy_htod_async(buffer.pointer() + end as u64, part.as_slice(), work.queue.raw()) };
         work.queue.gpu.check(copied, COPY_IN)?;
         end += part.len();
+    }
+    Ok(Arc::new(buffer))
+}
+
+/// Parts of what is on the GPU already, one after the other.
+pub(super) fn put_together(work: &Work<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
+    const PURPOSE: &str = "putting a column together";
+    let buffer = work.buffer(parts.iter().map(|part| part.bytes.len()).sum(), PURPOSE)?;
+    let mut end = 0;
+    for part in parts {
+        work.copy_to(cuda(&part.buffer), part.bytes.clone(), &buffer, end, PURPOSE)?;
+        end += part.bytes.len();
     }
     Ok(Arc::new(buffer))
 }
@@ -58,26 +71,28 @@ pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<Device
 pub(super) fn copy_out(work: &Work<'_>, buffer: &DeviceBuffer, len: usize, arena: &Arena) -> Result<Buffer> {
     const PURPOSE: &str = "copying a column from the device";
     let host = arena.allocate(len, PURPOSE)?;
-    let host = copy_to_host(work, cuda(buffer), host, PURPOSE)?;
+    let host = copy_to_host(work, cuda(buffer), 0, host, PURPOSE)?;
     work.queue.synchronize(PURPOSE)?;
     Ok(host)
 }
 
-/// Queues a copy of the first bytes of a buffer to a piece of the arena. They are there after the next synchronization.
+/// Queues a copy of the bytes of a buffer from `start` on to a piece of the arena. They are there after the next synchronization.
 pub(super) fn copy_to_host(
     work: &Work<'_>,
     from: &CudaBuffer,
+    start: usize,
     mut to: ArenaBuffer,
     purpose: &'static str,
 ) -> Result<Buffer> {
     let len = to.len();
-    assert!(len <= from.size(), "{len} bytes of a buffer of {}", from.size());
+    assert!(start + len <= from.size(), "{len} bytes from {start} on of a buffer of {}", from.size());
     if len == 0 {
         return Ok(to.freeze());
     }
     let _watched = work.watch(purpose, len);
-    // SAFETY: the piece is as long as the copy. The queue keeps it until the copy is done, which covers the error path too.
-    let copied = unsafe { result::memcpy_dtoh_async(&mut to[..], from.pointer(), work.queue.raw()) };
+    // SAFETY: the piece is as long as the copy, and the buffer has its bytes, as was just asserted. The queue keeps the piece until
+    // the copy is done, which covers the error path too.
+    let copied = unsafe { result::memcpy_dtoh_async(&mut to[..], from.pointer() + start as u64, work.queue.raw()) };
     let host = to.freeze();
     work.queue.hold(host.clone());
     work.queue.gpu.check(copied, purpose)?;

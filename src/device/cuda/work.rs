@@ -1,6 +1,7 @@
 //! What a primitive works with: memory, a stream, and the one door through which kernels are launched.
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::result;
@@ -84,28 +85,24 @@ impl Work<'_> {
         Ok(buffer)
     }
 
-    /// Copies the first bytes of one buffer to another, from `offset` on.
+    /// Copies bytes of one buffer to another, from `offset` on.
     pub(super) fn copy_to(
         &self,
         from: &CudaBuffer,
+        bytes: Range<usize>,
         to: &CudaBuffer,
         offset: usize,
-        bytes: usize,
         purpose: &'static str,
     ) -> Result<()> {
-        assert!(
-            bytes <= from.size() && offset + bytes <= to.size(),
-            "{bytes} bytes of {} to {}",
-            from.size(),
-            to.size()
-        );
-        if bytes == 0 {
+        let fits = bytes.end <= from.size() && offset + bytes.len() <= to.size();
+        assert!(fits, "bytes {bytes:?} of {} to {offset} of {}", from.size(), to.size());
+        if bytes.is_empty() {
             return Ok(());
         }
-        let _watched = self.watch(purpose, bytes);
-        let target = to.pointer() + offset as u64;
-        // SAFETY: both have that many bytes, as was just asserted.
-        let copied = unsafe { result::memcpy_dtod_async(target, from.pointer(), bytes, self.queue.raw()) };
+        let _watched = self.watch(purpose, bytes.len());
+        let (source, target) = (from.pointer() + bytes.start as u64, to.pointer() + offset as u64);
+        // SAFETY: both have these bytes, as was just asserted.
+        let copied = unsafe { result::memcpy_dtod_async(target, source, bytes.len(), self.queue.raw()) };
         self.queue.gpu.check(copied, purpose)
     }
 

@@ -62,7 +62,7 @@ use self::buffer::{HostBuffer, Pool, Values};
 use self::fault::Faults;
 use self::hash::with_key;
 use self::link::Transfer;
-use super::cache::ColumnCache;
+use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::fault::Trigger;
 use super::{
@@ -300,11 +300,13 @@ impl Device for HostDevice {
 
     fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
-        let copy = |memory: Option<&Budget>| match memory {
-            Some(memory) => self.copy_in_to(&self.pool.charged_to(memory.clone()), parts, stream),
-            None => self.copy_in(parts, stream),
+        let copy = |from: CopyFrom<'_>| match from {
+            CopyFrom::Host(Some(memory)) => self.copy_in_to(&self.pool.charged_to(memory.clone()), parts, stream),
+            CopyFrom::Host(None) => self.copy_in(parts, stream),
+            CopyFrom::Kept(parts) => self.run(stream, |run| transfer::put_together(run, parts)),
         };
-        cache.copy_in(rows, parts, self, stream, copy, |_| ())
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        cache.copy_in(rows, bytes, self, stream, copy, |_| ())
     }
 
     fn keep_columns(&self, limit_bytes: u64) -> Result<()> {

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::Run;
 use super::buffer::{HostBuffer, bytes_of, split_at_bounds, values_of};
 use crate::Result;
+use crate::device::cache::KeptPart;
 use crate::device::{BitSlice, DeviceBuffer, Positions};
 use crate::memory::Arena;
 
@@ -32,6 +33,19 @@ pub(super) fn copy_in(run: &Run<'_>, parts: &[Buffer], copied: bool) -> Result<D
             Ok::<_, crate::Error>(())
         })
     })?;
+    Ok(values.freeze())
+}
+
+/// Parts of what is on the device already, one after the other.
+pub(super) fn put_together(run: &Run<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
+    let bytes = parts.iter().map(|part| part.bytes.len()).sum();
+    let mut values = run.values::<u8>(bytes, "putting a column together")?;
+    let mut rest = &mut values[..];
+    for part in parts {
+        let (to, after) = rest.split_at_mut(part.bytes.len());
+        run.copy(&values_of::<u8>(&part.buffer, part.bytes.end)[part.bytes.clone()], to)?;
+        rest = after;
+    }
     Ok(values.freeze())
 }
 

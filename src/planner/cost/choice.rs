@@ -95,7 +95,8 @@ impl Choice<'_> {
     fn costed(&self, inputs: &Inputs) -> Costed {
         let model = self.model(inputs);
         let memory = model.memory();
-        let chunks = Chunks::new(&memory, inputs.probe.rows, self.target);
+        let probe_at_once = model.probe_stays_on_device();
+        let chunks = Chunks::new(&memory, inputs.probe.rows, self.target, probe_at_once);
         let steps = model.steps(chunks);
         Costed {
             strategy: self.strategy,
@@ -105,6 +106,7 @@ impl Choice<'_> {
             radix_bits: self.radix_bits,
             carried: Carried::of(self.strategy, inputs),
             filtered_rows: self.filtered_rows,
+            probe_at_once,
         }
     }
 }

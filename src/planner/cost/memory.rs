@@ -42,9 +42,10 @@ pub(in crate::planner) struct Chunks {
 
 impl Chunks {
     /// As `join::probe` divides it: each takes half of what the build side leaves free to its stream, and there are several for
-    /// each stream.
-    pub(in crate::planner) fn new(memory: &MemoryNeed, probe_rows: f64, target: &Target) -> Self {
-        let streams = (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().clamp(1.0, target.streams as f64);
+    /// each stream, unless one stream has to do.
+    pub(in crate::planner) fn new(memory: &MemoryNeed, probe_rows: f64, target: &Target, probe_at_once: bool) -> Self {
+        let streams_max = if probe_at_once { 1.0 } else { target.streams as f64 };
+        let streams = (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().clamp(1.0, streams_max);
         let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
         let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64 / streams;
         let by_memory = (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0));

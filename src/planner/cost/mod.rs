@@ -21,7 +21,7 @@ pub use phases::PredictedPhase;
 
 use super::carried::Carried;
 use super::inputs::{Input, Inputs};
-use super::{BoundJoin, Estimates, Rates, Strategy, Target};
+use super::{BoundJoin, Estimates, JoinKey, JoinKind, Rates, Strategy, Target};
 use crate::columns::Role;
 use crate::device::host::{FilterBytes, TableBytes};
 
@@ -38,6 +38,8 @@ pub(super) struct Costed {
     pub(super) carried: Carried,
     /// With a filter of the build keys, the probe rows that are predicted to pass it.
     pub(super) filtered_rows: Option<f64>,
+    /// Whether the probe side comes in one chunk if that fits, because nothing of it crosses the link.
+    pub(super) probe_at_once: bool,
 }
 
 /// A strategy on a side, with all that is decided about it: what phases and memory are reckoned from.
@@ -68,6 +70,24 @@ impl Model<'_> {
             (Role::Probe, Some(filter)) => filter.passing,
             _ => self.inputs.of(role).keyed,
         }
+    }
+
+    /// Whether nothing of the probe side crosses the link, either way: its keys are on the device, and rows are counted. Then there is
+    /// nothing that chunks could overlap with.
+    fn probe_stays_on_device(&self) -> bool {
+        let is_kept = |key: &JoinKey| {
+            let side = self.inputs.probe.side;
+            self.target.kept_share(self.join.table(side), key.column(side), true) >= 1.0
+        };
+        self.join.spec.count && !self.inputs.probe.host_keys && self.join.keys.iter().all(is_kept)
+    }
+
+    /// Whether the device joins partitions in one go (`join/fused.rs`).
+    fn joins_partitions(&self) -> bool {
+        self.strategy.is_partitioned()
+            && self.join.spec.how == JoinKind::Inner
+            && !self.inputs.hashed
+            && self.rates.join_rows_of(self.inputs.key_width) > 0.0
     }
 
     /// Bytes per row that move with the key.

@@ -137,7 +137,7 @@ impl Model<'_> {
             Strategy::RadixHash | Strategy::RadixHashGfur => {
                 steps.push(self.partition("partition build", Role::Build, chunks));
                 steps.push(self.partition("partition probe", Role::Probe, chunks));
-                if self.inputs.build.repeats || self.inputs.hashed {
+                if (self.inputs.build.repeats || self.inputs.hashed) && !self.joins_partitions() {
                     steps.push(self.group());
                 }
             }
@@ -152,12 +152,13 @@ impl Model<'_> {
                 }
             }
         }
-        steps.push(self.match_rows(chunks));
+        let joins_partitions = self.joins_partitions();
+        steps.push(if joins_partitions { self.join_partitions(chunks) } else { self.match_rows(chunks) });
         if self.inputs.hashed {
             steps.push(self.compare(chunks));
         }
         // A count is known once rows are matched.
-        if self.join.spec.how.only_side().is_none() && !self.join.spec.count {
+        if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !joins_partitions {
             let pairs = self.estimates.pairs;
             // The rate is that of distinct build keys, whose matches are the pairs. Where they repeat, runs are walked, about as a
             // merge walks rows: two steps for a pair.
@@ -275,7 +276,8 @@ impl Model<'_> {
         if self.arranged(role) < input.rows {
             moving += bytes / self.rates.stream;
         }
-        if role == Role::Build && self.strategy.is_partitioned() && (input.repeats || self.inputs.hashed) {
+        let is_grouped = self.strategy.is_partitioned() && !self.joins_partitions();
+        if role == Role::Build && is_grouped && (input.repeats || self.inputs.hashed) {
             moving += bytes / self.rates.stream;
         }
         self.reading_anywhere(input, column.bytes) > moving
@@ -370,6 +372,21 @@ impl Model<'_> {
         Step::new("match", Role::Probe, bytes, work).calling(self.waves(chunks))
     }
 
+    /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.
+    fn join_partitions(&self, chunks: Chunks) -> Step {
+        let (build, probe) = (&self.inputs.build, &self.inputs.probe);
+        let rows = self.arranged(Role::Probe) + chunks.count * build.keyed;
+        let written = match self.join.spec.count {
+            true => 0.0,
+            false => self.inputs.key_bytes() + self.carried(build) + self.carried(probe),
+        };
+        let keys = rows * self.inputs.key_bytes();
+        let columns = 2.0 * self.estimates.pairs * written;
+        let work = rows / self.rates.join_rows_of(self.inputs.key_width) + columns / self.rates.stream;
+        let step = Step::new("join", Role::Probe, keys + columns, work);
+        step.calling_for(self.waves(chunks), self.rates.join_call_seconds)
+    }
+
     /// Values behind equal hashes are compared on the host, at random places of both sides.
     fn compare(&self, chunks: Chunks) -> Step {
         let rows = self.estimates.pairs + self.inputs.build.keyed;
@@ -382,7 +399,7 @@ impl Model<'_> {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         let mut gathered = 0;
-        let is_probe_shared = self.is_probe_shared();
+        let (is_probe_shared, joins_partitions) = (self.is_probe_shared(), self.joins_partitions());
         for output in &self.join.output {
             let (giver, index) = match output.source {
                 OutputSource::Column { side, index } => (side, index),
@@ -408,7 +425,10 @@ impl Model<'_> {
             let value_bytes = 2.0 * width * rows;
             bytes += value_bytes;
             out_bytes += width * rows;
-            seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
+            // Joined partitions have them side by side already, and they are copied out from there.
+            if !(joins_partitions && (column.raw_key || column.carried)) {
+                seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
+            }
             if self.gather_order(input, column) == Order::Random {
                 seconds += self.reading_anywhere(input, width);
             }

@@ -104,6 +104,7 @@ fn a100() -> Target {
         dense_rows: 40e9,
         match_rows: [40e9; 3],
         group_rows: [20e9; 3],
+        join_rows: [0.0; 3],
         merge_rows: 40e9,
         expand_pairs: 150e9,
         gather_values: rows / clustered,
@@ -117,6 +118,7 @@ fn a100() -> Target {
         sort_call_seconds: 60e-6,
         group_call_seconds: 150e-6,
         build_repeated_call_seconds: 200e-6,
+        join_call_seconds: 60e-6,
     };
     Target {
         name: "cuda:0".into(),

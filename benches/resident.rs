@@ -1,0 +1,233 @@
+//! Joins within a device's memory: tables that lie there are partitioned and joined, and the result stays there.
+//!
+//! ```sh
+//! cargo bench --bench resident -- --device cuda:0 --build 128M --probe 128M --payloads 2
+//! ```
+//!
+//! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:
+//! nothing crosses the link but the bounds of partitions. Prints one JSON line: seconds (median and minimum of the runs), those of
+//! the three steps, and the floor, which is to read the tables and write the result once. The result is checked after the
+//! last run: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload follows from a key.
+
+use std::time::Instant;
+
+use arrow::buffer::Buffer;
+use clap::Parser;
+use dovetail::device::{
+    CancelFlag, Carry, Column, Device, DeviceId, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, RadixBits,
+    Stream, Wanted, Width, open_device, parse_device,
+};
+use dovetail::memory::{Arena, Budget, parse_bytes};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use rayon::prelude::*;
+use serde_json::json;
+
+mod record;
+use record::Recorder;
+
+#[derive(Parser)]
+struct Options {
+    /// Rows of the build side, each with a key of its own
+    #[arg(long, default_value = "1M", value_parser = count)]
+    build: usize,
+    /// Rows of the probe side, each with one match
+    #[arg(long, default_value = "1M", value_parser = count)]
+    probe: usize,
+    /// Bytes of the key and of each payload column: 4 or 8
+    #[arg(long, default_value_t = 4)]
+    width: usize,
+    /// Payload columns of each side
+    #[arg(long, default_value_t = 1)]
+    payloads: usize,
+    /// Keys multiplied by an odd constant: sparse over the whole range
+    #[arg(long)]
+    sparse: bool,
+    /// Probe keys follow Zipf's law with this exponent; 0 is uniform
+    #[arg(long, default_value_t = 0.0)]
+    zipf: f64,
+    /// The rows are counted, and not made
+    #[arg(long)]
+    count: bool,
+    /// Where it runs: `host`, or `cuda:N`
+    #[arg(long, default_value = "host", value_parser = parse_device)]
+    device: DeviceId,
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    #[arg(long, default_value_t = 7)]
+    runs: usize,
+    /// Append the measurement to benches/results
+    #[arg(long)]
+    record: bool,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Rows with a binary unit: 16M is 2^24.
+fn count(text: &str) -> Result<usize, String> {
+    parse_bytes(text).map(|number| number as usize).map_err(|error| error.to_string())
+}
+
+/// Numbers of a side's rows: keys count from 0 to the number of build rows, and payloads are random.
+struct Side {
+    keys: Vec<u32>,
+    payloads: Vec<Vec<u32>>,
+}
+
+impl Side {
+    fn new(options: &Options, rows: usize, seed: u64, key: impl Fn(usize, &mut SmallRng) -> u32 + Sync) -> Self {
+        const PART: usize = 1 << 20;
+        let numbers = |seed: u64, number: &(dyn Fn(usize, &mut SmallRng) -> u32 + Sync)| -> Vec<u32> {
+            let mut numbers = vec![0; rows];
+            numbers.par_chunks_mut(PART).enumerate().for_each(|(part, numbers)| {
+                let mut random = SmallRng::seed_from_u64(seed << 32 | part as u64);
+                numbers.iter_mut().enumerate().for_each(|(at, to)| *to = number(part * PART + at, &mut random));
+            });
+            numbers
+        };
+        let payloads = (1..=options.payloads as u64).map(|at| numbers(seed + at, &|_, random| random.random()));
+        let payloads = payloads.collect();
+        Self { keys: numbers(seed, &key), payloads }
+    }
+}
+
+/// A permutation of the numbers below `count`, which is a power of two: each step is a bijection.
+fn shuffled(at: usize, count: usize) -> u32 {
+    let (mask, half) = (count - 1, count.trailing_zeros() / 2);
+    let mut at = at.wrapping_mul(0x9e37_79b1) & mask;
+    at ^= at >> half.max(1);
+    at = at.wrapping_mul(0x85eb_ca6b) & mask;
+    (at ^ (at >> half.max(1))) as u32
+}
+
+const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
+
+struct Bench<'a> {
+    options: &'a Options,
+    device: &'a dyn Device,
+    stream: Stream,
+}
+
+impl Bench<'_> {
+    /// Numbers as values of the width that was asked for, on the device.
+    fn column(&self, numbers: &[u32], scattered: bool) -> Column {
+        let scatter = if scattered { SCATTER | 1 } else { 1 };
+        let buffer = match self.options.width {
+            4 => Buffer::from_vec(numbers.par_iter().map(|&n| n.wrapping_mul(scatter as u32)).collect::<Vec<u32>>()),
+            8 => {
+                Buffer::from_vec(numbers.par_iter().map(|&n| u64::from(n).wrapping_mul(scatter)).collect::<Vec<u64>>())
+            }
+            other => panic!("--width {other}: 4 or 8"),
+        };
+        let data = self.device.copy_in(&[buffer], &self.stream).unwrap();
+        self.device.synchronize(&self.stream).unwrap();
+        Column { data, width: Width::from_bytes(self.options.width).unwrap(), rows: numbers.len(), validity: None }
+    }
+
+    fn lying(&self, side: &Side) -> (Keys, Vec<Carry>) {
+        let width = if self.options.width == 4 { KeyWidth::W4 } else { KeyWidth::W8 };
+        let column = self.column(&side.keys, self.options.sparse);
+        let payloads = if self.options.count { &[][..] } else { &side.payloads };
+        let carry = payloads.iter().map(|payload| Carry::Column(self.column(payload, false))).collect();
+        (Keys { data: column.data, width, rows: column.rows }, carry)
+    }
+
+    fn partition(&self, (keys, carry): &(Keys, Vec<Carry>), bits: u32) -> Partitions {
+        self.device.partition(keys, carry, RadixBits { skip: 0, bits }, &self.stream).unwrap()
+    }
+
+    /// Values as the numbers that they were made from.
+    fn numbers(&self, column: &Column, scattered: bool, arena: &Arena) -> Vec<u32> {
+        // Newton's iteration for the inverse of an odd number.
+        let inverse = (0..6).fold(1u64, |x, _| x.wrapping_mul(2u64.wrapping_sub((SCATTER | 1).wrapping_mul(x))));
+        let gather = if scattered { inverse } else { 1 };
+        let bytes = column.rows * column.width.bytes();
+        let host = self.device.copy_out(&column.data, bytes, arena, &self.stream).unwrap();
+        match self.options.width {
+            4 => host.typed_data::<u32>().par_iter().map(|&value| value.wrapping_mul(gather as u32)).collect(),
+            _ => host.typed_data::<u64>().par_iter().map(|&value| value.wrapping_mul(gather) as u32).collect(),
+        }
+    }
+
+    fn check(&self, joined: &JoinedPartitions, build: &Side, probe: &Side) {
+        assert_eq!(joined.pairs, probe.keys.len() as u64, "every probe row has one match");
+        let Some(JoinedRows { keys, build: of_build, probe: of_probe }) = &joined.rows else {
+            assert!(self.options.count, "there was no room for the rows");
+            return;
+        };
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
+        let keys = self.numbers(&keys.as_ref().unwrap().as_column(), self.options.sparse, &arena);
+        let mut row_of = vec![0u32; build.keys.len()];
+        build.keys.iter().enumerate().for_each(|(row, &key)| row_of[key as usize] = row as u32);
+        for (column, payload) in of_build.iter().zip(&build.payloads) {
+            let found = self.numbers(column, false, &arena);
+            let right = |(&key, &found): (&u32, &u32)| payload[row_of[key as usize] as usize] == found;
+            assert!(keys.par_iter().zip(&found).all(right), "a row has the payload of another key");
+        }
+        // Each multiplied by its key, so that no row of the probe side passes for another.
+        let sum = |keys: &[u32], payload: &[u32]| -> u128 {
+            keys.par_iter().zip(payload).map(|(&key, &value)| (u128::from(key) + 1) * u128::from(value)).sum()
+        };
+        for (column, payload) in of_probe.iter().zip(&probe.payloads) {
+            assert_eq!(sum(&keys, &self.numbers(column, false, &arena)), sum(&probe.keys, payload));
+        }
+    }
+}
+
+fn main() {
+    let options = Options::parse();
+    let Options { build, probe, width, payloads, .. } = options;
+    assert!(build.is_power_of_two(), "--build {build}: a power of two");
+    let zipf = (options.zipf > 0.0).then(|| Zipf::new(build as f64, options.zipf).unwrap());
+    let build_side = Side::new(&options, build, 100, |at, _| shuffled(at, build));
+    let probe_side = Side::new(&options, probe, 200, |_, random| match &zipf {
+        // Frequent keys lie anywhere among the others.
+        Some(zipf) => shuffled(zipf.sample(random) as usize - 1, build),
+        None => random.random_range(0..build as u32),
+    });
+    let memory = |free: Option<u64>| Budget::new("device memory", "--device-memory", free.unwrap_or(8 << 30));
+    let device = open_device(options.device, options.threads, memory).unwrap();
+    let stream = device.stream(CancelFlag::new()).unwrap();
+    let bench = Bench { options: &options, device: &*device, stream };
+    let (build_rows, probe_rows) = (bench.lying(&build_side), bench.lying(&probe_side));
+    let bits = build.div_ceil(device.info().partition_rows).next_power_of_two().trailing_zeros();
+    let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
+
+    let mut runs = Vec::new();
+    let mut last = None;
+    for run in 0..=options.runs {
+        drop(last.take());
+        device.synchronize(&bench.stream).unwrap();
+        let mut steps = [0.0; 3];
+        let start = Instant::now();
+        let mut lap = |step: usize| {
+            device.synchronize(&bench.stream).unwrap();
+            steps[step] = start.elapsed().as_secs_f64() - steps.iter().sum::<f64>();
+        };
+        let build_parts = bench.partition(&build_rows, bits);
+        lap(0);
+        let probe_parts = bench.partition(&probe_rows, bits);
+        lap(1);
+        let joined = device.join_partitions(&build_parts, &probe_parts, 0..1 << bits, wanted, &bench.stream).unwrap();
+        lap(2);
+        // The first one warms up.
+        if run > 0 {
+            runs.push((start.elapsed().as_secs_f64(), steps));
+        }
+        last = joined;
+    }
+    bench.check(&last.expect("no partition is oversized"), &build_side, &probe_side);
+    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (median, steps) = runs[runs.len() / 2];
+    let read = if options.count { width * (build + probe) } else { width * (1 + payloads) * (build + probe) };
+    let written = if options.count { 0 } else { width * (1 + 2 * payloads) * probe };
+    Recorder::new("resident", options.record).write(json!({
+        "device": device.info().name, "build_rows": build, "probe_rows": probe, "width": width, "payloads": payloads,
+        "sparse": options.sparse, "zipf": options.zipf, "count": options.count, "runs": runs.len(), "radix_bits": bits,
+        "seconds_median": median, "seconds_min": runs[0].0, "partition_build_seconds": steps[0],
+        "partition_probe_seconds": steps[1], "join_seconds": steps[2], "bytes_once": read + written,
+        "rows_per_second": (build + probe) as f64 / median,
+    }));
+}
