@@ -19,9 +19,9 @@ use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::matching::BuildSide;
 use super::{Arrangement, JoinKind, Task};
-use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, Positions, Wanted};
+use crate::{Error, Result};
 
 /// What is known of the pairs of partitions that are joined in one go.
 pub(super) struct Fused {
@@ -79,7 +79,11 @@ impl Fused {
         let row_bytes = carried.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;
         let join = |wanted| {
             let join = || shop.device.join_partitions(build_side, probe_side, wave.clone(), wanted, shop.stream);
-            shop.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join)
+            match shop.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
+                // Waves can be matched in less.
+                Err(Error::Exhausted(_)) => Ok(None),
+                outcome => outcome,
+            }
         };
         if emitter.task.counts_rows {
             let Some(joined) = join(Wanted::Count)? else { return Ok(false) };

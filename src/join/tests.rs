@@ -427,7 +427,7 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
             // With a link, so that what it reads is copied and takes memory.
             let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
-            bench.device = HostDevice::new(0, 1, budget, Some(link)).unwrap();
+            bench.device = HostDevice::new(0, 1, budget, Some(link)).unwrap().joining_partitions(false);
             let mut plan = bench.plan(spec(JoinKind::Inner, strategy), Side::Left);
             assert!(!plan.estimates.repeats(Side::Left), "the case needs keys that look distinct");
             plan.radix_bits = Some(1);

@@ -39,7 +39,7 @@ fn device(threads: usize, memory: u64) -> Arc<dyn Device> {
         Err(_) | Ok("host") => {
             // Several streams have work where a task says that small chunks are enough for them.
             let device = HostDevice::new(0, threads, budget("host:0"), None).unwrap().with_streams(3);
-            Arc::new(if threads.is_multiple_of(2) { device.joining_partitions() } else { device })
+            Arc::new(device.joining_partitions(threads.is_multiple_of(2)))
         }
         Ok(other) => panic!("DOVETAIL_TEST_DEVICE is {other:?}: host or cuda"),
     }

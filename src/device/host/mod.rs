@@ -130,11 +130,11 @@ impl HostDevice {
         self
     }
 
-    /// The same, joining partitions in one go: which gains nothing here, where a wave stays in cache from primitive to primitive,
-    /// but a test of the joins that other devices run so.
+    /// The same, joining partitions in one go or not, whatever would be done here: nothing is gained by it, because a wave stays in
+    /// cache from primitive to primitive, but a test of the joins that other devices run so.
     #[must_use]
-    pub fn joining_partitions(mut self) -> Self {
-        self.info.joins_partitions = true;
+    pub fn joining_partitions(mut self, joins: bool) -> Self {
+        self.info.joins_partitions = joins;
         self
     }
 

@@ -330,6 +330,11 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
                 || value.as_f64().into_iter().collect(),
                 |list| list.iter().filter_map(serde_json::Value::as_f64).collect(),
             );
+            // Partitions are joined in one go where a GPU is emulated, which is where there is a link.
+            if name == "join_rows" && link.is_none() {
+                assert_eq!(numbers, [0.0; 3]);
+                continue;
+            }
             assert!(numbers.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{name} is {value}");
         }
         if memory >= 1 << 20 {
