@@ -82,11 +82,15 @@ impl Model<'_> {
         self.join.spec.count && !self.inputs.probe.host_keys && self.join.keys.iter().all(is_kept)
     }
 
-    /// Whether the device joins partitions in one go (`join/fused.rs`).
+    /// Whether the device joins partitions in one go (`join/fused.rs`). Where a key has many build rows it may give that up, and group and
+    /// match them.
     fn joins_partitions(&self) -> bool {
+        /// Half of what a GPU goes through in one bucket of its table.
+        const ROWS_OF_KEY_MAX: f64 = 32.0;
         self.strategy.is_partitioned()
             && self.join.spec.how == JoinKind::Inner
             && !self.inputs.hashed
+            && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= ROWS_OF_KEY_MAX)
             && self.rates.join_rows_of(self.inputs.key_width) > 0.0
     }
 
