@@ -448,11 +448,12 @@ impl Bench<'_> {
             let build = self.partition(&build, std::slice::from_ref(&build_payload), bits);
             let probe = self.partition(&probe, std::slice::from_ref(&probe_payload), bits);
             lap(0);
+            let bounds = probe.bounds.get().unwrap();
             let mut columns = Vec::new();
             let mut start = 0;
             while start < 1 << bits {
                 let mut end = start + 1;
-                while end < 1 << bits && probe.bounds[end + 1] - probe.bounds[start] <= device.info().wave_rows {
+                while end < 1 << bits && bounds[end + 1] - bounds[start] <= device.info().wave_rows {
                     end += 1;
                 }
                 let matches = match device.match_partitions(&build, &probe, start..end, stream).unwrap() {

@@ -6,7 +6,7 @@
 //!
 //! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:
 //! nothing crosses the link but the bounds of partitions. Prints one JSON line: seconds (median and minimum of the runs), those of
-//! the three steps, and the floor, which is to read the tables and write the result once. The result is checked after the
+//! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. The result is checked after the
 //! last run: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload follows from a key.
 
 use std::time::Instant;
@@ -196,15 +196,20 @@ fn main() {
     let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
 
     let mut runs = Vec::new();
+    let mut steps_of = Vec::new();
     let mut last = None;
-    for run in 0..=options.runs {
+    // The first run warms up. The others take turns: one is waited for at its end only, and of the next each step by itself.
+    for run in 0..=2 * options.runs {
         drop(last.take());
         device.synchronize(&bench.stream).unwrap();
+        let by_step = run % 2 == 0;
         let mut steps = [0.0; 3];
         let start = Instant::now();
         let mut lap = |step: usize| {
-            device.synchronize(&bench.stream).unwrap();
-            steps[step] = start.elapsed().as_secs_f64() - steps.iter().sum::<f64>();
+            if by_step {
+                device.synchronize(&bench.stream).unwrap();
+                steps[step] = start.elapsed().as_secs_f64() - steps.iter().sum::<f64>();
+            }
         };
         let build_parts = bench.partition(&build_rows, bits);
         lap(0);
@@ -212,21 +217,28 @@ fn main() {
         lap(1);
         let joined = device.join_partitions(&build_parts, &probe_parts, 0..1 << bits, wanted, &bench.stream).unwrap();
         lap(2);
-        // The first one warms up.
-        if run > 0 {
-            runs.push((start.elapsed().as_secs_f64(), steps));
+        device.synchronize(&bench.stream).unwrap();
+        match (run, by_step) {
+            (0, _) => {}
+            (_, false) => runs.push(start.elapsed().as_secs_f64()),
+            (_, true) => steps_of.push(steps),
         }
         last = joined;
     }
     bench.check(&last.expect("no partition is oversized"), &build_side, &probe_side);
-    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (median, steps) = runs[runs.len() / 2];
+    let median_of = |mut seconds: Vec<f64>| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    };
+    let steps: [f64; 3] = std::array::from_fn(|step| median_of(steps_of.iter().map(|steps| steps[step]).collect()));
+    let fastest = runs.iter().copied().fold(f64::INFINITY, f64::min);
+    let (run_count, median) = (runs.len(), median_of(runs));
     let read = if options.count { width * (build + probe) } else { width * (1 + payloads) * (build + probe) };
     let written = if options.count { 0 } else { width * (1 + 2 * payloads) * probe };
     Recorder::new("resident", options.record).write(json!({
         "device": device.info().name, "build_rows": build, "probe_rows": probe, "width": width, "payloads": payloads,
-        "sparse": options.sparse, "zipf": options.zipf, "count": options.count, "runs": runs.len(), "radix_bits": bits,
-        "seconds_median": median, "seconds_min": runs[0].0, "partition_build_seconds": steps[0],
+        "sparse": options.sparse, "zipf": options.zipf, "count": options.count, "runs": run_count, "radix_bits": bits,
+        "seconds_median": median, "seconds_min": fastest, "partition_build_seconds": steps[0],
         "partition_probe_seconds": steps[1], "join_seconds": steps[2], "bytes_once": read + written,
         "rows_per_second": (build + probe) as f64 / median,
     }));

@@ -84,6 +84,13 @@ inline u32 blocks_for(u64 rows, u32 threads) { return u32(rows == 0 ? 1 : ceil_d
 // What an entry point answers: the error of its launch, if any. Errors of running kernels come with a later call.
 inline int launched() { return int(cudaGetLastError()); }
 
+// What the current GPU has of something; nothing where it does not say.
+inline u32 limit_of(cudaDeviceAttr attribute) {
+    int device = 0, limit = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&limit, attribute, device) != cudaSuccess) return 0;
+    return u32(limit);
+}
+
 // Calls `body` with a value of the type of keys of that many bytes.
 template <typename Body>
 inline int with_key(u32 key_bytes, Body body) {

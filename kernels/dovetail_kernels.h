@@ -18,7 +18,7 @@
 #define DOVETAIL_TABLE_ROWS 4096
 
 /// The most build rows of a partition that are joined in one round.
-#define DOVETAIL_JOIN_ROWS 3072
+#define DOVETAIL_JOIN_ROWS 2560
 
 /// Bits as they are, zero-extended.
 #define DOVETAIL_UNSIGNED 0
@@ -159,6 +159,8 @@ struct DovetailPartition {
   uint32_t skip;
   /// Bits of this pass, 1 to `DOVETAIL_PASS_BITS_MAX`.
   uint32_t bits;
+  /// Whether `bounds` are there already: 1, or 0.
+  uint32_t is_counted;
   /// What moves. The keys are not among it unless they are listed.
   struct DovetailMove moves[DOVETAIL_MOVES_MAX];
   /// How many columns move.
@@ -169,6 +171,32 @@ struct DovetailPartition {
   uint64_t scratch_bytes;
   /// Outputs: where each of `parents << bits` partitions starts, and at the end the number of rows.
   uint32_t *bounds;
+  /// The number of rows of the largest partition; null where nobody asks.
+  uint32_t *largest;
+};
+
+/// Counts what two passes of partitioning find.
+struct DovetailCountPartitions {
+  /// Inputs: keys.
+  const void *keys;
+  /// Number of keys.
+  uint64_t rows;
+  /// Bytes per key.
+  uint32_t key_bytes;
+  /// Bits of the mixed key that are passed over.
+  uint32_t skip;
+  /// Bits of both passes, 1 to `2 * DOVETAIL_PASS_BITS_MAX`.
+  uint32_t bits;
+  /// Bits of the first pass.
+  uint32_t coarse_bits;
+  /// State.
+  void *scratch;
+  /// Its size.
+  uint64_t scratch_bytes;
+  /// Outputs: where each of `1 << bits` partitions starts, and at the end the number of rows.
+  uint32_t *bounds;
+  /// The same of the first pass.
+  uint32_t *coarse_bounds;
 };
 
 /// Sorts unsigned integers and the row numbers beside them by some of their bits. Stable.
@@ -379,6 +407,8 @@ struct DovetailJoinTotals {
   uint64_t pairs;
   /// Not zero when so many build rows share a bucket that the rest means nothing.
   uint64_t long_chains;
+  /// Units that a direct call left over.
+  uint64_t left_over;
 };
 
 /// Joins partitions, each with a table in shared memory, and writes the joined rows.
@@ -403,6 +433,11 @@ struct DovetailJoinPartitions {
   uint32_t column_count;
   /// Rows for which there is room in the columns.
   uint64_t room;
+  /// Whether to join what is simple, and leave the rest over: 1, or 0. Of columns of 4 bytes there may be two of each side then, of 8 one,
+  /// and no others; keys come first, then the build side's.
+  uint32_t is_direct;
+  /// State, of a direct call: room for `unit_count` units, the `left_over` first of which are to be done by another call.
+  struct DovetailMatchUnit *left_over;
   /// Output: added to what is there.
   struct DovetailJoinTotals *totals;
 };
@@ -576,6 +611,10 @@ extern uint64_t dovetail_select_scratch_bytes(uint64_t rows);
 extern int dovetail_partition(const struct DovetailPartition *args, DovetailStream stream);
 
 extern uint64_t dovetail_partition_scratch_bytes(uint32_t parents, uint32_t bits);
+
+extern int dovetail_count_partitions(const struct DovetailCountPartitions *args, DovetailStream stream);
+
+extern uint64_t dovetail_count_partitions_scratch_bytes(uint64_t rows, uint32_t bits);
 
 extern int dovetail_sort(const struct DovetailSort *args, DovetailStream stream);
 

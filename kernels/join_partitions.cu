@@ -6,6 +6,8 @@
 // output that is written directly and for skewed partitions that are split over blocks; Wu et al. 2024, section 4.2, for columns
 // that are moved with the keys.)
 //
+// Simple calls are joined by another kernel (join_direct.cuh), which leaves what is not simple to this one.
+//
 // Nothing has to be known of build keys: those that repeat give more pairs, and a partition with more rows than a table has room
 // for is worked off in rounds. Where a probe row walks so long a chain that a list of runs would be the better way, the kernel gives
 // up and says so. Pairs for which there is no room are counted all the same: the caller runs again with room for them.
@@ -13,19 +15,17 @@
 // Loads go to registers several at a time before anything of them is stored, because the compiler keeps a load behind every store
 // that might be to the same place.
 
-#include "common.cuh"
+#include "join_direct.cuh"
 
 namespace dovetail {
 namespace {
 
 // Of 128 to 512 threads with 2 to 8 rows each, these were the best on an H200 (kernels/README.md).
 constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
-constexpr u32 ROWS = DOVETAIL_JOIN_ROWS, BUCKETS = 4096;
 // Build rows that a probe row is compared with in one round, at the most.
 constexpr u32 CHAIN_MAX = 64;
-constexpr u32 NONE = 0xffff;
 
-static_assert(ROWS < NONE && TILE <= 0x10000, "rows of a table and of a tile are 16-bit numbers");
+static_assert(TILE <= 0x10000, "rows of a tile are 16-bit numbers");
 
 template <typename Key>
 struct Shared {
@@ -94,9 +94,7 @@ __global__ void __launch_bounds__(THREADS, 4) join(const __grid_constant__ Dovet
     Shared<Key>& table = *reinterpret_cast<Shared<Key>*>(shared);
     __shared__ u32 warp_pairs[THREADS / 32];
     __shared__ u64 tile_place, counted_of[THREADS / 32];
-    DovetailMatchUnit unit;
-    if (args.units) unit = args.units[blockIdx.x];
-    else unit = {blockIdx.x, args.probe_bounds[blockIdx.x], args.probe_bounds[blockIdx.x + 1]};
+    const DovetailMatchUnit unit = unit_of_block(args);
     if (unit.start == unit.end) return;
     const u64 build_start = args.build_bounds[unit.partition], build_end = args.build_bounds[unit.partition + 1];
     const Key* build = static_cast<const Key*>(args.build_keys);
@@ -231,6 +229,7 @@ __global__ void __launch_bounds__(THREADS, 4) join(const __grid_constant__ Dovet
 using namespace dovetail;
 
 int dovetail_join_partitions(const DovetailJoinPartitions* args, DovetailStream stream) {
+    if (args->is_direct) return run_direct(*args, cudaStream_t(stream));
     return with_key(args->key_bytes, [&](auto key) {
         using Key = decltype(key);
         constexpr u32 shared_bytes = sizeof(Shared<Key>);

@@ -1,27 +1,26 @@
 // Radix partitioning: one pass over rows that may be partitioned already, each parent partition on its own.
 //
-//   parents ─► tiles of 8192 rows ─► histogram ─► bounds ─► scatter: rank a tile in shared memory, move its columns
+//   parents ─► tiles of 4096 to 8192 rows ─► histogram ─► bounds ─► scatter: rank a tile in shared memory, move its columns
 //
 // Rows of a tile are ranked by shared-memory atomics, which is quicker than the stable ranking of a radix sort, because order
 // within a partition is free. A tile takes room in its partitions with one atomic per partition, so that tiles need not wait
 // for each other. Each column is then put in order in shared memory and written in runs: with 256 partitions, a run of 4-byte
 // values is 128 bytes long on average. (Rui and Tu 2017, section 4.1, share a histogram per block in this way; that columns
 // move with the keys is GFTR: Wu et al. 2024, section 4.2.)
+//
+// Where the bounds are known (count_partitions.cu counts for two passes at once) there is no histogram, and large first passes write
+// whole sectors only (combine.cuh).
 
 #include <algorithm>
 #include <cub/device/device_scan.cuh>
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
 
-#include "common.cuh"
+#include "combine.cuh"
+#include "tiles.cuh"
 
 namespace dovetail {
 namespace {
-
-constexpr u32 THREADS = 512;
-constexpr u32 BINS_MAX = 1u << DOVETAIL_PASS_BITS_MAX;
-
-static_assert(BINS_MAX <= THREADS && BINS_MAX <= 256, "a thread has one bin at most, and its number is a byte");
 
 struct TilesOf {
     const u32* bounds;
@@ -63,36 +62,11 @@ struct Scratch {
     }
 };
 
-// The rows of one tile.
-struct Tile {
-    u32 parent, start, rows;
-};
-
-// The tile of up to so many rows that this block works on. False when there is none.
-__device__ inline bool find_tile(const DovetailPartition& args, const u32* tile_starts, u32 tile_rows, Tile& tile) {
-    __shared__ Tile found;
-    if (threadIdx.x == 0) {
-        u32 low = 0, high = args.parents;
-        // The last parent that starts at or before this tile.
-        while (high - low > 1) {
-            const u32 middle = low + (high - low) / 2;
-            if (tile_starts[middle] <= blockIdx.x) low = middle;
-            else high = middle;
-        }
-        const u32 start = args.parent_bounds[low] + (blockIdx.x - tile_starts[low]) * tile_rows;
-        const u32 end = args.parent_bounds[low + 1];
-        found = {low, start, blockIdx.x < tile_starts[args.parents] ? min(tile_rows, end - start) : 0};
-    }
-    __syncthreads();
-    tile = found;
-    return tile.rows > 0;
-}
-
 template <typename Key, u32 PER_THREAD>
 __global__ void __launch_bounds__(THREADS) count_digits(DovetailPartition args, const u32* tile_starts, u32* counts) {
     __shared__ u32 in_bin[BINS_MAX];
-    Tile tile;
-    if (!find_tile(args, tile_starts, THREADS * PER_THREAD, tile)) return;
+    const Tile tile = find_tile(args, tile_starts, THREADS * PER_THREAD, blockIdx.x);
+    if (tile.rows == 0) return;
     const u32 bins = 1u << args.bits;
     if (threadIdx.x < bins) in_bin[threadIdx.x] = 0;
     __syncthreads();
@@ -111,14 +85,6 @@ __global__ void __launch_bounds__(THREADS) count_digits(DovetailPartition args, 
     __syncthreads();
     if (threadIdx.x < bins && in_bin[threadIdx.x] > 0)
         atomicAdd(&counts[(tile.parent << args.bits) + threadIdx.x], in_bin[threadIdx.x]);
-}
-
-// The value of a row of a tile; the number of the row where there is no column.
-template <typename Cell>
-__device__ inline Cell value_of(const DovetailMove& move, const Tile& tile, u32 row) {
-    if constexpr (sizeof(Cell) == 4)
-        if (!move.from) return Cell(tile.start + row);
-    return static_cast<const Cell*>(move.from)[tile.start + row];
 }
 
 // What a block has in shared memory beside the rows: where they go, by their place in the order of partitions.
@@ -182,28 +148,14 @@ __global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ Do
     Key* staged_keys = reinterpret_cast<Key*>(shared);
     Cell* staged_cells = reinterpret_cast<Cell*>(staged_keys + TILE);
     Places<TILE>& places = *reinterpret_cast<Places<TILE>*>(shared + Sizes::STAGED_BYTES);
-    __shared__ u32 warp_sums[THREADS / 32];
-    Tile tile;
-    if (!find_tile(args, tile_starts, TILE, tile)) return;
+    const Tile tile = find_tile(args, tile_starts, TILE, blockIdx.x);
+    if (tile.rows == 0) return;
     const u32 bins = 1u << args.bits;
     if (threadIdx.x < BINS_MAX) places.starts[threadIdx.x] = 0;
 
-    const Key* from = static_cast<const Key*>(args.keys) + tile.start;
     Key key[PER_THREAD];
     Cell extra[EXTRA == 0 ? 1 : EXTRA][PER_THREAD];
-#pragma unroll
-    for (u32 at = 0; at < PER_THREAD; ++at) {
-        const u32 row = at * THREADS + threadIdx.x;
-        key[at] = row < tile.rows ? from[row] : Key{};
-    }
-#pragma unroll
-    for (u32 column = 0; column < EXTRA; ++column) {
-#pragma unroll
-        for (u32 at = 0; at < PER_THREAD; ++at) {
-            const u32 row = at * THREADS + threadIdx.x;
-            extra[column][at] = row < tile.rows ? value_of<Cell>(args.moves[1 + column], tile, row) : Cell{};
-        }
-    }
+    load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [&](u32 row) { return row < tile.rows; });
     __syncthreads();
     u16 place[PER_THREAD];
     static_assert(TILE <= 65536, "places of a tile fit in their type");
@@ -217,16 +169,8 @@ __global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ Do
     // Where each partition starts in the tile, and how far from there it is to its place in the output.
     const u32 count = threadIdx.x < bins ? places.starts[threadIdx.x] : 0;
     const u32 room = count > 0 ? atomicAdd(&cursors[(tile.parent << args.bits) + threadIdx.x], count) : 0;
-    u32 inclusive = count;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-        if (threadIdx.x % 32 >= distance) inclusive += other;
-    }
-    if (threadIdx.x % 32 == 31) warp_sums[threadIdx.x / 32] = inclusive;
-    __syncthreads();
-    u32 start = inclusive - count;
-    for (u32 warp = 0; warp < threadIdx.x / 32; ++warp) start += warp_sums[warp];
+    u32 total;
+    const u32 start = sum_before(count, total);
     if (threadIdx.x < bins) {
         places.starts[threadIdx.x] = start;
         places.shifts[threadIdx.x] = room - start;
@@ -240,17 +184,21 @@ __global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ Do
             place[at] += u16(places.starts[bin]);
             places.bins[place[at]] = u8(bin);
             staged_keys[place[at]] = key[at];
+            if constexpr (EXTRA > 0) {
 #pragma unroll
-            for (u32 column = 0; column < EXTRA; ++column) staged_cells[column * TILE + place[at]] = extra[column][at];
+                for (u32 column = 0; column < EXTRA; ++column) staged_cells[column * TILE + place[at]] = extra[column][at];
+            }
         }
     }
     __syncthreads();
     for (u32 at = threadIdx.x; at < tile.rows; at += THREADS) {
         const u32 to = places.destination(at);
         static_cast<Key*>(args.moves[0].to)[to] = staged_keys[at];
+        if constexpr (EXTRA > 0) {
 #pragma unroll
-        for (u32 column = 0; column < EXTRA; ++column)
-            static_cast<Cell*>(args.moves[1 + column].to)[to] = staged_cells[column * TILE + at];
+            for (u32 column = 0; column < EXTRA; ++column)
+                static_cast<Cell*>(args.moves[1 + column].to)[to] = staged_cells[column * TILE + at];
+        }
     }
     if (args.move_count == 1 + EXTRA) return;
     __syncthreads();
@@ -278,15 +226,25 @@ int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t strea
     constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 16 : ROW_BYTES <= 12 ? 12 : 8;
     using Sizes = Scatter<Key, Cell, EXTRA, PER_THREAD>;
     const u64 partitions = u64(args.parents) << args.bits;
+    if constexpr (sizeof(Key) <= 8) {
+        if (args.is_counted && args.parents == 1 && args.move_count == 1 + EXTRA) {
+            const cudaError_t error = run_combined<Key, Cell, EXTRA>(args, scratch.cursors, scratch.counts, stream);
+            if (error != cudaErrorNotSupported) return int(error);
+        }
+    }
     cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, tiles_of(args, Sizes::TILE),
                                                       scratch.tile_starts, std::int64_t(args.parents) + 1, stream);
     if (error != cudaSuccess) return int(error);
     // As many as there can be; blocks without a tile end at once.
     const u32 tiles = u32(args.rows / Sizes::TILE + args.parents);
-    count_digits<Key, PER_THREAD><<<tiles, THREADS, 0, stream>>>(args, scratch.tile_starts, scratch.counts);
-    error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, scratch.counts, args.bounds,
-                                          std::int64_t(partitions) + 1, stream);
-    if (error != cudaSuccess) return int(error);
+    if (!args.is_counted) {
+        error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
+        if (error != cudaSuccess) return int(error);
+        count_digits<Key, PER_THREAD><<<tiles, THREADS, 0, stream>>>(args, scratch.tile_starts, scratch.counts);
+        error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, scratch.counts, args.bounds,
+                                              std::int64_t(partitions) + 1, stream);
+        if (error != cudaSuccess) return int(error);
+    }
     error = cudaMemcpyAsync(scratch.cursors, args.bounds, partitions * 4, cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return int(error);
     const auto kernel = scatter<Key, Cell, EXTRA, PER_THREAD>;
@@ -294,6 +252,12 @@ int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t strea
     if (error != cudaSuccess) return int(error);
     kernel<<<tiles, THREADS, Sizes::SHARED_BYTES, stream>>>(args, scratch.tile_starts, scratch.cursors);
     return launched();
+}
+
+__global__ void find_largest(const u32* bounds, u32 partitions, u32* largest) {
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 of_warp = __reduce_max_sync(~0u, at < partitions ? bounds[at + 1] - bounds[at] : 0);
+    if (threadIdx.x % 32 == 0) atomicMax(largest, of_warp);
 }
 
 // Puts moves of that width behind that of the keys, and answers how many there are, up to `most`.
@@ -316,12 +280,9 @@ uint64_t dovetail_partition_scratch_bytes(uint32_t parents, uint32_t bits) {
 int dovetail_partition(const DovetailPartition* given, DovetailStream stream_handle) {
     const cudaStream_t stream = cudaStream_t(stream_handle);
     DovetailPartition args = *given;
-    const u64 partitions = u64(args.parents) << args.bits;
     Scratch scratch(args.scratch, args.parents, args.bits);
     if (scratch.bytes > args.scratch_bytes) return int(cudaErrorInvalidValue);
-    const cudaError_t error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
-    if (error != cudaSuccess) return int(error);
-    return with_key(args.key_bytes, [&](auto key) {
+    const int code = with_key(args.key_bytes, [&](auto key) {
         using Key = decltype(key);
         if constexpr (sizeof(Key) <= 8) {
             switch (put_first(args, 4, 2)) {
@@ -333,4 +294,10 @@ int dovetail_partition(const DovetailPartition* given, DovetailStream stream_han
         }
         return run_pass<Key, u32, 0>(args, scratch, stream);
     });
+    if (code != 0 || !args.largest) return code;
+    const cudaError_t error = cudaMemsetAsync(args.largest, 0, 4, stream);
+    if (error != cudaSuccess) return int(error);
+    const u32 partitions = args.parents << args.bits;
+    find_largest<<<blocks_for(partitions, 256), 256, 0, stream>>>(args.bounds, partitions, args.largest);
+    return launched();
 }

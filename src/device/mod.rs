@@ -53,10 +53,10 @@ pub use cancel::CancelFlag;
 pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
 pub use phase::in_phase;
 pub use types::{
-    BitSlice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind, DeviceMemory, Event, Filter,
-    Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
-    PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Stream, Table,
-    Unmatched, Wanted, Which, Width, WorkTime,
+    BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,
+    DeviceMemory, Event, Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth,
+    Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits, Runs,
+    Sorted, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};

@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arrow::buffer::Buffer;
 
 use super::CancelFlag;
+use crate::Result;
 
 /// The position that means "no row": a null on gathering. No row has it, because [`ROWS_MAX`] is smaller.
 pub const NO_ROW: u32 = u32::MAX;
@@ -315,8 +316,8 @@ pub struct Partitions {
     pub keys: Keys,
     /// What was carried, in the same order and as it was given.
     pub carried: Vec<Column>,
-    /// Where each partition starts, and at the end the number of rows: one more entry than partitions.
-    pub bounds: Arc<[usize]>,
+    /// Where each partition starts.
+    pub bounds: Bounds,
     /// The bits that chose the partition.
     pub bits: RadixBits,
     /// What is known of equal keys.
@@ -327,6 +328,89 @@ impl Partitions {
     /// Whether equal keys are known to be adjacent.
     pub fn is_grouped(&self) -> bool {
         matches!(self.grouping, Grouping::Adjacent { .. })
+    }
+}
+
+/// Where partitions start, and at the end the number of rows: one more entry than partitions. A device with memory of its own keeps them
+/// there, and tells when it is asked: many joins never ask.
+#[derive(Clone, Debug)]
+pub struct Bounds(Arc<BoundsState>);
+
+#[derive(Debug)]
+struct BoundsState {
+    partitions: usize,
+    rows: usize,
+    here: OnceLock<Vec<usize>>,
+    there: Option<Box<dyn BoundsOnDevice>>,
+}
+
+/// Bounds in a device's memory.
+pub trait BoundsOnDevice: fmt::Debug + Send + Sync {
+    /// All of them. Waits.
+    fn read(&self) -> Result<Vec<usize>>;
+
+    /// For the device that made them.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl Bounds {
+    /// Those of so many partitions with so many rows together, in a device's memory.
+    pub fn on_device(partitions: usize, rows: usize, bounds: Box<dyn BoundsOnDevice>) -> Self {
+        Self(Arc::new(BoundsState { partitions, rows, here: OnceLock::new(), there: Some(bounds) }))
+    }
+
+    /// How many partitions there are.
+    pub fn partitions(&self) -> usize {
+        self.0.partitions
+    }
+
+    /// Rows of all partitions.
+    pub fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    /// The bounds; read from the device when it was never asked. May wait.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn get(&self) -> Result<&[usize]> {
+        let state = &*self.0;
+        match (&state.there, state.here.get()) {
+            (Some(bounds), None) => {
+                let read = bounds.read()?;
+                Ok(state.here.get_or_init(|| read))
+            }
+            (_, here) => Ok(here.expect("bounds are here or on a device")),
+        }
+    }
+
+    /// The bounds, unless only a device knows them.
+    pub fn known(&self) -> Option<&[usize]> {
+        self.0.here.get().map(Vec::as_slice)
+    }
+
+    /// What the device has, of a device with memory of its own.
+    pub fn there(&self) -> Option<&dyn BoundsOnDevice> {
+        self.0.there.as_deref()
+    }
+
+    /// Rows of a range of partitions. May wait, unless it is all of them.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn rows_of(&self, partitions: Range<usize>) -> Result<usize> {
+        if partitions == (0..self.partitions()) {
+            return Ok(self.rows());
+        }
+        let bounds = self.get()?;
+        Ok(bounds[partitions.end] - bounds[partitions.start])
+    }
+}
+
+impl From<Vec<usize>> for Bounds {
+    fn from(bounds: Vec<usize>) -> Self {
+        let (partitions, rows) = (bounds.len() - 1, bounds.last().copied().unwrap_or(0));
+        Self(Arc::new(BoundsState { partitions, rows, here: OnceLock::from(bounds), there: None }))
     }
 }
 

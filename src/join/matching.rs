@@ -74,7 +74,11 @@ impl BuildSide {
         }
         let key_bytes = partitions.keys.width.bytes();
         let row_bytes: usize = key_bytes + partitions.carried.iter().map(|column| column.width.bytes()).sum::<usize>();
-        let mut sizes: Vec<usize> = partitions.bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
+        let Some(bounds) = partitions.bounds.known() else {
+            // A device that keeps them to itself sorts all rows at once: keys and row numbers, and as much again.
+            return (partitions.keys.rows * (row_bytes + 2 * (key_bytes + 4))) as u64;
+        };
+        let mut sizes: Vec<usize> = bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
         sizes.sort_unstable_by_key(|&rows| Reverse(rows));
         let rows_at_once: usize = sizes.iter().take(device.info().parallelism).sum();
         let slot_bytes = (key_bytes + 8).next_power_of_two();
@@ -124,7 +128,7 @@ impl BuildSide {
                 })?
             }
             (Order::Partitioned(build), Order::Partitioned(partitions)) => {
-                let rows = partitions.bounds[wave.end] - partitions.bounds[wave.start];
+                let rows = partitions.bounds.rows_of(wave.clone())?;
                 let found = shop.monitor.phase("match", wave_bytes(rows), || {
                     device.match_partitions(build, partitions, wave.clone(), stream)
                 })?;
@@ -173,14 +177,18 @@ impl SharedBuild {
     }
 }
 
-/// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe rows each.
-pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Vec<Range<usize>> {
+/// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe rows each. May wait for the bounds of
+/// partitions.
+pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Result<Vec<Range<usize>>> {
     let Order::Partitioned(partitions) = &probe.order else {
         let rows = probe.len();
-        return (0..rows).step_by(wave_rows).map(|start| start..rows.min(start + wave_rows)).collect();
+        return Ok((0..rows).step_by(wave_rows).map(|start| start..rows.min(start + wave_rows)).collect());
     };
-    let bounds = &partitions.bounds;
-    let count = bounds.len() - 1;
+    let count = partitions.bounds.partitions();
+    if partitions.bounds.rows() <= wave_rows {
+        return Ok(std::iter::once(0..count).collect());
+    }
+    let bounds = partitions.bounds.get()?;
     let mut waves = Vec::new();
     let mut start = 0;
     while start < count {
@@ -191,7 +199,7 @@ pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Vec<Range<usize>> {
         waves.push(start..end);
         start = end;
     }
-    waves
+    Ok(waves)
 }
 
 /// The perfect-hash table when the keys are dense, as they are expected to be; else the general one.

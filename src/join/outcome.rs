@@ -116,7 +116,7 @@ impl Outcome {
             emitted(rows - of_wave);
             Ok(())
         };
-        let outcome = waves(probe, wave_rows).into_iter().try_for_each(&mut join_wave);
+        let outcome = waves(probe, wave_rows).and_then(|waves| waves.into_iter().try_for_each(&mut join_wave));
         // Where another stream has put a grouped build side in the place of this one, nobody else may hold it any more; and what
         // this stream was given to do reads it, however the last wave came out, and whether or not the job was stopped.
         let settled = shop.device.synchronize(&shop.stream.uncancelled());

@@ -158,7 +158,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
             rates.partition = rows * (3.0 * 8.0 + 2.0 * 4.0) / seconds;
         }
         let probe_partitioned = device.partition(&probe, &carry, bits, &stream)?;
-        let count = partitioned.bounds.len() - 1;
+        let count = partitioned.bounds.partitions();
         let (found, seconds) =
             bench.time(|| device.match_partitions(&partitioned, &probe_partitioned, 0..count, &stream))?;
         // A device that gives up, because a partition is too large for it, is quick.

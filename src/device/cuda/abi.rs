@@ -26,7 +26,7 @@ pub const DOVETAIL_PASS_BITS_MAX: u32 = 8;
 pub const DOVETAIL_TABLE_ROWS: u32 = 4096;
 
 /// The most build rows of a partition that are joined in one round.
-pub const DOVETAIL_JOIN_ROWS: u32 = 3072;
+pub const DOVETAIL_JOIN_ROWS: u32 = 2560;
 
 /// Bits as they are, zero-extended.
 pub const DOVETAIL_UNSIGNED: u32 = 0;
@@ -164,6 +164,8 @@ pub struct DovetailPartition {
     pub skip: u32,
     /// Bits of this pass, 1 to `DOVETAIL_PASS_BITS_MAX`.
     pub bits: u32,
+    /// Whether `bounds` are there already: 1, or 0.
+    pub is_counted: u32,
     /// What moves. The keys are not among it unless they are listed.
     pub moves: [DovetailMove; DOVETAIL_MOVES_MAX],
     /// How many columns move.
@@ -174,6 +176,34 @@ pub struct DovetailPartition {
     pub scratch_bytes: u64,
     /// Outputs: where each of `parents << bits` partitions starts, and at the end the number of rows.
     pub bounds: *mut u32,
+    /// The number of rows of the largest partition; null where nobody asks.
+    pub largest: *mut u32,
+}
+
+/// Counts what two passes of partitioning find.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailCountPartitions {
+    /// Inputs: keys.
+    pub keys: *const c_void,
+    /// Number of keys.
+    pub rows: u64,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Bits of the mixed key that are passed over.
+    pub skip: u32,
+    /// Bits of both passes, 1 to `2 * DOVETAIL_PASS_BITS_MAX`.
+    pub bits: u32,
+    /// Bits of the first pass.
+    pub coarse_bits: u32,
+    /// State.
+    pub scratch: *mut c_void,
+    /// Its size.
+    pub scratch_bytes: u64,
+    /// Outputs: where each of `1 << bits` partitions starts, and at the end the number of rows.
+    pub bounds: *mut u32,
+    /// The same of the first pass.
+    pub coarse_bounds: *mut u32,
 }
 
 /// Sorts unsigned integers and the row numbers beside them by some of their bits. Stable.
@@ -424,6 +454,11 @@ pub struct DovetailJoinPartitions {
     pub column_count: u32,
     /// Rows for which there is room in the columns.
     pub room: u64,
+    /// Whether to join what is simple, and leave the rest over: 1, or 0. Of columns of 4 bytes there may be two of each side then, of 8 one,
+    /// and no others; keys come first, then the build side's.
+    pub is_direct: u32,
+    /// State, of a direct call: room for `unit_count` units, the `left_over` first of which are to be done by another call.
+    pub left_over: *mut DovetailMatchUnit,
     /// Output: added to what is there.
     pub totals: *mut DovetailJoinTotals,
 }
@@ -436,6 +471,8 @@ pub struct DovetailJoinTotals {
     pub pairs: u64,
     /// Not zero when so many build rows share a bucket that the rest means nothing.
     pub long_chains: u64,
+    /// Units that a direct call left over.
+    pub left_over: u64,
 }
 
 /// Finds in a list of ascending positions the first that is not below each bound.
@@ -620,6 +657,8 @@ unsafe extern "C" {
     pub fn dovetail_select_scratch_bytes(rows: u64) -> u64;
     pub fn dovetail_partition(args: *const DovetailPartition, stream: DovetailStream) -> c_int;
     pub fn dovetail_partition_scratch_bytes(parents: u32, bits: u32) -> u64;
+    pub fn dovetail_count_partitions(args: *const DovetailCountPartitions, stream: DovetailStream) -> c_int;
+    pub fn dovetail_count_partitions_scratch_bytes(rows: u64, bits: u32) -> u64;
     pub fn dovetail_sort(args: *const DovetailSort, stream: DovetailStream) -> c_int;
     pub fn dovetail_sort_scratch_bytes(width: u32, rows: u64) -> u64;
     pub fn dovetail_sort_image(args: *const DovetailSortImage, stream: DovetailStream) -> c_int;

@@ -379,6 +379,27 @@ impl Queue {
         waited
     }
 
+    /// Reads values back, when all work before has been done.
+    pub(super) fn download<T: bytemuck::Pod>(
+        &self,
+        from: sys::CUdeviceptr,
+        count: usize,
+        attempt: &'static str,
+    ) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); count];
+        if count > 0 {
+            self.gpu.bind()?;
+            let watched = self.gpu.observer.watch(self, attempt, size_of_val(&values[..]) as u64);
+            // SAFETY: callers pass memory of this device with that many values, and the copy is waited for before they are looked at.
+            let copied = unsafe { result::memcpy_dtoh_async(&mut values, from, self.raw) };
+            drop(watched);
+            let waited = self.synchronize(attempt);
+            self.gpu.check(copied, attempt)?;
+            waited?;
+        }
+        Ok(values)
+    }
+
     /// Reads a few bytes of device memory, when all work before has been done.
     pub(super) fn read_small(&self, from: sys::CUdeviceptr, bytes: usize, attempt: &str) -> Result<Vec<u8>> {
         assert!(bytes <= READ_BACK_BYTES, "{bytes} bytes are not few");

@@ -4,13 +4,18 @@ use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
-use super::abi::{self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn, DovetailJoinTotals};
+use super::abi::{
+    self, DOVETAIL_JOIN_ROWS, DOVETAIL_MOVES_MAX, DovetailJoinColumn, DovetailJoinTotals, DovetailMatchUnit,
+};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::{carried, key_pointer};
 use super::matching::{UNIT_ROWS, units};
+use super::partition::bounds_of;
 use super::work::Work;
 use crate::Result;
-use crate::device::{Carry, Column, JoinedPartitions, JoinedRows, Keys, Partitions, Positions, Wanted, Width};
+use crate::device::{
+    Carry, Column, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, Positions, Wanted, Width,
+};
 
 /// Rounds that the largest partition may take: each looks all probe rows of the partition up again.
 const ROUNDS_MAX: usize = 16;
@@ -25,19 +30,17 @@ pub(super) fn join(
     partitions: Range<usize>,
     wanted: Wanted,
 ) -> Result<Option<JoinedPartitions>> {
-    let sides = [build, probe].map(|side| &side.bounds[partitions.start..=partitions.end]);
-    let is_oversized = |bounds: &[usize]| bounds[1] - bounds[0] > ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize;
-    if sides[0].windows(2).any(is_oversized) {
+    if bounds_of(build).largest()? > ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize {
         return Ok(None);
     }
-    let run = |writing: &Writing<'_>| launch(work, build, probe, sides, writing);
+    let run = |writing: &Writing<'_>| launch(work, build, probe, partitions.clone(), writing);
     let Wanted::Rows { room, keys: with_keys } = wanted else {
-        let pairs = run(&Writing { work, room: 0, columns: Vec::new(), written: Vec::new() })?;
+        let pairs = run(&Writing::nothing(work, 0))?;
         return Ok(pairs.map(|pairs| JoinedPartitions { pairs, rows: None }));
     };
 
-    let mut writing = Writing { work, room, columns: Vec::new(), written: Vec::new() };
     let keys = with_keys.then(|| probe.keys.as_column());
+    let mut writing = Writing { has_keys: with_keys, ..Writing::nothing(work, room) };
     let by_position = build.carried.len() + probe.carried.len() >= DOVETAIL_MOVES_MAX;
     if by_position {
         // More columns than a kernel writes: positions are written, and columns gathered by them.
@@ -87,11 +90,17 @@ struct Writing<'a> {
     work: &'a Work<'a>,
     /// Rows that there is room for.
     room: usize,
+    /// Whether the first column is that of the keys.
+    has_keys: bool,
     columns: Vec<DovetailJoinColumn>,
     written: Vec<(CudaBuffer, Width)>,
 }
 
-impl Writing<'_> {
+impl<'a> Writing<'a> {
+    fn nothing(work: &'a Work<'a>, room: usize) -> Self {
+        Self { work, room, has_keys: false, columns: Vec::new(), written: Vec::new() }
+    }
+
     /// Takes memory for a column; with nothing to read it from, for the positions of rows.
     fn add(&mut self, from: Option<&Column>, width: Width, of_probe: bool) -> Result<()> {
         let to = self.work.buffer(self.room.saturating_mul(width.bytes()), PURPOSE)?;
@@ -105,6 +114,19 @@ impl Writing<'_> {
         Ok(())
     }
 
+    /// Whether the kernel that keeps payload in registers can write them: there is some, all as wide, and at most 8 bytes of each side.
+    fn is_direct(&self, keys: KeyWidth) -> bool {
+        let payload = &self.columns[usize::from(self.has_keys)..];
+        let Some(width) = payload.first().map(|column| column.width) else {
+            return self.has_keys && keys != KeyWidth::W16;
+        };
+        let of_probe = payload.iter().filter(|column| column.of_probe != 0).count();
+        matches!(width, 4 | 8)
+            && keys != KeyWidth::W16
+            && payload.iter().all(|column| column.width == width && !column.from.is_null())
+            && of_probe.max(payload.len() - of_probe) * width as usize <= 8
+    }
+
     /// What was written, of that many rows.
     fn into_columns(self, rows: usize) -> Vec<Column> {
         let column = |(data, width)| Column { data: Arc::new(data), width, rows, validity: None };
@@ -112,43 +134,53 @@ impl Writing<'_> {
     }
 }
 
-/// Joins partitions of those bounds, and answers how many pairs there are; `None` where the kernel gave up. Waits.
+/// Joins those partitions, and answers how many pairs there are; `None` where the kernel gave up. Waits.
 fn launch(
     work: &Work<'_>,
     build: &Partitions,
     probe: &Partitions,
-    sides: [&[usize]; 2],
+    partitions: Range<usize>,
     writing: &Writing<'_>,
 ) -> Result<Option<u64>> {
-    if sides.iter().any(|bounds| bounds.first() == bounds.last()) {
+    if partitions.is_empty() || build.bounds.rows() == 0 || probe.bounds.rows() == 0 {
         return Ok(Some(0));
     }
-    let [build_bounds, probe_bounds] =
-        sides.map(|bounds| bounds.iter().map(|&bound| bound as u32).collect::<Vec<u32>>());
     // Where a partition is skewed, blocks share it, and each is told what to do.
-    let is_skewed = sides[1].windows(2).any(|bounds| bounds[1] - bounds[0] > UNIT_ROWS);
-    let units = if is_skewed { units(sides[1]) } else { Vec::new() };
-    let unit_count = if is_skewed { units.len() } else { sides[1].len() - 1 };
-    let [build_bounds, probe_bounds] = [work.upload(&build_bounds, PURPOSE)?, work.upload(&probe_bounds, PURPOSE)?];
+    let units = match bounds_of(probe).largest()? > UNIT_ROWS {
+        true => units(&probe.bounds.get()?[partitions.start..=partitions.end]),
+        false => Vec::new(),
+    };
+    let is_skewed = !units.is_empty();
+    let unit_count = if is_skewed { units.len() } else { partitions.len() };
     let units = work.upload(&units, PURPOSE)?;
+    let is_direct = writing.is_direct(build.keys.width);
+    let left_over = work.values::<DovetailMatchUnit>(if is_direct { unit_count } else { 0 }, PURPOSE)?;
     let totals = work.filled(size_of::<DovetailJoinTotals>(), 0, PURPOSE)?;
     let mut args = abi::DovetailJoinPartitions {
         build_keys: key_pointer(&build.keys),
-        build_bounds: build_bounds.as_ptr(),
+        build_bounds: bounds_of(build).from(partitions.start),
         probe_keys: key_pointer(&probe.keys),
-        probe_bounds: if is_skewed { null() } else { probe_bounds.as_ptr() },
+        probe_bounds: if is_skewed { null() } else { bounds_of(probe).from(partitions.start) },
         units: if is_skewed { units.as_ptr() } else { null() },
         unit_count: unit_count as u32,
         key_bytes: build.keys.width.bytes() as u32,
         columns: [NO_COLUMN; DOVETAIL_MOVES_MAX],
         column_count: writing.columns.len() as u32,
         room: writing.room as u64,
+        is_direct: u32::from(is_direct),
+        left_over: left_over.as_mut_ptr(),
         totals: totals.as_mut_ptr(),
     };
     args.columns[..writing.columns.len()].copy_from_slice(&writing.columns);
     work.launch(PURPOSE, abi::dovetail_join_partitions, &args)?;
-    let totals: DovetailJoinTotals = work.read(&totals, PURPOSE)?;
-    Ok((totals.long_chains == 0).then_some(totals.pairs))
+    let mut found: DovetailJoinTotals = work.read(&totals, PURPOSE)?;
+    if found.left_over > 0 {
+        // What the simple kernel has not done, by the one for everything.
+        (args.units, args.unit_count, args.is_direct) = (left_over.as_ptr(), found.left_over as u32, 0);
+        work.launch(PURPOSE, abi::dovetail_join_partitions, &args)?;
+        found = work.read(&totals, PURPOSE)?;
+    }
+    Ok((found.long_chains == 0).then_some(found.pairs))
 }
 
 const NO_COLUMN: DovetailJoinColumn =

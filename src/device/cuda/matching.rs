@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::abi::{self, DOVETAIL_TABLE_ROWS, DovetailMatchTotals, DovetailMatchUnit};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::key_pointer;
+use super::partition::bounds_of;
 use super::positions::select;
 use super::work::Work;
 use crate::Result;
@@ -53,27 +54,25 @@ pub(super) fn match_partitions(
     partitions: Range<usize>,
 ) -> Result<PartitionMatches> {
     const PURPOSE: &str = "matching partitions";
-    let oversized = |bounds: &[usize]| bounds[1] - bounds[0] > DOVETAIL_TABLE_ROWS as usize;
-    if !build.is_grouped() && build.bounds[partitions.start..=partitions.end].windows(2).any(oversized) {
+    let is_oversized = |bounds: &[usize]| bounds[1] - bounds[0] > DOVETAIL_TABLE_ROWS as usize;
+    if !build.is_grouped()
+        && bounds_of(build).largest()? > DOVETAIL_TABLE_ROWS as usize
+        && build.bounds.get()?[partitions.start..=partitions.end].windows(2).any(is_oversized)
+    {
         // Its table takes several rounds, which would not see that a key of one is in another as well.
         return Ok(PartitionMatches::RepeatedBuildKeys);
     }
     // Either the keys of a partition are entered into its table, or the first ones of its runs.
-    let uploaded: CudaBuffer;
     let (heads, build_bounds) = match &build.grouping {
-        Grouping::Unknown => {
-            let bounds = build.bounds[partitions.start..=partitions.end].iter().map(|&bound| bound as u32);
-            uploaded = work.upload(&bounds.collect::<Vec<u32>>(), PURPOSE)?;
-            (null(), uploaded.as_ptr())
-        }
+        Grouping::Unknown => (null(), bounds_of(build).from(partitions.start)),
         Grouping::Adjacent { runs } => {
             let runs = runs.as_ref().expect("grouping on this device has found the runs");
-            let before = pointer_of::<u32>(&runs.before, build.bounds.len());
+            let before = pointer_of::<u32>(&runs.before, build.bounds.partitions() + 1);
             // SAFETY: there are as many as bounds, as was just asserted, and the range of partitions lies within these.
             (pointer_of::<u32>(&runs.heads, runs.count + 1), unsafe { before.add(partitions.start) })
         }
     };
-    let bounds = &probe.bounds[partitions.start..=partitions.end];
+    let bounds = &probe.bounds.get()?[partitions.start..=partitions.end];
     let rows = bounds[0]..bounds[partitions.len()];
     let units = units(bounds);
     let units_on_device = work.upload(&units, PURPOSE)?;

@@ -299,7 +299,11 @@ impl Device for CudaDevice {
         stream: &Stream,
     ) -> Result<PartitionMatches> {
         assert_eq!(build.keys.width, probe.keys.width, "both sides of a match have keys of one width");
-        assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a match have as many partitions");
+        assert_eq!(
+            build.bounds.partitions(),
+            probe.bounds.partitions(),
+            "both sides of a match have as many partitions"
+        );
         matching::match_partitions(&self.work(stream)?, build, probe, partitions)
     }
 
@@ -312,7 +316,11 @@ impl Device for CudaDevice {
         stream: &Stream,
     ) -> Result<Option<JoinedPartitions>> {
         assert_eq!(build.keys.width, probe.keys.width, "both sides of a join have keys of one width");
-        assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a join have as many partitions");
+        assert_eq!(
+            build.bounds.partitions(),
+            probe.bounds.partitions(),
+            "both sides of a join have as many partitions"
+        );
         join_partitions::join(&self.work(stream)?, build, probe, partitions, wanted)
     }
 

@@ -1,14 +1,18 @@
 //! Partitioning by bits of the mixed key, in as many passes as the bits need, and making equal keys adjacent.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
 
 use super::abi::{self, DOVETAIL_MOVES_MAX, DOVETAIL_PASS_BITS_MAX};
 use super::buffer::{CudaBuffer, pointer_of};
+use super::driver::Queue;
 use super::keys::{Image, carried, key_pointer, rearranged, sorted_order};
 use super::matching::find_runs;
 use super::work::Work;
 use crate::Result;
-use crate::device::{Carry, Column, Grouping, Keys, Partitions, Positions, RadixBits, Runs, Width};
+use crate::device::{
+    Bounds, BoundsOnDevice, Carry, Column, Grouping, Keys, Partitions, Positions, RadixBits, Runs, Width,
+};
 
 /// Moves that one pass makes beside the keys and, if it is not carried anyway, the row number that the rest is gathered by.
 const CARRIED_MAX: usize = DOVETAIL_MOVES_MAX - 2;
@@ -32,18 +36,20 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
             })
             .collect(),
     };
+    let digits = digits(bits);
+    let mut counted = match &digits[..] {
+        [] => Vec::new(),
+        [only] => count(work, keys, bits.skip, only.bits, only.bits)?,
+        [first, second, ..] => count(work, keys, bits.skip, first.bits + second.bits, first.bits)?,
+    };
     let mut bounds = work.upload(&[0, rows as u32], "bounds of partitions")?;
+    let largest = work.filled(size_of::<u32>(), 0, "bounds of partitions")?;
     let mut parents = 1;
-    let passes = bits.bits.div_ceil(DOVETAIL_PASS_BITS_MAX).max(1);
-    let mut skip = bits.skip;
-    for pass in 0..passes {
-        // As even as possible: 9 bits are 5 and 4, because the runs that a tile writes get shorter with each bit.
-        let of_pass = (bits.skip + bits.bits - skip).div_ceil(passes - pass);
-        if of_pass > 0 {
-            (moving, bounds) = moving.pass(work, parents, &bounds, RadixBits { skip, bits: of_pass })?;
-            parents <<= of_pass;
-            skip += of_pass;
-        }
+    for (pass, &digit) in digits.iter().enumerate() {
+        let known = if counted.is_empty() { None } else { Some(counted.remove(0)) };
+        let asked = if pass + 1 == digits.len() { Some(&largest) } else { None };
+        (moving, bounds) = moving.pass(work, parents, &bounds, digit, known, asked)?;
+        parents <<= digit.bits;
     }
     let columns = moving.columns.into_iter().map(|column| match column {
         Some(column) => Ok(Column { validity: None, ..column }),
@@ -54,9 +60,103 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
         }
     });
     let carried = columns.collect::<Result<_>>()?;
-    let bounds: Vec<u32> = work.download(&bounds, parents + 1, "bounds of partitions")?;
-    let bounds = bounds.into_iter().map(|bound| bound as usize).collect();
+    let on_device = BoundsThere {
+        bounds,
+        partitions: parents,
+        largest_there: largest,
+        largest: if digits.is_empty() { OnceLock::from(rows) } else { OnceLock::new() },
+        queue: work.queue.clone(),
+    };
+    let bounds = Bounds::on_device(parents, rows, Box::new(on_device));
     Ok(Partitions { keys: moving.keys, carried, bounds, bits, grouping: Grouping::Unknown })
+}
+
+/// The bits of each pass, as even as possible: 9 bits are 5 and 4, because the runs that a tile writes get shorter with each bit.
+fn digits(bits: RadixBits) -> Vec<RadixBits> {
+    let passes = bits.bits.div_ceil(DOVETAIL_PASS_BITS_MAX);
+    let mut skip = bits.skip;
+    let digit = |pass: u32| {
+        let of_pass = (bits.skip + bits.bits - skip).div_ceil(passes - pass);
+        skip += of_pass;
+        RadixBits { skip: skip - of_pass, bits: of_pass }
+    };
+    (0..passes).map(digit).collect()
+}
+
+/// The bounds after a first pass and, if there are more bits than its own, those after the second. None where the GPU cannot count so
+/// many at once: then each pass counts for itself.
+fn count(work: &Work<'_>, keys: &Keys, skip: u32, bits: u32, coarse_bits: u32) -> Result<Vec<CudaBuffer>> {
+    const PURPOSE: &str = "counting partitions";
+    // SAFETY: it computes a size from numbers, and asks what the current GPU has.
+    let scratch_bytes = unsafe { abi::dovetail_count_partitions_scratch_bytes(keys.rows as u64, bits) };
+    if scratch_bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let scratch = work.scratch(scratch_bytes, PURPOSE)?;
+    let [fine, coarse] = [bits, coarse_bits].map(|bits| work.values::<u32>((1 << bits) + 1, "bounds of partitions"));
+    let (fine, coarse) = (fine?, coarse?);
+    let args = abi::DovetailCountPartitions {
+        keys: key_pointer(keys),
+        rows: keys.rows as u64,
+        key_bytes: keys.width.bytes() as u32,
+        skip,
+        bits,
+        coarse_bits,
+        scratch: scratch.as_mut_ptr(),
+        scratch_bytes,
+        bounds: fine.as_mut_ptr(),
+        coarse_bounds: coarse.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_count_partitions, &args)?;
+    Ok(if bits == coarse_bits { vec![fine] } else { vec![coarse, fine] })
+}
+
+/// Bounds as a GPU has them: 32-bit positions.
+#[derive(Debug)]
+pub(super) struct BoundsThere {
+    bounds: CudaBuffer,
+    partitions: usize,
+    largest_there: CudaBuffer,
+    largest: OnceLock<usize>,
+    /// Where they were made, so that reading them waits for no other.
+    queue: Arc<Queue>,
+}
+
+impl BoundsThere {
+    /// The bounds of partitions from that one on.
+    pub(super) fn from(&self, partition: usize) -> *const u32 {
+        assert!(partition <= self.partitions, "partition {partition} of {}", self.partitions);
+        // SAFETY: there is one bound more than partitions.
+        unsafe { self.bounds.as_ptr::<u32>().add(partition) }
+    }
+
+    /// Rows of the largest partition. Waits when it was never asked.
+    pub(super) fn largest(&self) -> Result<usize> {
+        if let Some(&largest) = self.largest.get() {
+            return Ok(largest);
+        }
+        let read = self.queue.read_small(self.largest_there.pointer(), size_of::<u32>(), "bounds of partitions")?;
+        let largest: u32 = bytemuck::pod_read_unaligned(&read);
+        Ok(*self.largest.get_or_init(|| largest as usize))
+    }
+}
+
+impl BoundsOnDevice for BoundsThere {
+    fn read(&self) -> Result<Vec<usize>> {
+        let bounds: Vec<u32> =
+            self.queue.download(self.bounds.pointer(), self.partitions + 1, "bounds of partitions")?;
+        Ok(bounds.into_iter().map(|bound| bound as usize).collect())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The bounds of partitions that a GPU made.
+pub(super) fn bounds_of(partitions: &Partitions) -> &BoundsThere {
+    let there = partitions.bounds.there().and_then(|bounds| bounds.as_any().downcast_ref());
+    there.expect("partitions of another device were given to a GPU")
 }
 
 /// What goes from pass to pass. A column that is not there yet is the row number.
@@ -72,6 +172,8 @@ impl Moving {
         parents: usize,
         parent_bounds: &CudaBuffer,
         bits: RadixBits,
+        counted: Option<CudaBuffer>,
+        largest: Option<&CudaBuffer>,
     ) -> Result<(Self, CudaBuffer)> {
         const PURPOSE: &str = "partitioning";
         let rows = self.keys.rows;
@@ -83,11 +185,13 @@ impl Moving {
             parents: parents as u32,
             skip: bits.skip,
             bits: bits.bits,
+            is_counted: u32::from(counted.is_some()),
             moves: [NO_MOVE; DOVETAIL_MOVES_MAX],
             move_count: 0,
             scratch: std::ptr::null_mut(),
             scratch_bytes: 0,
             bounds: std::ptr::null_mut(),
+            largest: largest.map_or(std::ptr::null_mut(), CudaBuffer::as_mut_ptr),
         };
         let mut add = |from: Option<&Column>| -> Result<CudaBuffer> {
             let width = from.map_or(Width::W4, |column| column.width);
@@ -111,7 +215,10 @@ impl Moving {
         // SAFETY: it computes a size from numbers.
         args.scratch_bytes = unsafe { abi::dovetail_partition_scratch_bytes(args.parents, args.bits) };
         let scratch = work.scratch(args.scratch_bytes, PURPOSE)?;
-        let bounds = work.values::<u32>((parents << bits.bits) + 1, "bounds of partitions")?;
+        let bounds = match counted {
+            Some(bounds) => bounds,
+            None => work.values::<u32>((parents << bits.bits) + 1, "bounds of partitions")?,
+        };
         args.scratch = scratch.as_mut_ptr();
         args.bounds = bounds.as_mut_ptr();
         work.launch(PURPOSE, abi::dovetail_partition, &args)?;
@@ -129,11 +236,12 @@ pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitio
         return Ok(partitions.clone());
     }
     let Partitions { keys, carried: columns, bounds, bits, .. } = partitions;
+    let there = bounds_of(partitions);
     let (order, _) = sorted_order(work, keys, Image::Mixed { skip: bits.skip })?;
     let keys = rearranged(work, keys, &order)?;
     let carry: Vec<Carry> = columns.iter().cloned().map(Carry::Column).collect();
     let carried = carried(work, &carry, &order)?;
-    let runs = runs_of(work, &keys, bounds)?;
+    let runs = runs_of(work, &keys, there)?;
     Ok(Partitions {
         keys,
         carried,
@@ -144,17 +252,16 @@ pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitio
 }
 
 /// The runs of keys that are adjacent within their partitions. Waits.
-fn runs_of(work: &Work<'_>, keys: &Keys, bounds: &[usize]) -> Result<Runs> {
+fn runs_of(work: &Work<'_>, keys: &Keys, bounds: &BoundsThere) -> Result<Runs> {
     const PURPOSE: &str = "finding the runs of partitions";
     let (heads, count) = find_runs(work, keys)?;
-    let bounds: Vec<u32> = bounds.iter().map(|&bound| bound as u32).collect();
-    let on_device = work.upload(&bounds, PURPOSE)?;
-    let before = work.values::<u32>(bounds.len(), PURPOSE)?;
+    let bound_count = bounds.partitions + 1;
+    let before = work.values::<u32>(bound_count, PURPOSE)?;
     let args = abi::DovetailLowerBounds {
         positions: heads.as_ptr(),
         position_count: count as u64,
-        bounds: on_device.as_ptr(),
-        bound_count: bounds.len() as u64,
+        bounds: bounds.from(0),
+        bound_count: bound_count as u64,
         indices: before.as_mut_ptr(),
     };
     work.launch(PURPOSE, abi::dovetail_lower_bounds, &args)?;

@@ -88,20 +88,35 @@ impl Side {
         bytes.chunks(keys.width.bytes()).map(wide).collect()
     }
 
-    /// Row numbers, and a column of each width whose values tell their row.
+    /// A column of each width whose values tell their row, and row numbers.
     fn carry_everything(&self, rows: usize) -> Vec<Carry> {
-        let columns = WIDTHS.map(|width| {
-            let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
-            Carry::Column(Column { data: self.put(&bytes), width, rows, validity: None })
-        });
-        columns.into_iter().chain([Carry::RowNumber]).collect()
+        self.carry(&WIDTHS, rows).into_iter().chain([Carry::RowNumber]).collect()
     }
 
-    /// The row at each place, after [`Side::carry_everything`]; asserts that all columns came along.
+    /// Columns of those widths whose values tell their row.
+    fn carry(&self, widths: &[Width], rows: usize) -> Vec<Carry> {
+        let column = |&width| {
+            let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
+            Carry::Column(Column { data: self.put(&bytes), width, rows, validity: None })
+        };
+        widths.iter().map(column).collect()
+    }
+
+    /// Row numbers as a column of 8 bytes.
+    fn wide_row_numbers(&self, rows: usize) -> Carry {
+        let numbers: Vec<u64> = (0..rows as u64).collect();
+        Carry::Column(Column { data: self.put(&numbers), width: Width::W8, rows, validity: None })
+    }
+
+    /// The row at each place, as the last of what was carried says; asserts that all columns before it came along.
     fn rows_carried(&self, carried: &[Column], story: &str) -> Vec<u32> {
         let (numbers, columns) = carried.split_last().unwrap();
-        let order: Vec<u32> = self.get(&numbers.data, numbers.rows);
-        for (column, width) in columns.iter().zip(WIDTHS) {
+        let order: Vec<u32> = match numbers.width {
+            Width::W8 => self.get::<u64>(&numbers.data, numbers.rows).into_iter().map(|row| row as u32).collect(),
+            _ => self.get(&numbers.data, numbers.rows),
+        };
+        for column in columns {
+            let width = column.width;
             let bytes: Vec<u8> = self.get(&column.data, column.rows * width.bytes());
             for (place, &row) in order.iter().enumerate() {
                 let found = &bytes[place * width.bytes()..(place + 1) * width.bytes()];
@@ -303,9 +318,9 @@ fn rows_are_partitioned_and_grouped_as_on_the_host() {
             let order = side.rows_carried(&partitions.carried, &story);
             let arranged: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
             assert_eq!(side.key_values(&partitions.keys), arranged, "{story}");
-            let bounds = partitions.bounds.to_vec();
+            let bounds = partitions.bounds.get().unwrap().to_vec();
             let grouped = side.device.group_partitions(partitions.clone(), &side.stream).unwrap();
-            assert!(grouped.is_grouped() && grouped.bounds == partitions.bounds);
+            assert!(grouped.is_grouped() && grouped.bounds.get().unwrap() == bounds);
             let regrouped = side.rows_carried(&grouped.carried, &story);
             let keys = side.key_values(&grouped.keys);
             assert_eq!(keys, regrouped.iter().map(|&row| values[row as usize]).collect::<Vec<_>>(), "{story}");
@@ -336,7 +351,7 @@ fn many_bits_take_several_passes() {
             assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), numbers.len(), "{story}, {bits:?}");
             // A key is in one partition only.
             let mut partition_of = HashMap::new();
-            for (partition, bounds) in partitions.bounds.windows(2).enumerate() {
+            for (partition, bounds) in partitions.bounds.get().unwrap().windows(2).enumerate() {
                 for &key in &arranged[bounds[0]..bounds[1]] {
                     assert_eq!(*partition_of.entry(key).or_insert(partition), partition, "{story}, {bits:?}");
                 }
@@ -489,12 +504,15 @@ fn partitions_and_sorted_keys_find_every_key() {
             };
             let grouped = gpu.device.group_partitions(build_side.clone(), &gpu.stream).unwrap();
             let PartitionMatches::Matched(matches) = find(&grouped) else { panic!("they are grouped, {story}") };
-            assert_eq!(matches.rows, probe_side.bounds[range.start]..probe_side.bounds[range.end], "{story}");
+            let bounds = probe_side.bounds.get().unwrap();
+            assert_eq!(matches.rows, bounds[range.start]..bounds[range.end], "{story}");
             gpu.assert_matches(&matches, &gpu.key_values(&grouped.keys), &probe_values, story);
             if let PartitionMatches::Matched(matches) = find(&build_side) {
                 gpu.assert_matches(&matches, &gpu.key_values(&build_side.keys), &probe_values, story);
             } else {
-                let sizes = build_side.bounds[range.start..=range.end].windows(2).map(|bounds| bounds[1] - bounds[0]);
+                let sizes = build_side.bounds.get().unwrap()[range.start..=range.end]
+                    .windows(2)
+                    .map(|bounds| bounds[1] - bounds[0]);
                 let distinct = build.iter().collect::<BTreeSet<_>>().len() == build.len();
                 assert!(!distinct || sizes.max() > Some(4096), "distinct keys in small partitions match, {story}");
             }
@@ -536,24 +554,43 @@ fn partitions_about_as_large_as_a_table_find_every_key() {
     }
 }
 
+/// What a side carries beside its keys: columns, and row numbers of 4 or 8 bytes.
+#[derive(Debug)]
+struct Payload {
+    columns: &'static [Width],
+    wide_numbers: bool,
+}
+
+/// The first is for the kernel for everything, the others are little enough for registers.
+const PAYLOADS: [Payload; 4] = [
+    Payload { columns: &WIDTHS, wide_numbers: false },
+    Payload { columns: &[], wide_numbers: false },
+    Payload { columns: &[Width::W4], wide_numbers: false },
+    Payload { columns: &[], wide_numbers: true },
+];
+
 /// Joins ranges of partitions, and compares the rows with the pairs that keys say.
 fn assert_joins(
     side: &Side,
     build: &[u32],
     probe: &[u32],
     width: KeyWidth,
-    bits: u32,
-    range: Range<usize>,
+    (bits, range): (u32, Range<usize>),
+    payload: &Payload,
     story: &str,
 ) {
+    let story = &format!("{story}, {payload:?}");
     let bits = RadixBits { skip: 0, bits };
     let arrange = |numbers: &[u32]| {
-        let keys = side.keys(numbers, width);
-        side.device.partition(&keys, &side.carry_everything(numbers.len()), bits, &side.stream).unwrap()
+        let (keys, rows) = (side.keys(numbers, width), numbers.len());
+        let mut carry = side.carry(payload.columns, rows);
+        carry.push(if payload.wide_numbers { side.wide_row_numbers(rows) } else { Carry::RowNumber });
+        side.device.partition(&keys, &carry, bits, &side.stream).unwrap()
     };
     let (build_side, probe_side) = (arrange(build), arrange(probe));
     let lying = |partitions: &Partitions| {
         let Partitions { carried, bounds, .. } = partitions;
+        let bounds = bounds.get().unwrap();
         let rows = side.rows_carried(carried, story);
         rows[bounds[range.start]..bounds[range.end]].to_vec()
     };
@@ -613,9 +650,11 @@ fn partitions_are_joined_in_one_go() {
         }
         let bits = [0, 2, 5, 11][random.random_range(0..4)];
         for range in [0..1 << bits, some_range(1 << bits, random)] {
-            for side in [&gpu, &host] {
+            for (side, payload) in
+                [&gpu, &host].into_iter().flat_map(|side| PAYLOADS.iter().map(move |payload| (side, payload)))
+            {
                 let story = format!("{story}, partitions {range:?} of 2^{bits} on {}", side.device.id());
-                assert_joins(side, build, probe, width, bits, range.clone(), &story);
+                assert_joins(side, build, probe, width, (bits, range.clone()), payload, &story);
             }
         }
     });
@@ -631,7 +670,9 @@ fn partitions_of_several_rounds_are_joined_in_one_go() {
             let build: Vec<u32> = (0..rows).map(|row| row % keys).collect();
             let probe: Vec<u32> = (0..700).map(|row| row * 7).collect();
             let story = format!("one partition of {rows} rows and {keys} keys of {width:?}");
-            assert_joins(&gpu, &build, &probe, width, 0, 0..1, &story);
+            for payload in &PAYLOADS {
+                assert_joins(&gpu, &build, &probe, width, (0, 0..1), payload, &story);
+            }
         }
     }
     // What is better grouped: partitions that are far too large, and rows of few keys.
@@ -641,6 +682,83 @@ fn partitions_of_several_rounds_are_joined_in_one_go() {
         let side = gpu.device.partition(&gpu.keys(&numbers, KeyWidth::W8), &[], bits, &gpu.stream).unwrap();
         let joined = gpu.device.join_partitions(&side, &side, 0..1, Wanted::Count, &gpu.stream).unwrap();
         assert!(joined.is_none(), "{} rows", numbers.len());
+    }
+}
+
+/// Blocks share a partition, whose first rows have one match each and whose last have two.
+#[test]
+fn skewed_partitions_are_joined_in_one_go() {
+    let Some([gpu, _]) = both() else { return };
+    let keys = super::abi::DOVETAIL_JOIN_ROWS - 10;
+    for repeated in [0, 5] {
+        let build: Vec<u32> = (0..keys).chain(keys - repeated..keys).collect();
+        let probe: Vec<u32> = (0..70_000).map(|row: u32| if row < 40_000 { row % 2000 } else { row % keys }).collect();
+        for width in [KeyWidth::W4, KeyWidth::W8] {
+            for payload in &PAYLOADS {
+                let story = format!("{repeated} of {keys} keys are on two rows");
+                assert_joins(&gpu, &build, &probe, width, (0, 0..1), payload, &story);
+            }
+        }
+    }
+}
+
+/// So many rows that a first pass writes whole sectors: partitions of any size, empty ones among them, one of a third of the rows.
+#[test]
+fn large_passes_are_partitioned_as_on_the_host() {
+    let Some([gpu, host]) = both() else { return };
+    let rows = gpu.device.info().parallelism * 2 * 9 * 6144 + 4321;
+    if sizes().all(|size| size < 100_000) {
+        return;
+    }
+    let mut random = random(214);
+    let few: Vec<u32> = (0..40).map(|_| random.random()).collect();
+    let numbers: Vec<u32> = (0..rows as u32)
+        .map(|row| match random.random_range(0..1000) {
+            0..333 => 7,
+            333..340 => few[row as usize % few.len()],
+            // All in some of the partitions.
+            _ => row % 200_000,
+        })
+        .collect();
+    let cases: [(KeyWidth, u32, &[Width]); 6] = [
+        (KeyWidth::W4, 16, &[Width::W4]),
+        (KeyWidth::W4, 13, &[]),
+        (KeyWidth::W4, 8, &[Width::W4, Width::W1]),
+        (KeyWidth::W8, 12, &[]),
+        (KeyWidth::W8, 5, &[Width::W4]),
+        (KeyWidth::W16, 12, &[]),
+    ];
+    for (width, bits, payload) in cases {
+        let story = format!("2^{bits} partitions of {rows} {width:?} keys with {payload:?}");
+        let [of_gpu, of_host] = [&gpu, &host].map(|side| {
+            let carry: Vec<Carry> = side.carry(payload, rows).into_iter().chain([Carry::RowNumber]).collect();
+            let bits = RadixBits { skip: 2, bits };
+            let partitions = side.device.partition(&side.keys(&numbers, width), &carry, bits, &side.stream).unwrap();
+            let order = side.rows_carried(&partitions.carried, &story);
+            let bounds = partitions.bounds.get().unwrap().to_vec();
+            let right = side.key_values(&partitions.keys).into_iter().zip(&order);
+            assert!({ right }.all(|(found, &row)| found == cut(key(numbers[row as usize]), width)), "{story}");
+            let mut seen = vec![false; rows];
+            order.iter().for_each(|&row| assert!(!std::mem::replace(&mut seen[row as usize], true), "{story}"));
+            // Whatever their order, the same rows are in each partition.
+            let sums: Vec<(u64, u64)> = bounds
+                .windows(2)
+                .map(|bounds| order[bounds[0]..bounds[1]].iter().map(|&row| u64::from(row)))
+                .map(|rows| rows.fold((0, 0), |(sum, squares), row| (sum + row, squares ^ row.wrapping_mul(row))))
+                .collect();
+            (bounds, sums)
+        });
+        assert!(of_gpu == of_host, "{story}: other partitions than on the host");
+    }
+    // Payload of 8 bytes goes with the keys as well.
+    for width in [KeyWidth::W4, KeyWidth::W8] {
+        let bits = RadixBits { skip: 0, bits: 9 };
+        let keys = gpu.keys(&numbers, width);
+        let partitions = gpu.device.partition(&keys, &[gpu.wide_row_numbers(rows)], bits, &gpu.stream).unwrap();
+        let order = gpu.rows_carried(&partitions.carried, "wide row numbers");
+        let found = gpu.key_values(&partitions.keys);
+        assert!(found.into_iter().zip(&order).all(|(found, &row)| found == cut(key(numbers[row as usize]), width)));
+        assert_eq!(order.iter().map(|&row| u64::from(row)).sum::<u64>(), (0..rows as u64).sum::<u64>());
     }
 }
 

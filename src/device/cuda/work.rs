@@ -106,26 +106,6 @@ impl Work<'_> {
         self.queue.gpu.check(copied, purpose)
     }
 
-    /// Reads values back. Waits.
-    pub(super) fn download<T: bytemuck::Pod>(
-        &self,
-        buffer: &CudaBuffer,
-        count: usize,
-        purpose: &'static str,
-    ) -> Result<Vec<T>> {
-        let mut values = vec![T::zeroed(); count];
-        if count > 0 {
-            let watched = self.watch(purpose, buffer.size());
-            // SAFETY: both have room, and the copy is waited for before the values are looked at.
-            let copied = unsafe { result::memcpy_dtoh_async(&mut values, buffer.pointer(), self.queue.raw()) };
-            drop(watched);
-            let waited = self.queue.synchronize(purpose);
-            self.queue.gpu.check(copied, purpose)?;
-            waited?;
-        }
-        Ok(values)
-    }
-
     /// Reads one number back. Waits.
     pub(super) fn read<T: bytemuck::Pod>(&self, buffer: &CudaBuffer, purpose: &str) -> Result<T> {
         let bytes = self.queue.read_small(buffer.pointer(), size_of::<T>(), purpose)?;

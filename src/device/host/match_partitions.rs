@@ -23,7 +23,8 @@ pub(super) fn match_partitions<K: Key>(
     probe: &Partitions,
     partitions: Range<usize>,
 ) -> Result<PartitionMatches> {
-    let bounds = &probe.bounds[partitions.start..=partitions.end];
+    let (build_bounds, probe_bounds) = (build.bounds.get()?, probe.bounds.get()?);
+    let bounds = &probe_bounds[partitions.start..=partitions.end];
     let rows = bounds[0]..bounds[partitions.len()];
     let mut first = run.values::<u32>(rows.len(), "matches")?;
     let mut count = match build.is_grouped() {
@@ -46,9 +47,9 @@ pub(super) fn match_partitions<K: Key>(
             if repeated.load(Ordering::Relaxed) {
                 return Ok(Tally::default());
             }
-            let start = build.bounds[partition];
-            let build_keys = &build_keys[start..build.bounds[partition + 1]];
-            let probe_keys = &probe_keys[probe.bounds[partition]..probe.bounds[partition + 1]];
+            let start = build_bounds[partition];
+            let build_keys = &build_keys[start..build_bounds[partition + 1]];
+            let probe_keys = &probe_keys[probe_bounds[partition]..probe_bounds[partition + 1]];
             if build_keys.is_empty() || probe_keys.is_empty() {
                 first.fill(NO_ROW);
                 count.into_iter().for_each(|count| count.fill(0));
@@ -227,7 +228,8 @@ mod tests {
                         let PartitionMatches::Matched(found) = find(&grouped, range.clone()) else {
                             panic!("grouped keys were reported as repeated, {situation}");
                         };
-                        assert_eq!(found.rows, probe.bounds[range.start]..probe.bounds[range.end], "{situation}");
+                        let bounds = probe.bounds.get().unwrap();
+                        assert_eq!(found.rows, bounds[range.start]..bounds[range.end], "{situation}");
                         let values = values_of::<K>(&grouped.keys.data, rows);
                         assert_matches(&found, values, probe_values, &situation);
                     }
@@ -288,8 +290,13 @@ mod tests {
             let build = bench.device.group_partitions(parted(&build_numbers), &bench.stream).unwrap();
             let probe = parted(&probe_numbers);
             let values = values_of::<u64>(&build.keys.data, build.keys.rows);
-            let largest =
-                build.bounds.windows(2).map(|bounds| &values[bounds[0]..bounds[1]]).max_by_key(|keys| keys.len());
+            let largest = build
+                .bounds
+                .get()
+                .unwrap()
+                .windows(2)
+                .map(|bounds| &values[bounds[0]..bounds[1]])
+                .max_by_key(|keys| keys.len());
             let starts = bench.device.run(&bench.stream, |run| few_run_starts(run, largest.unwrap())).unwrap().unwrap();
             assert!(starts.len() < 1000 && starts.is_sorted_by(|a, b| a < b), "{} runs", starts.len());
             let found = bench.device.match_partitions(&build, &probe, 0..2, &bench.stream).unwrap();

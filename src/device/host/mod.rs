@@ -382,7 +382,11 @@ impl Device for HostDevice {
         stream: &Stream,
     ) -> Result<PartitionMatches> {
         assert_eq!(build.keys.width, probe.keys.width, "both sides of a match have keys of one width");
-        assert_eq!(build.bounds.len(), probe.bounds.len(), "both sides of a match have as many partitions");
+        assert_eq!(
+            build.bounds.partitions(),
+            probe.bounds.partitions(),
+            "both sides of a match have as many partitions"
+        );
         self.run(stream, |run| {
             with_key!(probe.keys.width, K => match_partitions::match_partitions::<K>(run, build, probe, partitions))
         })

@@ -38,7 +38,7 @@ pub(super) fn partition<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bit
         return Ok(Partitions {
             keys: keys.clone(),
             carried,
-            bounds: [0, keys.rows].into(),
+            bounds: vec![0, keys.rows].into(),
             bits,
             grouping: Grouping::Unknown,
         });
@@ -86,7 +86,7 @@ fn partition_in_passes<K: Key>(run: &Run<'_>, keys: &Keys, carry: &[Carry], bits
         };
         (0..1usize << low.bits).map(&mut next).collect()
     };
-    let mut bounds: Vec<usize> = second.bounds.par_windows(2).map(starts).collect::<Vec<_>>().concat();
+    let mut bounds: Vec<usize> = second.bounds.get()?.par_windows(2).map(starts).collect::<Vec<_>>().concat();
     bounds.push(second.keys.rows);
     Ok(Partitions { bounds: bounds.into(), ..second })
 }

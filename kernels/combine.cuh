@@ -1,0 +1,202 @@
+// The first pass of a partitioning, for rows of up to 16 bytes: nothing but whole sectors of memory is written.
+//
+// What a tile has for a partition begins and ends anywhere, and a sector of 32 bytes that two tiles share is written twice: of each
+// sector that `scatter` (partition.cu) writes, 21 bytes are new on average. Here a block goes on from tile to tile, keeps up to seven rows
+// of each partition in shared memory until there are eight, and writes groups of eight rows to places that are multiples of eight: one
+// sector or two for each column, by loads and stores of 16 bytes. CPUs partition in this way for the sake of their caches and TLBs
+// (software write-combining; Wu et al. 2024, section 4.2, on why partitioning is bound by memory).
+//
+// What is left at the end goes to the places at both ends of a partition that are no whole group:
+//
+//   bounds[p]          multiple of 8                                   bounds[p + 1]
+//      | 1st, 2nd ... ↑ groups, in the order in which blocks take room ... | ... last, first after the head |
+//
+// It pays where few partitions are written at once. In a second pass each block would be within another parent, and write to as many
+// places as there are blocks and partitions together: measured, 1.6 ms in the place of 1.27 (README.md).
+
+#pragma once
+
+#include "tiles.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 GROUP = 8;
+
+__host__ __device__ inline u32 next_group(u32 position) { return (position + GROUP - 1) / GROUP * GROUP; }
+
+template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
+struct alignas(16) Combining {
+    static constexpr u32 TILE = THREADS * PER_THREAD;
+    // A tile, and what was left of those before.
+    static constexpr u32 LEFT = (GROUP - 1) * BINS_MAX, SLOTS = TILE + LEFT;
+    static constexpr u32 COLUMNS = EXTRA == 0 ? 1 : EXTRA;
+    Key keys[SLOTS];
+    Cell cells[COLUMNS][EXTRA == 0 ? 4 : SLOTS];
+    // The i-th row that is left of a partition is at `i * BINS_MAX + partition`.
+    Key left_keys[LEFT];
+    Cell left_cells[COLUMNS][EXTRA == 0 ? 4 : LEFT];
+    // By partition: rows of the tile; where they begin and where its groups end among the slots; how far it is from a slot to its place in
+    // the output; the first slot that has no place among the groups, and how many such rows the partition had before.
+    u32 counts[BINS_MAX], begins[BINS_MAX], ends[BINS_MAX], shifts[BINS_MAX], singles[BINS_MAX], singles_before[BINS_MAX];
+    u8 bin_of_group[SLOTS / GROUP];
+};
+
+// Moves four values by accesses of 16 bytes.
+template <typename T>
+__device__ inline void move_four(T* to, const T* from) {
+#pragma unroll
+    for (u32 part = 0; part < sizeof(T) / 4; ++part) reinterpret_cast<uint4*>(to)[part] = reinterpret_cast<const uint4*>(from)[part];
+}
+
+// The place of the so-manieth row that is in no group.
+__device__ inline u32 single_place(const u32* bounds, u32 number) {
+    const u32 start = bounds[0], end = bounds[1], head = min(next_group(start), end) - start;
+    return number < head ? start + number : end - 1 - (number - head);
+}
+
+__global__ void start_groups(const u32* bounds, u32 partitions, u32* cursors, u32* singles) {
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= partitions) return;
+    cursors[at] = next_group(bounds[at]);
+    singles[at] = 0;
+}
+
+// `cursors`: where the next group of each partition goes. `singles`: rows of each partition that went to no group.
+template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
+__global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ DovetailPartition args, u32* cursors, u32* singles) {
+    using Shared = Combining<Key, Cell, EXTRA, PER_THREAD>;
+    extern __shared__ __align__(16) u8 shared[];
+    Shared& s = *reinterpret_cast<Shared*>(shared);
+    const u32 bin = threadIdx.x, bins = 1u << args.bits;
+    const u64 tiles = (args.rows + Shared::TILE - 1) / Shared::TILE;
+    const u32 first = u32(tiles * blockIdx.x / gridDim.x), last = u32(tiles * (blockIdx.x + 1) / gridDim.x);
+    Key* keys_to = static_cast<Key*>(args.moves[0].to);
+    const auto cells_to = [&](u32 column) { return static_cast<Cell*>(args.moves[1 + column].to); };
+    // Of this thread's partition: rows that are left, and where its groups end.
+    u32 left = 0, limit = 0;
+    if (bin < bins) {
+        const u32 start = next_group(args.bounds[bin]), end = args.bounds[bin + 1];
+        limit = end > start ? start + (end - start) / GROUP * GROUP : start;
+    }
+
+    for (u32 index = first; index < last; ++index) {
+        const u64 start_row = u64(index) * Shared::TILE;
+        const Tile tile = {0, u32(start_row), u32(min(u64(Shared::TILE), args.rows - start_row))};
+        Key key[PER_THREAD];
+        Cell extra[Shared::COLUMNS][PER_THREAD];
+        // Without a comparison for each row where all are there; `scatter` does not gain by it.
+        if (tile.rows == Shared::TILE) load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [](u32) { return true; });
+        else load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [&](u32 row) { return row < tile.rows; });
+        if (bin < BINS_MAX) s.counts[bin] = 0;
+        __syncthreads();
+        u16 rank[PER_THREAD];
+        static_assert(Shared::TILE <= 65536, "ranks fit in their type");
+#pragma unroll
+        for (u32 at = 0; at < PER_THREAD; ++at) {
+            const u32 row = at * THREADS + threadIdx.x;
+            rank[at] = row < tile.rows ? u16(atomicAdd(&s.counts[digit(mix(key[at]), args.skip, args.bits)], 1u)) : 0;
+        }
+        __syncthreads();
+
+        // Whole groups go out; the slots begin with what was left before.
+        const u32 available = bin < bins ? left + s.counts[bin] : 0, out = available / GROUP * GROUP;
+        // On its way while the rows are put in order.
+        const u32 room = out > 0 ? atomicAdd(&cursors[bin], out) : 0;
+        u32 total;
+        const u32 start = sum_before(out, total);
+        if (bin < bins) {
+            s.begins[bin] = start + left;
+            s.ends[bin] = start + out;
+            if (out > 0) {
+                for (u32 at = 0; at < left; ++at) {
+                    s.keys[start + at] = s.left_keys[at * BINS_MAX + bin];
+                    if constexpr (EXTRA > 0) {
+#pragma unroll
+                        for (u32 column = 0; column < EXTRA; ++column)
+                            s.cells[column][start + at] = s.left_cells[column][at * BINS_MAX + bin];
+                    }
+                }
+                for (u32 at = start; at < start + out; at += GROUP) s.bin_of_group[at / GROUP] = u8(bin);
+            }
+            left = available - out;
+        }
+        __syncthreads();
+#pragma unroll
+        for (u32 at = 0; at < PER_THREAD; ++at) {
+            if (at * THREADS + threadIdx.x >= tile.rows) continue;
+            const u32 of = digit(mix(key[at]), args.skip, args.bits);
+            const u32 slot = s.begins[of] + rank[at], end = s.ends[of];
+            const bool stays = slot >= end;
+            const u32 to = stays ? (slot - end) * BINS_MAX + of : slot;
+            (stays ? s.left_keys : s.keys)[to] = key[at];
+            if constexpr (EXTRA > 0) {
+#pragma unroll
+                for (u32 column = 0; column < EXTRA; ++column)
+                    (stays ? s.left_cells[column] : s.cells[column])[to] = extra[column][at];
+            }
+        }
+        bool is_over = false;
+        if (bin < bins) {
+            // Groups that reach over the end of their partition: there is place for all rows, but not for all groups.
+            is_over = out > 0 && room + out > limit;
+            const u32 placed = is_over ? (room < limit ? limit - room : 0) : out;
+            s.shifts[bin] = room - start;
+            s.singles[bin] = start + placed;
+            if (is_over) s.singles_before[bin] = atomicAdd(&singles[bin], out - placed);
+        }
+        const bool any_over = __syncthreads_or(is_over);
+        for (u32 slot = 4 * threadIdx.x; slot < total; slot += 4 * THREADS) {
+            const u32 of = s.bin_of_group[slot / GROUP];
+            if (any_over && slot >= s.singles[of]) {
+                for (u32 at = slot; at < slot + 4; ++at) {
+                    const u32 to = single_place(args.bounds + of, s.singles_before[of] + at - s.singles[of]);
+                    keys_to[to] = s.keys[at];
+                    if constexpr (EXTRA > 0)
+                        for (u32 column = 0; column < EXTRA; ++column) cells_to(column)[to] = s.cells[column][at];
+                }
+                continue;
+            }
+            const u32 to = s.shifts[of] + slot;
+            move_four(keys_to + to, s.keys + slot);
+            if constexpr (EXTRA > 0) {
+#pragma unroll
+                for (u32 column = 0; column < EXTRA; ++column) move_four(cells_to(column) + to, s.cells[column] + slot);
+            }
+        }
+        __syncthreads();
+    }
+    if (left == 0) return;
+    const u32 before = atomicAdd(&singles[bin], left);
+    for (u32 at = 0; at < left; ++at) {
+        const u32 to = single_place(args.bounds + bin, before + at);
+        keys_to[to] = s.left_keys[at * BINS_MAX + bin];
+        if constexpr (EXTRA > 0)
+            for (u32 column = 0; column < EXTRA; ++column) cells_to(column)[to] = s.left_cells[column][at * BINS_MAX + bin];
+    }
+}
+
+// Makes a pass over rows of one parent, whose bounds are known, with `EXTRA` columns that go with the keys. `cursors` and `singles` have
+// a number per partition. Answers cudaErrorNotSupported, with nothing done, where it is not the better way.
+template <typename Key, typename Cell, u32 EXTRA>
+cudaError_t run_combined(const DovetailPartition& args, u32* cursors, u32* singles, cudaStream_t stream) {
+    // Fewer rows than in `scatter`, because as many as are left need room as well: of 8, 10 and 12 with rows of 12 bytes these were the best.
+    constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 12 : ROW_BYTES <= 12 ? 8 : 6;
+    using Shared = Combining<Key, Cell, EXTRA, PER_THREAD>;
+    // Positions of groups may reach a little beyond the last row.
+    constexpr u64 ROWS_MAX = 0xffff0000;
+    const u32 blocks = 2 * limit_of(cudaDevAttrMultiProcessorCount);
+    // A block that sees few tiles writes too much of what is left row by row.
+    constexpr u64 TILES_MIN = 8;
+    if (args.rows > ROWS_MAX || args.rows < blocks * TILES_MIN * Shared::TILE) return cudaErrorNotSupported;
+    if (sizeof(Shared) > limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return cudaErrorNotSupported;
+    const auto kernel = combine<Key, Cell, EXTRA, PER_THREAD>;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+    if (error != cudaSuccess) return error;
+    start_groups<<<1, BINS_MAX, 0, stream>>>(args.bounds, 1u << args.bits, cursors, singles);
+    kernel<<<blocks, THREADS, sizeof(Shared), stream>>>(args, cursors, singles);
+    return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace dovetail

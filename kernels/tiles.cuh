@@ -1,0 +1,95 @@
+// Tiles: the runs of rows of one parent partition that a block works on, and what its threads load of them.
+
+#pragma once
+
+#include "common.cuh"
+
+namespace dovetail {
+
+// Threads of a block that partitions.
+constexpr u32 THREADS = 512;
+constexpr u32 BINS_MAX = 1u << DOVETAIL_PASS_BITS_MAX;
+
+static_assert(BINS_MAX <= THREADS && BINS_MAX <= 256, "a thread has one bin at most, and its number is a byte");
+
+// The rows of one tile.
+struct Tile {
+    u32 parent, start, rows;
+};
+
+// The tile of that number, of up to so many rows; without rows where there is none. All threads of a block look for its parent
+// together, so that it takes one or two loads that wait for each other and not one per halving.
+__device__ inline Tile find_tile(const DovetailPartition& args, const u32* tile_starts, u32 tile_rows, u32 index) {
+    // The last parent that starts at or before this tile.
+    u32 low = 0, high = args.parents;
+    while (high - low > 1) {
+        const u32 stride = (high - low + THREADS - 1) / THREADS, parent = low + threadIdx.x * stride;
+        const u32 before = u32(__syncthreads_count(parent < high && tile_starts[parent] <= index));
+        low += (before - 1) * stride;
+        high = min(high, low + stride);
+    }
+    // Through shared memory, so that nobody takes it for cheap to keep in registers whatever depends on it.
+    __shared__ Tile found;
+    if (threadIdx.x == 0) {
+        const u32 start = args.parent_bounds[low] + (index - tile_starts[low]) * tile_rows;
+        const bool is_there = index < tile_starts[args.parents];
+        found = {low, start, is_there ? min(tile_rows, args.parent_bounds[low + 1] - start) : 0};
+    }
+    __syncthreads();
+    return found;
+}
+
+// The value of a row of a tile; the number of the row where there is no column.
+template <typename Cell>
+__device__ inline Cell value_of(const DovetailMove& move, const Tile& tile, u32 row) {
+    if constexpr (sizeof(Cell) == 4)
+        if (!move.from) return Cell(tile.start + row);
+    return static_cast<const Cell*>(move.from)[tile.start + row];
+}
+
+// What a thread loads of a tile: keys, and the `EXTRA` columns that are moved right behind these. `is_there` says which rows there are.
+template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD, typename IsThere>
+__device__ inline void load_rows(const DovetailPartition& args, const Tile& tile, Key (&key)[PER_THREAD],
+                                 Cell (&extra)[EXTRA == 0 ? 1 : EXTRA][PER_THREAD], IsThere is_there) {
+    const Key* from = static_cast<const Key*>(args.keys) + tile.start;
+#pragma unroll
+    for (u32 at = 0; at < PER_THREAD; ++at) {
+        const u32 row = at * THREADS + threadIdx.x;
+        key[at] = is_there(row) ? from[row] : Key{};
+    }
+    if constexpr (EXTRA > 0) {
+#pragma unroll
+        for (u32 column = 0; column < EXTRA; ++column) {
+#pragma unroll
+            for (u32 at = 0; at < PER_THREAD; ++at) {
+                const u32 row = at * THREADS + threadIdx.x;
+                extra[column][at] = is_there(row) ? value_of<Cell>(args.moves[1 + column], tile, row) : Cell{};
+            }
+        }
+    }
+}
+
+// The sum of what the threads before this one have, for all threads of a block; and the sum of all.
+__device__ inline u32 sum_before(u32 value, u32& total) {
+    __shared__ u32 warp_sums[THREADS / 32];
+    u32 inclusive = value;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(~0u, inclusive, distance);
+        if (threadIdx.x % 32 >= distance) inclusive += other;
+    }
+    if (threadIdx.x % 32 == 31) warp_sums[threadIdx.x / 32] = inclusive;
+    __syncthreads();
+    u32 before = inclusive - value;
+    total = 0;
+    // Only the first threads have bins.
+#pragma unroll
+    for (u32 warp = 0; warp < BINS_MAX / 32; ++warp) {
+        const u32 sum = warp_sums[warp];
+        before += warp < threadIdx.x / 32 ? sum : 0;
+        total += sum;
+    }
+    return before;
+}
+
+}  // namespace dovetail
