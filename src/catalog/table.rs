@@ -7,10 +7,11 @@ use std::time::SystemTime;
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::util::display::array_value_to_string;
+use parking_lot::Mutex;
 
 use super::adopt::Meter;
 use super::quota::Charge;
-use super::{ColumnStatistics, Sketch, StatisticsCollector};
+use super::{ColumnStatistics, Combination, Sketch, StatisticsCollector};
 use crate::human::did_you_mean;
 use crate::{Error, Result, listed};
 
@@ -24,6 +25,11 @@ pub(super) struct Asked {
     /// The type that it has in a result of this table alone.
     gathered_type: OnceLock<DataType>,
 }
+
+/// What is known of several columns together once somebody has asked: by the columns, in the order they were asked for, each with
+/// whether its nulls are values.
+#[derive(Debug, Default)]
+pub(super) struct Combinations(Mutex<HashMap<Vec<(usize, bool)>, Arc<Combination>>>);
 
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]
@@ -51,6 +57,7 @@ pub struct Table {
     pub(super) collectors: Vec<StatisticsCollector>,
     /// What was asked of each column.
     pub(super) asked: Vec<Asked>,
+    pub(super) combinations: Combinations,
     /// What its rows cost whom; shared by the tables that share batches.
     pub(super) charges: Vec<Arc<Charge>>,
 }
@@ -92,6 +99,7 @@ impl Table {
             unique: Vec::new(),
             created: SystemTime::now(),
             asked: unasked(collectors.len()),
+            combinations: Combinations::default(),
             collectors,
             charges: Vec::new(),
         })
@@ -107,9 +115,36 @@ impl Table {
     /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.
     /// The first call passes over the column on all processors, which takes about a nanosecond per row of numbers on each.
     pub fn sketch(&self, column: usize) -> Option<&Sketch> {
-        let is_here = self.rows == 0 || !self.batches.is_empty();
-        let sketch = || self.collectors[column].sketch(self.arrays(column)).filter(|_| is_here);
+        let sketch = || self.collectors[column].sketch(self.arrays(column)).filter(|_| self.is_here());
         self.asked[column].sketch.get_or_init(sketch).as_ref()
+    }
+
+    /// Which combinations of values rows have in those columns, each with whether its nulls are values: a row that has another null
+    /// has none. `None` where a column is of a type without order, and for a table that is there as statistics only. The first
+    /// call passes over the columns on all processors.
+    pub fn combination(&self, columns: &[(usize, bool)]) -> Option<Arc<Combination>> {
+        if !self.is_here() || !columns.iter().all(|&(column, _)| self.collectors[column].is_sampled()) {
+            return None;
+        }
+        let known = self.combinations.0.lock().get(columns).cloned();
+        // Nothing is locked meanwhile: a thread that waits for its part of this may be given another plan to make.
+        let found = known.unwrap_or_else(|| Arc::new(Combination::of(&self.batches, columns)));
+        Some(self.combinations.0.lock().entry(columns.to_vec()).or_insert(found).clone())
+    }
+
+    /// Whether the rows are there, and not what is known of them only.
+    fn is_here(&self) -> bool {
+        self.rows == 0 || !self.batches.is_empty()
+    }
+
+    /// What was asked of columns together, for the table with those rows after its own.
+    pub(super) fn combinations_with(&self, more: &[RecordBatch]) -> Combinations {
+        let known = self.combinations.0.lock().clone();
+        let with = |(columns, combination): (Vec<(usize, bool)>, Arc<Combination>)| {
+            let of_more = Combination::of(more, &columns);
+            (columns, Arc::new(combination.as_ref().clone().merge(&of_more)))
+        };
+        Combinations(Mutex::new(known.into_iter().map(with).collect()))
     }
 
     /// What was asked of each column, for the table with those rows after its own: who asked for a sketch will ask again, and

@@ -11,7 +11,7 @@ use super::adopt::{Adopter, Meter};
 use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
-use super::table::{column_index, detected_order, unasked};
+use super::table::{Combinations, column_index, detected_order, unasked};
 use super::{Catalog, Editor, NameReservation, StatisticsCollector, Table};
 use crate::human::type_name;
 use crate::{Context, Error, Result};
@@ -220,6 +220,7 @@ impl Target {
             created: SystemTime::now(),
             collectors: rows.collectors.clone(),
             asked: unasked(rows.collectors.len()),
+            combinations: Combinations::default(),
             charges: rows.charges.clone(),
         }
     }
@@ -259,6 +260,7 @@ impl Target {
             sorted_by,
             unique,
             asked: existing.asked_with(&collectors, &rows.batches),
+            combinations: existing.combinations_with(&rows.batches),
             collectors,
         })
     }

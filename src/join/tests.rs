@@ -411,7 +411,7 @@ fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
 /// time is the same in every run.
 #[test]
 fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
-    // One key in a hundred repeats, which statistics cannot tell from none.
+    // One key in a hundred repeats.
     const ROWS: i32 = 40_000;
     let left_keys = numbers((0..ROWS).map(|row| row - i32::from(row % 100 == 99)));
     let left = batch(vec![("k", left_keys), ("a", numbers(0..ROWS))]);
@@ -429,7 +429,8 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
             bench.device = HostDevice::new(0, 1, budget, Some(link)).unwrap().joining_partitions(false);
             let mut plan = bench.plan(spec(JoinKind::Inner, strategy), Side::Left);
-            assert!(!plan.estimates.repeats(Side::Left), "the case needs keys that look distinct");
+            // As if nobody knew, because so few keys do that they are in no sample.
+            plan.estimates.left_repeats = false;
             plan.radix_bits = Some(1);
             let rows = Mutex::new(0);
             let sink = Each(|batch: RecordBatch| {

@@ -194,29 +194,40 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let few_rows = CALL_ROWS.min(row_count);
     let few = Positions::Range(1..few_rows);
     rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
-    let twice = keys_of(KeyWidth::W8, (0..few_rows).map(|at| at / 2));
-    let twice = Keys { data: device.copy_in(&[twice], &stream)?, width: KeyWidth::W8, rows: few_rows };
     let pass = RadixBits { skip: 0, bits: partition_bits(device, few_rows) };
-    let partitioned = device.partition(&twice, &carry, pass, &stream)?;
-    rates.partition_call_seconds = bench.call_seconds(|| device.partition(&twice, &carry, pass, &stream).map(drop))?;
-    rates.sort_call_seconds = bench.call_seconds(|| device.sort(&twice, &carry, &stream).map(drop))?;
-    rates.group_call_seconds =
-        bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
-    if device.info().joins_partitions {
-        let wanted = Wanted::Rows { room: 2 * few_rows, keys: true };
-        let join = || device.join_partitions(&partitioned, &partitioned, 0..1, wanted, &stream).map(drop);
-        rates.join_call_seconds = bench.call_seconds(join)?;
+    // Two rows of each key.
+    let twice = |width: KeyWidth, rows: usize| -> Result<Keys> {
+        let host = keys_of(width, (0..rows).map(|at| at / 2));
+        Ok(Keys { data: device.copy_in(&[host], &stream)?, width, rows })
+    };
+    for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
+        let keys = twice(width, few_rows)?;
+        let partitioned = device.partition(&keys, &carry, pass, &stream)?;
+        rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&keys, &carry, &stream).map(drop))?;
+        rates.group_call_seconds[at] =
+            bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
+        rates.build_repeated_call_seconds[at] = bench.call_seconds(|| device.build_table(&keys, &stream).map(drop))?;
+        if width != KeyWidth::W8 {
+            continue;
+        }
+        rates.partition_call_seconds =
+            bench.call_seconds(|| device.partition(&keys, &carry, pass, &stream).map(drop))?;
+        if device.info().joins_partitions {
+            let wanted = Wanted::Rows { room: 2 * few_rows, keys: true };
+            let join = || device.join_partitions(&partitioned, &partitioned, 0..1, wanted, &stream).map(drop);
+            rates.join_call_seconds = bench.call_seconds(join)?;
+        }
     }
-    rates.build_repeated_call_seconds = bench.call_seconds(|| device.build_table(&twice, &stream).map(drop))?;
 
     // A table and columns that fit in cache, then ones that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
     let (table, seconds) = bench.time(|| device.build_table(&small, &stream))?;
     rates.build_rows = small.rows as f64 / seconds;
-    let twice = keys_of(KeyWidth::W8, (0..small.rows).map(|at| at / 2));
-    let twice = Keys { data: device.copy_in(&[twice], &stream)?, ..small.clone() };
-    let (_, seconds) = bench.time(|| device.build_table(&twice, &stream))?;
-    rates.build_repeated_rows = small.rows as f64 / seconds;
+    for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
+        let keys = twice(width, small.rows)?;
+        let (_, seconds) = bench.time(|| device.build_table(&keys, &stream))?;
+        rates.build_repeated_rows[at] = small.rows as f64 / seconds;
+    }
     // With all rows, so that sharing them out among threads is not what takes the time.
     let probe = device_keys(KeyWidth::W8, &|at| mixed(at) % small.rows)?;
     let (_, seconds) = bench.time(|| device.probe_table(&table, &probe, 0..row_count, &stream))?;

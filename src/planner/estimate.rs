@@ -6,15 +6,17 @@
 //! have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and Poosala 1995: where
 //! both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet as many rows as
 //! any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are known
-//! exactly. Of several key columns together no heavy values are known, and values are spread evenly.
+//! exactly. A value of several key columns is their combination; where nothing is known of these, because a table is there as
+//! statistics only, there are as many as the columns could make, each on as many rows as any other.
 //!
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
 //! correctness. What a join gives at the least is told by [`certain`](super::certain).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::{BoundJoin, JoinKind, Side};
-use crate::catalog::{HeavyValue, Sketch, Table, Value};
+use super::{BoundJoin, JoinKey, JoinKind, Side};
+use crate::catalog::{Combination, HeavyValue, Sketch, Table, Value};
 
 /// A value is far more frequent than others when so many times as many rows have it as have one on average.
 const HEAVY: f64 = 4.0;
@@ -30,6 +32,14 @@ pub struct Estimates {
     pub left_distinct: f64,
     /// Different keys of the right table.
     pub right_distinct: f64,
+    /// Whether keys of the left table repeat.
+    pub left_repeats: bool,
+    /// Whether keys of the right table repeat.
+    pub right_repeats: bool,
+    /// The most frequent keys of the left table, the most frequent first.
+    pub left_frequent: Vec<HeavyValue>,
+    /// The same of the right table.
+    pub right_frequent: Vec<HeavyValue>,
     /// Rows of the left table with a match.
     pub left_matched: f64,
     /// Rows of the right table with a match.
@@ -43,11 +53,13 @@ pub struct Estimates {
 impl Estimates {
     /// Estimates for a bound join.
     pub fn of(join: &BoundJoin) -> Self {
-        let (left_keyed, left_distinct) = keyed_and_distinct(join, Side::Left);
-        let (right_keyed, right_distinct) = keyed_and_distinct(join, Side::Right);
-        let (left_share, right_share) = common_values(join).unwrap_or_else(|| shared_ranges(join));
-        let left = Spread::new(join, Side::Left, left_share, left_keyed, left_distinct);
-        let right = Spread::new(join, Side::Right, right_share, right_keyed, right_distinct);
+        let (left_keys, right_keys) = (Keys::of(join, Side::Left), Keys::of(join, Side::Right));
+        let (left_keyed, left_distinct) = left_keys.keyed_and_distinct(join, Side::Left);
+        let (right_keyed, right_distinct) = right_keys.keyed_and_distinct(join, Side::Right);
+        let common = left_keys.sketch().zip(right_keys.sketch()).and_then(|(left, right)| left.shares_in_common(right));
+        let (left_share, right_share) = common.unwrap_or_else(|| shared_ranges(join));
+        let left = Spread::new(join, Side::Left, left_keys.frequent(), left_share, left_keyed, left_distinct);
+        let right = Spread::new(join, Side::Right, right_keys.frequent(), right_share, right_keyed, right_distinct);
         let (left_met, pairs) = left.meet(&right);
         let (right_met, _) = right.meet(&left);
         let mut estimates = Self {
@@ -55,6 +67,10 @@ impl Estimates {
             right_keyed,
             left_distinct,
             right_distinct,
+            left_repeats: left_keys.repeat(join, Side::Left, left_keyed, left_distinct),
+            right_repeats: right_keys.repeat(join, Side::Right, right_keyed, right_distinct),
+            left_frequent: left_keys.frequent().to_vec(),
+            right_frequent: right_keys.frequent().to_vec(),
             left_matched: left_met.min(left_keyed),
             right_matched: right_met.min(right_keyed),
             pairs,
@@ -79,19 +95,21 @@ impl Estimates {
         if side == Side::Left { self.left_matched } else { self.right_matched }
     }
 
-    /// Whether keys of that side repeat, as far as statistics tell. Estimates of distinct values err by a few per cent.
+    /// Whether keys of that side repeat, as far as statistics tell: one that does is enough.
     pub fn repeats(&self, side: Side) -> bool {
-        self.distinct(side) < 0.9 * self.keyed(side)
+        if side == Side::Left { self.left_repeats } else { self.right_repeats }
     }
 
-    /// The values of the only key column of that side that far more rows have than others, and how many do, the most frequent
-    /// first; none where the key has several columns.
-    pub(super) fn heavy<'a>(&self, join: &'a BoundJoin, side: Side) -> impl Iterator<Item = (&'a HeavyValue, f64)> {
-        let table = join.table(side);
-        let average = self.keyed(side) / self.distinct(side).max(1.0);
-        let only = if join.keys.len() == 1 { join.keys.first() } else { None };
-        let values = only.into_iter().flat_map(move |key| &table.statistics[key.column(side)].heavy);
-        let rows = values.map(move |heavy| (heavy, heavy.share * table.rows as f64));
+    /// Rows of that side with the same key, on average.
+    pub(super) fn rows_of_key(&self, side: Side) -> f64 {
+        self.keyed(side) / self.distinct(side).max(1.0)
+    }
+
+    /// The keys of that side that far more rows have than others, and how many do, the most frequent first.
+    pub(super) fn heavy(&self, join: &BoundJoin, side: Side) -> impl Iterator<Item = (&HeavyValue, f64)> {
+        let (table_rows, average) = (join.table(side).rows as f64, self.rows_of_key(side));
+        let values = if side == Side::Left { &self.left_frequent } else { &self.right_frequent };
+        let rows = values.iter().map(move |heavy| (heavy, heavy.share * table_rows));
         rows.filter(move |(_, rows)| *rows > HEAVY * average)
     }
 
@@ -110,6 +128,15 @@ impl Estimates {
     }
 }
 
+/// Whether statistics tell how many different keys a side has.
+pub(super) fn are_keys_counted(join: &BoundJoin, side: Side) -> bool {
+    match Keys::of(join, side) {
+        Keys::Column(table, column) => table.statistics[column].distinct.is_some(),
+        Keys::Combination(_) => true,
+        Keys::Columns => false,
+    }
+}
+
 /// How the rows of one side that have a key are spread over its values.
 struct Spread {
     /// Rows of each heavy value, by its hash: in one order, because sums in another differ in their last bits, and with them the choice
@@ -125,18 +152,20 @@ struct Spread {
 }
 
 impl Spread {
-    fn new(join: &BoundJoin, side: Side, shared: f64, keyed: f64, distinct: f64) -> Self {
+    fn new(join: &BoundJoin, side: Side, frequent: &[HeavyValue], shared: f64, keyed: f64, distinct: f64) -> Self {
         let even = Self { heavy: BTreeMap::new(), nulls: 0.0, rest_rows: keyed, rest_distinct: distinct, shared };
-        let [key] = &join.keys[..] else { return even };
         let table = join.table(side);
-        let statistics = &table.statistics[key.column(side)];
-        let nulls = if key.nulls_equal { statistics.nulls as f64 } else { 0.0 };
+        // A null in one of several columns makes no key of its own.
+        let nulls = match &join.keys[..] {
+            [key] if key.nulls_equal => table.statistics[key.column(side)].nulls as f64,
+            _ => 0.0,
+        };
         let values = (keyed - nulls).max(0.0);
         if known_unique(join, side) {
             return Self { nulls, rest_rows: values, rest_distinct: distinct.min(values), ..even };
         }
         let heavy: BTreeMap<u64, f64> =
-            statistics.heavy.iter().map(|heavy| (heavy.hash, heavy.share * table.rows as f64)).collect();
+            frequent.iter().map(|heavy| (heavy.hash, heavy.share * table.rows as f64)).collect();
         // Samples and counts of distinct values err apart: what is left is never less than nothing, and rows have values.
         let rest_rows = (values - heavy.values().sum::<f64>()).max(0.0);
         let rest_distinct = (distinct - heavy.len() as f64).max(0.0);
@@ -194,25 +223,74 @@ struct OnlyHere {
     rows: f64,
 }
 
-/// Rows that have a key, and how many different ones. A column of unknown statistics is taken to be distinct.
-fn keyed_and_distinct(join: &BoundJoin, side: Side) -> (f64, f64) {
-    let table = join.table(side);
-    let rows = table.rows as f64;
-    let (mut keyed, mut distinct) = (rows, 1.0f64);
-    for key in &join.keys {
-        let statistics = &table.statistics[key.column(side)];
-        if !key.nulls_equal && rows > 0.0 {
-            keyed *= 1.0 - statistics.nulls as f64 / rows;
+/// What is known of the keys of one side.
+enum Keys<'a> {
+    /// In one column.
+    Column(&'a Table, usize),
+    /// In several, together.
+    Combination(Arc<Combination>),
+    /// In several, of which nothing is known together.
+    Columns,
+}
+
+impl<'a> Keys<'a> {
+    fn of(join: &'a BoundJoin, side: Side) -> Self {
+        let table = join.table(side);
+        if let [key] = &join.keys[..] {
+            return Self::Column(table, key.column(side));
         }
-        let sampled = || statistics.distinct.unwrap_or(rows);
-        distinct *= match statistics.ascending {
-            true => sampled(),
-            false => table.sketch(key.column(side)).map_or_else(sampled, Sketch::distinct),
-        }
-        .max(1.0);
+        let columns: Vec<(usize, bool)> = join.keys.iter().map(|key| (key.column(side), key.nulls_equal)).collect();
+        table.combination(&columns).map_or(Self::Columns, Self::Combination)
     }
-    let distinct = if known_unique(join, side) { keyed } else { distinct.min(keyed) };
-    (keyed, distinct)
+
+    /// Which different keys there are, where that is known. It is not asked for where a column is known to be in order, but that of the
+    /// other side may be compared with it.
+    fn sketch(&self) -> Option<&Sketch> {
+        match self {
+            Self::Column(table, column) => table.sketch(*column),
+            Self::Combination(combination) => Some(combination.sketch()),
+            Self::Columns => None,
+        }
+    }
+
+    fn frequent(&self) -> &[HeavyValue] {
+        match self {
+            Self::Column(table, column) => &table.statistics[*column].heavy,
+            Self::Combination(combination) => combination.heavy(),
+            Self::Columns => &[],
+        }
+    }
+
+    /// Rows that have a key, and how many different ones. A column of unknown statistics is taken to be distinct.
+    fn keyed_and_distinct(&self, join: &BoundJoin, side: Side) -> (f64, f64) {
+        let table = join.table(side);
+        let rows = table.rows as f64;
+        let of_column = |key: &JoinKey| table.statistics[key.column(side)].distinct.unwrap_or(rows).max(1.0);
+        let valid = |key: &JoinKey| 1.0 - table.statistics[key.column(side)].nulls as f64 / rows.max(1.0);
+        let keyed = rows * join.keys.iter().filter(|key| !key.nulls_equal).map(valid).product::<f64>();
+        let product = || join.keys.iter().map(of_column).product();
+        let distinct: f64 = match self {
+            Self::Column(table, column) if table.statistics[*column].ascending => product(),
+            _ => self.sketch().map_or_else(product, Sketch::distinct).max(1.0),
+        };
+        let distinct = if known_unique(join, side) { keyed } else { distinct.min(keyed) };
+        (keyed, distinct)
+    }
+
+    /// Whether keys repeat. Estimates of distinct values err by a few per cent, and so do not tell whether a few keys are on two rows
+    /// each, which a sketch does.
+    fn repeat(&self, join: &BoundJoin, side: Side, keyed: f64, distinct: f64) -> bool {
+        let few = distinct < 0.9 * keyed;
+        if known_unique(join, side) {
+            return false;
+        }
+        match self {
+            // Both are exact, but for how floats are rounded.
+            Self::Column(table, column) if table.statistics[*column].ascending => distinct < keyed - 0.5,
+            Self::Column(table, column) if join.keys[0].nulls_equal && table.statistics[*column].nulls > 1 => true,
+            _ => self.sketch().map_or(few, Sketch::repeats),
+        }
+    }
 }
 
 /// Whether some of the key columns together are distinct: because the rows were seen to be, or the uploader said so.
@@ -250,12 +328,6 @@ impl BoundJoin {
             && table.sorted_by.iter().zip(&self.keys).all(|(sorted, key)| *sorted == key.column(side));
         detected || declared
     }
-}
-
-/// The share of each side's values that the other side has too; `None` where that is not known.
-fn common_values(join: &BoundJoin) -> Option<(f64, f64)> {
-    let [key] = &join.keys[..] else { return None };
-    join.left.sketch(key.left)?.shares_in_common(join.right.sketch(key.right)?)
 }
 
 /// The share of each side's values that lies in the range which both sides have in common.

@@ -330,10 +330,11 @@ fn tree(plan: &Plan) -> Vec<String> {
 
 /// The keys of a side that far more rows have than others.
 fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
-    let [key] = &plan.join.keys[..] else { return Vec::new() };
     let table = plan.join.table(side);
     let explained = plan.estimates.heavy(&plan.join, side).filter_map(|(heavy, rows)| {
-        Some(ExplainedHeavyKey { key: table.value_text(key.column(side), heavy.row)?, rows: rows.round() as u64 })
+        let values = plan.join.keys.iter().map(|key| table.value_text(key.column(side), heavy.row));
+        let values: Option<Vec<String>> = values.collect();
+        Some(ExplainedHeavyKey { key: values?.join(", "), rows: rows.round() as u64 })
     });
     explained.collect()
 }

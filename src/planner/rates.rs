@@ -33,8 +33,8 @@ pub struct Rates {
     pub sort_carry: f64,
     /// Rows per second put into a hash table that fits in cache.
     pub build_rows: f64,
-    /// The same of keys that are on two rows each, which may have to be found out and made adjacent first.
-    pub build_repeated_rows: f64,
+    /// The same of keys of 4, 8 and 16 bytes that are on two rows each, which may have to be found out and made adjacent first.
+    pub build_repeated_rows: [f64; 3],
     /// Rows per second looked up in a hash table that fits in cache.
     pub probe_rows: f64,
     /// Rows per second put into, or looked up in, a filter that fits in cache; zero for a device without filters.
@@ -68,12 +68,12 @@ pub struct Rates {
     pub call_seconds: f64,
     /// The same of partitioning in one pass, which waits for the bounds of partitions.
     pub partition_call_seconds: f64,
-    /// The same of sorting.
-    pub sort_call_seconds: f64,
-    /// The same of making equal keys adjacent within partitions.
-    pub group_call_seconds: f64,
-    /// The same of building a hash table of keys that repeat.
-    pub build_repeated_call_seconds: f64,
+    /// The same of sorting by keys of 4, 8 and 16 bytes, which takes more passes the wider they are.
+    pub sort_call_seconds: [f64; 3],
+    /// The same of making equal keys of 4, 8 and 16 bytes adjacent within partitions.
+    pub group_call_seconds: [f64; 3],
+    /// The same of building a hash table of keys of 4, 8 and 16 bytes that repeat.
+    pub build_repeated_call_seconds: [f64; 3],
     /// The same of joining partitions in one go.
     pub join_call_seconds: f64,
 }
@@ -93,7 +93,7 @@ impl Rates {
             sort_rows: [40e6 * threads, 20e6 * threads, 8e6 * threads],
             sort_carry: 1.5e9 * threads,
             build_rows: 80e6 * threads,
-            build_repeated_rows: 60e6 * threads,
+            build_repeated_rows: [60e6 * threads; 3],
             probe_rows: 150e6 * threads,
             filter_rows: 300e6 * threads,
             dense_rows: 400e6 * threads,
@@ -110,9 +110,9 @@ impl Rates {
             host_keys: 60e6 * threads,
             call_seconds: 5e-6,
             partition_call_seconds: 10e-6,
-            sort_call_seconds: 10e-6,
-            group_call_seconds: 10e-6,
-            build_repeated_call_seconds: 10e-6,
+            sort_call_seconds: [10e-6; 3],
+            group_call_seconds: [10e-6; 3],
+            build_repeated_call_seconds: [10e-6; 3],
             join_call_seconds: 10e-6,
         }
     }
@@ -131,7 +131,7 @@ impl Rates {
             sort_rows: [31.6e9, 13.0e9, 5.4e9],
             sort_carry: 2.5e11,
             build_rows: 30e9,
-            build_repeated_rows: 4e9,
+            build_repeated_rows: [4e9, 4e9, 2e9],
             probe_rows: 60e9,
             filter_rows: 0.0,
             dense_rows: 120e9,
@@ -149,9 +149,9 @@ impl Rates {
             host_keys: 60e6 * 16.0,
             call_seconds: 20e-6,
             partition_call_seconds: 60e-6,
-            sort_call_seconds: 60e-6,
-            group_call_seconds: 150e-6,
-            build_repeated_call_seconds: 200e-6,
+            sort_call_seconds: [60e-6, 60e-6, 120e-6],
+            group_call_seconds: [150e-6, 150e-6, 250e-6],
+            build_repeated_call_seconds: [200e-6, 200e-6, 300e-6],
             join_call_seconds: 60e-6,
         }
     }
@@ -198,16 +198,11 @@ impl Rates {
             join_call_seconds,
             filter_rows,
         } = *self;
-        let calls = [
-            partition_call_seconds,
-            sort_call_seconds,
-            group_call_seconds,
-            build_repeated_call_seconds,
-            join_call_seconds,
-        ];
+        let calls = [partition_call_seconds, join_call_seconds];
+        let by_width = [build_repeated_rows, sort_call_seconds, group_call_seconds, build_repeated_call_seconds];
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
-        let matching = [build_rows, build_repeated_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
+        let matching = [build_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
         let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
         // Those of what a device does without are zero.
         let without = [filter_rows, join_rows_4, join_rows_8, join_rows_16];
@@ -218,6 +213,7 @@ impl Rates {
                 .chain(matching)
                 .chain(others)
                 .chain(calls)
+                .chain(by_width.into_iter().flatten())
                 .all(|rate| rate.is_finite() && rate > 0.0)
     }
 
@@ -232,6 +228,7 @@ impl Rates {
             values[values.len() / 2]
         };
         let each = |of: &dyn Fn(&Self) -> [f64; 3]| [0, 1, 2].map(|at| best(&|rates| of(rates)[at]));
+        let least_each = |of: &dyn Fn(&Self) -> [f64; 3]| [0, 1, 2].map(|at| least(&|rates| of(rates)[at]));
         let last = rounds.last().expect("there is a round");
         Self {
             copy_in: best(&|rates| rates.copy_in),
@@ -241,7 +238,7 @@ impl Rates {
             sort_rows: each(&|rates| rates.sort_rows),
             sort_carry: middle(&|rates| rates.sort_carry),
             build_rows: best(&|rates| rates.build_rows),
-            build_repeated_rows: best(&|rates| rates.build_repeated_rows),
+            build_repeated_rows: each(&|rates| rates.build_repeated_rows),
             probe_rows: best(&|rates| rates.probe_rows),
             filter_rows: best(&|rates| rates.filter_rows),
             dense_rows: best(&|rates| rates.dense_rows),
@@ -257,9 +254,9 @@ impl Rates {
             host_keys: best(&|rates| rates.host_keys),
             call_seconds: least(&|rates| rates.call_seconds),
             partition_call_seconds: least(&|rates| rates.partition_call_seconds),
-            sort_call_seconds: least(&|rates| rates.sort_call_seconds),
-            group_call_seconds: least(&|rates| rates.group_call_seconds),
-            build_repeated_call_seconds: least(&|rates| rates.build_repeated_call_seconds),
+            sort_call_seconds: least_each(&|rates| rates.sort_call_seconds),
+            group_call_seconds: least_each(&|rates| rates.group_call_seconds),
+            build_repeated_call_seconds: least_each(&|rates| rates.build_repeated_call_seconds),
             join_call_seconds: least(&|rates| rates.join_call_seconds),
             ..last.clone()
         }
@@ -283,6 +280,26 @@ impl Rates {
     /// Rows per second grouped by keys of that width.
     pub(super) fn group_rows_of(&self, width: KeyWidth) -> f64 {
         of_width(self.group_rows, width)
+    }
+
+    /// Rows per second put into a hash table by keys of that width that repeat.
+    pub(super) fn build_repeated_rows_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.build_repeated_rows, width)
+    }
+
+    /// Seconds that sorting by keys of that width takes however little it has to do.
+    pub(super) fn sort_call_seconds_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.sort_call_seconds, width)
+    }
+
+    /// The same of grouping by such keys.
+    pub(super) fn group_call_seconds_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.group_call_seconds, width)
+    }
+
+    /// The same of building a hash table of such keys that repeat.
+    pub(super) fn build_repeated_call_seconds_of(&self, width: KeyWidth) -> f64 {
+        of_width(self.build_repeated_call_seconds, width)
     }
 
     /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::Rates;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device};
+use crate::device::{ColumnRows, Device, DeviceKind};
+
+/// Partitions that a multiprocessor of a GPU joins at a time, a block of threads each (`kernels/join_partitions.cu`).
+const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
 /// A device as the planner sees it: sizes and rates.
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ pub struct Target {
     pub memory_knob: String,
     /// Threads or multiprocessors: so many partitions are worked on at once.
     pub parallelism: usize,
+    /// Partitions that are worked on at a time, each by a worker of its own; one, where workers share what there is.
+    pub partitions_at_once: usize,
     /// Build rows that a partition should have.
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves.
@@ -43,6 +48,10 @@ impl Target {
             memory_bytes: device.memory().limit_bytes(),
             memory_knob: device.memory().knob().into(),
             parallelism: device.info().parallelism.max(1),
+            partitions_at_once: match device.id().kind {
+                DeviceKind::Host => 1,
+                DeviceKind::Cuda => device.info().parallelism.max(1) * BLOCKS_PER_MULTIPROCESSOR,
+            },
             partition_rows: device.info().partition_rows.max(1),
             pass_bits_max: device.info().pass_bits_max.max(1),
             streams: device.info().streams.max(1),
@@ -79,6 +88,7 @@ impl Default for Target {
             memory_bytes: u64::MAX,
             memory_knob: "the server's --device-memory".into(),
             parallelism: 1,
+            partitions_at_once: 1,
             partition_rows: 16 << 10,
             pass_bits_max: 11,
             streams: 1,

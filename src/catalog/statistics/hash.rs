@@ -130,6 +130,11 @@ fn mix(value: u64) -> u64 {
     hash ^ (hash >> 31)
 }
 
+/// A hash of two values, of which these are the hashes; the other way round it is another one.
+pub(super) fn combined(first: u64, second: u64) -> u64 {
+    mix(first.rotate_left(32) ^ second).max(NULL + 1)
+}
+
 /// Equal floats have equal hashes.
 fn hash_float(value: f64) -> u64 {
     let canonical = if value.is_nan() { f64::NAN } else { value + 0.0 };

@@ -14,10 +14,12 @@
 //! keys of joins, and not taken on the way in, because they would cost every column of every upload a slower pass than all else
 //! together. Each is taken when it is first asked for, and then kept:
 //!
-//! - [`Sketch`], which different values there are, when a join is planned ([`Table::sketch`](super::Table::sketch));
+//! - [`Sketch`], which different values there are, when a join is planned ([`Table::sketch`](super::Table::sketch)), and
+//!   [`Combination`], the same of several columns together ([`Table::combination`](super::Table::combination));
 //! - how many rows have each sampled value, exactly, where it decides whether a join is refused
 //!   ([`Table::counted_values`](super::Table::counted_values)).
 
+mod combination;
 mod dictionary;
 mod hash;
 mod numbers;
@@ -33,6 +35,7 @@ use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::DataType;
 use rayon::prelude::*;
 
+pub use combination::Combination;
 pub use sketch::Sketch;
 pub use value::Value;
 
@@ -207,6 +210,11 @@ impl StatisticsCollector {
         // A few for each thread, since each begins by taking all that it sees.
         let pieces_each = pieces.len().div_ceil(4 * rayon::current_num_threads()).max(1);
         Some(pieces.par_chunks(pieces_each).map(of_some).reduce(Sketch::default, Sketch::merge))
+    }
+
+    /// Whether the column's values are sampled: whether its type has an order.
+    pub(super) fn is_sampled(&self) -> bool {
+        self.sample.is_some()
     }
 
     fn add(&mut self, nulls: u64, later: Summary, runs: Option<u64>, rows: u64) {

@@ -404,6 +404,71 @@ fn sketches_count_values_that_two_columns_have_in_common() {
     assert_eq!(left.shares_in_common(&sketch(&[column(5..15)])), None);
 }
 
+#[test]
+fn sketches_tell_few_values_on_two_rows_from_none() {
+    let mut random = StdRng::seed_from_u64(11);
+    for distinct in [100, 5_000, 400_000i64] {
+        for twice in [0, distinct / 100] {
+            let mut values: Vec<i64> = (0..distinct).chain(0..twice).collect();
+            values.shuffle(&mut random);
+            let batches: Vec<ArrayRef> =
+                values.chunks(30_000).map(|values| Arc::new(Int64Array::from(values.to_vec())) as _).collect();
+            let found = sketch(&batches);
+            assert_eq!(found.repeats(), twice > 0, "{twice} of {distinct} values");
+            // In parts, of which each may have a value once.
+            let parts = batches.iter().map(|batch| sketch(std::slice::from_ref(batch)));
+            let merged = parts.reduce(Sketch::merge).unwrap();
+            assert_eq!(merged.repeats(), twice > 0, "{twice} of {distinct} values, in parts");
+        }
+    }
+}
+
+/// Two columns of 300 values each, in the batches of a table.
+fn pairs(rows: impl Iterator<Item = (Option<i64>, i64)>, text: bool) -> Vec<RecordBatch> {
+    let rows: Vec<(Option<i64>, i64)> = rows.collect();
+    let batch = |rows: &[(Option<i64>, i64)]| {
+        let first: ArrayRef = Arc::new(Int64Array::from_iter(rows.iter().map(|(first, _)| *first)));
+        let second: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(_, second)| *second)));
+        let second = if text { arrow::compute::cast(&second, &DataType::Utf8).unwrap() } else { second };
+        RecordBatch::try_from_iter_with_nullable([("a", first, true), ("b", second, false)]).unwrap()
+    };
+    rows.chunks(7000).map(batch).collect()
+}
+
+#[test]
+fn combinations_of_columns_are_counted_as_they_occur() {
+    const COLUMNS: [(usize, bool); 2] = [(0, false), (1, false)];
+    let all = || (0..90_000).map(|row| (Some(row % 300), row / 300));
+    for text in [false, true] {
+        let each = Combination::of(&pairs(all(), text), &COLUMNS);
+        let distinct = each.sketch().distinct();
+        assert!((distinct - 90_000.0).abs() < 0.06 * 90_000.0 && !each.sketch().repeats(), "{distinct}");
+        assert!(each.heavy().is_empty());
+        // As many values in both columns, and each of one with one of the other.
+        let diagonal = Combination::of(&pairs((0..90_000).map(|row| (Some(row % 300), row % 300)), text), &COLUMNS);
+        assert_eq!((diagonal.sketch().distinct(), diagonal.sketch().repeats()), (300.0, true));
+        // Which column has a value matters.
+        let half = Combination::of(&pairs((0..45_000).map(|row| (Some(row / 300), row % 300)), text), &COLUMNS);
+        let (of_all, of_half) = each.sketch().shares_in_common(half.sketch()).unwrap();
+        assert!((of_all - 0.5).abs() < 0.06 && of_half == 1.0, "{of_all}, {of_half}");
+        // One combination on a fifth of the rows, of which the parts are named where they were added.
+        let heavy = || all().chain((0..22_500).map(|_| (Some(7), 11)));
+        let whole = Combination::of(&pairs(heavy(), text), &COLUMNS);
+        let [heaviest] = whole.heavy() else { panic!("{:?}", whole.heavy()) };
+        assert!((heaviest.share - 0.2).abs() < 0.03 && whole.sketch().repeats(), "{heaviest:?}");
+        let later = Combination::of(&pairs((0..22_500).map(|_| (Some(7), 11)), text), &COLUMNS);
+        let [merged] = each.merge(&later).heavy() else { panic!("one is heavy") };
+        assert!(merged.hash == heaviest.hash && (merged.share - 0.2).abs() < 0.03, "{merged:?}");
+    }
+}
+
+#[test]
+fn a_null_makes_no_combination_unless_it_is_a_value() {
+    let rows = || (0..1000).map(|row| ((row % 2 == 0).then_some(row), row % 2));
+    let distinct = |nulls| Combination::of(&pairs(rows(), false), &[(0, nulls), (1, false)]).sketch().distinct();
+    assert_eq!((distinct(false), distinct(true)), (500.0, 501.0));
+}
+
 /// One value on a fifth of the rows, which alone would make the others look four times as frequent as they are.
 #[test]
 fn a_heavy_value_does_not_hide_how_many_others_there_are() {

@@ -79,8 +79,15 @@ fn append_shares_the_old_batches_and_merges_what_is_known() {
     assert_refused(upload(&catalog, UploadMode::Append, &[]), is!(NotFound), &["\"t\""]);
     let old = upload(&catalog, UploadMode::Create, &[batch([1, 2])]).unwrap();
     assert_eq!(old.sketch(0).unwrap().distinct(), 2.0);
+    let together = |table: &Table| {
+        let combination = table.combination(&[(0, false), (1, false)]).unwrap();
+        (combination.sketch().distinct(), combination.sketch().repeats())
+    };
+    assert_eq!((together(&old), old.sketch(0).unwrap().repeats()), ((2.0, false), false));
     let new = upload(&catalog, UploadMode::Append, &[batch([2, 5])]).unwrap();
     assert_eq!(new.sketch(0).unwrap().distinct(), 3.0);
+    assert!(new.sketch(0).unwrap().repeats(), "2 is in both parts");
+    assert_eq!(together(&new), together(&Table::from_batches("t", new.schema.clone(), new.batches.clone()).unwrap()));
     assert_eq!((old.rows, new.rows, keys(&new.batches)), (2, 4, vec![1, 2, 2, 5]));
     assert!(old.batches[0].column(0).to_data().ptr_eq(&new.batches[0].column(0).to_data()));
     let k = &new.statistics[0];

@@ -123,7 +123,8 @@ fn carry_nothing(_: &Model<'_>, _: Role, input: &mut Input) {
 }
 
 /// So many partitions that one has about as many build rows as the device likes: in one pass, and if that gives too few of
-/// them, in two. `None` for strategies without.
+/// them, in two; or if there are fewer than the device works on at a time, one for each of what it has to work on them. `None`
+/// for strategies without.
 fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Option<u32>> {
     if !strategy.is_partitioned() {
         return vec![None];
@@ -132,5 +133,13 @@ fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Optio
     let wanted = partitions.next_power_of_two().trailing_zeros();
     let one_pass = wanted.min(target.pass_bits_max);
     let two_passes = wanted.min(2 * target.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
-    if one_pass == two_passes { vec![Some(one_pass)] } else { vec![Some(one_pass), Some(two_passes)] }
+    let each_has_one = (target.parallelism as u64).next_power_of_two().trailing_zeros().min(target.pass_bits_max);
+    let mut bits = vec![Some(one_pass)];
+    if two_passes > one_pass {
+        bits.push(Some(two_passes));
+    }
+    if target.partitions_at_once > 1 && each_has_one > one_pass {
+        bits.push(Some(each_has_one));
+    }
+    bits
 }

@@ -90,6 +90,7 @@ impl Model<'_> {
         self.strategy.is_partitioned()
             && self.join.spec.how == JoinKind::Inner
             && !self.inputs.hashed
+            && self.estimates.rows_of_key(self.inputs.build.side) <= ROWS_OF_KEY_MAX
             && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= ROWS_OF_KEY_MAX)
             && self.rates.join_rows_of(self.inputs.key_width) > 0.0
     }

@@ -43,12 +43,25 @@ pub(super) struct Step {
     calls: f64,
     /// Seconds of calls that are made of several.
     long_calls: f64,
+    /// Seconds that it takes beyond its work, because a part of the device does most of that while others have none.
+    idle: f64,
 }
 
 impl Step {
     /// Of the device alone, by one call.
     fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
-        Self { name, role, bytes, copy_in: 0.0, beside: 0.0, work, copy_out: 0.0, calls: 1.0, long_calls: 0.0 }
+        Self {
+            name,
+            role,
+            bytes,
+            copy_in: 0.0,
+            beside: 0.0,
+            work,
+            copy_out: 0.0,
+            calls: 1.0,
+            long_calls: 0.0,
+            idle: 0.0,
+        }
     }
 
     fn copying_in(self, copy_in: f64) -> Self {
@@ -64,9 +77,15 @@ impl Step {
         Self { calls: 0.0, long_calls: calls * seconds, ..self }
     }
 
-    /// Seconds that its calls take however little they do.
+    /// That leaves most of the device idle for so long.
+    fn idling(self, seconds: f64) -> Self {
+        Self { idle: seconds, ..self }
+    }
+
+    /// Seconds in which it keeps nothing busy that other chunks might need: what its calls take however little they do, and what a
+    /// part of the device takes by itself.
     fn waiting(&self, rates: &Rates) -> f64 {
-        self.calls * rates.call_seconds + self.long_calls
+        self.calls * rates.call_seconds + self.long_calls + self.idle
     }
 
     fn seconds(&self, rates: &Rates) -> f64 {
@@ -112,6 +131,10 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
     build + (copy_in + work + copy_out + waiting + others) / chunks.at_once
 }
+
+/// The most probe rows that one worker of a device goes through by itself, of one partition, in build rows that a partition should
+/// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
+const SHARED_OUT_ROWS: f64 = 16.0;
 
 /// Where the rows of a gather come from.
 #[derive(Clone, Copy, PartialEq)]
@@ -300,7 +323,8 @@ impl Model<'_> {
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
         let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
         let work = build.keyed / self.rates.group_rows_of(self.inputs.key_width) + extra / self.rates.stream;
-        Step::new("group build", Role::Build, bytes, work).calling_for(1.0, self.rates.group_call_seconds)
+        let call_seconds = self.rates.group_call_seconds_of(self.inputs.key_width);
+        Step::new("group build", Role::Build, bytes, work).calling_for(1.0, call_seconds)
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
@@ -321,7 +345,8 @@ impl Model<'_> {
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
-        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), self.rates.sort_call_seconds)
+        let call_seconds = self.rates.sort_call_seconds_of(self.inputs.key_width);
+        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds)
     }
 
     fn build_table(&self) -> Step {
@@ -335,7 +360,10 @@ impl Model<'_> {
         let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
         let (rate, reads, call_seconds) = match build.repeats {
-            true => (self.rates.build_repeated_rows, 3.0, self.rates.build_repeated_call_seconds),
+            true => {
+                let width = self.inputs.key_width;
+                (self.rates.build_repeated_rows_of(width), 3.0, self.rates.build_repeated_call_seconds_of(width))
+            }
             false => (self.rates.build_rows, 2.0, self.rates.call_seconds),
         };
         let seconds = build.keyed / rate + self.rates.miss_seconds(reads * build.keyed, extent);
@@ -383,8 +411,21 @@ impl Model<'_> {
         let keys = rows * self.inputs.key_bytes();
         let columns = 2.0 * self.estimates.pairs * written;
         let work = rows / self.rates.join_rows_of(self.inputs.key_width) + columns / self.rates.stream;
-        let step = Step::new("join", Role::Probe, keys + columns, work);
+        let step = Step::new("join", Role::Probe, keys + columns, work).idling(self.idle(work, chunks));
         step.calling_for(self.waves(chunks), self.rates.join_call_seconds)
+    }
+
+    /// Seconds that partitions take beyond so much work of all of the device, because there are fewer than it works on at a time,
+    /// or because one of them, that of the most frequent probe key, has far more rows than others.
+    fn idle(&self, work: f64, chunks: Chunks) -> f64 {
+        let rows = (self.arranged(Role::Probe) / chunks.count).max(1.0);
+        let side = self.inputs.probe.side;
+        let heaviest = self.estimates.heavy(self.join, side).next().map_or(0.0, |(_, rows)| rows);
+        let heaviest = heaviest / self.estimates.keyed(side).max(1.0);
+        let longest = rows / self.partitions + heaviest * rows;
+        // Longer ones are shared out.
+        let share = (longest.min(SHARED_OUT_ROWS * self.target.partition_rows as f64) / rows).min(1.0);
+        (share * self.target.partitions_at_once as f64 - 1.0).max(0.0) * work
     }
 
     /// Values behind equal hashes are compared on the host, at random places of both sides.

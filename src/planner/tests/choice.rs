@@ -44,6 +44,25 @@ fn dense_distinct_keys_take_the_perfect_hash_path() {
     assert!(!plan_on(bound(&negative, &probe, JoinKind::Inner), None, &target).unwrap().dense);
 }
 
+/// One build key in fifty is on two rows, which a table of distinct keys does not hold: keys are sorted first.
+#[test]
+fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
+    let target = a100();
+    let seconds = |repeats: bool| {
+        let build = TableSpec { distinct: 9_800.0, ..TableSpec::primary(10_000, 1) };
+        let mut estimates = Estimates::of(&bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner));
+        assert!(!estimates.left_repeats, "a sample of rows does not tell");
+        estimates.left_repeats = repeats;
+        let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);
+        let inputs = inputs::Inputs::new(&join, Side::Left, &estimates).unwrap();
+        assert_eq!(inputs.dense_slots.is_some(), !repeats);
+        let costed = cost::Costed::new(&join, Strategy::Hash, true, &inputs, &estimates, &target);
+        costed.phases.iter().find(|phase| phase.name == "build table").unwrap().seconds
+    };
+    assert!(seconds(false) < 2.0 * target.rates.call_seconds);
+    assert!(seconds(true) >= target.rates.build_repeated_call_seconds[0]);
+}
+
 #[test]
 fn every_kind_of_join_builds_on_the_smaller_side() {
     let (small, large) = (sparse(1 << 16, 1), sparse(1 << 22, 1));

@@ -157,29 +157,80 @@ fn only_copies_that_arranging_does_not_wait_for_hide_it() {
 
 #[test]
 fn calls_of_several_steps_take_their_time_however_few_the_rows() {
-    // Keys repeat on both sides, so that none of them spares grouping.
-    let side = |rows| TableSpec { distinct: 500.0, ..sparse(rows, 1) };
-    let join = bound(&side(1000), &side(2000), JoinKind::Inner);
-    let seconds = |strategy, change: &dyn Fn(&mut Rates)| {
-        let mut target = a100();
-        change(&mut target.rates);
-        let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
-        (plan.seconds, plan.build_side)
-    };
-    type Change = fn(&mut Rates);
-    const LONGER: f64 = 1e-3;
-    let cases: [(Strategy, Change, f64); 4] = [
-        (Strategy::SortMerge, |rates| rates.sort_call_seconds += LONGER, 2.0),
-        (Strategy::RadixHash, |rates| rates.partition_call_seconds += LONGER, 2.0),
-        (Strategy::RadixHash, |rates| rates.group_call_seconds += LONGER, 1.0),
-        (Strategy::Hash, |rates| rates.build_repeated_call_seconds += LONGER, 1.0),
-    ];
-    for (strategy, change, calls) in cases {
-        let ((before, side), (after, same)) = (seconds(strategy, &|_| {}), seconds(strategy, &change));
-        assert_eq!(side, same);
-        let longer = after - before;
-        assert!((longer - calls * LONGER).abs() < 1e-9, "{strategy}: {longer}");
+    // Of texts, hashes of 16 bytes are joined.
+    for (key, width) in [(DataType::Int32, 0), (DataType::Int64, 1), (DataType::Utf8, 2)] {
+        // Keys repeat on both sides, so that none of them spares grouping.
+        let side =
+            |rows| TableSpec { key: key.clone(), distinct: 500.0, range: (0, i64::MAX.into()), ..sparse(rows, 1) };
+        let side = |rows| match width {
+            0 => TableSpec { range: (0, i32::MAX.into()), ..side(rows) },
+            _ => side(rows),
+        };
+        let join = bound(&side(1000), &side(2000), JoinKind::Inner);
+        let seconds = |strategy, change: &dyn Fn(&mut Rates)| {
+            let mut target = a100();
+            change(&mut target.rates);
+            let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
+            (plan.seconds, plan.build_side)
+        };
+        const LONGER: f64 = 1e-3;
+        type Change<'a> = &'a dyn Fn(&mut Rates);
+        let cases: [(Strategy, Change<'_>, f64); 4] = [
+            (Strategy::SortMerge, &|rates| rates.sort_call_seconds[width] += LONGER, 2.0),
+            (Strategy::RadixHash, &|rates| rates.partition_call_seconds += LONGER, 2.0),
+            (Strategy::RadixHash, &|rates| rates.group_call_seconds[width] += LONGER, 1.0),
+            (Strategy::Hash, &|rates| rates.build_repeated_call_seconds[width] += LONGER, 1.0),
+        ];
+        for (strategy, change, calls) in cases {
+            let ((before, side), (after, same)) = (seconds(strategy, &|_| {}), seconds(strategy, change));
+            assert_eq!(side, same);
+            let longer = after - before;
+            assert!((longer - calls * LONGER).abs() < 1e-9, "{strategy}, {key}: {longer}");
+        }
     }
+}
+
+/// As [`a100`], with partitions that are joined in one go, four on each multiprocessor at a time.
+fn joining_partitions() -> Target {
+    let mut target = Target { partitions_at_once: 4 * 108, ..a100() };
+    target.rates.join_rows = [40e9; 3];
+    target
+}
+
+#[test]
+fn keys_on_many_rows_each_are_grouped_and_matched() {
+    let target = joining_partitions();
+    for (rows_of_key, in_one_go) in [(1, true), (8, true), (64, false)] {
+        let build = TableSpec { distinct: 1e6 / f64::from(rows_of_key), ..sparse(1_000_000, 1) };
+        let join = bound(&build, &sparse(1 << 24, 1), JoinKind::Inner);
+        let plan = plan_on(join, Some(Strategy::RadixHash), &target).unwrap();
+        assert_eq!(plan.build_side, Side::Left);
+        let has = |name: &str| plan.phases.iter().any(|phase| phase.name == name);
+        assert_eq!((has("join"), has("group build")), (in_one_go, !in_one_go), "{rows_of_key} rows of each key");
+    }
+}
+
+#[test]
+fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
+    let target = joining_partitions();
+    let of = |build: u64, probe: &TableSpec, target: &Target| {
+        let join = bound(&sparse(build, 1), probe, JoinKind::Inner);
+        let plan = plan_on(join, Some(Strategy::RadixHash), target).unwrap();
+        let join = plan.phases.iter().find(|phase| phase.name == "join").unwrap().seconds;
+        (plan.radix_bits.unwrap(), join - target.rates.join_call_seconds)
+    };
+    let probe = sparse(1 << 18, 1);
+    // One partition for each multiprocessor, though a fifth of them would be small enough.
+    assert_eq!(of(20 * 4096, &probe, &target).0, 7);
+    let by_all = Target { partitions_at_once: 1, ..target.clone() };
+    assert_eq!(of(20 * 4096, &probe, &by_all).0, 5);
+    // Some 3.4 times as many are worked on at a time as there are.
+    let ratio = of(20 * 4096, &probe, &target).1 / of(20 * 4096, &probe, &by_all).1;
+    assert!((ratio - 432.0 / 128.0).abs() < 0.01, "{ratio}");
+    assert!((of(1 << 22, &probe, &target).1 / of(1 << 22, &probe, &by_all).1 - 432.0 / 256.0).abs() < 0.01);
+    // A partition in which most probe rows are takes as long as it does however many others there are.
+    let skewed = TableSpec { heaviest_share: Some(0.2), ..sparse(1 << 18, 1) };
+    assert!(of(1 << 22, &skewed, &target).1 > 20.0 * of(1 << 22, &probe, &target).1);
 }
 
 #[test]

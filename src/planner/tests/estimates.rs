@@ -78,6 +78,68 @@ fn keys_of_many_values_and_those_in_common_are_counted() {
     }
 }
 
+#[test]
+fn few_keys_that_repeat_are_told_from_none() {
+    let random = &mut StdRng::seed_from_u64(14);
+    let repeats = |left: &ArrayRef, nulls_equal: bool| {
+        Estimates::of(&join_of(left, &numbers(0..10), JoinKind::Inner, nulls_equal)).repeats(Side::Left)
+    };
+    for ascending in [false, true] {
+        for (twice, expected) in [(0, false), (2000, true)] {
+            let mut values: Vec<i64> = (0..100_000).chain(0..twice).collect();
+            if ascending {
+                values.sort_unstable()
+            } else {
+                values.shuffle(random)
+            }
+            let found = repeats(&numbers(values), false);
+            assert_eq!(found, expected, "{twice} of 100000 keys are on two rows; ascending {ascending}");
+        }
+    }
+    // Nulls are a key where they match.
+    let with_nulls: ArrayRef =
+        Arc::new(Int64Array::from_iter((0..5000).rev().map(|row| (row % 100 > 0).then_some(row))));
+    assert_eq!([false, true].map(|nulls_equal| repeats(&with_nulls, nulls_equal)), [false, true]);
+}
+
+/// A join by two columns of tables that have these.
+fn join_by_two(left: &[(i64, i64)], right: &[(i64, i64)]) -> BoundJoin {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    for (name, keys) in [("r", left), ("s", right)] {
+        let columns = [
+            ("k", numbers(keys.iter().map(|(first, _)| *first))),
+            ("l", numbers(keys.iter().map(|(_, second)| *second))),
+        ];
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        catalog.create(Table::from_batches(name, batch.schema(), vec![batch]).unwrap()).unwrap();
+    }
+    bind(JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k"), KeyPair::new("l", "l")]), &catalog).unwrap()
+}
+
+#[test]
+fn keys_of_several_columns_are_counted_together() {
+    let random = &mut StdRng::seed_from_u64(15);
+    // Ten thousand keys of columns of a hundred values each, as many as rows, and some that no key has.
+    let key = |number: i64| (number % 100, number / 100 + number % 100);
+    let mut keys: Vec<(i64, i64)> = (0..10_000).map(key).collect();
+    keys.shuffle(random);
+    let drawn: Vec<(i64, i64)> = (0..10_000).map(|_| key(random.random_range(0..20_000))).collect();
+    let estimates = Estimates::of(&join_by_two(&keys, &drawn));
+    assert_eq!([Side::Left, Side::Right].map(|side| estimates.repeats(side)), [false, true]);
+    // Half of the drawn keys have a partner, one each.
+    assert!((estimates.pairs - 5000.0).abs() < 700.0, "{}", estimates.pairs);
+
+    // A tenth of the rows have one key.
+    let skewed: Vec<(i64, i64)> =
+        drawn.iter().enumerate().map(|(at, &k)| if at % 10 == 0 { (7, 9) } else { k }).collect();
+    let join = join_by_two(&keys, &skewed);
+    let estimates = Estimates::of(&join);
+    let [(_, rows)] = &estimates.heavy(&join, Side::Right).collect::<Vec<_>>()[..] else { panic!("one key is heavy") };
+    assert!((700.0..1300.0).contains(rows), "{rows}");
+    let explanation = Explanation::new(&plan(join, None).unwrap(), "host:0", String::new(), None);
+    assert_eq!(explanation.right.heavy_keys[0].key, "7, 9");
+}
+
 /// A join of two tables of those key columns, in batches of 4000 rows.
 fn join_of(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) -> BoundJoin {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));

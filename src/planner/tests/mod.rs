@@ -98,7 +98,7 @@ fn a100() -> Target {
         sort_rows: [rows / sort_seconds, 0.35 * rows / sort_seconds, 0.17 * rows / sort_seconds],
         sort_carry: 2.0 * 4.0 * rows / sort_seconds,
         build_rows: 20e9,
-        build_repeated_rows: 10e9,
+        build_repeated_rows: [10e9; 3],
         probe_rows: 40e9,
         filter_rows: 0.0,
         dense_rows: 40e9,
@@ -115,9 +115,9 @@ fn a100() -> Target {
         host_keys: 1e9,
         call_seconds: 20e-6,
         partition_call_seconds: 60e-6,
-        sort_call_seconds: 60e-6,
-        group_call_seconds: 150e-6,
-        build_repeated_call_seconds: 200e-6,
+        sort_call_seconds: [60e-6; 3],
+        group_call_seconds: [150e-6; 3],
+        build_repeated_call_seconds: [200e-6; 3],
         join_call_seconds: 60e-6,
     };
     Target {
@@ -125,6 +125,7 @@ fn a100() -> Target {
         memory_bytes: 40 << 30,
         memory_knob: "--device-memory".into(),
         parallelism: 108,
+        partitions_at_once: 1,
         partition_rows: 4096,
         pass_bits_max: 8,
         // Tables and result are on the device as a whole.

@@ -1,0 +1,100 @@
+//! What is known of several columns together: which combinations of values there are, and which of them far more rows have than
+//! others. Each column by itself tells neither: the values of two columns may be combined in all ways, or each with one other.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, UInt64Array};
+use arrow::buffer::NullBuffer;
+use rayon::prelude::*;
+
+use super::hash::{self, NULL};
+use super::sample::Sample;
+use super::sketch::LowestBound;
+use super::{HeavyValue, Sketch};
+
+/// Rows whose hashes fit in a processor's cache.
+const PIECE_ROWS: usize = 4096;
+
+/// The combinations of values that rows have in some columns.
+#[derive(Clone, Debug)]
+pub struct Combination {
+    sketch: Sketch,
+    sample: Sample,
+    heavy: Vec<HeavyValue>,
+}
+
+impl Combination {
+    /// Of those columns, all of ordered types, in those batches, each with whether its nulls are values: a row that has another
+    /// null has no combination.
+    pub(in crate::catalog) fn of(batches: &[RecordBatch], columns: &[(usize, bool)]) -> Self {
+        let pieces: Vec<(&RecordBatch, usize)> = batches
+            .iter()
+            .flat_map(|batch| (0..batch.num_rows()).step_by(PIECE_ROWS).map(move |start| (batch, start)))
+            .collect();
+        let lowest = LowestBound::default();
+        let of_some = |(part, pieces): (usize, &[(&RecordBatch, usize)])| {
+            let (mut sketch, mut sample) = (Sketch::default(), Sample::new(part as u64));
+            for &(batch, start) in pieces {
+                let rows = PIECE_ROWS.min(batch.num_rows() - start);
+                let piece = |&(column, nulls): &(usize, bool)| (batch.column(column).slice(start, rows), nulls);
+                let hashes = hashes(columns.iter().map(piece));
+                sketch.insert(&hashes);
+                sketch.lower_with(&lowest);
+                sample.update(&array_of(hashes));
+            }
+            (sketch, sample)
+        };
+        // A few for each thread, since each begins by taking all that it sees.
+        let pieces_each = pieces.len().div_ceil(4 * rayon::current_num_threads()).max(1);
+        let parts: Vec<(Sketch, Sample)> = pieces.par_chunks(pieces_each).enumerate().map(of_some).collect();
+        let (mut sketch, mut sample) = (Sketch::default(), Sample::new(parts.len() as u64));
+        for (of_part, sample_of_part) in parts {
+            sketch = sketch.merge(of_part);
+            sample.merge(&sample_of_part);
+        }
+        Self { heavy: sample.heavy_values(), sketch, sample }
+    }
+
+    /// Puts the rows of another one after those of this.
+    pub(in crate::catalog) fn merge(self, later: &Self) -> Self {
+        let mut sample = self.sample;
+        sample.merge(&later.sample);
+        Self { heavy: sample.heavy_values(), sketch: self.sketch.merge(later.sketch.clone()), sample }
+    }
+
+    /// Which different combinations there are.
+    pub fn sketch(&self) -> &Sketch {
+        &self.sketch
+    }
+
+    /// The most frequent combinations, the most frequent first, as far as a sample tells them from chance. Those of two tables
+    /// that are equal, column by column in the order that was given, have equal hashes.
+    pub fn heavy(&self) -> &[HeavyValue] {
+        &self.heavy
+    }
+}
+
+/// A hash of each row's values in those columns, each with whether its nulls are values.
+fn hashes(columns: impl Iterator<Item = (ArrayRef, bool)>) -> Vec<u64> {
+    /// What a null counts for where it is a value.
+    const OF_NULL: u64 = 1;
+    let of_column = |(column, with_nulls): (ArrayRef, bool)| {
+        let mut hashes = hash::hashes(&column);
+        if with_nulls {
+            hashes.iter_mut().for_each(|hash| *hash = (*hash).max(OF_NULL));
+        }
+        hashes
+    };
+    let combined = |mut before: Vec<u64>, of_column: Vec<u64>| {
+        for (hash, of_column) in before.iter_mut().zip(of_column) {
+            *hash = if *hash == NULL || of_column == NULL { NULL } else { hash::combined(*hash, of_column) };
+        }
+        before
+    };
+    columns.map(of_column).reduce(combined).unwrap_or_default()
+}
+
+fn array_of(hashes: Vec<u64>) -> ArrayRef {
+    let nulls = NullBuffer::from_iter(hashes.iter().map(|&hash| hash != NULL));
+    Arc::new(UInt64Array::new(hashes.into(), Some(nulls)))
+}
