@@ -278,7 +278,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Whether keys repeat. Estimates of distinct values err by a few per cent, and so do not tell whether a few keys are on two rows
-    /// each, which a sketch does.
+    /// each, which a sketch does; of single keys on many rows, it may hold none.
     fn repeat(&self, join: &BoundJoin, side: Side, keyed: f64, distinct: f64) -> bool {
         let few = distinct < 0.9 * keyed;
         if known_unique(join, side) {
@@ -288,7 +288,10 @@ impl<'a> Keys<'a> {
             // Both are exact, but for how floats are rounded.
             Self::Column(table, column) if table.statistics[*column].ascending => distinct < keyed - 0.5,
             Self::Column(table, column) if join.keys[0].nulls_equal && table.statistics[*column].nulls > 1 => true,
-            _ => self.sketch().map_or(few, Sketch::repeats),
+            _ => {
+                let rows = join.table(side).rows as f64;
+                self.frequent().iter().any(|key| key.share * rows > 1.5) || self.sketch().map_or(few, Sketch::repeats)
+            }
         }
     }
 }

@@ -56,7 +56,7 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
         let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);
         let inputs = inputs::Inputs::new(&join, Side::Left, &estimates).unwrap();
         assert_eq!(inputs.dense_slots.is_some(), !repeats);
-        let costed = cost::Costed::new(&join, Strategy::Hash, true, &inputs, &estimates, &target);
+        let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, true, &inputs, &estimates, &target);
         costed.phases.iter().find(|phase| phase.name == "build table").unwrap().seconds
     };
     assert!(seconds(false) < 2.0 * target.rates.call_seconds);
