@@ -26,10 +26,12 @@ pub(super) struct Asked {
     gathered_type: OnceLock<DataType>,
 }
 
-/// What is known of several columns together once somebody has asked: by the columns, in the order they were asked for, each with
-/// whether its nulls are values.
+/// Columns in the order in which they were asked for, each with whether its nulls are values.
+type CombinedColumns = Vec<(usize, bool)>;
+
+/// What is known of several columns together once somebody has asked.
 #[derive(Debug, Default)]
-pub(super) struct Combinations(Mutex<HashMap<Vec<(usize, bool)>, Arc<Combination>>>);
+pub(super) struct Combinations(Mutex<HashMap<CombinedColumns, Arc<Combination>>>);
 
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]

@@ -7,10 +7,11 @@
 //!                            └─ too many for the device's memory, or partitions too skewed ─► match, expand, gather
 //! ```
 //!
-//! Room is taken for as many pairs per probe row as the wave before had. How many there are is known after the first run,
+//! Room is taken for as many pairs per probe row as statistics expect, and then as the wave before had. How many there are is known after the first run,
 //! whatever the room was, so that a guess that was too small costs a second run and never a row.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -27,12 +28,17 @@ use crate::{Error, Result};
 pub(super) struct Fused {
     /// Whether a column of the result is made of the keys.
     keys: bool,
-    /// Pairs per probe row of the last wave.
+    /// Pairs per probe row of the last wave; before the first, as many as are expected.
     pairs_per_row: Mutex<f64>,
+    /// Whether the device gave up a wave, as it would give up the next ones: the build side is the same.
+    gave_up: AtomicBool,
 }
 
 /// Room beyond the guess, for waves differ.
 const SLACK: f64 = 1.02;
+
+/// Room beyond what is expected, for statistics err.
+const EXPECTED_SLACK: f64 = 1.1;
 
 /// The share of free memory that the pairs of a wave may take.
 const FREE_SHARE: u64 = 4;
@@ -47,13 +53,19 @@ impl Fused {
         device: &dyn Device,
     ) -> Option<Self> {
         let is_partitioned = matches!(task.arrangement, Arrangement::Partitioned(_));
-        if !device.info().joins_partitions || !is_partitioned || task.how != JoinKind::Inner || layout.is_hashed() {
+        let is_worth_it = device.info().joins_partitions && !task.expected.matches_first;
+        if !is_worth_it || !is_partitioned || task.how != JoinKind::Inner || layout.is_hashed() {
             return None;
         }
         let is_key = |input: &SideInput| {
             input.output_columns.iter().any(|&column| is_raw_key(layout, input, column, task.arrangement))
         };
-        Some(Self { keys: is_key(build) || is_key(probe), pairs_per_row: Mutex::new(1.0) })
+        Some(Self {
+            keys: is_key(build) || is_key(probe),
+            // A match each is what a small result has room for anyway.
+            pairs_per_row: Mutex::new((EXPECTED_SLACK * task.expected.pairs_per_row).max(1.0)),
+            gave_up: AtomicBool::new(false),
+        })
     }
 
     /// Joins a wave of partitions. `false`: it has to be matched, and nothing of it was emitted.
@@ -73,6 +85,9 @@ impl Fused {
         else {
             return Ok(false);
         };
+        if self.gave_up.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
         let rows = probe_side.bounds.rows_of(wave.clone())? as f64;
         let key_bytes = build_side.keys.width.bytes();
         let carried = build_side.carried.iter().chain(&probe_side.carried);
@@ -82,6 +97,10 @@ impl Fused {
             match shop.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
                 // Waves can be matched in less.
                 Err(Error::Exhausted(_)) => Ok(None),
+                Ok(None) => {
+                    self.gave_up.store(true, Ordering::Relaxed);
+                    Ok(None)
+                }
                 outcome => outcome,
             }
         };

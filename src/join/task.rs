@@ -174,6 +174,11 @@ impl OutputColumn {
 pub struct Expected {
     /// Whether build keys repeat, so that it is worth making equal ones adjacent before the first row is probed.
     pub build_keys_repeat: bool,
+    /// Whether partitions are to be matched where a device could join them in one go, because it would give up: build keys repeat too
+    /// often.
+    pub matches_first: bool,
+    /// Pairs per probe row that has a key.
+    pub pairs_per_row: f64,
     /// Bytes per row of the result, on average.
     pub row_bytes: f64,
     /// Seconds of each stretch of the run.

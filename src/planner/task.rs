@@ -37,6 +37,8 @@ impl Plan {
             probe_at_once: self.probe_at_once,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
+                matches_first: self.phases.iter().any(|phase| phase.name == "match"),
+                pairs_per_row: self.estimates.pairs / self.estimates.keyed(self.build_side.other()).max(1.0),
                 row_bytes: self.row_bytes,
                 stretches: self.stretches(),
             },
