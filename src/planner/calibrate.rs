@@ -31,6 +31,10 @@ const ROWS_MIN: usize = 1 << 10;
 const CALL_ROWS: usize = 64;
 const CALLS: usize = 10;
 
+/// What is written between calls: host memory, as much as a processor's own caches hold, and flags on the device.
+const OTHER_BYTES: usize = 4 << 20;
+const OTHER_FLAGS: usize = 1 << 20;
+
 /// Bytes of device memory that measuring takes per row, at the most.
 const ROW_BYTES: u64 = 256;
 
@@ -194,6 +198,8 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let few_rows = CALL_ROWS.min(row_count);
     let few = Positions::Range(1..few_rows);
     rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
+    let in_order = Keys { data: near.data.clone(), width: KeyWidth::W8, rows: few_rows };
+    rates.answer_seconds = bench.call_seconds(|| device.is_sorted(&in_order, &stream).map(drop))?;
     let pass = RadixBits { skip: 0, bits: partition_bits(device, few_rows) };
     // Two rows of each key.
     let twice = |width: KeyWidth, rows: usize| -> Result<Keys> {
@@ -201,15 +207,18 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         Ok(Keys { data: device.copy_in(&[host], &stream)?, width, rows })
     };
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
-        let keys = twice(width, few_rows)?;
-        let partitioned = device.partition(&keys, &carry, pass, &stream)?;
-        rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&keys, &carry, &stream).map(drop))?;
+        let sorted = twice(width, few_rows)?;
+        let partitioned = device.partition(&sorted, &carry, pass, &stream)?;
+        rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&sorted, &carry, &stream).map(drop))?;
         rates.group_call_seconds[at] =
             bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
-        rates.build_repeated_call_seconds[at] = bench.call_seconds(|| device.build_table(&keys, &stream).map(drop))?;
+        rates.build_repeated_call_seconds[at] =
+            bench.call_seconds(|| device.build_table(&sorted, &stream).map(drop))?;
         if width != KeyWidth::W8 {
             continue;
         }
+        let keys = twice(width, few_rows)?;
+        let partitioned = device.partition(&keys, &carry, pass, &stream)?;
         rates.partition_call_seconds =
             bench.call_seconds(|| device.partition(&keys, &carry, pass, &stream).map(drop))?;
         if device.info().joins_partitions {
@@ -317,10 +326,24 @@ impl Bench<'_> {
         Ok((last.expect("it ran three times"), seconds.max(1e-9)))
     }
 
-    /// The shortest time that a call with next to nothing to do takes.
+    /// What a call with next to nothing to do takes among others, as in a join: the median of calls before each of which the device did
+    /// something else, and the processor's caches were filled with it.
     fn call_seconds(&self, call: impl Fn() -> Result<()>) -> Result<f64> {
-        let times: Result<Vec<f64>> = (0..CALLS).map(|_| Ok(self.time(&call)?.1)).collect();
-        Ok(times?.into_iter().fold(f64::INFINITY, f64::min))
+        let mut others = vec![0u64; OTHER_BYTES / 8];
+        let mut timed = |at: usize| {
+            others.iter_mut().for_each(|value| *value = value.wrapping_add(at as u64));
+            std::hint::black_box(&mut others);
+            drop(self.device.new_flags(OTHER_FLAGS, self.stream)?);
+            self.device.synchronize(self.stream)?;
+            let start = Instant::now();
+            call()?;
+            self.device.synchronize(self.stream)?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        // The first one may have something to set up.
+        let mut seconds = (0..=CALLS).map(&mut timed).skip(1).collect::<Result<Vec<f64>>>()?;
+        seconds.sort_unstable_by(f64::total_cmp);
+        Ok(seconds[CALLS / 2].max(1e-9))
     }
 
     /// The same for work of the host's, on the CPU threads that a join on this device has for it.

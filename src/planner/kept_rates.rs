@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::{Context, Error, Result};
 
 /// Counts the ways in which rates were measured: what is measured, or how, changed in between.
-const CALIBRATION: u32 = 7;
+const CALIBRATION: u32 = 8;
 
 /// The field that begins every file of rates, of any version.
 const CALIBRATION_FIELD: &str = "calibration";

@@ -66,7 +66,9 @@ pub struct Rates {
     pub host_keys: f64,
     /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
     pub call_seconds: f64,
-    /// The same of partitioning in one pass, which waits for the bounds of partitions.
+    /// The same of one whose result the CPU reads: how many rows have a match, or whether keys are in order.
+    pub answer_seconds: f64,
+    /// The same of partitioning in one pass.
     pub partition_call_seconds: f64,
     /// The same of sorting by keys of 4, 8 and 16 bytes, which takes more passes the wider they are.
     pub sort_call_seconds: [f64; 3],
@@ -109,6 +111,7 @@ impl Rates {
             host_values: 30e6 * threads,
             host_keys: 60e6 * threads,
             call_seconds: 5e-6,
+            answer_seconds: 5e-6,
             partition_call_seconds: 10e-6,
             sort_call_seconds: [10e-6; 3],
             group_call_seconds: [10e-6; 3],
@@ -148,6 +151,7 @@ impl Rates {
             host_values: 30e6 * 16.0,
             host_keys: 60e6 * 16.0,
             call_seconds: 20e-6,
+            answer_seconds: 40e-6,
             partition_call_seconds: 60e-6,
             sort_call_seconds: [60e-6, 60e-6, 120e-6],
             group_call_seconds: [150e-6, 150e-6, 250e-6],
@@ -191,6 +195,7 @@ impl Rates {
             host_values,
             host_keys,
             call_seconds,
+            answer_seconds,
             partition_call_seconds,
             sort_call_seconds,
             group_call_seconds,
@@ -198,7 +203,7 @@ impl Rates {
             join_call_seconds,
             filter_rows,
         } = *self;
-        let calls = [partition_call_seconds, join_call_seconds];
+        let calls = [answer_seconds, partition_call_seconds, join_call_seconds];
         let by_width = [build_repeated_rows, sort_call_seconds, group_call_seconds, build_repeated_call_seconds];
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
@@ -253,6 +258,7 @@ impl Rates {
             host_values: best(&|rates| rates.host_values),
             host_keys: best(&|rates| rates.host_keys),
             call_seconds: least(&|rates| rates.call_seconds),
+            answer_seconds: least(&|rates| rates.answer_seconds),
             partition_call_seconds: least(&|rates| rates.partition_call_seconds),
             sort_call_seconds: least_each(&|rates| rates.sort_call_seconds),
             group_call_seconds: least_each(&|rates| rates.group_call_seconds),

@@ -336,7 +336,8 @@ impl Model<'_> {
             false => self.arranged(role).min(FIRST_ROWS * self.times(role, chunks)),
         };
         let bytes = rows * self.inputs.key_bytes();
-        Step::new(name, role, bytes, bytes / self.rates.stream).calling(self.times(role, chunks))
+        let step = Step::new(name, role, bytes, bytes / self.rates.stream);
+        step.calling_for(self.times(role, chunks), self.rates.answer_seconds)
     }
 
     fn sort(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
@@ -397,7 +398,7 @@ impl Model<'_> {
             Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.merge_rows,
         };
         let work = seconds.max(bytes / self.rates.stream);
-        Step::new("match", Role::Probe, bytes, work).calling(self.waves(chunks))
+        Step::new("match", Role::Probe, bytes, work).calling_for(self.waves(chunks), self.rates.answer_seconds)
     }
 
     /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.

@@ -301,7 +301,7 @@ fn a_count_is_made_of_keys_alone() {
 fn small_joins_are_priced_by_their_calls() {
     let seconds = |rows: u64, call_seconds: f64| {
         let mut target = two_pass(a100());
-        target.rates.call_seconds = call_seconds;
+        (target.rates.call_seconds, target.rates.answer_seconds) = (call_seconds, call_seconds);
         let plan = plan_on(bound(&sparse(rows, 1), &sparse(rows, 1), JoinKind::Inner), None, &target).unwrap();
         (plan.seconds, plan.strategy)
     };

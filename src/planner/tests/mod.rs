@@ -114,6 +114,7 @@ fn a100() -> Target {
         host_values: 1e9,
         host_keys: 1e9,
         call_seconds: 20e-6,
+        answer_seconds: 20e-6,
         partition_call_seconds: 60e-6,
         sort_call_seconds: [60e-6; 3],
         group_call_seconds: [150e-6; 3],
