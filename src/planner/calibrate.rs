@@ -31,6 +31,10 @@ const ROWS_MIN: usize = 1 << 10;
 const CALL_ROWS: usize = 64;
 const CALLS: usize = 10;
 
+/// Rows of a call that sorts on a GPU. Far fewer are sorted by one block at once, and these in as many passes as millions, each
+/// of which takes what its launch takes.
+const GPU_SORTED_ROWS: usize = 1 << 15;
+
 /// What is written between calls: host memory, as much as a processor's own caches hold, and flags on the device.
 const OTHER_BYTES: usize = 4 << 20;
 const OTHER_FLAGS: usize = 1 << 20;
@@ -200,6 +204,10 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
     let in_order = Keys { data: near.data.clone(), width: KeyWidth::W8, rows: few_rows };
     rates.answer_seconds = bench.call_seconds(|| device.is_sorted(&in_order, &stream).map(drop))?;
+    let sorted_rows = match device.id().kind {
+        DeviceKind::Host => few_rows,
+        DeviceKind::Cuda => GPU_SORTED_ROWS.min(row_count),
+    };
     let pass = RadixBits { skip: 0, bits: partition_bits(device, few_rows) };
     // Two rows of each key.
     let twice = |width: KeyWidth, rows: usize| -> Result<Keys> {
@@ -207,7 +215,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         Ok(Keys { data: device.copy_in(&[host], &stream)?, width, rows })
     };
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
-        let sorted = twice(width, few_rows)?;
+        let sorted = twice(width, sorted_rows)?;
         let partitioned = device.partition(&sorted, &carry, pass, &stream)?;
         rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&sorted, &carry, &stream).map(drop))?;
         rates.group_call_seconds[at] =
