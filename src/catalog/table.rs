@@ -29,6 +29,10 @@ pub(super) struct Asked {
 /// Columns in the order in which they were asked for, each with whether its nulls are values.
 type CombinedColumns = Vec<(usize, bool)>;
 
+/// Sets of columns of which a table keeps what is known: each takes some 100 KB, and a pass over the rows of every append. Others are
+/// found anew for each plan.
+const COMBINATIONS_MAX: usize = 16;
+
 /// What is known of several columns together once somebody has asked.
 #[derive(Debug, Default)]
 pub(super) struct Combinations(Mutex<HashMap<CombinedColumns, Arc<Combination>>>);
@@ -131,7 +135,11 @@ impl Table {
         let known = self.combinations.0.lock().get(columns).cloned();
         // Nothing is locked meanwhile: a thread that waits for its part of this may be given another plan to make.
         let found = known.unwrap_or_else(|| Arc::new(Combination::of(&self.batches, columns)));
-        Some(self.combinations.0.lock().entry(columns.to_vec()).or_insert(found).clone())
+        let mut kept = self.combinations.0.lock();
+        if kept.len() < COMBINATIONS_MAX {
+            return Some(kept.entry(columns.to_vec()).or_insert(found).clone());
+        }
+        Some(found)
     }
 
     /// Whether the rows are there, and not what is known of them only.

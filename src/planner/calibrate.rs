@@ -36,7 +36,7 @@ const CALLS: usize = 10;
 const GPU_SORTED_ROWS: usize = 1 << 15;
 
 /// What is written between calls: host memory, as much as a processor's own caches hold, and flags on the device.
-const OTHER_BYTES: usize = 4 << 20;
+const OTHER_BYTES: usize = 2 << 20;
 const OTHER_FLAGS: usize = 1 << 20;
 
 /// Bytes of device memory that measuring takes per row, at the most.
