@@ -183,12 +183,10 @@ cudaError_t run_combined(const DovetailPartition& args, u32* cursors, u32* singl
     // Fewer rows than in `scatter`, because as many as are left need room as well: of 8, 10 and 12 with rows of 12 bytes these were the best.
     constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 12 : ROW_BYTES <= 12 ? 8 : 6;
     using Shared = Combining<Key, Cell, EXTRA, PER_THREAD>;
-    // Positions of groups may reach a little beyond the last row.
-    constexpr u64 ROWS_MAX = 0xffff0000;
     const u32 blocks = 2 * limit_of(cudaDevAttrMultiProcessorCount);
     // A block that sees few tiles writes too much of what is left row by row.
     constexpr u64 TILES_MIN = 8;
-    if (args.rows > ROWS_MAX || args.rows < blocks * TILES_MIN * Shared::TILE) return cudaErrorNotSupported;
+    if (args.rows < blocks * TILES_MIN * Shared::TILE) return cudaErrorNotSupported;
     if (sizeof(Shared) > limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return cudaErrorNotSupported;
     const auto kernel = combine<Key, Cell, EXTRA, PER_THREAD>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));

@@ -15,7 +15,8 @@ namespace {
 constexpr u32 THREADS = 1024;
 // Keys below which another block is not worth its histogram.
 constexpr u64 KEYS_MIN = 16 * THREADS;
-// What a partition counts up to before it is carried over: half of 16 bits, so that others may add before the carry is taken off.
+// What a partition counts up to before it is carried over: half of 16 bits, so that others may add before the carry is taken off. A
+// barrier keeps them from adding as many as the other half.
 constexpr u32 CARRY = 0x8000;
 
 // Two partitions share a word, because there are no atomics on less.
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(THREADS) count_partitions(const __grid_constan
     const Key* keys = static_cast<const Key*>(args.keys);
     const u64 rows = args.rows, share = (rows + gridDim.x - 1) / gridDim.x, start = share * blockIdx.x, end = min(rows, start + share);
     // Twice as many are on their way as are counted.
-    constexpr u32 LOADS = 32 / sizeof(Key);
+    constexpr u32 LOADS = 32 / sizeof(Key), ROUNDS = CARRY / (2 * LOADS * THREADS);
+    u32 round = 0;
     Key next[LOADS];
     read_keys(keys, start, end, next);
     for (u64 first = start; first < end; first += LOADS * THREADS) {
@@ -91,6 +93,7 @@ __global__ void __launch_bounds__(THREADS) count_partitions(const __grid_constan
                 atomicAdd(&counts[partition], CARRY);
             }
         }
+        if (++round % ROUNDS == 0) __syncthreads();
     }
     __syncthreads();
     for (u32 word = threadIdx.x; word < words; word += THREADS) per_block[u64(blockIdx.x) * words + word] = pairs[word];

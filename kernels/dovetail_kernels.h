@@ -161,7 +161,7 @@ struct DovetailPartition {
   uint32_t bits;
   /// Whether `bounds` are there already: 1, or 0.
   uint32_t is_counted;
-  /// What moves. The keys are not among it unless they are listed.
+  /// What moves. The first is that of the keys.
   struct DovetailMove moves[DOVETAIL_MOVES_MAX];
   /// How many columns move.
   uint32_t move_count;

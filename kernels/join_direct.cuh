@@ -1,8 +1,8 @@
 // Joining partitions whose build keys are distinct, with little payload: joined rows are written from registers and shared memory.
 //
 // A block has a partition: its build keys and their payload are copied into shared memory by copies that need no registers and are all
-// under way at once; a thread has two probe rows with their payload in registers. That is little enough for 64 warps on a multiprocessor,
-// which hide each other's waits: 1.8 ms for 2^27 with 2^27 rows of 12 bytes, where the kernel for everything (join_partitions.cu) takes
+// under way at once; a thread has two probe rows with their payload in registers. That is little enough for 64 warps on a multiprocessor (48 with
+// keys of 8 bytes), which hide each other's waits: 1.8 ms for 2^27 with 2^27 rows of 12 bytes, where the kernel for everything (join_partitions.cu) takes
 // 2.7 with half as many (README.md).
 //
 // What is not simple is left over to that kernel: a partition with more rows than the table holds, and probe rows from the first tile
@@ -31,7 +31,7 @@ __device__ inline DovetailMatchUnit unit_of_block(const DovetailJoinPartitions& 
 namespace direct {
 
 constexpr u32 THREADS = 512, PER_THREAD = 2, TILE = THREADS * PER_THREAD;
-// With distinct keys and half as many rows as buckets, no chain is as long.
+// With distinct keys and five rows for eight buckets, hardly any chain is as long; those that are, are left over.
 constexpr u32 CHAIN_MAX = 24;
 // Units left over after which no others are begun.
 constexpr u32 LEFT_OVER_MAX = 64;

@@ -26,7 +26,9 @@ struct TilesOf {
     const u32* bounds;
     u32 parents, tile_rows;
     __host__ __device__ u32 operator()(u32 parent) const {
-        return parent < parents ? (bounds[parent + 1] - bounds[parent] + tile_rows - 1) / tile_rows : 0;
+        if (parent >= parents) return 0;
+        const u32 rows = bounds[parent + 1] - bounds[parent];
+        return rows / tile_rows + (rows % tile_rows > 0);
     }
 };
 

@@ -14,8 +14,9 @@ use crate::Result;
 /// The position that means "no row": a null on gathering. No row has it, because [`ROWS_MAX`] is smaller.
 pub const NO_ROW: u32 = u32::MAX;
 
-/// The most rows of one side that a device is given at a time.
-pub const ROWS_MAX: usize = u32::MAX as usize;
+/// The most rows of one side that a device is given at a time: as many as 32-bit positions tell apart, but for so many that those
+/// which follow the last one in a tile have positions as well.
+pub const ROWS_MAX: usize = (u32::MAX - 0xffff) as usize;
 
 /// Which device: its kind and its number among those of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

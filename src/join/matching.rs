@@ -74,9 +74,9 @@ impl BuildSide {
         }
         let key_bytes = partitions.keys.width.bytes();
         let row_bytes: usize = key_bytes + partitions.carried.iter().map(|column| column.width.bytes()).sum::<usize>();
-        let Some(bounds) = partitions.bounds.known() else {
-            // A device that keeps them to itself sorts all rows at once: keys and row numbers, and as much again.
-            return (partitions.keys.rows * (row_bytes + 2 * (key_bytes + 4))) as u64;
+        let Some(bounds) = partitions.bounds.known().filter(|_| partitions.bounds.there().is_none()) else {
+            // A device with memory of its own sorts all rows at once: keys and row numbers, what they become, and as much beside.
+            return (partitions.keys.rows * (row_bytes + 3 * (key_bytes + 4))) as u64;
         };
         let mut sizes: Vec<usize> = bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
         sizes.sort_unstable_by_key(|&rows| Reverse(rows));

@@ -166,7 +166,7 @@ pub struct DovetailPartition {
     pub bits: u32,
     /// Whether `bounds` are there already: 1, or 0.
     pub is_counted: u32,
-    /// What moves. The keys are not among it unless they are listed.
+    /// What moves. The first is that of the keys.
     pub moves: [DovetailMove; DOVETAIL_MOVES_MAX],
     /// How many columns move.
     pub move_count: u32,

@@ -30,8 +30,12 @@ pub(super) fn join(
     partitions: Range<usize>,
     wanted: Wanted,
 ) -> Result<Option<JoinedPartitions>> {
-    if bounds_of(build).largest()? > ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize {
-        return Ok(None);
+    let rows_max = ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize;
+    if bounds_of(build).largest()? > rows_max {
+        let bounds = &build.bounds.get()?[partitions.start..=partitions.end];
+        if bounds.windows(2).any(|bounds| bounds[1] - bounds[0] > rows_max) {
+            return Ok(None);
+        }
     }
     let run = |writing: &Writing<'_>| launch(work, build, probe, partitions.clone(), writing);
     let Wanted::Rows { room, keys: with_keys } = wanted else {

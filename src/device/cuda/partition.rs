@@ -83,14 +83,14 @@ fn digits(bits: RadixBits) -> Vec<RadixBits> {
     (0..passes).map(digit).collect()
 }
 
-/// The bounds after a first pass and, if there are more bits than its own, those after the second. None where the GPU cannot count so
-/// many at once: then each pass counts for itself.
+/// The bounds after a first pass and, if there are more bits than its own, those after the second, as far as the GPU can count so many at
+/// once: passes whose bounds are not there count for themselves.
 fn count(work: &Work<'_>, keys: &Keys, skip: u32, bits: u32, coarse_bits: u32) -> Result<Vec<CudaBuffer>> {
     const PURPOSE: &str = "counting partitions";
     // SAFETY: it computes a size from numbers, and asks what the current GPU has.
     let scratch_bytes = unsafe { abi::dovetail_count_partitions_scratch_bytes(keys.rows as u64, bits) };
     if scratch_bytes == 0 {
-        return Ok(Vec::new());
+        return if bits > coarse_bits { count(work, keys, skip, coarse_bits, coarse_bits) } else { Ok(Vec::new()) };
     }
     let scratch = work.scratch(scratch_bytes, PURPOSE)?;
     let [fine, coarse] = [bits, coarse_bits].map(|bits| work.values::<u32>((1 << bits) + 1, "bounds of partitions"));
