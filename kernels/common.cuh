@@ -84,6 +84,22 @@ inline u32 blocks_for(u64 rows, u32 threads) { return u32(rows == 0 ? 1 : ceil_d
 // What an entry point answers: the error of its launch, if any. Errors of running kernels come with a later call.
 inline int launched() { return int(cudaGetLastError()); }
 
+// Divides memory into pieces that begin at multiples of 256 bytes. From null on, it finds how much they take together.
+struct Divider {
+    u8 *start, *at;
+
+    explicit Divider(void* memory) : start(static_cast<u8*>(memory)), at(start) {}
+
+    template <typename T>
+    T* take(u64 count) {
+        u8* taken = at;
+        at += ceil_div<u64>(count * sizeof(T), 256) * 256;
+        return reinterpret_cast<T*>(taken);
+    }
+
+    size_t bytes() const { return size_t(at - start); }
+};
+
 // What the current GPU has of something; nothing where it does not say.
 inline u32 limit_of(cudaDeviceAttr attribute) {
     int device = 0, limit = 0;
@@ -129,6 +145,17 @@ template <typename T>
 __device__ inline T warp_sum(T value) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+    return value;
+}
+
+// The sum over the lanes of a warp up to this one.
+__device__ inline u32 warp_inclusive_sum(u32 value) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffffu, value, distance);
+        if (lane >= distance) value += other;
+    }
     return value;
 }
 

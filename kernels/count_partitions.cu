@@ -34,18 +34,13 @@ struct Scratch {
     size_t scan_bytes, bytes;
 
     Scratch(void* memory, u64 rows, u32 bits) {
-        u8* at = static_cast<u8*>(memory);
-        auto take = [&](u64 bytes) {
-            u8* taken = at;
-            at += ceil_div<u64>(bytes, 256) * 256;
-            return taken;
-        };
         const u64 partitions = u64(1) << bits;
-        counts = reinterpret_cast<u32*>(take((partitions + 1) * 4));
-        per_block = reinterpret_cast<u32*>(take(u64(blocks_of(rows)) * words_of(bits) * 4));
+        Divider divider(memory);
+        counts = divider.take<u32>(partitions + 1);
+        per_block = divider.take<u32>(u64(blocks_of(rows)) * words_of(bits));
         cub::DeviceScan::ExclusiveSum(nullptr, scan_bytes, counts, counts, std::int64_t(partitions + 1));
-        scan = take(scan_bytes);
-        bytes = size_t(at - static_cast<u8*>(memory));
+        scan = divider.take<u8>(scan_bytes);
+        bytes = divider.bytes();
     }
 };
 

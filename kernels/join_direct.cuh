@@ -122,12 +122,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(Key) == 4 ? 4 : 3) join(const 
         if (!__syncthreads_and(is_simple)) return leave_over(tile);
         if (warp == 0) {
             const u32 of_warp = lane < THREADS / 32 ? warp_pairs[lane] : 0;
-            u32 inclusive = of_warp;
-#pragma unroll
-            for (int distance = 1; distance < 32; distance *= 2) {
-                const u32 other = __shfl_up_sync(~0u, inclusive, distance);
-                if (lane >= distance) inclusive += other;
-            }
+            const u32 inclusive = warp_inclusive_sum(of_warp);
             if (lane < THREADS / 32) warp_pairs[lane] = inclusive - of_warp;
             if (lane == 31) tile_place = atomicAdd(reinterpret_cast<u64*>(&args.totals->pairs), u64(inclusive));
         }

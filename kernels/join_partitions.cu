@@ -155,12 +155,7 @@ __global__ void __launch_bounds__(THREADS, 4) join(const __grid_constant__ Dovet
                 const u32 matched = __ballot_sync(~0u, length[at] > 0);
                 u32 ahead = __popc(matched & ((1u << lane) - 1)), of_row = __popc(matched);
                 if (__any_sync(~0u, length[at] > 1)) {
-                    u32 inclusive = length[at];
-#pragma unroll
-                    for (int distance = 1; distance < 32; distance *= 2) {
-                        const u32 other = __shfl_up_sync(~0u, inclusive, distance);
-                        if (lane >= distance) inclusive += other;
-                    }
+                    const u32 inclusive = warp_inclusive_sum(length[at]);
                     ahead = inclusive - length[at];
                     of_row = __shfl_sync(~0u, inclusive, 31);
                 }

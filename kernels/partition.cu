@@ -44,23 +44,18 @@ struct Scratch {
 
     Scratch(void* memory, u32 parents, u32 bits) {
         const u64 partitions = u64(parents) << bits;
-        u8* at = static_cast<u8*>(memory);
-        auto take = [&](u64 bytes) {
-            u8* taken = at;
-            at += ceil_div<u64>(bytes, 256) * 256;
-            return taken;
-        };
-        counts = reinterpret_cast<u32*>(take((partitions + 1) * 4));
-        cursors = reinterpret_cast<u32*>(take((partitions + 1) * 4));
-        tile_starts = reinterpret_cast<u32*>(take((u64(parents) + 1) * 4));
+        Divider divider(memory);
+        counts = divider.take<u32>(partitions + 1);
+        cursors = divider.take<u32>(partitions + 1);
+        tile_starts = divider.take<u32>(u64(parents) + 1);
         size_t of_counts = 0, of_tiles = 0;
         cub::DeviceScan::ExclusiveSum(nullptr, of_counts, counts, cursors, std::int64_t(partitions + 1));
         DovetailPartition args{};
         args.parents = parents;
         cub::DeviceScan::ExclusiveSum(nullptr, of_tiles, tiles_of(args, 1), tile_starts, std::int64_t(parents) + 1);
         scan_bytes = of_counts > of_tiles ? of_counts : of_tiles;
-        scan = take(scan_bytes);
-        bytes = size_t(at - static_cast<u8*>(memory));
+        scan = divider.take<u8>(scan_bytes);
+        bytes = divider.bytes();
     }
 };
 

@@ -72,12 +72,7 @@ __device__ inline void load_rows(const DovetailPartition& args, const Tile& tile
 // The sum of what the threads before this one have, for all threads of a block; and the sum of all.
 __device__ inline u32 sum_before(u32 value, u32& total) {
     __shared__ u32 warp_sums[THREADS / 32];
-    u32 inclusive = value;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(~0u, inclusive, distance);
-        if (threadIdx.x % 32 >= distance) inclusive += other;
-    }
+    const u32 inclusive = warp_inclusive_sum(value);
     if (threadIdx.x % 32 == 31) warp_sums[threadIdx.x / 32] = inclusive;
     __syncthreads();
     u32 before = inclusive - value;

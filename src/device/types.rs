@@ -338,11 +338,9 @@ impl Partitions {
 pub struct Bounds(Arc<BoundsState>);
 
 #[derive(Debug)]
-struct BoundsState {
-    partitions: usize,
-    rows: usize,
-    here: OnceLock<Vec<usize>>,
-    there: Option<Box<dyn BoundsOnDevice>>,
+enum BoundsState {
+    Here(Vec<usize>),
+    There { partitions: usize, rows: usize, bounds: Box<dyn BoundsOnDevice>, read: OnceLock<Vec<usize>> },
 }
 
 /// Bounds in a device's memory.
@@ -357,17 +355,23 @@ pub trait BoundsOnDevice: fmt::Debug + Send + Sync {
 impl Bounds {
     /// Those of so many partitions with so many rows together, in a device's memory.
     pub fn on_device(partitions: usize, rows: usize, bounds: Box<dyn BoundsOnDevice>) -> Self {
-        Self(Arc::new(BoundsState { partitions, rows, here: OnceLock::new(), there: Some(bounds) }))
+        Self(Arc::new(BoundsState::There { partitions, rows, bounds, read: OnceLock::new() }))
     }
 
     /// How many partitions there are.
     pub fn partitions(&self) -> usize {
-        self.0.partitions
+        match &*self.0 {
+            BoundsState::Here(bounds) => bounds.len() - 1,
+            BoundsState::There { partitions, .. } => *partitions,
+        }
     }
 
     /// Rows of all partitions.
     pub fn rows(&self) -> usize {
-        self.0.rows
+        match &*self.0 {
+            BoundsState::Here(bounds) => bounds[bounds.len() - 1],
+            BoundsState::There { rows, .. } => *rows,
+        }
     }
 
     /// The bounds; read from the device when it was never asked. May wait.
@@ -375,24 +379,31 @@ impl Bounds {
     /// # Errors
     /// The device's.
     pub fn get(&self) -> Result<&[usize]> {
-        let state = &*self.0;
-        match (&state.there, state.here.get()) {
-            (Some(bounds), None) => {
-                let read = bounds.read()?;
-                Ok(state.here.get_or_init(|| read))
-            }
-            (_, here) => Ok(here.expect("bounds are here or on a device")),
+        let (bounds, read) = match &*self.0 {
+            BoundsState::Here(bounds) => return Ok(bounds),
+            BoundsState::There { bounds, read, .. } => (bounds, read),
+        };
+        if let Some(read) = read.get() {
+            return Ok(read);
         }
+        let bounds = bounds.read()?;
+        Ok(read.get_or_init(|| bounds))
     }
 
-    /// The bounds, unless only a device knows them.
-    pub fn known(&self) -> Option<&[usize]> {
-        self.0.here.get().map(Vec::as_slice)
+    /// The bounds, unless a device keeps them in memory of its own.
+    pub fn here(&self) -> Option<&[usize]> {
+        match &*self.0 {
+            BoundsState::Here(bounds) => Some(bounds),
+            BoundsState::There { .. } => None,
+        }
     }
 
     /// What the device has, of a device with memory of its own.
     pub fn there(&self) -> Option<&dyn BoundsOnDevice> {
-        self.0.there.as_deref()
+        match &*self.0 {
+            BoundsState::Here(_) => None,
+            BoundsState::There { bounds, .. } => Some(&**bounds),
+        }
     }
 
     /// Rows of a range of partitions. May wait, unless it is all of them.
@@ -410,8 +421,8 @@ impl Bounds {
 
 impl From<Vec<usize>> for Bounds {
     fn from(bounds: Vec<usize>) -> Self {
-        let (partitions, rows) = (bounds.len() - 1, bounds.last().copied().unwrap_or(0));
-        Self(Arc::new(BoundsState { partitions, rows, here: OnceLock::from(bounds), there: None }))
+        assert!(!bounds.is_empty(), "there is one bound more than partitions");
+        Self(Arc::new(BoundsState::Here(bounds)))
     }
 }
 

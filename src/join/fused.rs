@@ -7,8 +7,8 @@
 //!                            └─ too many for the device's memory, or partitions too skewed ─► match, expand, gather
 //! ```
 //!
-//! Room is taken for as many pairs per probe row as statistics expect, and then as the wave before had. How many there are is known after the first run,
-//! whatever the room was, so that a guess that was too small costs a second run and never a row.
+//! Room is taken for as many pairs per probe row as statistics expect, and then as the wave before had. How many there are is known
+//! after the first run, whatever the room was, so that a guess that was too small costs a second run and never a row.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -74,7 +74,7 @@ impl BuildSide {
         }
         let key_bytes = partitions.keys.width.bytes();
         let row_bytes: usize = key_bytes + partitions.carried.iter().map(|column| column.width.bytes()).sum::<usize>();
-        let Some(bounds) = partitions.bounds.known().filter(|_| partitions.bounds.there().is_none()) else {
+        let Some(bounds) = partitions.bounds.here() else {
             // A device with memory of its own sorts all rows at once: keys and row numbers, what they become, and as much beside.
             return (partitions.keys.rows * (row_bytes + 3 * (key_bytes + 4))) as u64;
         };

@@ -36,6 +36,10 @@ pub struct Estimates {
     pub left_repeats: bool,
     /// Whether keys of the right table repeat.
     pub right_repeats: bool,
+    /// Whether statistics tell how many different keys the left table has.
+    pub left_counted: bool,
+    /// The same of the right table.
+    pub right_counted: bool,
     /// The most frequent keys of the left table, the most frequent first.
     pub left_frequent: Vec<HeavyValue>,
     /// The same of the right table.
@@ -69,6 +73,8 @@ impl Estimates {
             right_distinct,
             left_repeats: left_keys.repeat(join, Side::Left, left_keyed, left_distinct),
             right_repeats: right_keys.repeat(join, Side::Right, right_keyed, right_distinct),
+            left_counted: left_keys.are_counted(),
+            right_counted: right_keys.are_counted(),
             left_frequent: left_keys.frequent().to_vec(),
             right_frequent: right_keys.frequent().to_vec(),
             left_matched: left_met.min(left_keyed),
@@ -100,6 +106,11 @@ impl Estimates {
         if side == Side::Left { self.left_repeats } else { self.right_repeats }
     }
 
+    /// Whether statistics tell how many different keys that side has.
+    pub(super) fn are_counted(&self, side: Side) -> bool {
+        if side == Side::Left { self.left_counted } else { self.right_counted }
+    }
+
     /// Rows of that side with the same key, on average.
     pub(super) fn rows_of_key(&self, side: Side) -> f64 {
         self.keyed(side) / self.distinct(side).max(1.0)
@@ -125,15 +136,6 @@ impl Estimates {
             JoinKind::RightSemi => self.right_matched,
             JoinKind::RightAnti => right - self.right_matched,
         }
-    }
-}
-
-/// Whether statistics tell how many different keys a side has.
-pub(super) fn are_keys_counted(join: &BoundJoin, side: Side) -> bool {
-    match Keys::of(join, side) {
-        Keys::Column(table, column) => table.statistics[column].distinct.is_some(),
-        Keys::Combination(_) => true,
-        Keys::Columns => false,
     }
 }
 
@@ -250,6 +252,15 @@ impl<'a> Keys<'a> {
             Self::Column(table, column) => table.sketch(*column),
             Self::Combination(combination) => Some(combination.sketch()),
             Self::Columns => None,
+        }
+    }
+
+    /// Whether it is known how many different ones there are.
+    fn are_counted(&self) -> bool {
+        match self {
+            Self::Column(table, column) => table.statistics[*column].distinct.is_some(),
+            Self::Combination(_) => true,
+            Self::Columns => false,
         }
     }
 

@@ -1,18 +1,17 @@
 //! Whether a filter of the build keys is worth its pass over the probe keys.
 
-use super::estimate::are_keys_counted;
 use super::inputs::Inputs;
-use super::{BoundJoin, Rates};
+use super::{BoundJoin, Estimates, Rates};
 use crate::device::host::FILTER_FALSE_POSITIVES;
 
 /// A filter has to save a tenth of the time: how many rows will match is known less well than what a pass costs.
 pub(super) const WORTH: f64 = 0.9;
 
 /// Probe rows that pass a filter of the build keys; `None` where there is no use for one, or too little is known.
-pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs, rates: &Rates) -> Option<f64> {
+pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs, estimates: &Estimates, rates: &Rates) -> Option<f64> {
     let probe = &inputs.probe;
     // Of several key columns, the product of their different values makes matches look rarer than they are.
-    let known = [&inputs.build, probe].into_iter().all(|input| are_keys_counted(join, input.side));
+    let known = [&inputs.build, probe].into_iter().all(|input| estimates.are_counted(input.side));
     if !known || !join.spec.how.drops_unmatched(probe.side) || rates.filter_rows <= 0.0 {
         return None;
     }

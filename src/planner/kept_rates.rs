@@ -1,7 +1,7 @@
 //! Rates that were measured once, in a file that later starts read.
 //!
 //! ```json
-//! {"calibration": 7, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "memory_bytes": 4294967296,
+//! {"calibration": 8, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "memory_bytes": 4294967296,
 //!   "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
 //! ```
 //!

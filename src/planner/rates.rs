@@ -268,46 +268,6 @@ impl Rates {
         }
     }
 
-    /// Rows per second sorted by keys of that width.
-    pub(super) fn sort_rows_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.sort_rows, width)
-    }
-
-    /// Rows per second matched by keys of that width, partition by partition.
-    pub(super) fn match_rows_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.match_rows, width)
-    }
-
-    /// Rows per second joined by keys of that width, partition by partition.
-    pub(super) fn join_rows_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.join_rows, width)
-    }
-
-    /// Rows per second grouped by keys of that width.
-    pub(super) fn group_rows_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.group_rows, width)
-    }
-
-    /// Rows per second put into a hash table by keys of that width that repeat.
-    pub(super) fn build_repeated_rows_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.build_repeated_rows, width)
-    }
-
-    /// Seconds that sorting by keys of that width takes however little it has to do.
-    pub(super) fn sort_call_seconds_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.sort_call_seconds, width)
-    }
-
-    /// The same of grouping by such keys.
-    pub(super) fn group_call_seconds_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.group_call_seconds, width)
-    }
-
-    /// The same of building a hash table of such keys that repeat.
-    pub(super) fn build_repeated_call_seconds_of(&self, width: KeyWidth) -> f64 {
-        of_width(self.build_repeated_call_seconds, width)
-    }
-
     /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them
     /// that misses, as if the cache held a random part of the extent. What a miss costs grows with the logarithm of the extent from
     /// the near reads' to the far ones', as more of them miss the caches between.
@@ -321,7 +281,8 @@ impl Rates {
     }
 }
 
-fn of_width(rates: [f64; 3], width: KeyWidth) -> f64 {
+/// Of rates by keys of 4, 8 and 16 bytes, the one by keys of that width.
+pub(super) fn of_width(rates: [f64; 3], width: KeyWidth) -> f64 {
     match width {
         KeyWidth::W4 => rates[0],
         KeyWidth::W8 => rates[1],

@@ -10,10 +10,7 @@ use rayon::prelude::*;
 use super::hash::{self, NULL};
 use super::sample::Sample;
 use super::sketch::LowestBound;
-use super::{HeavyValue, Sketch};
-
-/// Rows whose hashes fit in a processor's cache.
-const PIECE_ROWS: usize = 4096;
+use super::{HeavyValue, PIECE_ROWS, Sketch, pieces_each};
 
 /// The combinations of values that rows have in some columns.
 #[derive(Clone, Debug)]
@@ -44,9 +41,8 @@ impl Combination {
             }
             (sketch, sample)
         };
-        // A few for each thread, since each begins by taking all that it sees.
-        let pieces_each = pieces.len().div_ceil(4 * rayon::current_num_threads()).max(1);
-        let parts: Vec<(Sketch, Sample)> = pieces.par_chunks(pieces_each).enumerate().map(of_some).collect();
+        let parts = pieces.par_chunks(pieces_each(pieces.len())).enumerate().map(of_some);
+        let parts: Vec<(Sketch, Sample)> = parts.collect();
         let (mut sketch, mut sample) = (Sketch::default(), Sample::new(parts.len() as u64));
         for (of_part, sample_of_part) in parts {
             sketch = sketch.merge(of_part);

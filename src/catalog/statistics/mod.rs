@@ -207,9 +207,7 @@ impl StatisticsCollector {
             }
             sketch
         };
-        // A few for each thread, since each begins by taking all that it sees.
-        let pieces_each = pieces.len().div_ceil(4 * rayon::current_num_threads()).max(1);
-        Some(pieces.par_chunks(pieces_each).map(of_some).reduce(Sketch::default, Sketch::merge))
+        Some(pieces.par_chunks(pieces_each(pieces.len())).map(of_some).reduce(Sketch::default, Sketch::merge))
     }
 
     /// Whether the column's values are sampled: whether its type has an order.
@@ -244,10 +242,17 @@ impl StatisticsCollector {
     }
 }
 
-/// An array in pieces whose hashes fit in a processor's cache.
+/// Rows whose hashes fit in a processor's cache.
+const PIECE_ROWS: usize = 4096;
+
+/// An array in pieces of so many rows.
 fn pieces(array: &ArrayRef) -> impl Iterator<Item = ArrayRef> {
-    const ROWS: usize = 4096;
-    (0..array.len()).step_by(ROWS).map(|start| array.slice(start, ROWS.min(array.len() - start)))
+    (0..array.len()).step_by(PIECE_ROWS).map(|start| array.slice(start, PIECE_ROWS.min(array.len() - start)))
+}
+
+/// How many of so many pieces one sketch is made of: there are a few for each thread, since each begins by taking all that it sees.
+fn pieces_each(pieces: usize) -> usize {
+    pieces.div_ceil(4 * rayon::current_num_threads()).max(1)
 }
 
 /// Between two integers there are no more values than integers.

@@ -10,7 +10,7 @@ use super::abi::{
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::{carried, key_pointer};
 use super::matching::{UNIT_ROWS, units};
-use super::partition::bounds_of;
+use super::partition::{any_above, bounds_of};
 use super::work::Work;
 use crate::Result;
 use crate::device::{
@@ -30,12 +30,8 @@ pub(super) fn join(
     partitions: Range<usize>,
     wanted: Wanted,
 ) -> Result<Option<JoinedPartitions>> {
-    let rows_max = ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize;
-    if bounds_of(build).largest()? > rows_max {
-        let bounds = &build.bounds.get()?[partitions.start..=partitions.end];
-        if bounds.windows(2).any(|bounds| bounds[1] - bounds[0] > rows_max) {
-            return Ok(None);
-        }
+    if any_above(ROUNDS_MAX * DOVETAIL_JOIN_ROWS as usize, build, partitions.clone())? {
+        return Ok(None);
     }
     let run = |writing: &Writing<'_>| launch(work, build, probe, partitions.clone(), writing);
     let Wanted::Rows { room, keys: with_keys } = wanted else {

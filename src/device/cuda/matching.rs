@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::abi::{self, DOVETAIL_TABLE_ROWS, DovetailMatchTotals, DovetailMatchUnit};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::key_pointer;
-use super::partition::bounds_of;
+use super::partition::{any_above, bounds_of};
 use super::positions::select;
 use super::work::Work;
 use crate::Result;
@@ -54,11 +54,7 @@ pub(super) fn match_partitions(
     partitions: Range<usize>,
 ) -> Result<PartitionMatches> {
     const PURPOSE: &str = "matching partitions";
-    let is_oversized = |bounds: &[usize]| bounds[1] - bounds[0] > DOVETAIL_TABLE_ROWS as usize;
-    if !build.is_grouped()
-        && bounds_of(build).largest()? > DOVETAIL_TABLE_ROWS as usize
-        && build.bounds.get()?[partitions.start..=partitions.end].windows(2).any(is_oversized)
-    {
+    if !build.is_grouped() && any_above(DOVETAIL_TABLE_ROWS as usize, build, partitions.clone())? {
         // Its table takes several rounds, which would not see that a key of one is in another as well.
         return Ok(PartitionMatches::RepeatedBuildKeys);
     }

@@ -1,6 +1,7 @@
 //! Partitioning by bits of the mixed key, in as many passes as the bits need, and making equal keys adjacent.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::abi::{self, DOVETAIL_MOVES_MAX, DOVETAIL_PASS_BITS_MAX};
@@ -37,18 +38,18 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
             .collect(),
     };
     let digits = digits(bits);
-    let mut counted = match &digits[..] {
+    let counted = match &digits[..] {
         [] => Vec::new(),
         [only] => count(work, keys, bits.skip, only.bits, only.bits)?,
         [first, second, ..] => count(work, keys, bits.skip, first.bits + second.bits, first.bits)?,
     };
+    let mut counted = counted.into_iter();
     let mut bounds = work.upload(&[0, rows as u32], "bounds of partitions")?;
-    let largest = work.filled(size_of::<u32>(), 0, "bounds of partitions")?;
+    let largest = work.values::<u32>(1, "bounds of partitions")?;
     let mut parents = 1;
     for (pass, &digit) in digits.iter().enumerate() {
-        let known = if counted.is_empty() { None } else { Some(counted.remove(0)) };
         let asked = if pass + 1 == digits.len() { Some(&largest) } else { None };
-        (moving, bounds) = moving.pass(work, parents, &bounds, digit, known, asked)?;
+        (moving, bounds) = moving.pass(work, parents, &bounds, digit, counted.next(), asked)?;
         parents <<= digit.bits;
     }
     let columns = moving.columns.into_iter().map(|column| match column {
@@ -157,6 +158,15 @@ impl BoundsOnDevice for BoundsThere {
 pub(super) fn bounds_of(partitions: &Partitions) -> &BoundsThere {
     let there = partitions.bounds.there().and_then(|bounds| bounds.as_any().downcast_ref());
     there.expect("partitions of another device were given to a GPU")
+}
+
+/// Whether one of those partitions has more than so many rows. Waits.
+pub(super) fn any_above(rows: usize, partitions: &Partitions, range: Range<usize>) -> Result<bool> {
+    if bounds_of(partitions).largest()? <= rows {
+        return Ok(false);
+    }
+    let bounds = &partitions.bounds.get()?[range.start..=range.end];
+    Ok(bounds.windows(2).any(|bounds| bounds[1] - bounds[0] > rows))
 }
 
 /// What goes from pass to pass. A column that is not there yet is the row number.

@@ -32,7 +32,7 @@ impl Costed {
                 .expect("every strategy can be composed in one way at least")
         };
         let unfiltered = cheapest(inputs, None);
-        match filter::passing_rows(join, inputs, &target.rates) {
+        match filter::passing_rows(join, inputs, estimates, &target.rates) {
             Some(rows) => {
                 let filtered = cheapest(inputs, Some(rows));
                 let pays = filtered.seconds < filter::WORTH * unfiltered.seconds;

@@ -21,6 +21,7 @@ pub use phases::PredictedPhase;
 
 use super::carried::Carried;
 use super::inputs::{Input, Inputs};
+use super::rates::of_width;
 use super::{BoundJoin, Estimates, JoinKey, JoinKind, Rates, Strategy, Target};
 use crate::columns::Role;
 use crate::device::host::{FilterBytes, TableBytes};
@@ -92,7 +93,7 @@ impl Model<'_> {
             && !self.inputs.hashed
             && self.estimates.rows_of_key(self.inputs.build.side) <= ROWS_OF_KEY_MAX
             && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= ROWS_OF_KEY_MAX)
-            && self.rates.join_rows_of(self.inputs.key_width) > 0.0
+            && of_width(self.rates.join_rows, self.inputs.key_width) > 0.0
     }
 
     /// Bytes per row that move with the key.

@@ -7,6 +7,7 @@
 use serde::Serialize;
 
 use super::super::inputs::{FixedColumn, Input};
+use super::super::rates::of_width;
 use super::super::{OutputSource, Rates, Side, Strategy};
 use super::memory::Chunks;
 use super::{Filter, Model};
@@ -322,8 +323,8 @@ impl Model<'_> {
         let carried = self.carried(build);
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
         let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
-        let work = build.keyed / self.rates.group_rows_of(self.inputs.key_width) + extra / self.rates.stream;
-        let call_seconds = self.rates.group_call_seconds_of(self.inputs.key_width);
+        let work = build.keyed / of_width(self.rates.group_rows, self.inputs.key_width) + extra / self.rates.stream;
+        let call_seconds = of_width(self.rates.group_call_seconds, self.inputs.key_width);
         Step::new("group build", Role::Build, bytes, work).calling_for(1.0, call_seconds)
     }
 
@@ -345,8 +346,8 @@ impl Model<'_> {
         let carried = self.carried(self.inputs.of(role));
         let bytes = 2.0 * rows * (key_bytes + carried);
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
-        let seconds = rows / self.rates.sort_rows_of(self.inputs.key_width) + extra / self.rates.sort_carry;
-        let call_seconds = self.rates.sort_call_seconds_of(self.inputs.key_width);
+        let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
+        let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
         Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds)
     }
 
@@ -363,7 +364,11 @@ impl Model<'_> {
         let (rate, reads, call_seconds) = match build.repeats {
             true => {
                 let width = self.inputs.key_width;
-                (self.rates.build_repeated_rows_of(width), 3.0, self.rates.build_repeated_call_seconds_of(width))
+                (
+                    of_width(self.rates.build_repeated_rows, width),
+                    3.0,
+                    of_width(self.rates.build_repeated_call_seconds, width),
+                )
             }
             false => (self.rates.build_rows, 2.0, self.rates.call_seconds),
         };
@@ -393,7 +398,7 @@ impl Model<'_> {
             Strategy::RadixHash | Strategy::RadixHashGfur => {
                 // Partitions that outgrow the cache are built and probed at random places of memory.
                 let extent = self.table(build.keyed / self.partitions, build.repeats).stays as f64;
-                rows / self.rates.match_rows_of(self.inputs.key_width) + self.rates.miss_seconds(rows, extent)
+                rows / of_width(self.rates.match_rows, self.inputs.key_width) + self.rates.miss_seconds(rows, extent)
             }
             Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.merge_rows,
         };
@@ -411,7 +416,7 @@ impl Model<'_> {
         };
         let keys = rows * self.inputs.key_bytes();
         let columns = 2.0 * self.estimates.pairs * written;
-        let work = rows / self.rates.join_rows_of(self.inputs.key_width) + columns / self.rates.stream;
+        let work = rows / of_width(self.rates.join_rows, self.inputs.key_width) + columns / self.rates.stream;
         let step = Step::new("join", Role::Probe, keys + columns, work).idling(self.idle(work, chunks));
         step.calling_for(self.waves(chunks), self.rates.join_call_seconds)
     }
