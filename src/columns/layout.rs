@@ -19,6 +19,8 @@ mod fields;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use arrow::datatypes::DataType;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -29,7 +31,7 @@ use super::host_keys::{filled_column, host_column, number_bits, ordered_float_bi
 use super::reader::{KeyReader, KeyValue};
 use super::rows::Rows;
 use crate::Result;
-use crate::device::{Device, KeyEncoding, KeyField, KeyWidth, PackedKeys, Stream, Width};
+use crate::device::{Column, Device, KeyEncoding, KeyField, KeyWidth, PackedKeys, Stream, Width};
 use crate::memory::Arena;
 
 /// What is known of one pair of key columns before any value is read.
@@ -137,7 +139,15 @@ impl KeyLayout {
         fields.iter().zip(&self.facts).all(|(field, fact)| field.source != Source::Raw || fact.raw_keeps_order())
     }
 
-    /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side.
+    /// Whether the key column of the i-th pair comes to the device as it lies in its table, to be packed there.
+    pub fn copies_column(&self, at: usize) -> bool {
+        let Form::Packed { fields, .. } = &self.form else { return false };
+        matches!(fields[at].source, Source::Raw | Source::Float | Source::Device { .. })
+    }
+
+    /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that
+    /// [came to the device as they lie](Self::copies_column), by their place in the table: whoever needs one for more than its keys
+    /// need not copy it again.
     ///
     /// # Errors
     /// The device's; [`Exhausted`](crate::Error::Exhausted) when host memory for the hashes runs out.
@@ -149,7 +159,13 @@ impl KeyLayout {
         device: &dyn Device,
         arena: &Arena,
         stream: &Stream,
-    ) -> Result<SideKeys> {
+    ) -> Result<(SideKeys, BTreeMap<usize, Column>)> {
+        let mut copied = BTreeMap::new();
+        let mut copy_in = |at: usize| -> Result<Column> {
+            let column = rows.copy_in(columns[at], device, stream)?;
+            copied.insert(columns[at], column.clone());
+            Ok(column)
+        };
         let reader = |at: usize| KeyReader::new(rows, columns[at], self.facts[at].is_wide_decimal());
         match &self.form {
             Form::Packed { width, fields } => {
@@ -175,27 +191,29 @@ impl KeyLayout {
                             let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
                             (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
                         }
-                        Source::Raw => (rows.copy_in(columns[at], device, stream)?, KeyEncoding::Unsigned),
-                        Source::Float => (rows.copy_in(columns[at], device, stream)?, KeyEncoding::Float),
+                        Source::Raw => (copy_in(at)?, KeyEncoding::Unsigned),
+                        Source::Float => (copy_in(at)?, KeyEncoding::Float),
                         Source::Device { min } => {
                             let encoding = match self.facts[at].type_of(role).is_unsigned_integer() {
                                 true => KeyEncoding::Offset { min: min as u128 },
                                 false => KeyEncoding::Signed { min },
                             };
-                            (rows.copy_in(columns[at], device, stream)?, encoding)
+                            (copy_in(at)?, encoding)
                         }
                     };
                     let Field { shift, bits, null_bit, .. } = *field;
                     key_fields.push(KeyField { column, encoding, shift, bits, null_bit });
                 }
-                Ok(SideKeys { packed: device.pack_keys(&key_fields, *width, stream)?, readers: Vec::new() })
+                let packed = device.pack_keys(&key_fields, *width, stream)?;
+                Ok((SideKeys { packed, readers: Vec::new() }, copied))
             }
             Form::Hashed { seed, mask } => {
                 let readers = (0..columns.len()).map(reader).collect::<Result<Vec<_>>>()?;
                 let hash = |row: usize| self.hash(&readers, row, *seed).map(|hash| hash & mask);
                 let column = filled_column(rows.len(), Width::W16, hash, device, arena, stream)?;
                 let field = KeyField { column, encoding: KeyEncoding::Unsigned, shift: 0, bits: 128, null_bit: None };
-                Ok(SideKeys { packed: device.pack_keys(&[field], KeyWidth::W16, stream)?, readers })
+                let packed = device.pack_keys(&[field], KeyWidth::W16, stream)?;
+                Ok((SideKeys { packed, readers }, copied))
             }
         }
     }

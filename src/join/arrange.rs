@@ -58,13 +58,15 @@ pub(super) struct Arranged {
 #[derive(Debug, Default)]
 pub(super) struct Originals {
     columns: Mutex<BTreeMap<usize, Column>>,
-    /// Whether any of them was gathered from.
+    /// Those that came to be keys, whether or not anything is gathered from them.
+    came_as_keys: Vec<usize>,
+    /// Whether any other was gathered from.
     used: AtomicBool,
 }
 
 impl Originals {
-    fn of(columns: BTreeMap<usize, Column>) -> Arc<Self> {
-        Arc::new(Self { columns: Mutex::new(columns), used: AtomicBool::new(false) })
+    fn of(columns: BTreeMap<usize, Column>, came_as_keys: Vec<usize>) -> Arc<Self> {
+        Arc::new(Self { columns: Mutex::new(columns), came_as_keys, used: AtomicBool::new(false) })
     }
 }
 
@@ -115,7 +117,7 @@ pub(super) fn arrange(
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
-    let mut keys = monitor.phase("pack keys", 2 * key_bytes, || {
+    let (mut keys, key_columns) = monitor.phase("pack keys", 2 * key_bytes, || {
         layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
     })?;
     let packed = keys.packed.clone();
@@ -130,14 +132,13 @@ pub(super) fn arrange(
         if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
             continue;
         }
-        let is_key = layout.is_raw() && input.key_columns[0] == column && packed.rows_kept.is_none();
-        if is_key {
-            // It was copied in to be the key, and packing left no row out.
-            originals.insert(column, packed.keys.as_column());
+        if let Some(came) = key_columns.get(&column) {
+            originals.insert(column, came.clone());
         } else if copy_in == CopyIn::Ahead || arrangement != Arrangement::Original {
             originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
         }
     }
+    let came_as_keys: Vec<usize> = key_columns.into_keys().collect();
     drop(packed);
     if arrangement != Arrangement::Original {
         // They are about to move with the keys.
@@ -154,7 +155,7 @@ pub(super) fn arrange(
     if arrangement == Arrangement::Original {
         let order = Order::Original(keys.packed.keys.clone());
         let to_rows = keys.packed.rows_kept.clone();
-        let originals = Originals::of(originals);
+        let originals = Originals::of(originals, came_as_keys);
         return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
@@ -172,7 +173,7 @@ pub(super) fn arrange(
             to_rows,
             numbered: true,
             carried: Vec::new(),
-            originals: Originals::of(originals),
+            originals: Originals::of(originals, came_as_keys),
             unkeyed,
         });
     }
@@ -211,7 +212,7 @@ pub(super) fn arrange(
     if unkeyed.is_none() {
         originals.retain(|column, _| !carried.contains(column));
     }
-    let originals = Originals::of(originals);
+    let originals = Originals::of(originals, came_as_keys);
     let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
     let phase = if matches!(arrangement, Arrangement::Sorted) { sort_phase } else { partition_phase };
     monitor.phase(phase, 0, || arranged.find_row_numbers(shop))?;
@@ -269,13 +270,11 @@ impl Arranged {
                 original
             }
         };
-        // The keys came for their own sake.
-        let is_key = Arc::ptr_eq(&original.data, &self.keys.packed.keys.data);
-        self.originals.used.fetch_or(!is_key, Ordering::Relaxed);
+        self.originals.used.fetch_or(!self.originals.came_as_keys.contains(&column), Ordering::Relaxed);
         Ok(original)
     }
 
-    /// Whether rows were gathered from columns as they were copied in, other than from the keys.
+    /// Whether rows were gathered from columns as they were copied in, other than from those that came to be keys.
     pub(super) fn used_originals(&self) -> bool {
         self.originals.used.load(Ordering::Relaxed)
     }

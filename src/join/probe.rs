@@ -31,6 +31,9 @@ use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 /// overlap with nothing.
 pub(crate) const CHUNKS_PER_STREAM: u64 = 5;
 
+/// Chunks start at whole words of the bitmaps of their columns, which can then be copied as they lie.
+const BITMAP_ROWS: u64 = 64;
+
 /// Everything that probing needs, shared by all streams.
 pub(super) struct Probing<'a> {
     pub(super) task: &'a Task,
@@ -117,6 +120,7 @@ impl Probing<'_> {
         let mut rows = chunk_rows(self.probe, self.layout, device, held_back, streams);
         if streams > 1 {
             let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
+            let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(BITMAP_ROWS) } else { even };
             rows = rows.min(even.max(self.task.chunk_rows_min()));
         }
         *next = total.min(start + rows);
@@ -181,7 +185,8 @@ fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_b
     // bytes of row numbers, matches and pairs.
     let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;
     let free = device.memory().free_bytes().saturating_sub(held_back) / streams as u64;
-    (free / 2 / row_bytes as u64).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64)
+    let rows = (free / 2 / row_bytes as u64).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
+    rows - rows % BITMAP_ROWS
 }
 
 /// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.

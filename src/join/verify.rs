@@ -8,14 +8,14 @@
 //! 2. Each wave of probe rows: a row is compared with the first row of the run it found. If they differ, the row has no
 //!    match at all, because no other run has its hash.
 
-use arrow::buffer::Buffer;
+use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
 
 use super::arrange::{Arranged, Workshop};
 use super::matching::BuildSide;
 use crate::Result;
 use crate::columns::KeyLayout;
-use crate::device::{Matches, NO_ROW, Positions};
+use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched};
 
 /// Rows that one task compares: some tenths of a millisecond between two looks at the cancel flag.
 const TASK_ROWS: usize = 1 << 13;
@@ -31,7 +31,6 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
     let arranged = &build.arranged;
     let rows = arranged.len();
     let numbers = row_numbers(arranged, &Positions::Range(0..rows), shop)?;
-    let numbers: &[u32] = bytemuck::cast_slice(&numbers[..4 * rows]);
     let hashes = build.run_keys(shop)?;
     let hashes: &[u128] = bytemuck::cast_slice(&hashes[..16 * rows]);
     let cancel = shop.monitor.cancel();
@@ -39,7 +38,7 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
         cancel.check()?;
         let pairs: Vec<(u32, u32)> = (start..rows.min(start + TASK_ROWS))
             .filter(|&at| at > 0 && hashes[at - 1] == hashes[at])
-            .map(|at| (numbers[at - 1], numbers[at]))
+            .map(|at| (numbers.at(at - 1), numbers.at(at)))
             .collect();
         let mut exact = true;
         layout.differing(&arranged.keys, &arranged.keys, &pairs, |_| exact = false);
@@ -62,18 +61,16 @@ pub(super) fn exact_matches(
     if matches.matched_rows == 0 {
         return Ok(matches);
     }
-    let rows = matches.rows.len();
-    let first = Positions::List { data: matches.first.clone(), rows, may_miss: true };
-    let build_rows = row_numbers(&build.arranged, &first, shop)?;
-    let build_rows: &[u32] = bytemuck::cast_slice(&build_rows[..4 * rows]);
-    let probe_rows = row_numbers(probe, &Positions::Range(matches.rows.clone()), shop)?;
-    let probe_rows: &[u32] = bytemuck::cast_slice(&probe_rows[..4 * rows]);
+    let first = first_matches(&matches, shop)?;
+    let build_rows = row_numbers(&build.arranged, &first.build, shop)?;
+    let probe_rows = row_numbers(probe, &first.probe, shop)?;
+    let rows = first.probe.len();
     let cancel = shop.monitor.cancel();
     let differing = |start: usize| {
         cancel.check()?;
         let range = start..rows.min(start + TASK_ROWS);
-        let matched: Vec<usize> = range.filter(|&at| build_rows[at] != NO_ROW).collect();
-        let pairs: Vec<(u32, u32)> = matched.iter().map(|&at| (build_rows[at], probe_rows[at])).collect();
+        let matched: Vec<usize> = range.filter(|&at| build_rows.at(at) != NO_ROW).collect();
+        let pairs: Vec<(u32, u32)> = matched.iter().map(|&at| (build_rows.at(at), probe_rows.at(at))).collect();
         let mut differing = Vec::new();
         layout.differing(&build.arranged.keys, &probe.keys, &pairs, |at| differing.push(matched[at]));
         Ok(differing)
@@ -84,7 +81,22 @@ pub(super) fn exact_matches(
     if false_matches.is_empty() {
         return Ok(matches);
     }
-    without(matches, &false_matches, shop)
+    let positions = Numbers::of(&first.probe, shop)?;
+    let start = matches.rows.start;
+    let in_wave: Vec<usize> = false_matches.into_iter().map(|at| positions.at(at) as usize - start).collect();
+    without(matches, &in_wave, shop)
+}
+
+/// Each probe row of the wave that has a match, beside the first row of the run it found. Where most rows have one, the others are
+/// listed as well, with no row beside them: that spares listing, and where they are few the rest need not leave the device.
+fn first_matches(matches: &Matches, shop: &Workshop<'_>) -> Result<Pairs> {
+    let rows = matches.rows.len();
+    if matches.matched_rows > rows / 2 {
+        let build = Positions::List { data: matches.first.clone(), rows, may_miss: true };
+        return Ok(Pairs { build, probe: Positions::Range(matches.rows.clone()) });
+    }
+    let once = Matches { count: None, total: matches.matched_rows as u64, ..matches.clone() };
+    shop.device.expand(&once, 0..once.total, Unmatched::Skip, shop.stream)
 }
 
 /// The matches without those of some probe rows, given by their place in the wave.
@@ -111,11 +123,35 @@ fn without(matches: Matches, unmatched: &[usize], shop: &Workshop<'_>) -> Result
     })
 }
 
-/// The row numbers at arranged positions, in host memory.
-fn row_numbers(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Buffer> {
-    let numbers = match &arranged.to_rows {
-        Some(map) => shop.device.compose(map, positions, shop.stream)?,
-        None => positions.clone(),
-    };
-    shop.device.positions_to_host(&numbers, shop.arena, shop.stream)
+/// Positions or row numbers that the CPU looks at.
+enum Numbers {
+    /// This one and those that follow.
+    From(u32),
+    List(ScalarBuffer<u32>),
+}
+
+impl Numbers {
+    fn of(positions: &Positions, shop: &Workshop<'_>) -> Result<Self> {
+        Ok(match positions {
+            Positions::Range(range) => Self::From(range.start as u32),
+            Positions::List { .. } => {
+                Self::List(shop.device.positions_to_host(positions, shop.arena, shop.stream)?.into())
+            }
+        })
+    }
+
+    fn at(&self, index: usize) -> u32 {
+        match self {
+            Self::From(first) => first + index as u32,
+            Self::List(numbers) => numbers[index],
+        }
+    }
+}
+
+/// The row numbers at arranged positions.
+fn row_numbers(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Numbers> {
+    match &arranged.to_rows {
+        Some(map) => Numbers::of(&shop.device.compose(map, positions, shop.stream)?, shop),
+        None => Numbers::of(positions, shop),
+    }
 }

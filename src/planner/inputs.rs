@@ -69,6 +69,8 @@ pub(super) struct FixedColumn {
     pub(super) nullable: bool,
     /// The one key column, bit for bit the packed key: partitioned and sorted rows have it already.
     pub(super) raw_key: bool,
+    /// Whether it came in to be a key, so that it need not come in again.
+    pub(super) came_as_key: bool,
     /// Whether it moves with the keys. Nobody has said so until a strategy is priced.
     pub(super) carried: bool,
 }
@@ -135,7 +137,10 @@ impl Input {
                     let nullable = table.statistics[index].nulls > 0;
                     let raw_key = raw && join.keys[0].column(side) == index && !nullable;
                     let bytes = width.bytes() as f64;
-                    columns.push(FixedColumn { index, bytes, nullable, raw_key, carried: false });
+                    let is_copied =
+                        |(at, key): (usize, &JoinKey)| key.column(side) == index && layout.copies_column(at);
+                    let came_as_key = join.keys.iter().enumerate().any(is_copied);
+                    columns.push(FixedColumn { index, bytes, nullable, raw_key, came_as_key, carried: false });
                 }
                 None => host_columns += 1,
             }

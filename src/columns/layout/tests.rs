@@ -134,7 +134,7 @@ fn packed_in_order(columns: Vec<ArrayRef>, mut facts: Vec<KeyFacts>) -> (bool, b
     let rows = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..batch.num_rows() as u64);
     let indexes: Vec<usize> = (0..facts.len()).collect();
     let layout = KeyLayout::new(facts, 0);
-    let keys = layout.pack(Role::Build, &rows, &indexes, &device, &arena, &stream).unwrap();
+    let (keys, _) = layout.pack(Role::Build, &rows, &indexes, &device, &arena, &stream).unwrap();
     (device.is_sorted(&keys.packed.keys, &stream).unwrap(), layout.keeps_order())
 }
 

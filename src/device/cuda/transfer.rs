@@ -47,8 +47,66 @@ pub(super) fn put_together(work: &Work<'_>, parts: &[KeptPart]) -> Result<Device
     Ok(Arc::new(buffer))
 }
 
+const COPY_BITS_IN: &str = "copying a bitmap to the device";
+
 pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<DeviceBuffer> {
-    // Bits of different offsets are joined on the CPU: an eighth of a byte per row is little beside the column.
+    let bitmap = if are_whole_bytes(parts) { copy_in_bytes(work, parts)? } else { copy_in_joined(work, parts)? };
+    Ok(Arc::new(bitmap))
+}
+
+/// Whether all parts begin at a byte, where they lie as well as where they go.
+fn are_whole_bytes(parts: &[BitSlice]) -> bool {
+    let mut start = 0;
+    parts.iter().filter(|part| part.len() > 0).all(|part| {
+        let offset = match part {
+            BitSlice::Bits { offset, .. } => *offset,
+            BitSlice::Ones { .. } => 0,
+        };
+        let is_whole = start % 8 == 0 && offset % 8 == 0;
+        start += part.len();
+        is_whole
+    })
+}
+
+/// Such parts are copied as they lie, from pinned memory and without waiting.
+fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
+    fault::before_copy(work.queue, COPY_BITS_IN)?;
+    let total: usize = parts.iter().map(BitSlice::len).sum();
+    let bitmap = work.buffer(total.div_ceil(8), COPY_BITS_IN)?;
+    let _watched = work.watch(COPY_BITS_IN, bitmap.size());
+    let mut start = 0;
+    for part in parts.iter().filter(|part| part.len() > 0) {
+        work.cancel.check()?;
+        // Only the last part may end within a byte, and what follows it there is zero.
+        let (whole, rest) = (part.len() / 8, part.len() % 8);
+        let mut last = 0xff;
+        match part {
+            BitSlice::Bits { buffer, offset, .. } => {
+                let bytes = buffer.slice(offset / 8);
+                if rest > 0 {
+                    last = bytes[whole];
+                }
+                if whole > 0 {
+                    work.queue.hold(bytes.clone());
+                    // SAFETY: the parts together are as long as the buffer, and the queue keeps each until the copy is done.
+                    let copied = unsafe {
+                        result::memcpy_htod_async(bitmap.pointer() + start as u64, &bytes[..whole], work.queue.raw())
+                    };
+                    work.queue.gpu.check(copied, COPY_BITS_IN)?;
+                }
+            }
+            BitSlice::Ones { .. } => work.fill(&bitmap, start..start + whole, 0xff, COPY_BITS_IN)?,
+        }
+        if rest > 0 {
+            work.fill(&bitmap, start + whole..start + whole + 1, last & ((1 << rest) - 1), COPY_BITS_IN)?;
+        }
+        start += whole;
+    }
+    Ok(bitmap)
+}
+
+/// Parts that begin within a byte are joined on the CPU.
+fn copy_in_joined(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     let total: usize = parts.iter().map(BitSlice::len).sum();
     let mut bitmap = vec![0u8; total.div_ceil(8)];
     let mut start = 0;
@@ -65,7 +123,7 @@ pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<Device
         }
         start += part.len();
     }
-    Ok(Arc::new(work.upload(&bitmap, "copying a bitmap to the device")?))
+    work.upload(&bitmap, COPY_BITS_IN)
 }
 
 pub(super) fn copy_out(work: &Work<'_>, buffer: &DeviceBuffer, len: usize, arena: &Arena) -> Result<Buffer> {

@@ -38,10 +38,17 @@ impl Work<'_> {
     /// Memory in which every byte is `byte`.
     pub(super) fn filled(&self, bytes: usize, byte: u8, purpose: &str) -> Result<CudaBuffer> {
         let buffer = self.buffer(bytes, purpose)?;
-        // SAFETY: the buffer has that many bytes.
-        let filled = unsafe { result::memset_d8_async(buffer.pointer(), byte, bytes, self.queue.raw()) };
-        self.queue.gpu.check(filled, purpose)?;
+        self.fill(&buffer, 0..bytes, byte, purpose)?;
         Ok(buffer)
+    }
+
+    /// Sets bytes of a buffer to `byte`.
+    pub(super) fn fill(&self, buffer: &CudaBuffer, bytes: Range<usize>, byte: u8, purpose: &str) -> Result<()> {
+        assert!(bytes.end <= buffer.size(), "bytes {bytes:?} of {}", buffer.size());
+        let start = buffer.pointer() + bytes.start as u64;
+        // SAFETY: the buffer has those bytes, as was just asserted.
+        let filled = unsafe { result::memset_d8_async(start, byte, bytes.len(), self.queue.raw()) };
+        self.queue.gpu.check(filled, purpose)
     }
 
     /// Scratch memory, as much as a kernel's entry point asks for.

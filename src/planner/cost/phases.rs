@@ -235,7 +235,7 @@ impl Model<'_> {
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
         let is_shared = role == Role::Probe && self.is_probe_shared();
-        let columns = || input.columns.iter().filter(|column| !column.raw_key && !is_shared);
+        let columns = || input.columns.iter().filter(|column| !column.came_as_key && !is_shared);
         let bytes_of = |column: &FixedColumn| column.bytes * self.copied_rows(role, column.index, chunks);
         let mut bytes = columns().map(bytes_of).sum();
         let beside = columns().filter(|column| !column.carried).map(bytes_of).sum();
