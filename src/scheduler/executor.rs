@@ -25,8 +25,8 @@ pub trait Runner: Send + Sync + Debug {
     /// Runs a plan to its end in the memory that was granted, pushing the result batch by batch.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::Error::Unavailable) when the device is lost, so that it is taken out of service; everything
-    /// else is the job's own failure.
+    /// [`Unavailable`](crate::Error::Unavailable) when the device is lost, which [`Runner::check`] says as well, so that it is taken out of
+    /// service, or when it failed in a way that may pass; everything else is the job's own failure.
     fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
 
     /// Whether the device can still work.

@@ -126,6 +126,8 @@ pub(super) struct Life {
     pub(super) turn: Option<QueueTurn>,
     pub(super) device: Option<DeviceId>,
     pub(super) device_reason: String,
+    /// Whether it was put back in the queue after a failure that may pass.
+    pub(super) tried_again: bool,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
     /// Why it should stop.
@@ -160,6 +162,7 @@ impl Job {
             turn: None,
             device: None,
             device_reason: "not placed yet".into(),
+            tried_again: false,
             started: None,
             finished: None,
             stop: None,

@@ -127,15 +127,19 @@ impl Shared {
         let outcome = job.settle(outcome);
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
-            tracing::error!(device = %self.executors[device].id, job = job.id.0, %error, "device out of service");
-            state.slots[device].lost = Some(error.clone());
+            let id = self.executors[device].id;
             // What it was lost by may have taken others along.
             for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
                 if slot.lost.is_none() {
                     slot.lost = executor.runner.check().err();
                 }
             }
-            if self.try_elsewhere(&mut state, taken, &mut leftovers) {
+            let is_lost = state.slots[device].lost.is_some();
+            match is_lost {
+                true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
+                false => tracing::warn!(device = %id, job = job.id.0, %error, "a failure that may pass"),
+            }
+            if self.try_again(&mut state, taken, is_lost, &mut leftovers) {
                 drop(state);
                 return;
             }
@@ -170,8 +174,9 @@ impl Shared {
         drop(leftovers);
     }
 
-    /// Puts the job of a lost device back in the queue, if another device may run it and nothing was delivered yet.
-    fn try_elsewhere(&self, state: &mut State, taken: &Taken, leftovers: &mut Vec<Leftovers>) -> bool {
+    /// Puts a job back in the queue whose device was lost, or failed in a way that may pass, if a device may run it and nothing was
+    /// delivered yet. What may pass is tried once more, not for ever.
+    fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
         let job = &taken.job;
         let has_place = taken.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
         if !has_place || job.result.progress().0 > 0 || state.shutdown {
@@ -179,10 +184,15 @@ impl Shared {
         }
         {
             let mut life = job.life.lock();
-            if life.stop.is_some() {
+            if life.stop.is_some() || (!is_lost && life.tried_again) {
                 return false;
             }
-            life.wait_again(format!("{} was lost; waiting for another", self.executors[taken.device].id));
+            let id = self.executors[taken.device].id;
+            life.wait_again(match is_lost {
+                true => format!("{id} was lost; waiting for another"),
+                false => format!("{id} failed in a way that may pass; trying again"),
+            });
+            life.tried_again |= !is_lost;
             life.monitor = Arc::new(Monitor::new(job.cancel.clone()));
         }
         self.free(state, taken);

@@ -18,7 +18,7 @@ import dovetail
 from harness import DEVICE_KIND as KIND
 from harness import GPUS, Server, slow_devices
 
-# How each kind of device is lost.
+# What loses each kind of device in earnest.
 LOSS = {"cuda": "illegal-access", "host": "lost"}[KIND]
 
 ROWS = 300_000
@@ -78,6 +78,18 @@ def test_a_failure_that_passes_costs_one_job(failing: tuple[Server, Path], fault
         assert client.topology()["devices"][0]["lost"] is None
 
 
+def test_a_failure_that_may_pass_is_tried_once_more(failing: tuple[Server, Path]) -> None:
+    server, trigger = failing
+    with server.connect() as client:
+        upload(client)
+        trigger.write_text("transient")
+        assert join(client).num_rows == ROWS
+        assert not trigger.exists(), "the fault was injected"
+        assert client.topology()["devices"][0]["lost"] is None
+        assert device_up(server, f"{KIND}:0") == 1
+        assert server.is_ready()
+
+
 def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Server, Path]) -> None:
     server, trigger = failing
     with server.connect() as client:
@@ -101,15 +113,16 @@ def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Ser
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
-host_only = pytest.mark.skipif(KIND != "host", reason="what loses one GPU loses all of the process")
+host_only = pytest.mark.skipif(KIND != "host", reason="slow links are emulated")
+two_devices = pytest.mark.skipif(KIND == "cuda" and GPUS < 2, reason="needs two GPUs")
 
 
-@host_only
+@two_devices
 def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callable[..., Server], trigger: Path) -> None:
     server = start(devices=f"{KIND}:2", host_memory="1GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
         upload(client)
-        trigger.write_text(LOSS)
+        trigger.write_text("lost")
         job = submit(client)
         status = job.wait()
         assert not trigger.exists(), "the fault was injected"
@@ -117,6 +130,25 @@ def test_a_join_that_has_delivered_nothing_moves_to_another_device(start: Callab
         lost = [device["device"] for device in client.topology()["devices"] if device["lost"]]
         assert len(lost) == 1 and status.raw["device"] not in lost
         assert device_up(server, lost[0]) == 0 and device_up(server, status.raw["device"]) == 1
+        assert server.is_ready()
+
+
+@two_devices
+def test_a_device_that_is_lost_alone_harms_no_job_of_another(start: Callable[..., Server], trigger: Path) -> None:
+    server = start(devices=f"{KIND}:2", host_memory="2GiB", env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        upload(client)
+        unharmed = [submit(client, f"{KIND}:1") for _ in range(10)]
+        trigger.write_text(f"{KIND}:0 lost")
+        doomed = submit(client, f"{KIND}:0")
+        moving = [submit(client) for _ in range(10)]
+        with pytest.raises(dovetail.Unavailable, match=f"{KIND}:0"):
+            doomed.wait()
+        assert not trigger.exists(), "the fault was injected"
+        for job in unharmed + moving:
+            job.wait()
+            assert job.result().table().num_rows == ROWS
+        assert [device_up(server, f"{KIND}:{device}") for device in (0, 1)] == [0, 1]
         assert server.is_ready()
 
 

@@ -1,17 +1,19 @@
 //! What is asked of the driver: a GPU's context, streams and events, and what its errors mean.
 //!
-//! CUDA's errors come in four classes, by who can act:
+//! CUDA's errors come in classes, by who can act:
 //!
 //! | class | examples | becomes |
 //! |---|---|---|
 //! | capacity | out of memory, although the budget said yes | [`Error::Exhausted`]: another process has taken it |
+//! | transient | device busy, an error of the operating system | [`Error::Unavailable`], once: whoever tries again may succeed |
 //! | lost | uncorrectable memory error, fallen off the bus | [`Error::Unavailable`], now and for every later call |
 //! | all lost | illegal address, launch failure | the same, on every GPU of the process |
 //! | defect | invalid value, invalid handle | [`Error::Internal`] |
 //! | absence | no driver, no GPU | [`Error::Unsupported`] |
 //!
-//! After an error of the second class the context is of no use any more: the GPU is marked as lost, and answers every call
-//! with that sentence until the process starts anew. After one of the third class CUDA answers every call of the process with it,
+//! What is in no list is transient if the GPU still answers then, and else lost. After an error of the third class the context is of no
+//! use any more: the GPU is marked as lost, and answers every call
+//! with that sentence until the process starts anew. After one of the fourth class CUDA answers every call of the process with it,
 //! in whatever context: so it was on two H200s, with contexts of our own too. Only another process would be unharmed.
 
 use std::collections::VecDeque;
@@ -52,6 +54,36 @@ pub(super) fn gpu_count() -> Result<u16> {
         };
     }
     Ok(u16::try_from(result::device::get_count().map_err(attempt)?).unwrap_or(u16::MAX))
+}
+
+/// Who can act on an error, and what else it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Capacity,
+    Transient,
+    Lost,
+    AllLost,
+    Defect,
+    /// In no list.
+    Unknown,
+}
+
+impl Class {
+    /// Of a code of the driver, or of the runtime, which has the same ones from 200 on.
+    fn of(code: c_int) -> Self {
+        match code {
+            2 => Self::Capacity,
+            // The device is busy; the operating system failed; not ready, in two ways.
+            46 | 304 | 600 | 802 => Self::Transient,
+            // The driver is shutting down; uncorrectable errors of memory and of NVLink; the context is gone; external device.
+            4 | 214 | 220 | 709 | 721 => Self::Lost,
+            // Those that leave a process in an inconsistent state, in the words of CUDA's manual.
+            700 | 702 | 710 | 714..=719 => Self::AllLost,
+            // Arguments, handles, images and launches that cannot be right.
+            1 | 8 | 9 | 98 | 200 | 201 | 209 | 218 | 400 | 401 | 500 | 701 | 720 | 801 => Self::Defect,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 /// Whether CUDA has ended all work of this process.
@@ -158,16 +190,24 @@ impl Gpu {
         }
     }
 
-    /// Marks it as lost by `what`, which ended with that code, and with it all GPUs where CUDA does.
-    fn lose(&self, what: &str, code: c_int) -> Error {
+    /// Marks it as lost by `what`, and with it all GPUs where CUDA does nothing more.
+    fn lose(&self, what: &str, all: bool) -> Error {
         self.lost.store(true, Ordering::Relaxed);
-        // Of those that leave a process in an inconsistent state, in the words of CUDA's manual.
-        if matches!(code, 700 | 702 | 710 | 714..=719) {
+        if all {
             ALL_LOST.store(true, Ordering::Relaxed);
         }
         let error = self.lost_error(what);
         tracing::error!(device = self.ordinal, "{error}");
         error
+    }
+
+    /// Whether the driver still answers for it, and all that was queued ends well.
+    fn answers(&self) -> bool {
+        self.context
+            .bind_to_thread()
+            .and_then(|()| result::mem_get_info())
+            .and_then(|_| result::ctx::synchronize())
+            .is_ok()
     }
 
     fn lost_error(&self, what: &str) -> Error {
@@ -178,24 +218,27 @@ impl Gpu {
         Error::Unavailable(format!("device cuda:{} was lost by {what}; {rest}", self.ordinal))
     }
 
-    /// What an error of the driver means.
-    fn error(&self, code: sys::CUresult, attempt: &str) -> Error {
-        use sys::CUresult as Code;
+    /// What an error means. `says`: the code and its name.
+    fn error(&self, code: c_int, says: &str, attempt: &str) -> Error {
         let device = format!("device cuda:{}", self.ordinal);
-        match code {
-            Code::CUDA_ERROR_OUT_OF_MEMORY => Error::Exhausted(format!(
+        let transient = || {
+            Error::Unavailable(format!("{attempt} on {device} failed ({says}), and the GPU still answers; try again"))
+        };
+        match Class::of(code) {
+            Class::Capacity => Error::Exhausted(format!(
                 "{attempt} on {device}: the GPU has less free memory than its budget; another process uses it, or the \
                  server's --device-memory promises too much"
             )),
-            Code::CUDA_ERROR_INVALID_VALUE | Code::CUDA_ERROR_INVALID_HANDLE | Code::CUDA_ERROR_NOT_SUPPORTED => {
-                Error::Internal(format!("{attempt} on {device}: {}", DriverError(code)))
-            }
-            _ => self.lose(&format!("{attempt} ({})", DriverError(code)), code as c_int),
+            Class::Transient => transient(),
+            Class::Defect => Error::Internal(format!("{attempt} on {device}: {says}")),
+            Class::Unknown if self.answers() => transient(),
+            Class::Lost | Class::Unknown => self.lose(&format!("{attempt} ({says})"), false),
+            Class::AllLost => self.lose(&format!("{attempt} ({says})"), true),
         }
     }
 
     fn answer<T>(&self, answer: Result<T, DriverError>, attempt: &str) -> Result<T> {
-        answer.map_err(|DriverError(code)| self.error(code, attempt))
+        answer.map_err(|DriverError(code)| self.error(code as c_int, &DriverError(code).to_string(), attempt))
     }
 
     /// Turns the driver's answer into ours.
@@ -207,10 +250,7 @@ impl Gpu {
     pub(super) fn check_launch(&self, code: c_int, kernel: &str) -> Result<()> {
         match code {
             0 => Ok(()),
-            2 => Err(self.error(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, kernel)),
-            // 200 and above are errors of running kernels and of the context, but for those of a launch that was refused.
-            214 | 700.. if !matches!(code, 701 | 801) => Err(self.lose(&format!("{kernel} (CUDA error {code})"), code)),
-            _ => Err(Error::Internal(format!("launching {kernel} on device cuda:{}: CUDA error {code}", self.ordinal))),
+            _ => Err(self.error(code, &format!("CUDA error {code}"), kernel)),
         }
     }
 }
@@ -499,5 +539,37 @@ impl Drop for Mark {
         let _ = self.gpu.context.bind_to_thread();
         // SAFETY: the driver keeps an event until the work that waits for it has passed it.
         let _ = unsafe { result::event::destroy(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_that_end_a_context_cost_a_gpu() {
+        use sys::CUresult as Code;
+        let class = |code: Code| Class::of(code as c_int);
+        assert_eq!(class(Code::CUDA_ERROR_OUT_OF_MEMORY), Class::Capacity);
+        for code in [Code::CUDA_ERROR_DEVICE_UNAVAILABLE, Code::CUDA_ERROR_OPERATING_SYSTEM, Code::CUDA_ERROR_NOT_READY]
+        {
+            assert_eq!(class(code), Class::Transient, "{code:?}");
+        }
+        for code in [Code::CUDA_ERROR_ECC_UNCORRECTABLE, Code::CUDA_ERROR_NVLINK_UNCORRECTABLE] {
+            assert_eq!(class(code), Class::Lost, "{code:?}");
+        }
+        for code in [Code::CUDA_ERROR_ILLEGAL_ADDRESS, Code::CUDA_ERROR_ASSERT, Code::CUDA_ERROR_LAUNCH_FAILED] {
+            assert_eq!(class(code), Class::AllLost, "{code:?}");
+        }
+        for code in [
+            Code::CUDA_ERROR_INVALID_VALUE,
+            Code::CUDA_ERROR_INVALID_HANDLE,
+            Code::CUDA_ERROR_NOT_SUPPORTED,
+            Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            Code::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        ] {
+            assert_eq!(class(code), Class::Defect, "{code:?}");
+        }
+        assert_eq!(class(Code::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED), Class::Unknown);
     }
 }

@@ -1,4 +1,5 @@
-//! The deliberate failures of a GPU: `illegal-access` (a kernel writes where no memory is: the GPU is lost), `launch-error`,
+//! The deliberate failures of a GPU: `illegal-access` (a kernel writes where no memory is: all GPUs of the process are lost), `lost` (as after an
+//! uncorrectable memory error: this one is), `transient` (as when the system could not do its part just then), `launch-error`,
 //! `copy-error`, and `out-of-memory` (as when another process has taken what the budget promises). `device/fault.rs` says how a test
 //! asks for one.
 
@@ -14,6 +15,14 @@ pub(super) fn before_launch(queue: &Queue, kernel: &str) -> Result<()> {
     if queue.gpu.faults.is_due("launch-error") {
         // Too many resources requested.
         return queue.gpu.check_launch(701, kernel);
+    }
+    if queue.gpu.faults.is_due("lost") {
+        // Uncorrectable error of its memory.
+        return queue.gpu.check_launch(214, kernel);
+    }
+    if queue.gpu.faults.is_due("transient") {
+        // The operating system could not do what was asked.
+        return queue.gpu.check_launch(304, kernel);
     }
     if queue.gpu.faults.is_due("illegal-access") {
         let args = abi::DovetailIllegalAccess { address: 64 };

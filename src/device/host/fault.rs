@@ -1,5 +1,5 @@
 //! The deliberate failures of a host device: `launch-error`, `copy-error`, `out-of-memory` (as when the system has not what the
-//! budget promises), and `lost`, after which the device answers every call with its loss. `device/fault.rs` says how a test asks
+//! budget promises), `transient` (the next attempt may succeed), and `lost`, after which the device answers every call with its loss. `device/fault.rs` says how a test asks
 //! for one.
 
 use std::sync::Arc;
@@ -29,10 +29,10 @@ impl Faults {
         if self.trigger.is_due("lost") {
             self.lost.store(true, Ordering::Relaxed);
         }
-        if self.lost.load(Ordering::Relaxed) {
+        self.check()?;
+        if self.trigger.is_due("transient") {
             return Err(Error::Unavailable(format!(
-                "device {device} was lost by a deliberate failure; joins run on the other devices, and restarting the server \
-                 brings it back"
+                "starting a primitive on device {device} failed, and the device still answers; try again"
             )));
         }
         if self.trigger.is_due("launch-error") {
@@ -44,6 +44,18 @@ impl Faults {
             )));
         }
         Ok(())
+    }
+
+    /// The device's loss, once it is lost.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.lost.load(Ordering::Relaxed) {
+            true => Err(Error::Unavailable(format!(
+                "device {} was lost by a deliberate failure; joins run on the other devices, and restarting the server brings it \
+                 back",
+                self.device
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// The failures of a copy.
@@ -79,6 +91,9 @@ mod tests {
         assert!(matches!(other.before_primitive(), Err(Error::Exhausted(_))));
         ask("copy-error");
         assert!(matches!(other.before_copy(), Err(Error::Internal(_))));
+        ask("transient");
+        assert!(matches!(one.before_primitive(), Err(Error::Unavailable(_))));
+        assert!(one.check().is_ok() && one.before_primitive().is_ok(), "it still answers");
         // What is lost stays so, for every job, and only it.
         ask("host:0 lost");
         let for_job = one.clone();

@@ -244,6 +244,10 @@ impl Device for HostDevice {
         &self.info
     }
 
+    fn check(&self) -> Result<()> {
+        self.faults.check()
+    }
+
     fn memory(&self) -> &Budget {
         &self.pool.budget
     }

@@ -35,7 +35,7 @@ fn a_lost_device_is_taken_out_of_service_and_its_job_goes_elsewhere() {
     let stage = Stage::new(2);
     let job = stage.submit("r0");
     let (lost, _) = stage.next();
-    stage.tell(lost, |_, _| Err(Error::Unavailable("the context is lost".into())));
+    stage.tell(lost, |_, _| Err(context_lost()));
     let (other, label) = stage.next();
     assert_eq!((other, label.as_str()), (1 - lost, "r0"));
     stage.finish(other);
@@ -49,10 +49,29 @@ fn a_lost_device_is_taken_out_of_service_and_its_job_goes_elsewhere() {
     // When the other one is lost too, whoever runs or waits fails, and newcomers are refused.
     let (running, waiting) = (stage.submit("r1"), stage.submit("r2"));
     assert_eq!(stage.next(), (other, "r1".into()));
-    stage.tell(other, |_, _| Err(Error::Unavailable("the context is lost".into())));
+    stage.tell(other, |_, _| Err(context_lost()));
     assert!(matches!(stage.ended(&running), JobState::Failed(Error::Unavailable(_))));
     assert!(matches!(stage.ended(&waiting), JobState::Failed(Error::Unavailable(_))));
     assert!(matches!(stage.scheduler.submit(spec("r3"), ""), Err(Error::Unavailable(_))));
+}
+
+#[test]
+fn what_may_pass_is_tried_once_more_and_costs_no_device() {
+    let busy = || Error::Unavailable("the device is busy; try again".into());
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    for _ in 0..2 {
+        assert_eq!(stage.next(), (0, "r0".into()));
+        stage.tell(0, move |_, _| Err(busy()));
+    }
+    assert_eq!(stage.ended(&job), JobState::Failed(busy()));
+    let patient = stage.submit("r1");
+    stage.next();
+    stage.tell(0, move |_, _| Err(busy()));
+    assert_eq!(stage.next(), (0, "r1".into()));
+    stage.finish(0);
+    assert_eq!(stage.ended(&patient), JobState::Complete);
+    assert!(stage.scheduler.stats().devices.iter().all(|device| device.lost.is_none()));
 }
 
 #[test]
@@ -62,7 +81,7 @@ fn a_job_that_delivered_rows_is_not_run_twice() {
     let (lost, _) = stage.next();
     stage.tell(lost, |sink, _| {
         sink.push(batch(10))?;
-        Err(Error::Unavailable("the context is lost".into()))
+        Err(context_lost())
     });
     assert!(matches!(stage.ended(&job), JobState::Failed(Error::Unavailable(_))));
     stage.idle();
@@ -79,7 +98,7 @@ fn a_job_that_begins_again_elsewhere_does_not_fall_back() {
     let told = stage.ask(lost, move |_, monitor| {
         monitor.expect_work(10);
         monitor.advance(6);
-        (progress.status().progress, Err(Error::Unavailable("the context is lost".into())))
+        (progress.status().progress, Err(context_lost()))
     });
     assert_eq!(told, 0.6);
     let (other, _) = stage.next();

@@ -10,6 +10,7 @@ mod turns;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, SystemTime};
 
@@ -36,6 +37,12 @@ struct Puppet {
     begun: Mutex<Sender<(u16, String)>>,
     orders: Mutex<Receiver<Order>>,
     own_orders: OwnOrders,
+    lost: AtomicBool,
+}
+
+/// What a job ends with whose device is lost.
+fn context_lost() -> Error {
+    Error::Unavailable("the context is lost".into())
 }
 
 /// The orders of jobs that have a channel of their own, by label, where several are on a device.
@@ -52,7 +59,13 @@ impl Runner for Puppet {
             None => self.orders.lock().recv(),
         };
         let order = order.map_err(|_| Error::Internal("the test is over".into()))?;
-        order(sink, monitor)
+        let outcome = order(sink, monitor);
+        self.lost.fetch_or(outcome.as_ref().is_err_and(|error| *error == context_lost()), Ordering::Relaxed);
+        outcome
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.lost.load(Ordering::Relaxed) { Err(context_lost()) } else { Ok(()) }
     }
 }
 
@@ -103,6 +116,7 @@ impl Stage {
                     begun: Mutex::new(begin.clone()),
                     orders: Mutex::new(receive),
                     own_orders: own_orders.clone(),
+                    lost: AtomicBool::default(),
                 }),
             });
         }
