@@ -185,8 +185,7 @@ cudaError_t run_combined(const DovetailPartition& args, u32* cursors, u32* singl
     using Shared = Combining<Key, Cell, EXTRA, PER_THREAD>;
     const u32 blocks = 2 * limit_of(cudaDevAttrMultiProcessorCount);
     // A block that sees few tiles writes too much of what is left row by row.
-    constexpr u64 TILES_MIN = 8;
-    if (args.rows < blocks * TILES_MIN * Shared::TILE) return cudaErrorNotSupported;
+    if (args.rows < u64(blocks) * args.combined_tiles_min * Shared::TILE) return cudaErrorNotSupported;
     if (sizeof(Shared) > limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return cudaErrorNotSupported;
     const auto kernel = combine<Key, Cell, EXTRA, PER_THREAD>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));

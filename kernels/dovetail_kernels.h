@@ -161,6 +161,8 @@ struct DovetailPartition {
   uint32_t bits;
   /// Whether `bounds` are there already: 1, or 0.
   uint32_t is_counted;
+  /// Tiles that a block has on average, from which on a first pass writes nothing but whole sectors.
+  uint32_t combined_tiles_min;
   /// What moves. The first is that of the keys.
   struct DovetailMove moves[DOVETAIL_MOVES_MAX];
   /// How many columns move.

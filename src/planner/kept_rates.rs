@@ -40,7 +40,8 @@ pub struct DeviceModel {
     pub name: String,
     /// Threads or multiprocessors.
     pub parallelism: usize,
-    /// Bytes of its memory: a device of little memory is measured with little.
+    /// Bytes of its memory, rounded down to a power of two: a device of little memory is measured with little, and how much of a GPU's
+    /// is free varies from start to start.
     pub memory_bytes: u64,
     /// Bytes per second of the links that are emulated between it and host memory, in both directions; empty for none.
     pub link: Vec<f64>,
@@ -53,7 +54,7 @@ impl DeviceModel {
             kind: device.id().kind.to_string(),
             name: device.info().name.clone(),
             parallelism: device.info().parallelism,
-            memory_bytes: device.memory().limit_bytes(),
+            memory_bytes: device.memory().limit_bytes().checked_ilog2().map_or(0, |bits| 1 << bits),
             link,
         }
     }

@@ -166,6 +166,8 @@ pub struct DovetailPartition {
     pub bits: u32,
     /// Whether `bounds` are there already: 1, or 0.
     pub is_counted: u32,
+    /// Tiles that a block has on average, from which on a first pass writes nothing but whole sectors.
+    pub combined_tiles_min: u32,
     /// What moves. The first is that of the keys.
     pub moves: [DovetailMove; DOVETAIL_MOVES_MAX],
     /// How many columns move.

@@ -72,6 +72,12 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
     Ok(Partitions { keys: moving.keys, carried, bounds, bits, grouping: Grouping::Unknown })
 }
 
+/// Tiles that a block has on average from which on whole sectors pay: of fewer, too much is left to be written row by row.
+fn combined_tiles_min() -> u32 {
+    // Under sanitizers, which make everything slow, tests come this way with few rows.
+    if cfg!(test) && std::env::var_os("DOVETAIL_TEST_ROWS_MAX").is_some() { 0 } else { 8 }
+}
+
 /// The bits of each pass, as even as possible: 9 bits are 5 and 4, because the runs that a tile writes get shorter with each bit.
 fn digits(bits: RadixBits) -> Vec<RadixBits> {
     let passes = bits.bits.div_ceil(DOVETAIL_PASS_BITS_MAX);
@@ -196,6 +202,7 @@ impl Moving {
             skip: bits.skip,
             bits: bits.bits,
             is_counted: u32::from(counted.is_some()),
+            combined_tiles_min: combined_tiles_min(),
             moves: [NO_MOVE; DOVETAIL_MOVES_MAX],
             move_count: 0,
             scratch: std::ptr::null_mut(),

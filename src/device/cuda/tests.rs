@@ -222,9 +222,13 @@ fn bytes_and_bits_go_in_and_come_back() {
             .collect();
         let buffers: Vec<Buffer> = parts.iter().cloned().map(Buffer::from_vec).collect();
         let mut bits = Vec::new();
-        for _ in 0..random.random_range(0..5) {
-            let len = random.random_range(0..5000);
-            let offset = random.random_range(0..100);
+        // Parts of whole bytes are copied as they lie.
+        let unit = if random.random() { 8 } else { 1 };
+        let parts_max = random.random_range(0..5);
+        for part in 0..parts_max {
+            let ragged = if part + 1 == parts_max { random.random_range(0..8) } else { 0 };
+            let len = random.random_range(0..5000 / unit) * unit + ragged;
+            let offset = random.random_range(0..100 / unit) * unit;
             let values: Vec<bool> = (0..offset + len).map(|_| random.random()).collect();
             bits.push(match random.random_bool(0.3) {
                 true => BitSlice::Ones { len },
@@ -706,10 +710,9 @@ fn skewed_partitions_are_joined_in_one_go() {
 #[test]
 fn large_passes_are_partitioned_as_on_the_host() {
     let Some([gpu, host]) = both() else { return };
-    let rows = gpu.device.info().parallelism * 2 * 9 * 6144 + 4321;
-    if sizes().all(|size| size < 100_000) {
-        return;
-    }
+    // Of the largest tiles, nine for each block; two where sanitizers make everything slow (`combined_tiles_min`).
+    let tiles = if sizes().all(|size| size < 100_000) { 2 } else { 9 };
+    let rows = gpu.device.info().parallelism * 2 * tiles * 6144 + 4321;
     let mut random = random(214);
     let few: Vec<u32> = (0..40).map(|_| random.random()).collect();
     let numbers: Vec<u32> = (0..rows as u32)
@@ -866,6 +869,13 @@ fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
                         let lists = vec![side.numbers(&made.build), side.numbers(&made.probe)];
                         found.insert(format!("{unmatched:?} {range:?}"), lists);
                     }
+                }
+                // Of each row its first match alone, in the same memory, and the pairs again.
+                let once = Matches { count: None, total: matches.matched_rows as u64, ..matches.clone() };
+                for (story, matches) in [("once", &once), ("again", &matches)] {
+                    let range = 0..matches.total.min(2_000_000);
+                    let made = side.device.expand(matches, range, Unmatched::Skip, &side.stream).unwrap();
+                    found.insert(story.into(), vec![side.numbers(&made.build), side.numbers(&made.probe)]);
                 }
                 let flags = side.device.new_flags(build_rows as usize, &side.stream).unwrap();
                 side.device.mark_build(&matches, &flags, &side.stream).unwrap();
