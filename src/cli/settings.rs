@@ -24,7 +24,8 @@ use super::logging;
 use crate::human::file_failure;
 use crate::memory::parse_bytes;
 use crate::service::settings::Settings;
-use crate::service::{cache_bytes, tenant_memory_bytes};
+use crate::service::{cache_bytes, device_memory_bytes, tenant_memory_bytes};
+use crate::topology::NodeKind;
 use crate::{Context, Error, Result};
 
 /// What the names of our variables in the environment begin with.
@@ -382,18 +383,16 @@ fn check_relations(settings: &Settings) -> Result<()> {
     if settings.tls_client_ca.is_some() && settings.tls_cert.is_none() {
         return refuse("--tls-client-ca needs --tls-cert and --tls-key; clients present certificates over TLS only");
     }
-    let size = |key: &str, text: &str, word: Option<&str>| match Some(text) == word {
-        true => Ok(()),
-        false => parse_bytes(text).map(drop).context(|| format!("--{key}")),
-    };
+    let size = |key: &str, text: &str| parse_bytes(text).map(drop).context(|| format!("--{key}"));
     if !settings.host_memory.trim().ends_with('%') {
-        size("host-memory", &settings.host_memory, None)?;
+        size("host-memory", &settings.host_memory)?;
     } else if !share_is_sound(&settings.host_memory) {
         return refuse("--host-memory as a share is a number above 0% and up to 100%, such as 60%");
     }
-    size("device-memory", &settings.device_memory, Some("auto"))?;
+    // Whatever kinds there are, all that it says has to be sound.
+    device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
     cache_bytes(&settings.device_cache, u64::MAX)?;
-    size("message-limit", &settings.message_limit, None)?;
+    size("message-limit", &settings.message_limit)?;
     tenant_memory_bytes(&settings.tenant_memory)?;
     logging::filter(&settings.log)?;
     if settings.admin_listen == "off" {

@@ -50,7 +50,7 @@ use arrow::buffer::Buffer;
 
 pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
-pub use open::{HAS_KERNELS, gpu_count, open_device, open_gpu, parse_device};
+pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,

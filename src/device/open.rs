@@ -41,9 +41,6 @@ pub fn open_device(
     }
 }
 
-/// Whether this build has kernels: an nvcc was found when it was made.
-pub const HAS_KERNELS: bool = cfg!(dovetail_cuda);
-
 /// How many GPUs this process can use; none in a build without kernels, or without a driver.
 ///
 /// # Errors
@@ -60,6 +57,21 @@ pub fn gpu_count() -> Result<u16> {
 #[cfg(not(dovetail_cuda))]
 pub fn gpu_count() -> Result<u16> {
     Ok(0)
+}
+
+/// Why [`gpu_count`] is 0, where it is.
+#[cfg(dovetail_cuda)]
+pub fn why_no_gpu() -> &'static str {
+    match super::cuda::has_driver() {
+        true => "the CUDA driver shows it none",
+        false => "no CUDA driver was found",
+    }
+}
+
+/// Why [`gpu_count`] is 0.
+#[cfg(not(dovetail_cuda))]
+pub fn why_no_gpu() -> &'static str {
+    "this build has no kernels, because no nvcc was found when it was made"
 }
 
 /// Opens GPU number `index`, with `threads` CPU threads for the work beside it. `budget` is told how many bytes its memory can

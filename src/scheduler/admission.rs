@@ -19,11 +19,9 @@ pub(super) struct Admitted {
     pub(super) fastest: usize,
     /// Where it may run, each device with what its own plan takes.
     pub(super) places: Vec<Place>,
-    /// The host memory that is reserved for it before it starts.
-    pub(super) host: HostNeed,
 }
 
-/// Host memory that a job takes.
+/// Host memory that a job takes on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostNeed {
     /// Bytes that it is predicted to take; no more than there will ever be, as far as could be told when it was admitted.
@@ -78,7 +76,10 @@ pub(super) fn propose(
 ) -> Result<Proposed> {
     let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, in_service)?;
     let (fitting_count, refused_count) = (fitting.len(), refused.len());
-    if let Some(plan) = fastest(&fitting).and_then(|device| fitting.remove(&device)) {
+    // As when it is submitted, a device where host memory is too small does not count beside one where it is not.
+    let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, catalog, terms).is_ok());
+    let device = fastest(with_room).or_else(|| fastest(&fitting));
+    if let Some(plan) = device.and_then(|device| fitting.remove(&device)) {
         let device_reason = match fitting_count {
             1 => "the only device that may run it".into(),
             _ => format!("predicted to run it fastest, of {fitting_count}; when it is submitted, queues count as well"),
@@ -105,8 +106,8 @@ struct Planned {
 }
 
 /// The device whose plan is predicted to take the least time.
-fn fastest(plans: &BTreeMap<usize, Plan>) -> Option<usize> {
-    plans.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device)
+fn fastest<'a>(plans: impl IntoIterator<Item = (&'a usize, &'a Plan)>) -> Option<usize> {
+    plans.into_iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device)
 }
 
 /// Binds a join, and plans it for each of the devices in service that it asks for: sizes and rates decide how it is best composed,
@@ -149,24 +150,37 @@ pub(super) fn admit(
     terms: Terms,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting: plans, refused } = plan_for_each(spec, catalog, executors, in_service)?;
-    let Some(fastest) = fastest(&plans) else {
+    let Planned { fitting, refused } = plan_for_each(spec, catalog, executors, in_service)?;
+    let Some(fastest_of_all) = fastest(&fitting) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
     };
-    let host = host_need(&plans[&fastest], catalog, terms)?;
-    let places = plans.iter().map(|(&device, plan)| place(device, plan, &executors[device], terms)).collect();
-    Ok(Admitted { plans, fastest, places, host })
+    let (mut plans, mut places, mut refusal) = (BTreeMap::new(), Vec::new(), None);
+    for (device, plan) in fitting {
+        match host_need(&plan, catalog, terms) {
+            Ok(host) => {
+                places.push(place(device, &plan, &executors[device], host, terms));
+                plans.insert(device, plan);
+            }
+            Err(error) if device == fastest_of_all => refusal = Some(error),
+            // Who is refused is told of the fastest.
+            Err(_) => {}
+        }
+    }
+    match (fastest(&plans), refusal) {
+        (Some(fastest), _) => Ok(Admitted { plans, fastest, places }),
+        (None, refusal) => Err(refusal.expect("the fastest device has room, or was refused")),
+    }
 }
 
 /// A short join that fits into an equal part of the device's memory, its probe side in one chunk, runs beside others in such
 /// a part. It is given twice what it needs if there is as much, so that its waves need not be small.
-fn place(device: usize, plan: &Plan, executor: &Executor, terms: Terms) -> Place {
+fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms) -> Place {
     let seats = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (executor.memory.limit_bytes() / seats, plan.memory.whole_bytes);
     let is_small = seats > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
     let shared_bytes = is_small.then(|| part.min(need.saturating_mul(2)));
-    Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes }
+    Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
 }
 
 /// The devices that a request allows, by index.

@@ -67,7 +67,7 @@ impl Shared {
         let mut admitted = self.admit(spec)?;
         self.fit_batches(&mut admitted, &owner);
         let plan = admitted.plan();
-        let (places, host) = (admitted.places.clone(), admitted.host);
+        let places = admitted.places.clone();
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
@@ -112,7 +112,6 @@ impl Shared {
             priority,
             submitted: now,
             places,
-            host,
             short_since: None,
             hopeless_since: None,
         });

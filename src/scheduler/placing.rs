@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use super::JobId;
+use super::admission::HostNeed;
 use super::queue::Waiting;
 
 /// When what is seated, but short of memory, is looked at again.
@@ -37,6 +38,8 @@ pub(super) struct Place {
     pub(super) memory_bytes: u64,
     /// Bytes of device memory with which it runs beside others; `None` when it takes the device alone.
     pub(super) shared_bytes: Option<u64>,
+    /// The host memory that is reserved for it before it starts there.
+    pub(super) host: HostNeed,
 }
 
 impl Place {
@@ -187,7 +190,7 @@ impl Bookings {
         let run = self.run_seconds(&place, start);
 
         let device_free_bytes = self.device_free_bytes[place.device];
-        let needed_bytes = job.host.bytes.min(self.host_bytes_ever.max(job.host.least_bytes));
+        let needed_bytes = place.host.bytes.min(self.host_bytes_ever.max(place.host.least_bytes));
         let turn = |start, wait| Some(Turn { id: job.id, place, host_bytes: needed_bytes, start, wait });
         let wait = if self.seat_free_at(&place)? > self.now {
             Some(Wait::Device)

@@ -16,7 +16,6 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::JobId;
-use super::admission::HostNeed;
 use super::placing::{Bookings, HostMemory, Load, Place, Turn};
 
 /// Seconds of waiting that are worth one point of priority.
@@ -31,8 +30,6 @@ pub(super) struct Waiting {
     pub(super) submitted: Duration,
     /// Where it may run.
     pub(super) places: Vec<Place>,
-    /// The host memory that is reserved for it before it starts.
-    pub(super) host: HostNeed,
     /// Since when its turn has come but for host memory.
     pub(super) short_since: Option<Duration>,
     /// Since when nothing is known to give that memory back.
@@ -74,9 +71,10 @@ impl Queue {
         self.tenants.get(tenant).map_or(0, |tenant| tenant.active)
     }
 
-    /// Bytes of host memory that all who wait will ask for.
+    /// Bytes of host memory that all who wait will ask for, each where it takes the most.
     pub(super) fn host_bytes(&self) -> u64 {
-        self.waiting.iter().fold(0, |sum, job| sum.saturating_add(job.host.bytes))
+        let most = |job: &Waiting| job.places.iter().map(|place| place.host.bytes).max().unwrap_or(0);
+        self.waiting.iter().fold(0, |sum, job| sum.saturating_add(most(job)))
     }
 
     /// Notes that a job's turn has come but for host memory, and answers for how long that has been so.

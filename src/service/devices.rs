@@ -1,15 +1,18 @@
 //! From the settings to the devices that joins run on, and the host memory that everything lives in.
 
 use std::ffi::OsString;
+use std::mem::discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
-use crate::device::{Device, HAS_KERNELS, gpu_count, open_gpu};
-use crate::human::file_failure;
-use crate::memory::{Arena, Budget, check_at_least, parse_bytes, parse_memory_setting, process_memory_limit};
+use crate::device::{Device, DeviceKind, gpu_count, open_gpu, why_no_gpu};
+use crate::human::{counted, file_failure};
+use crate::memory::{
+    Arena, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
+};
 use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile, measure_rates};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
@@ -32,17 +35,37 @@ pub fn host_memory_bytes(setting: &str) -> Result<u64> {
     bytes.and_then(|bytes| check_at_least(setting, bytes, HOST_MEMORY_MIN).map(|()| bytes)).context(|| "--host-memory")
 }
 
-/// The memory of each device that a setting allows; `None` where it leaves that to the device.
+/// The memory of each device of a kind that a setting allows; `None` where it leaves that to the device. The setting is one size
+/// for all devices, or one for each kind that it names.
 ///
 /// # Errors
-/// As [`host_memory_bytes`].
-fn device_memory_bytes(setting: &str) -> Result<Option<u64>> {
-    if setting == "auto" {
-        return Ok(None);
-    }
-    let bytes = parse_bytes(setting);
-    let bytes = bytes.and_then(|bytes| check_at_least(setting, bytes, DEVICE_MEMORY_MIN).map(|()| bytes));
-    bytes.map(Some).context(|| "--device-memory")
+/// As [`host_memory_bytes`], whichever kind is wrong.
+pub fn device_memory_bytes(setting: &str, kind: NodeKind) -> Result<Option<u64>> {
+    let size = |text: &str| match text {
+        "auto" => Ok(None),
+        text => {
+            let bytes = parse_bytes(text);
+            bytes.and_then(|bytes| check_at_least(text, bytes, DEVICE_MEMORY_MIN).map(|()| Some(bytes)))
+        }
+    };
+    let by_kind = || -> Result<Option<u64>> {
+        let mut sizes: Vec<(&str, Option<u64>)> = Vec::new();
+        for entry in setting.split(',') {
+            let (name, text) = entry.split_once('=').unwrap_or((entry, ""));
+            let name = name.trim();
+            if !["host", "cuda"].contains(&name) || sizes.iter().any(|(other, _)| *other == name) {
+                return Err(Error::Invalid(format!(
+                    "{setting:?} is no memory of devices; write a size for all, or each kind once, as in \
+                     cuda=auto,host=8GiB"
+                )));
+            }
+            sizes.push((name, size(text.trim())?));
+        }
+        let kind = kind.to_string();
+        Ok(sizes.into_iter().find(|(name, _)| *name == kind).and_then(|(_, bytes)| bytes))
+    };
+    let bytes = if setting.contains('=') { by_kind() } else { size(setting) };
+    bytes.context(|| "--device-memory")
 }
 
 /// What the settings say the host is made of: a topology file, or the CPU in slices.
@@ -63,30 +86,102 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
             .context(|| format!("reading the topology file {}", path.display()))?;
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
-    let (kind, count) = settings.devices.split_once(':').unwrap_or((&settings.devices, ""));
-    let number = count.parse::<u16>().ok().filter(|&number| number > 0);
-    // Looking for GPUs starts the driver, which whoever wants the CPU need not wait for.
-    let gpus = if matches!(kind, "auto" | "cuda") { gpu_count()? } else { 0 };
-    match (kind, number) {
-        ("auto", None) if count.is_empty() => Ok(match gpus {
+    let asked = parse_devices(&settings.devices).map_err(|why| {
+        Error::Invalid(format!(
+            "--devices is {:?}{why}; write auto, cuda for all GPUs, cuda:N for the first N, host:N for the CPU in N slices, N \
+             from 1 to {HOST_DEVICES_MAX}, or GPUs and slices with a comma between, as in cuda:1,host:1; there {}",
+            settings.devices,
+            gpu_count().map_or_else(|error| format!("may be GPUs that cannot be counted: {error}"), gpus_found)
+        ))
+    })?;
+    if asked.is_empty() {
+        return Ok(match gpu_count()? {
             // Without a GPU the whole CPU is one device: a join gets all cores, and the queue decides who is next.
             0 => Topology::host(1),
             gpus => Topology::cuda(gpus),
-        }),
-        ("cuda", None) if count.is_empty() && gpus > 0 => Ok(Topology::cuda(gpus)),
-        ("cuda", Some(number)) if number <= gpus => Ok(Topology::cuda(number)),
-        ("host", Some(number)) if number <= HOST_DEVICES_MAX => Ok(Topology::host(number)),
-        ("cuda", number) if count.is_empty() || number.is_some() => Err(Error::Invalid(format!(
-            "--devices is {:?}, and there {}; write auto to use what there is",
-            settings.devices,
-            gpus_found(gpus)
-        ))),
-        _ => Err(Error::Invalid(format!(
-            "--devices is {:?}; write auto, cuda for all GPUs, cuda:N for the first N, or host:N for the CPU in N \
-             slices, N from 1 to {HOST_DEVICES_MAX}; there {}",
-            settings.devices,
-            gpu_count().map_or_else(|error| format!("may be GPUs that cannot be counted: {error}"), gpus_found)
-        ))),
+        });
+    }
+    let count_of = |asked: Asked| -> Result<(NodeKind, u16)> {
+        match asked {
+            Asked::Slices(count) => Ok((NodeKind::Host, count)),
+            // Looking for GPUs starts the driver, which whoever wants the CPU need not wait for.
+            Asked::Gpus(count) => match (gpu_count()?, count) {
+                (gpus, None) if gpus > 0 => Ok((NodeKind::Cuda, gpus)),
+                (gpus, Some(count)) if count <= gpus => Ok((NodeKind::Cuda, count)),
+                (gpus, _) => Err(Error::Invalid(format!(
+                    "--devices is {:?}, and there {}; write auto to use what there is",
+                    settings.devices,
+                    gpus_found(gpus)
+                ))),
+            },
+        }
+    };
+    Ok(Topology::of(&asked.into_iter().map(count_of).collect::<Result<Vec<_>>>()?))
+}
+
+/// Devices of one kind, as the setting asks for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// The first GPUs, so many; `None`: all.
+    Gpus(Option<u16>),
+    /// The CPU in so many slices.
+    Slices(u16),
+}
+
+/// What `--devices` asks for, in its order; nothing where it leaves that to the server.
+///
+/// # Errors
+/// What is wrong, to follow the setting: empty where it is no such setting at all.
+fn parse_devices(setting: &str) -> Result<Vec<Asked>, String> {
+    if setting == "auto" {
+        return Ok(Vec::new());
+    }
+    let mut asked: Vec<Asked> = Vec::new();
+    for entry in setting.split(',').map(str::trim) {
+        let found = parse_entry(entry).ok_or_else(|| match entry {
+            _ if !setting.contains(',') => String::new(),
+            "" => ", of which an entry is empty".into(),
+            "auto" => ", and auto stands alone".into(),
+            entry => format!(", of which {entry:?} names no devices"),
+        })?;
+        if asked.iter().any(|other| discriminant(other) == discriminant(&found)) {
+            let (kind, _) = entry.split_once(':').unwrap_or((entry, ""));
+            return Err(format!(", which names {kind} twice"));
+        }
+        asked.push(found);
+    }
+    Ok(asked)
+}
+
+fn parse_entry(entry: &str) -> Option<Asked> {
+    let (kind, count) = match entry.split_once(':') {
+        None => (entry, None),
+        Some((kind, count)) => (kind, Some(count.parse::<u16>().ok().filter(|&count| count > 0)?)),
+    };
+    match (kind, count) {
+        ("cuda", count) => Some(Asked::Gpus(count)),
+        ("host", Some(count)) if count <= HOST_DEVICES_MAX => Some(Asked::Slices(count)),
+        _ => None,
+    }
+}
+
+/// Which GPUs were found, and on which of them joins run; or why on none. A line of the log.
+pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Device>]) -> String {
+    let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
+    let named = |gpu: &Arc<dyn Device>| {
+        let memory = human_bytes(gpu.memory().limit_bytes());
+        format!("{} ({}, of whose memory joins have {memory})", gpu.id(), gpu.info().name)
+    };
+    let used: Vec<String> = gpus.map(named).collect();
+    if !used.is_empty() {
+        // They were counted before they were opened.
+        let found = gpu_count().map_or(used.len() as u64, u64::from);
+        return format!("joins run on {} of {} found: {}", used.len(), counted(found, "GPU"), used.join(", "));
+    }
+    match &settings.topology {
+        Some(path) => format!("joins run on no GPU: {} describes host devices", path.display()),
+        None if settings.devices == "auto" => format!("joins run on the CPU: there {}", gpus_found(0)),
+        None => format!("joins run on no GPU: --devices {} asks for none", settings.devices),
     }
 }
 
@@ -94,20 +189,24 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
 /// for memory the setting, or an equal share of a quarter of host memory; a GPU has all of its own that is free, but for a
 /// twentieth. With GPUs, the slabs of `arena` are pinned.
 ///
+/// A device shares with those of its kind only. What GPUs need threads for comes seldom, and slices of the CPU that kept off
+/// these would be slow all the time; and a device is then as fast in a mix as without the others, and its rates are those that
+/// were kept of it.
+///
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device that this build has
 /// not; what opening a device answers.
 pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Device>>> {
-    let count = topology.devices.len();
-    if count == 0 {
+    if topology.devices.is_empty() {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
-    let memory_setting = device_memory_bytes(&settings.device_memory)?;
-    let memory_share = memory_setting.unwrap_or(arena.budget().limit_bytes() / 4 / count as u64);
+    let like = |kind: NodeKind| topology.devices.iter().filter(|node| node.kind == kind).count();
+    let memory_share = arena.budget().limit_bytes() / 4 / like(NodeKind::Host).max(1) as u64;
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let open = |node: &DeviceNode| -> Result<Arc<dyn Device>> {
-        let threads = node.threads.unwrap_or((cpu_threads / count).max(1));
+        let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
+        let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
         let (memory_bytes, knob) = match node.memory_bytes {
             Some(bytes) => (Some(bytes), format!("the memory of {} in the topology file", node.name)),
             None => (memory_setting, "the server's --device-memory".to_string()),
@@ -284,8 +383,7 @@ fn lanes_of(lanes: &[LinkLanes], hops: &[Hop]) -> Vec<Lane> {
 /// What GPUs there are, to follow "there".
 fn gpus_found(count: u16) -> String {
     match count {
-        _ if !HAS_KERNELS => "is no GPU that this build could use: it was made without nvcc".into(),
-        0 => "is no GPU that this process can use".into(),
+        0 => format!("is no GPU that this process can use: {}", why_no_gpu()),
         1 => "is one GPU".into(),
         count => format!("are {count} GPUs"),
     }
@@ -427,6 +525,83 @@ mod tests {
         }
         let refused = of("cuda:65535").unwrap_err();
         assert!(refused.message().ends_with(&format!("and {there}; write auto to use what there is")), "{refused}");
+    }
+
+    #[test]
+    fn a_mix_has_each_kind_once() {
+        use Asked::{Gpus, Slices};
+        let sound: [(&str, &[Asked]); 6] = [
+            ("auto", &[]),
+            ("cuda", &[Gpus(None)]),
+            ("cuda:2", &[Gpus(Some(2))]),
+            ("host:3", &[Slices(3)]),
+            ("cuda:1,host:1", &[Gpus(Some(1)), Slices(1)]),
+            ("host:1024, cuda", &[Slices(1024), Gpus(None)]),
+        ];
+        for (setting, asked) in sound {
+            assert_eq!(parse_devices(setting).as_deref(), Ok(asked), "{setting}");
+        }
+        for (setting, why) in [
+            ("cuda:1,cuda:1", ", which names cuda twice"),
+            ("cuda,cuda:1", ", which names cuda twice"),
+            ("host:1,cuda:1,host:2", ", which names host twice"),
+            ("host:0", ""),
+            ("cuda:1,host:0", ", of which \"host:0\" names no devices"),
+            ("cuda:1,host", ", of which \"host\" names no devices"),
+            ("auto,host:1", ", and auto stands alone"),
+            ("host:1,auto", ", and auto stands alone"),
+            ("cuda:1,", ", of which an entry is empty"),
+            (",", ", of which an entry is empty"),
+            ("", ""),
+        ] {
+            assert_eq!(parse_devices(setting), Err(why.to_string()), "{setting}");
+            let refused = topology(&CommandLine::parse_from(["dovetail", &format!("--devices={setting}")]).settings);
+            let told = refused.unwrap_err().message().to_string();
+            assert!(told.starts_with(&format!("--devices is {setting:?}{why}; write auto, cuda")), "{told}");
+            assert!(told.contains("as in cuda:1,host:1; there "), "{told}");
+        }
+    }
+
+    #[test]
+    fn each_kind_has_memory_by_its_own_setting() {
+        let (host, cuda) = (NodeKind::Host, NodeKind::Cuda);
+        let of = |setting: &str| [host, cuda].map(|kind| device_memory_bytes(setting, kind).unwrap());
+        assert_eq!(of("auto"), [None, None]);
+        assert_eq!(of("64MiB"), [Some(64 << 20); 2]);
+        assert_eq!(of("host=64MiB"), [Some(64 << 20), None]);
+        assert_eq!(of("cuda=auto, host=64MiB"), [Some(64 << 20), None]);
+        assert_eq!(of("cuda=1GiB,host=64MiB"), [Some(64 << 20), Some(1 << 30)]);
+        for (wrong, words) in [
+            ("much", "not a size"),
+            ("4", "4 B"),
+            ("host=much", "not a size"),
+            ("host=1GiB,cuda=4", "4 B"),
+            ("gpu=1GiB", "as in cuda=auto,host=8GiB"),
+            ("host=1GiB,host=2GiB", "each kind once"),
+            ("host=1GiB,2GiB", "a size for all, or each kind once"),
+        ] {
+            let refused = [host, cuda].map(|kind| device_memory_bytes(wrong, kind).unwrap_err());
+            assert_eq!(refused[0], refused[1], "what is wrong is wrong for any kind");
+            let told = refused[0].message();
+            assert!(told.contains("--device-memory") && told.contains(words), "{wrong}: {told}");
+        }
+    }
+
+    #[test]
+    fn the_log_says_on_which_gpus_joins_run_or_why_on_none() {
+        let said = |flags: &[&str]| {
+            let flags = ["dovetail"].into_iter().chain(flags.iter().copied());
+            let settings = CommandLine::parse_from(flags).settings;
+            let topology = topology(&settings).unwrap();
+            gpus_used(&settings, &open_devices(&settings, &topology, &arena()).unwrap())
+        };
+        assert_eq!(said(&["--devices=host:2"]), "joins run on no GPU: --devices host:2 asks for none");
+        let auto = said(&[]);
+        match gpu_count().unwrap() {
+            0 => assert_eq!(auto, format!("joins run on the CPU: there {}", gpus_found(0))),
+            1 => assert!(auto.starts_with("joins run on 1 of 1 GPU found: cuda:0 ("), "{auto}"),
+            gpus => assert!(auto.starts_with(&format!("joins run on {gpus} of {gpus} GPUs found: ")), "{auto}"),
+        }
     }
 
     #[test]

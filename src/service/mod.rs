@@ -44,7 +44,7 @@ mod status;
 mod table_upload;
 mod tickets;
 
-pub(crate) use devices::cache_bytes;
+pub(crate) use devices::{cache_bytes, device_memory_bytes};
 pub(crate) use metrics::code_named;
 pub use server::Server;
 pub use settings::Settings;

@@ -49,12 +49,16 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_HOST_MEMORY", default_value = "60%")]
     pub host_memory: String,
 
-    /// Devices that joins run on: "cuda" for all GPUs, "cuda:N" for the first N, "host:N" for the CPU in N slices, "auto" for
-    /// the GPUs if there are any, else the CPU
+    /// Devices that joins run on: "cuda" for all GPUs, "cuda:N" for the first N, "host:N" for the CPU in N slices, GPUs and
+    /// slices with a comma between ("cuda:1,host:1"), "auto" for the GPUs if there are any, else the CPU alone. Of a mix, each
+    /// join runs where it is predicted to finish first. It is for many small joins, which the CPU is quicker with, and keeps
+    /// the server at work should a GPU be lost; it costs CPU: joins then take the threads that uploads, readers and the GPUs'
+    /// own joins need, and host memory for the CPU's work
     #[arg(long, env = "DOVETAIL_DEVICES", default_value = "auto")]
     pub devices: String,
 
-    /// Memory of each device: a size such as 64MiB; "auto" for all of a GPU's, or an equal share of a quarter of the host's
+    /// Memory of each device: a size such as 64MiB; "auto" for all of a GPU's that is free, or an equal share of a quarter of
+    /// --host-memory, beside it, for slices of the CPU; or one for each kind, such as "cuda=auto,host=8GiB"
     #[arg(long, env = "DOVETAIL_DEVICE_MEMORY", default_value = "auto")]
     pub device_memory: String,
 

@@ -10,8 +10,8 @@
 //!            └─ host:3 ─┘
 //! ```
 //!
-//! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the CPU of the machine
-//! ([`Topology::host`]). It describes; whoever opens devices gives them the memory, threads and link rates that it names,
+//! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the CPU and the GPUs of the
+//! machine ([`Topology::of`]). It describes; whoever opens devices gives them the memory, threads and link rates that it names,
 //! so that host devices behave like the GPUs of another machine. Discovery of a machine's own GPUs will produce the same
 //! type.
 //!
@@ -136,20 +136,18 @@ pub struct HostRoute {
 impl Topology {
     /// The CPU of this machine in `count` equal slices, without links to emulate.
     pub fn host(count: u16) -> Self {
-        Self::of(NodeKind::Host, count)
+        Self::of(&[(NodeKind::Host, count)])
     }
 
     /// The first `count` GPUs of this machine.
     pub fn cuda(count: u16) -> Self {
-        Self::of(NodeKind::Cuda, count)
+        Self::of(&[(NodeKind::Cuda, count)])
     }
 
-    fn of(kind: NodeKind, count: u16) -> Self {
-        let device = |index: u16| DeviceNode {
-            name: match kind {
-                NodeKind::Host => format!("host:{index}"),
-                NodeKind::Cuda => format!("cuda:{index}"),
-            },
+    /// So many devices of each kind of this machine, each kind numbered from 0: the first GPUs, and the CPU in equal slices.
+    pub fn of(kinds: &[(NodeKind, u16)]) -> Self {
+        let device = |kind: NodeKind, index: u16| DeviceNode {
+            name: format!("{kind}:{index}"),
             kind,
             index,
             threads: None,
@@ -159,7 +157,7 @@ impl Topology {
         Self {
             name: "this machine".into(),
             sockets: vec![Socket { name: "cpu0".into(), memory_bytes: None, memory_rate: None }],
-            devices: (0..count).map(device).collect(),
+            devices: kinds.iter().flat_map(|&(kind, count)| (0..count).map(move |index| device(kind, index))).collect(),
             ..Self::default()
         }
     }
@@ -230,5 +228,17 @@ mod tests {
             assert_eq!(topology.host_link(device), None);
             assert_eq!(topology.socket_of(device).unwrap().name, "cpu0");
         }
+    }
+
+    #[test]
+    fn each_kind_is_numbered_from_0_in_the_order_given() {
+        let names = |kinds: &[(NodeKind, u16)]| -> Vec<String> {
+            Topology::of(kinds).devices.into_iter().map(|device| device.name).collect()
+        };
+        assert_eq!(names(&[(NodeKind::Cuda, 2), (NodeKind::Host, 1)]), ["cuda:0", "cuda:1", "host:0"]);
+        assert_eq!(names(&[(NodeKind::Host, 2), (NodeKind::Cuda, 1)]), ["host:0", "host:1", "cuda:0"]);
+        let text = Topology::of(&[(NodeKind::Cuda, 1), (NodeKind::Host, 1)]).to_string();
+        assert!(text.contains("├─ cuda:0") && text.contains("└─ host:0"), "{text}");
+        assert!(!text.lines().any(|line| line.contains("cuda:0") && line.contains("in host memory")), "{text}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{DeviceNode, Link, Topology};
+use super::{DeviceNode, Link, NodeKind, Topology};
 use crate::memory::human_bytes;
 
 /// Sockets with their devices and how these reach host memory, then all links.
@@ -53,6 +53,7 @@ impl Topology {
                 human_rate(link.to_device_rate),
                 human_rate(link.from_device_rate)
             ),
+            None if device.kind == NodeKind::Cuda => "over the machine's own link".into(),
             None => "in host memory".into(),
         };
         format!("{:8} {threads}, {memory}, {link}", device.name)

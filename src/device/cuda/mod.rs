@@ -63,6 +63,11 @@ pub fn device_count() -> Result<u16> {
     driver::gpu_count()
 }
 
+/// Whether this machine has a CUDA driver.
+pub fn has_driver() -> bool {
+    driver::is_driver_present()
+}
+
 /// Jobs that run on one GPU at a time: while one waits for its copies, another's kernels run.
 const JOBS_MAX: usize = 4;
 

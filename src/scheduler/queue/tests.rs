@@ -1,5 +1,6 @@
 //! The queue without threads: who is next, and where.
 
+use super::super::admission::HostNeed;
 use super::super::placing::{CLAIM_AFTER, RETRY, Seated, Wait};
 use super::*;
 
@@ -26,22 +27,29 @@ fn seconds(seconds: f64) -> Duration {
 
 /// A job of that many seconds on every one of `devices` devices.
 fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waiting {
-    let places =
-        (0..devices).map(|device| Place { device, seconds: run, memory_bytes: 1, shared_bytes: None }).collect();
+    let place = |device| place(device, run, None);
     Waiting {
         id: JobId(id),
         tenant: tenant.into(),
         priority,
         submitted: Duration::ZERO,
-        places,
-        host: HostNeed::default(),
+        places: (0..devices).map(place).collect(),
         short_since: None,
         hopeless_since: None,
     }
 }
 
+fn place(device: usize, seconds: f64, shared_bytes: Option<u64>) -> Place {
+    Place { device, seconds, memory_bytes: 1, shared_bytes, host: HostNeed::default() }
+}
+
 fn need(bytes: u64) -> HostNeed {
     HostNeed { bytes, least_bytes: bytes }
+}
+
+/// A job of a second on the first device that takes so many bytes of host memory.
+fn taking(id: u64, bytes: u64) -> Waiting {
+    Waiting { places: vec![Place { host: need(bytes), ..place(0, 1.0, None) }], ..job(id, "a", 0, 1.0, 1) }
 }
 
 fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
@@ -182,8 +190,7 @@ fn jobs_spread_over_idle_devices_and_their_starts_are_predicted() {
 #[test]
 fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
     let slow_and_fast = |id: u64| {
-        let place = |device, seconds| Place { device, seconds, memory_bytes: 1, shared_bytes: None };
-        Waiting { places: vec![place(0, 10.0), place(1, 1.0)], ..job(id, "a", 0, 0.0, 0) }
+        Waiting { places: vec![place(0, 10.0, None), place(1, 1.0, None)], ..job(id, "a", 0, 0.0, 0) }
     };
     let mut queue = Queue::default();
     queue.push(slow_and_fast(1));
@@ -252,8 +259,7 @@ fn two_seats(running: &[(f64, bool)]) -> Load {
 
 /// A short job that takes 50 bytes of a device beside others.
 fn short(id: u64, run: f64) -> Waiting {
-    let place = Place { device: 0, seconds: run, memory_bytes: 1, shared_bytes: Some(50) };
-    Waiting { places: vec![place], ..job(id, "a", 0, run, 1) }
+    Waiting { places: vec![place(0, run, Some(50))], ..job(id, "a", 0, run, 1) }
 }
 
 #[test]
@@ -290,7 +296,7 @@ fn a_large_job_takes_all_seats_and_is_not_overtaken_on_them() {
 #[test]
 fn a_short_job_prefers_a_device_of_its_own() {
     let mut queue = Queue::default();
-    let place = |device| Place { device, seconds: 1.0, memory_bytes: 1, shared_bytes: Some(50) };
+    let place = |device| place(device, 1.0, Some(50));
     queue.push(Waiting { places: vec![place(0), place(1)], ..job(1, "a", 0, 1.0, 1) });
     let turns = queue.turns(Duration::ZERO, &[two_seats(&[(9.0, false)]), two_seats(&[])], ample());
     assert_eq!((turns[0].place.device, turns[0].wait), (1, None));
@@ -314,8 +320,8 @@ fn parts_of_a_devices_memory_are_given_once() {
 #[test]
 fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
     let mut queue = Queue::default();
-    queue.push(Waiting { host: need(80), ..job(1, "a", 0, 1.0, 1) });
-    queue.push(Waiting { host: need(10), ..job(2, "a", 0, 1.0, 1) });
+    queue.push(taking(1, 80));
+    queue.push(taking(2, 10));
     let host =
         HostMemory { free_bytes: 50, returns: vec![(seconds(70.0), 20), (seconds(60.0), 20), (seconds(90.0), 9)] };
     let turns = queue.turns(Duration::ZERO, &[IDLE], host.clone());
@@ -331,6 +337,21 @@ fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
     let host = HostMemory { free_bytes: 50, returns: vec![(seconds(60.0), 29)] };
     let turns = queue.turns(Duration::ZERO, &[IDLE], host);
     assert!(matches!(turns[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{turns:?}");
+}
+
+#[test]
+fn a_job_takes_the_host_memory_of_the_device_that_it_is_placed_on() {
+    let mut queue = Queue::default();
+    let places = [(0, 1.0, 10), (1, 2.0, 70)];
+    let places = places.map(|(device, seconds, bytes)| Place { host: need(bytes), ..place(device, seconds, None) });
+    queue.push(Waiting { places: places.to_vec(), ..job(1, "a", 0, 1.0, 1) });
+    assert_eq!(queue.host_bytes(), 70);
+    let host = HostMemory { free_bytes: 50, returns: Vec::new() };
+    let turns = queue.turns(Duration::ZERO, &[IDLE, IDLE], host.clone());
+    assert_eq!((turns[0].place.device, turns[0].host_bytes, turns[0].wait), (0, 10, None));
+    let turns = queue.turns(Duration::ZERO, &[Load::Lost, IDLE], host);
+    assert_eq!((turns[0].place.device, turns[0].host_bytes), (1, 70));
+    assert!(matches!(turns[0].wait, Some(Wait::HostMemory { needed_bytes: 70, free_bytes: 50, .. })), "{turns:?}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod results;
 mod sharing;
 mod stopping;
 mod turns;
+mod unlike;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::{DeviceId, DeviceKind};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget};
-use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Target};
+use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Rates, Target};
 use crate::{Error, Result};
 
 /// What a runner is told to do with the job that it was given.
@@ -94,6 +95,12 @@ impl Stage {
 
     /// Devices that run up to `jobs_max` jobs at a time.
     fn with_jobs(devices: u16, jobs_max: usize, options: SchedulerOptions) -> Self {
+        let host = |index| (DeviceId { kind: DeviceKind::Host, index }, Target::default().rates);
+        Self::of((0..devices).map(host).collect(), jobs_max, options)
+    }
+
+    /// Devices of those rates.
+    fn of(devices: Vec<(DeviceId, Rates)>, jobs_max: usize, options: SchedulerOptions) -> Self {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
         for name in ["r", "s"] {
             catalog.create(table(name)).unwrap();
@@ -101,16 +108,16 @@ impl Stage {
         let (begin, begun) = channel();
         let own_orders = OwnOrders::default();
         let (mut executors, mut orders, mut memory) = (Vec::new(), Vec::new(), Vec::new());
-        for device in 0..devices {
+        for (device, (id, rates)) in (0..).zip(devices) {
             let (order, receive) = channel();
-            let budget = Budget::new(format!("memory of host:{device}"), "--device-memory", 1 << 20);
+            let budget = Budget::new(format!("memory of {id}"), "--device-memory", 1 << 20);
             memory.push(budget.clone());
             orders.push(order);
             executors.push(Executor {
-                id: DeviceId { kind: DeviceKind::Host, index: device },
+                id,
                 memory: budget,
                 jobs_max,
-                target: Target { name: format!("host:{device}"), memory_bytes: 1 << 20, ..Target::default() },
+                target: Target { name: id.to_string(), memory_bytes: 1 << 20, rates, ..Target::default() },
                 runner: Box::new(Puppet {
                     device,
                     begun: Mutex::new(begin.clone()),

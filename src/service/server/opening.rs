@@ -83,6 +83,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
     let Parts { limits, authenticator, catalog, topology, devices } = parts(settings)?;
     let uploads_limits = UploadsLimits { under_way: limits.uploads, idle: limits.upload_idle };
     let uploads = Uploads::new(catalog.clone(), uploads_limits);
+    tracing::info!("{}", devices::gpus_used(settings, &devices));
     let rates = devices::device_rates(settings, &topology, &devices, tell);
     let options = SchedulerOptions {
         queue_limit: settings.queue_limit,

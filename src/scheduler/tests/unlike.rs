@@ -1,0 +1,118 @@
+//! Devices of two kinds: one that is quick with much, and one that is quick with little.
+
+use super::*;
+
+/// A GPU, as device 0, whose calls take long however little they do, and a CPU, as device 1, whose rows do.
+fn stage() -> Stage {
+    const CALL: f64 = 3e-4;
+    const ROWS: f64 = 5e5;
+    let gpu = Rates {
+        call_seconds: CALL,
+        answer_seconds: CALL,
+        partition_call_seconds: CALL,
+        sort_call_seconds: [CALL; 3],
+        group_call_seconds: [CALL; 3],
+        build_repeated_call_seconds: [CALL; 3],
+        join_call_seconds: CALL,
+        ..Rates::host(64)
+    };
+    let cpu = Rates {
+        build_rows: ROWS,
+        build_repeated_rows: [ROWS; 3],
+        probe_rows: ROWS,
+        filter_rows: 0.0,
+        dense_rows: ROWS,
+        match_rows: [ROWS; 3],
+        merge_rows: ROWS,
+        ..Rates::host(1)
+    };
+    let id = |kind| DeviceId { kind, index: 0 };
+    let devices = vec![(id(DeviceKind::Cuda), gpu), (id(DeviceKind::Host), cpu)];
+    let stage = Stage::of(devices, 1, SchedulerOptions::default());
+    stage.catalog.create(rows_of("large", 160_000)).unwrap();
+    stage
+}
+
+/// A join of many rows.
+fn large(label: &str) -> JoinSpec {
+    JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "large", vec![KeyPair::new("k", "k")]) }
+}
+
+fn on(device: &str, spec: JoinSpec) -> JoinSpec {
+    JoinSpec { devices: DeviceRequest::Named(vec![device.into()]), ..spec }
+}
+
+#[test]
+fn each_device_is_given_what_it_is_quick_with() {
+    let stage = stage();
+    let told = |spec: JoinSpec| {
+        let explanation = stage.scheduler.explain(spec).unwrap();
+        (explanation.device.name, explanation.device.reason)
+    };
+    let reason = "predicted to run it fastest, of 2; when it is submitted, queues count as well";
+    assert_eq!(told(spec("r0")), ("host:0".into(), reason.into()));
+    assert_eq!(told(large("large0")), ("cuda:0".into(), reason.into()));
+    assert_eq!(told(on("cuda:0", spec("r0"))).0, "cuda:0");
+
+    let jobs = [stage.submit("r0"), stage.scheduler.submit(large("large0"), "").unwrap()];
+    let mut begun = [stage.next(), stage.next()];
+    begun.sort();
+    assert_eq!(begun, [(0, "large0".to_string()), (1, "r0".to_string())]);
+    for (job, device) in jobs.iter().zip(["host:0", "cuda:0"]) {
+        assert_eq!(job.planned().target.name, device, "it runs by the plan for its device");
+        assert_eq!(job.status().device.unwrap().to_string(), device);
+    }
+    stage.finish(0);
+    stage.finish(1);
+    stage.idle();
+}
+
+#[test]
+fn each_device_is_planned_for_by_its_own_rates() {
+    let stage = stage();
+    let seconds = |device: &str| {
+        let job = stage.scheduler.submit(on(device, spec("r0")), "").unwrap();
+        let at = stage.next().0;
+        stage.finish(at);
+        stage.ended(&job);
+        job.planned().seconds
+    };
+    let (gpu, cpu) = (seconds("cuda:0"), seconds("host:0"));
+    assert!(gpu > cpu, "{gpu} s, {cpu} s");
+    // Who may run on both has both plans.
+    stage.devices_are_free();
+    let job = stage.submit("r0");
+    assert_eq!(stage.next().0, 1);
+    assert_eq!(job.planned().seconds, cpu);
+    stage.tell(1, |_, _| Err(Error::Unavailable("the device is lost".into())));
+    assert_eq!(stage.next().0, 0);
+    assert_eq!((job.planned().seconds, job.planned().target.name.as_str()), (gpu, "cuda:0"));
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+}
+
+#[test]
+fn jobs_of_a_lost_gpu_that_delivered_nothing_go_to_the_cpu() {
+    let stage = stage();
+    let jobs = ["large0", "large1"].map(|label| stage.scheduler.submit(large(label), "").unwrap());
+    assert_eq!(stage.next(), (0, "large0".into()));
+    assert_eq!(jobs[1].status().waiting_for.as_deref(), Some("cuda:0"), "to wait is quicker than the CPU is");
+    let only_there = stage.scheduler.submit(on("cuda:0", spec("r0")), "").unwrap();
+    stage.tell(0, |_, _| Err(Error::Unavailable("the GPU is lost".into())));
+    for job in &jobs {
+        assert_eq!(stage.next().0, 1);
+        stage.finish(1);
+        assert_eq!(stage.ended(job), JobState::Complete);
+        assert_eq!(job.planned().target.name, "host:0");
+    }
+    assert!(matches!(stage.ended(&only_there), JobState::Failed(Error::Unavailable(_))));
+    let refused = stage.scheduler.submit(on("cuda:0", spec("r1")), "").unwrap_err();
+    assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
+    let lost: Vec<bool> = stage.scheduler.stats().devices.iter().map(|device| device.lost.is_some()).collect();
+    assert_eq!(lost, [true, false]);
+    // What comes later is planned for what is left.
+    let explanation = stage.scheduler.explain(large("large2")).unwrap();
+    assert_eq!(explanation.device.name, "host:0");
+    assert_eq!(explanation.device.reason, "the only device that may run it");
+    stage.idle();
+}
