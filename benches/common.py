@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,9 +111,12 @@ STOP_SECONDS = 60
 
 
 class Dovetail:
-    """A Dovetail server process, of the release build unless DOVETAIL_BIN says otherwise. Stop it, whatever happens."""
+    """A Dovetail server process, of the release build unless DOVETAIL_BIN says otherwise. Stop it, whatever happens.
 
-    def __init__(self, **settings: object) -> None:
+    `environment` holds variables of its own, and `settings` are those of ``dovetail serve``.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, **settings: object) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dovetail-bench-")
         folder = Path(self._folder.name)
         ready = folder / "ready.json"
@@ -120,14 +124,14 @@ class Dovetail:
         own = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "rates_file": folder / "rates.json"}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**own, **settings}.items()]
         # Settings of whoever measures would be settings of what is measured.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
         log = folder / "server.log"
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
                 [str(binary()), "serve", *flags, "--ready-file", str(ready)],
                 stdout=sink,
                 stderr=sink,
-                env=environment,
+                env={**inherited, **(environment or {})},
             )
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():

@@ -1,6 +1,6 @@
 """Draws what `dovetail bench SUITE --out FILE` measured: one SVG for each suite in the file.
 
-    pip install -r benches/requirements.txt
+    pip install -r tests/python/requirements.txt
     dovetail bench wu-13 --out results.jsonl
     python benches/plot.py results.jsonl            # writes wu-13.svg and wu-13-phases.svg beside results.jsonl
 
@@ -195,6 +195,11 @@ def main() -> None:
         if not lines:
             sys.exit(f"{options.results} has no results of suite {suite!r}; it has {', '.join(suites) or 'none'}")
         if suite == "choices":
+            if not any(line["asked"] == "auto" for line in lines):
+                sys.exit(
+                    f"{options.results} has no join of suite {suite!r} as the planner would run it, which is what its "
+                    "figure shows; let `dovetail bench choices` run to its end"
+                )
             draw(suite, lines, "choices", into / f"{suite}.svg")
         else:
             draw(suite, lines, "rates", into / f"{suite}.svg")

@@ -1,0 +1,148 @@
+"""What the benchmarks draw and work out of what was measured; they themselves take too long for a test."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+
+from harness import ROOT
+
+RESULTS = ROOT / "benches" / "results" / "bench.jsonl"
+
+
+def lines_of(suite: str, *asked: str) -> list[str]:
+    """Of the recorded results, those of a suite's first join that was measured by these strategies."""
+    found: dict[str, dict[str, str]] = {}
+    with RESULTS.open() as lines:
+        for line in lines:
+            measured = json.loads(line)
+            if measured["suite"] == suite and "seconds" in measured and measured["asked"] in asked:
+                axis = measured["axis"]["field"]
+                join = found.setdefault(f"{measured['device']} {measured['seed']} {measured[axis]}", {})
+                join[measured["asked"]] = line
+                if len(join) == len(asked):
+                    return list(join.values())
+    raise AssertionError(f"{RESULTS} has no join of suite {suite!r} by {', '.join(asked)}")
+
+
+def plot(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benches" / "plot.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_plot_draws_each_suite_of_a_file(tmp_path: Path) -> None:
+    results, into, strategies = tmp_path / "results.jsonl", tmp_path / "figures", ("hash", "radix-hash")
+    results.write_text("".join(lines_of("wu-13", *strategies) + lines_of("choices", *strategies, "auto")))
+    drawn = plot(results, "--into", into)
+    assert drawn.returncode == 0, drawn.stderr
+    expected = {"choices.svg", "wu-13.svg", "wu-13-phases.svg"}
+    assert {path.name for path in into.iterdir()} == expected
+    assert {Path(line).name for line in drawn.stdout.splitlines()} == expected
+    for path in into.iterdir():
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg", path
+        # Axes and what is drawn in them, not an empty page.
+        assert len(root.findall(".//{http://www.w3.org/2000/svg}path")) > 10, path
+
+    refused = plot(results, "--suite", "wu-99", "--into", into)
+    assert refused.returncode != 0
+    assert "'wu-99'; it has wu-13, choices" in refused.stderr
+
+    # As a run that was cut off leaves it.
+    results.write_text("".join(lines_of("choices", *strategies)))
+    refused = plot(results, "--into", into)
+    assert refused.returncode != 0
+    assert "no join of suite 'choices' as the planner would run it" in refused.stderr
+
+
+@pytest.fixture
+def joins_vs_peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benches"))
+    return importlib.import_module("joins_vs_peers")
+
+
+def test_the_workload_wide_has_one_match_for_every_right_row(joins_vs_peers: ModuleType) -> None:
+    work = joins_vs_peers.wide(10_000)
+    joined = work.left.join(work.right, "k", join_type="inner")
+    assert joined.num_rows == 10_000
+    assert joined.column_names == ["k", "a1", "a2", "b1", "b2"]
+    assert work.expected() == joins_vs_peers.Answer.of(joined, work.payload)
+    # What is worked out by another look-up is the same.
+    assert work.expected() == joins_vs_peers.Workload.expected(work)
+
+
+def test_shares_of_a_join_add_up_and_count_what_crosses_the_link(joins_vs_peers: ModuleType) -> None:
+    asked_at = time.time()
+    submitted = datetime.fromtimestamp(asked_at + 0.010, UTC).isoformat(timespec="milliseconds")
+    phase = {"seconds": 0.1, "kept_bytes": 0, "in_place_bytes": 0}
+    status = {
+        "submitted": submitted.replace("+00:00", "Z"),
+        "queue_seconds": 0.002,
+        "run_seconds": 0.3,
+        "bytes": 2000,
+        "phases": [
+            {**phase, "name": "pack keys", "bytes": 1600},
+            {**phase, "name": "copy in", "bytes": 600, "kept_bytes": 200},
+            {**phase, "name": "gather", "bytes": 2400, "in_place_bytes": 800},
+        ],
+    }
+    rates = {"reads_host_memory": False, "copy_in": 1e3, "copy_out": 2e3}
+    timing = joins_vs_peers.Timing(asked_at, 0.011, 0.1, 0.35, 0.5, 2000)
+    shares = joins_vs_peers.shares_of(timing, status, 0.25, 800, 100, rates)
+    parts = ("request_and_planning_seconds", "queue_seconds", "join_seconds", "after_join_seconds")
+    assert sum(shares[name] for name in parts) == pytest.approx(shares["total_seconds"]) == 0.5
+    assert shares["request_and_planning_seconds"] == pytest.approx(0.010, abs=0.0011)
+    assert shares["bytes"] == {
+        "link_in": 600 + 800 - 100,
+        "link_out": 1200,
+        "kept_on_device": 300,
+        "shared_with_table": 800,
+        "result": 2000,
+        "received": 2000,
+    }
+    assert shares["floor_seconds"] == pytest.approx({"link_in": 1.3, "link_out": 0.6, "loopback": 0.25})
+
+    # A CPU has no link.
+    on_host = joins_vs_peers.shares_of(timing, status, 0.25, 800, 0, {**rates, "reads_host_memory": True})
+    assert on_host["bytes"]["link_in"] is None and on_host["floor_seconds"]["link_out"] is None
+
+
+def test_a_timeline_tells_how_long_link_and_kernels_were_at_work(joins_vs_peers: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "timeline.json"
+    timeline = joins_vs_peers.Timeline(file)
+
+    def line(name: str, start: float, duration: float, size: int = 0) -> str:
+        work = {"name": name, "ph": "X", "tid": 1, "ts": start, "dur": duration, "args": {"bytes": size}}
+        return json.dumps(work) + ",\n"
+
+    file.write_text("[\n" + line("what measured the device", 0, 9))
+    assert len(timeline.news()) == 1
+    (link_in,), link_out = joins_vs_peers.LINK_IN, "gathering a column of the result"
+    assert link_out in joins_vs_peers.LINK_OUT
+    with file.open("a") as lines:
+        lines.write(line(link_in, 100, 50, 7) + line(link_in, 120, 80, 8) + line("probe_table", 150, 100))
+        lines.write(line("gathering values", 400, 100) + line(link_out, 450, 150, 9) + '{"name": "not wri')
+    shares = timeline.shares(timeline.news())
+    assert shares == pytest.approx({
+        "seconds": 500e-6,
+        "link_in_busy_seconds": 100e-6,
+        "link_in_bytes": 15,
+        "kernels_busy_seconds": 200e-6,
+        "link_out_busy_seconds": 150e-6,
+        "link_out_bytes": 9,
+    })  # fmt: skip
+
+    # The names of copies are those of the server's source.
+    device = "".join(path.read_text() for path in (ROOT / "src" / "device" / "cuda").glob("*.rs"))
+    for name in joins_vs_peers.LINK_IN | joins_vs_peers.LINK_OUT:
+        assert f'"{name}"' in device, name
