@@ -32,6 +32,9 @@ FIELDS = [
     "nulls", "device", "scale",
 ]  # fmt: skip
 
+# What else tells one measurement from another.
+TOLD_APART = ["probe_rows", "payloads", "seed", "asked", "forced", "kept"]
+
 # Fields that follow from the axis, and would give each of its points a panel of its own.
 FOLLOW = {
     "build_rows": {"probe_rows"},
@@ -58,7 +61,7 @@ def read(path: Path) -> dict[str, list[Line]]:
         except (ValueError, KeyError, TypeError) as error:
             sys.exit(f"{path}, line {number}, is not a result of `dovetail bench`: {error!r}")
         if "seconds" in line:
-            case = json.dumps([line.get(field) for field in [*FIELDS, "probe_rows", "payloads", "seed", "asked"]])
+            case = json.dumps([line.get(field) for field in [*FIELDS, *TOLD_APART]])
             suites[suite][case] = line
     return {suite: list(lines.values()) for suite, lines in suites.items()}
 
@@ -138,12 +141,15 @@ def draw_phases(panel: Axes, lines: list[Line], title: str) -> None:
 
 
 def draw_choices(panel: Axes, lines: list[Line], title: str) -> None:
-    """How many times the best strategy's time the planner's choice takes, one point per join."""
+    """How many times the best time the planner's choice takes, a point per join; hollow where columns were kept."""
     best: dict[object, float] = {}
     for line in lines:
-        best[line["seed"]] = min(best.get(line["seed"], float("inf")), line["seconds"])
-    chosen = [line for line in lines if line["asked"] == "auto"]
-    panel.plot([line["bytes_in"] for line in chosen], [line["seconds"] / best[line["seed"]] for line in chosen], "o")
+        join = (line["seed"], bool(line.get("kept")))
+        best[join] = min(best.get(join, float("inf")), line["seconds"])
+    for kept, fill in [(False, "full"), (True, "none")]:
+        chosen = [line for line in lines if line["asked"] == "auto" and bool(line.get("kept")) == kept]
+        times = [line["seconds"] / best[line["seed"], kept] for line in chosen]
+        panel.plot([line["bytes_in"] for line in chosen], times, "o", color="C0", fillstyle=fill)
     panel.axhline(1.1, linewidth=0.8, linestyle="--", color="grey")
     panel.set_xscale("log", base=2)
     panel.set_xlabel(lines[0]["axis"]["label"])

@@ -168,6 +168,9 @@ pub trait Device: Send + Sync + Debug {
     /// Brings a buffer's first `len` bytes back to host memory, into a piece of the arena. Waits.
     fn copy_out(&self, buffer: &DeviceBuffer, len: usize, arena: &Arena, stream: &Stream) -> Result<Buffer>;
 
+    /// All of a buffer once more, on the device. No join does this: it shows what the device's memory can do at its best.
+    fn copy(&self, buffer: &DeviceBuffer, stream: &Stream) -> Result<DeviceBuffer>;
+
     // ---- Keys and arrangements -------------------------------------------------------------------------------------
 
     /// Packs one or several key columns into one key of fixed width per row, such that keys are equal exactly when all

@@ -7,12 +7,16 @@ use crate::device::host::FILTER_FALSE_POSITIVES;
 /// A filter has to save a tenth of the time: how many rows will match is known less well than what a pass costs.
 pub(super) const WORTH: f64 = 0.9;
 
-/// Probe rows that pass a filter of the build keys; `None` where there is no use for one, or too little is known.
-pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs, estimates: &Estimates, rates: &Rates) -> Option<f64> {
-    let probe = &inputs.probe;
+/// Whether enough is known of the keys of both sides to tell what a filter is worth.
+pub(super) fn is_predictable(inputs: &Inputs, estimates: &Estimates) -> bool {
     // Of several key columns, the product of their different values makes matches look rarer than they are.
-    let known = [&inputs.build, probe].into_iter().all(|input| estimates.are_counted(input.side));
-    if !known || !join.spec.how.drops_unmatched(probe.side) || rates.filter_rows <= 0.0 {
+    [&inputs.build, &inputs.probe].into_iter().all(|input| estimates.are_counted(input.side))
+}
+
+/// Probe rows that pass a filter of the build keys; `None` where there can be none.
+pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs, rates: &Rates) -> Option<f64> {
+    let probe = &inputs.probe;
+    if !join.spec.how.drops_unmatched(probe.side) || rates.filter_rows <= 0.0 {
         return None;
     }
     let matched = probe.matched.min(probe.keyed);

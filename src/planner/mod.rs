@@ -22,6 +22,7 @@ mod cost;
 mod estimate;
 mod explain;
 mod filter;
+mod forced;
 mod inputs;
 mod kept_rates;
 mod plan;
@@ -42,8 +43,9 @@ pub use explain::{
     ExplainedAlternative, ExplainedDevice, ExplainedHeavyKey, ExplainedPhase, ExplainedResult, ExplainedSide,
     Explanation, Measured,
 };
+pub use forced::Forced;
 pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
-pub use plan::{Alternative, Plan, plan, plan_on, propose};
+pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
 pub use rates::Rates;
 pub use spec::{DeviceRequest, JoinSpec, KeyPair};
 pub use target::Target;

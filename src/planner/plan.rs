@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::carried::Carried;
 use super::cost::{Chunks, Costed, MemoryNeed, PredictedPhase};
 use super::inputs::{Input, Inputs};
-use super::{BoundJoin, Estimates, OutputSource, Side, Strategy, Target};
+use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
 use crate::catalog::Table;
 use crate::columns::{Role, fixed_width};
 use crate::device::ROWS_MAX;
@@ -99,7 +99,15 @@ pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
 /// [`Error::Exhausted`] when nothing, or not the strategy asked for, fits in device memory; [`Error::Unsupported`] when both
 /// sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
-    let (plan, refusal) = propose(join, strategy, target)?;
+    plan_forced(join, &Forced::named(strategy), target)
+}
+
+/// As [`plan_on`], with some decisions taken beforehand.
+///
+/// # Errors
+/// As [`plan_on`]; [`Error::Unsupported`] when no plan goes with what is forced.
+pub fn plan_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<Plan> {
+    let (plan, refusal) = propose_forced(join, forced, target)?;
     refusal.map_or(Ok(plan), Err)
 }
 
@@ -108,8 +116,12 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
 /// # Errors
 /// [`Error::Unsupported`] when both sides have more rows than positions can address.
 pub fn propose(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<(Plan, Option<Error>)> {
+    propose_forced(join, &Forced::named(strategy), target)
+}
+
+fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(Plan, Option<Error>)> {
     let estimates = Estimates::of(&join);
-    let mut candidates = candidates(&join, strategy, &estimates, target)?;
+    let mut candidates = candidates(&join, forced, &estimates, target)?;
     // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.
     candidates.sort_by(|a, b| {
         let by_need = || a.costed.memory.minimum_bytes.cmp(&b.costed.memory.minimum_bytes);
@@ -117,20 +129,27 @@ pub fn propose(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
         let within = if a.fits(target) { by_seconds() } else { by_need().then_with(by_seconds) };
         b.fits(target).cmp(&a.fits(target)).then(within)
     });
-    let wanted = |candidate: &Candidate| strategy.is_none_or(|wanted| candidate.costed.strategy == wanted);
-    let chosen = candidates.iter().position(wanted).expect("every strategy is among the candidates");
+    let wanted = |candidate: &Candidate| forced.allows(candidate.build_side, &candidate.costed);
+    let Some(chosen) = candidates.iter().position(wanted) else {
+        return Err(Error::Unsupported(format!(
+            "no plan of this join on {} is as it was asked for: {forced}; a build side has at most {ROWS_MAX} rows, and a filter goes \
+             with a kind of join that drops probe rows without a match, on a device that has filters",
+            target.name
+        )));
+    };
     let chosen = candidates.remove(chosen);
-    let refusal = (!chosen.fits(target)).then(|| too_large(&join, &chosen, strategy.is_some(), &candidates, target));
+    let by_strategy = forced.strategy.is_some();
+    let refusal = (!chosen.fits(target)).then(|| too_large(&join, &chosen, by_strategy, &candidates, target));
 
-    let forced = strategy.is_some();
     let mut alternatives = Vec::with_capacity(candidates.len());
     for candidate in candidates {
-        let another_was_asked_for = forced && candidate.costed.strategy != chosen.costed.strategy;
+        let another_was_asked_for = !wanted(&candidate);
         alternatives.push(candidate.into_alternative(&chosen.costed, another_was_asked_for, target));
     }
-    let reason = match (&refusal, forced) {
+    let is_forced = forced.is_anything();
+    let reason = match (&refusal, is_forced) {
         (Some(_), false) => "none fits in device memory, and this one is the nearest to it".into(),
-        _ => why(&chosen.costed, forced, &alternatives),
+        _ => why(&chosen.costed, is_forced, &alternatives),
     };
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
@@ -167,12 +186,7 @@ struct Candidate {
     costed: Costed,
 }
 
-fn candidates(
-    join: &BoundJoin,
-    asked_for: Option<Strategy>,
-    estimates: &Estimates,
-    target: &Target,
-) -> Result<Vec<Candidate>> {
+fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: &Target) -> Result<Vec<Candidate>> {
     // The smaller side first: it wins where times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
@@ -182,7 +196,7 @@ fn candidates(
         }
         for strategy in Strategy::ALL {
             let inputs = Inputs::new(join, build_side, estimates)?;
-            let mut costed = Costed::new(join, strategy, asked_for.is_some(), &inputs, estimates, target);
+            let mut costed = Costed::new(join, strategy, forced, &inputs, estimates, target);
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;

@@ -1,7 +1,11 @@
-//! How good the planner's choices are: joins drawn at random, each by every strategy and as the planner would run it.
+//! How good the planner's choices are: joins drawn at random, each by every strategy and as the planner would run it; and if asked for,
+//! as the planner would run it but for one decision, and all of it once more with columns on the device.
+
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::asked::Asked;
 use super::axes::{Columns, Keys, Payloads, ProbeKeys};
 use super::engine::Measured;
 use super::random::{below, hash, unit};
@@ -85,85 +89,142 @@ impl Draws {
     }
 }
 
-/// The planner's choice of one case beside the best strategy.
+/// The planner's choice of one case beside the best of what it was compared with.
 #[derive(Clone, Debug, PartialEq)]
 struct Choice {
     case: String,
     chosen: String,
+    chosen_plan: String,
     chosen_seconds: f64,
     best: String,
+    best_plan: String,
     best_seconds: f64,
+    /// The best time of what differs in a decision, for each decision that was compared.
+    others: BTreeMap<&'static str, f64>,
+}
+
+/// The choices of joins that are alike in whether columns were on the device.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    all: Vec<Choice>,
 }
 
 /// The choices of a suite.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
-    all: Vec<Choice>,
+    /// Where all columns are brought in.
+    streamed: Group,
+    /// Where the device has them from earlier runs.
+    kept: Group,
 }
 
 impl Choice {
+    /// Of what was measured of one case; `None` without the planner's choice, or with nothing beside it.
+    fn of(case: String, measured: &[&Measured]) -> Option<Self> {
+        let chosen = measured.iter().find(|measured| measured.asked == Asked::default())?;
+        let best = measured.iter().min_by(|a, b| a.median().total_cmp(&b.median()))?;
+        let mut others = BTreeMap::new();
+        for other in measured.iter().filter(|other| other.asked != chosen.asked) {
+            let least = others.entry(other.decision()).or_insert(f64::INFINITY);
+            *least = other.median().min(*least);
+        }
+        (measured.len() > 1).then(|| Self {
+            case,
+            chosen: chosen.composition(),
+            chosen_plan: chosen.plan.clone(),
+            chosen_seconds: chosen.median(),
+            best: best.composition(),
+            best_plan: best.plan.clone(),
+            best_seconds: best.median(),
+            others,
+        })
+    }
+
     fn times_best(&self) -> f64 {
         self.chosen_seconds / self.best_seconds
     }
+
+    fn is_good(&self) -> bool {
+        self.times_best() <= TOLERANCE
+    }
 }
 
-impl Choices {
-    /// Adds a case: what was measured of each strategy, and of the planner's choice, which is called `auto`. Without
-    /// the latter, or with nothing beside it, there is nothing to compare.
-    pub fn add(&mut self, case: String, measured: &[Measured]) {
-        let Some(chosen) = measured.iter().find(|measured| measured.asked == "auto") else { return };
-        let best = measured.iter().min_by(|a, b| a.median().total_cmp(&b.median()));
-        let Some(best) = best.filter(|_| measured.len() > 1) else { return };
-        self.all.push(Choice {
-            case,
-            chosen: chosen.strategy.clone(),
-            chosen_seconds: chosen.median(),
-            best: best.strategy.clone(),
-            best_seconds: best.median(),
-        });
+impl Group {
+    fn good(&self) -> usize {
+        self.all.iter().filter(|choice| choice.is_good()).count()
     }
 
     /// The share of choices that are good enough; `None` without any.
     fn share(&self) -> Option<f64> {
-        let good = self.all.iter().filter(|choice| choice.times_best() <= TOLERANCE).count();
-        (!self.all.is_empty()).then(|| good as f64 / self.all.len() as f64)
+        (!self.all.is_empty()).then(|| self.good() as f64 / self.all.len() as f64)
     }
 
     /// Those that are not, the worst first.
     fn misses(&self) -> Vec<&Choice> {
-        let mut misses: Vec<&Choice> = self.all.iter().filter(|choice| choice.times_best() > TOLERANCE).collect();
+        let mut misses: Vec<&Choice> = self.all.iter().filter(|choice| !choice.is_good()).collect();
         misses.sort_by(|a, b| b.times_best().total_cmp(&a.times_best()));
         misses
     }
 
-    /// For a line of results; `None` when nothing was compared.
-    pub fn summary(&self) -> Option<Value> {
+    /// For each decision, how many choices were compared with others of it, and how many of these are good enough.
+    fn by_decision(&self) -> BTreeMap<&'static str, [usize; 2]> {
+        let mut all: BTreeMap<&'static str, [usize; 2]> = BTreeMap::new();
+        for choice in &self.all {
+            for (decision, seconds) in &choice.others {
+                let [compared, good] = all.entry(*decision).or_default();
+                *compared += 1;
+                *good += usize::from(choice.chosen_seconds <= TOLERANCE * seconds);
+            }
+        }
+        all
+    }
+
+    fn summary(&self) -> Option<Value> {
         let miss = |choice: &&Choice| {
             json!({
                 "case": choice.case,
                 "chosen": choice.chosen,
+                "plan": choice.chosen_plan,
                 "seconds": choice.chosen_seconds,
                 "best": choice.best,
+                "best_plan": choice.best_plan,
                 "best_seconds": choice.best_seconds,
                 "times_best": choice.times_best(),
             })
         };
         let misses: Vec<Value> = self.misses().iter().map(miss).collect();
+        let counts =
+            |(name, [cases, within]): (&'static str, [usize; 2])| (name, json!({"cases": cases, "within": within}));
+        let decisions: BTreeMap<&str, Value> = self.by_decision().into_iter().map(counts).collect();
         let share = self.share()?;
-        Some(json!({"cases": self.all.len(), "tolerance": TOLERANCE, "share_within": share, "misses": misses}))
+        Some(json!({
+            "cases": self.all.len(),
+            "within": self.good(),
+            "tolerance": TOLERANCE,
+            "share_within": share,
+            "decisions": decisions,
+            "misses": misses,
+        }))
     }
 
-    /// For people.
-    pub fn show(&self) {
+    /// Shows the group; `of` says what its joins have in common, and `others` what the choices were compared with.
+    fn show(&self, of: &str, others: &str) {
         let Some(share) = self.share() else { return };
-        let misses = self.misses();
         output::line(format!(
-            "\nThe planner's choice was within {:.0} % of the best strategy in {} of {} joins ({:.0} %)",
+            "\nThe planner's choice was within {:.0} % of the best {others} in {} of {} joins{of} ({:.0} %)",
             (TOLERANCE - 1.0) * 100.0,
-            self.all.len() - misses.len(),
+            self.good(),
             self.all.len(),
             share * 100.0
         ));
+        let decisions = self.by_decision();
+        // Of one alone it would say the same again.
+        if decisions.len() > 1 {
+            for (name, [compared, good]) in decisions {
+                output::line(format!("  against another {name}: {good} of {compared}"));
+            }
+        }
+        let misses = self.misses();
         if misses.is_empty() {
             return;
         }
@@ -189,9 +250,39 @@ impl Choices {
     }
 }
 
+impl Choices {
+    /// Adds a case: what was measured of each strategy, of the planner's choice, and of that with decisions changed. Without
+    /// the planner's choice, or with nothing beside it, there is nothing to compare.
+    pub fn add(&mut self, case: &str, measured: &[Measured]) {
+        for (group, kept) in [(&mut self.streamed, false), (&mut self.kept, true)] {
+            let of_group: Vec<&Measured> = measured.iter().filter(|measured| measured.kept == kept).collect();
+            group.all.extend(Choice::of(case.to_owned(), &of_group));
+        }
+    }
+
+    /// For a line of results; `None` when nothing was compared. What is about joins whose columns were on the device stands under
+    /// `kept`.
+    pub fn summary(&self) -> Option<Value> {
+        let mut summary = self.streamed.summary()?;
+        if let Some(kept) = self.kept.summary() {
+            summary["kept"] = kept;
+        }
+        Some(summary)
+    }
+
+    /// For people; `exhaustive` when decisions were changed, too.
+    pub fn show(&self, exhaustive: bool) {
+        let others = if exhaustive { "strategy or change of it" } else { "strategy" };
+        self.streamed.show("", others);
+        self.kept.show(" whose columns were on the device", others);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bench::asked::Change;
+    use crate::planner::{Forced, Strategy};
 
     #[test]
     fn draws_are_possible_and_follow_from_the_seed() {
@@ -203,27 +294,54 @@ mod tests {
         assert!(drawn.iter().all(|workload| !another.contains(workload)), "another seed draws other joins");
     }
 
+    fn measured(asked: Asked, strategy: &str, seconds: f64) -> Measured {
+        Measured { asked, seconds: vec![seconds], strategy: strategy.into(), ..Measured::default() }
+    }
+
+    /// Of two strategies, and of the planner's choice.
+    fn of_three(auto: f64) -> Vec<Measured> {
+        vec![
+            measured(Some(Strategy::Hash).into(), "hash", 1.0),
+            measured(Some(Strategy::SortMerge).into(), "sort-merge", 2.0),
+            measured(Asked::default(), "x", auto),
+        ]
+    }
+
     #[test]
     fn a_choice_is_missed_when_another_is_more_than_a_tenth_faster() {
-        let measured = |asked: &'static str, strategy: &str, seconds: f64| Measured {
-            asked,
-            seconds: vec![seconds],
-            strategy: strategy.into(),
-            ..Measured::default()
-        };
         let mut choices = Choices::default();
-        let by = |auto: f64| {
-            vec![measured("hash", "hash", 1.0), measured("sort-merge", "sort-merge", 2.0), measured("auto", "x", auto)]
-        };
-        choices.add("good".into(), &by(1.09));
-        choices.add("bad".into(), &by(1.3));
-        choices.add("the best itself".into(), &by(0.5));
-        choices.add("alone".into(), &[measured("auto", "hash", 1.0)]);
+        choices.add("good", &of_three(1.09));
+        choices.add("bad", &of_three(1.3));
+        choices.add("the best itself", &of_three(0.5));
+        choices.add("alone", &[measured(Asked::default(), "hash", 1.0)]);
         let summary = choices.summary().unwrap();
-        assert_eq!(summary["cases"], 3);
+        assert_eq!((&summary["cases"], &summary["within"]), (&3.into(), &2.into()));
         assert_eq!(summary["misses"].as_array().unwrap().len(), 1);
         assert_eq!(summary["misses"][0]["case"], "bad");
         assert_eq!(summary["misses"][0]["best"], "hash");
+        assert!(summary.get("kept").is_none());
         assert!(Choices::default().summary().is_none());
+    }
+
+    #[test]
+    fn a_choice_is_compared_with_itself_but_for_one_decision_and_apart_where_columns_are_kept() {
+        let changed = |change, seconds| {
+            let forced = Forced { strategy: Some(Strategy::Hash), ..Forced::default() };
+            measured(Asked { forced, change: Some(change) }, "hash", seconds)
+        };
+        let mut choices = Choices::default();
+        let mut all = of_three(1.0);
+        all.extend([changed(Change::FilterOff, 0.8), changed(Change::OtherSide, 3.0)]);
+        let kept = of_three(1.05).into_iter().map(|measured| Measured { kept: true, ..measured });
+        all.extend(kept);
+        choices.add("a join", &all);
+        let summary = choices.summary().unwrap();
+        assert_eq!((&summary["cases"], &summary["within"]), (&1.into(), &0.into()));
+        assert_eq!(summary["misses"][0]["best"], "hash (filter off)");
+        let within = |decision: &str| summary["decisions"][decision]["within"].as_u64();
+        assert_eq!([within("strategy"), within("filter"), within("build side")], [Some(1), Some(0), Some(1)]);
+        assert_eq!(within("columns"), None);
+        assert_eq!((&summary["kept"]["cases"], &summary["kept"]["within"]), (&1.into(), &1.into()));
+        assert_eq!(summary["kept"]["decisions"]["strategy"]["cases"], 1);
     }
 }

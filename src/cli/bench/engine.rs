@@ -1,14 +1,17 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
+use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
+use super::asked::{Asked, Change};
 use super::check::{Join, Prepared, Summary};
-use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
+use super::floor::Boundaries;
+use crate::catalog::{Catalog, Table, Upload, UploadMode, UploadOptions};
 use crate::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
@@ -39,6 +42,8 @@ pub struct Measurable {
     pub device_memory_bytes: u64,
     /// What it does how fast.
     pub rates: Rates,
+    /// What bytes cross at best.
+    pub boundaries: Boundaries,
     /// Whether results may share columns with the tables, as a server's may. Published experiments write every column.
     pub shares: bool,
 }
@@ -52,13 +57,17 @@ pub struct Engine {
     target: Target,
     joins: Vec<Join>,
     shares: bool,
+    /// Whether columns stay on the device from run to run.
+    keeps: bool,
 }
 
 /// What was measured of one strategy on one case.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// What was asked for: a strategy, or `auto` for the planner's choice.
-    pub asked: &'static str,
+    /// What was asked for: a strategy, the planner's choice, or that with a decision changed.
+    pub asked: Asked,
+    /// Whether columns were on the device from earlier runs.
+    pub kept: bool,
     /// Of each timed run, ascending.
     pub seconds: Vec<f64>,
     /// Rows of the result.
@@ -79,8 +88,8 @@ pub struct Measured {
     pub phases: Vec<PhaseRecord>,
     /// Of the same run, what the device's work took by its own clock, where it is watched.
     pub times: Vec<WorkTime>,
-    /// The most device memory that was in use.
-    pub device_memory_max_bytes: u64,
+    /// The most device memory that was in use; `None` beside columns that are kept, which take what is free.
+    pub device_memory_max_bytes: Option<u64>,
 }
 
 /// One timed run.
@@ -118,6 +127,19 @@ impl Measured {
     pub fn median(&self) -> f64 {
         self.seconds[self.seconds.len() / 2]
     }
+
+    /// The strategy that ran, and what was forced of it.
+    pub fn composition(&self) -> String {
+        match self.asked.change {
+            Some(change) => format!("{} ({})", self.strategy, change.name()),
+            None => self.strategy.clone(),
+        }
+    }
+
+    /// The decision that is changed; a strategy that is asked for by its name stands for that of the strategy.
+    pub fn decision(&self) -> &'static str {
+        self.asked.change.map_or("strategy", Change::decision)
+    }
 }
 
 /// Keeps all batches: the result is materialized, and freed when the clock has stopped.
@@ -151,9 +173,9 @@ impl Machine {
 
 impl Measurable {
     /// A machine whose device has those rates.
-    pub fn new(machine: Machine, device: &dyn Device, rates: Rates) -> Self {
+    pub fn new(machine: Machine, device: &dyn Device, rates: Rates, boundaries: Boundaries) -> Self {
         let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
-        Self { machine, device_name, device_memory_bytes, rates, shares: false }
+        Self { machine, device_name, device_memory_bytes, rates, boundaries, shares: false }
     }
 }
 
@@ -163,13 +185,20 @@ impl Engine {
     /// # Errors
     /// What opening the device answers; [`Error::Exhausted`] when the tables do not fit.
     pub fn new(on: &Measurable, prepared: &mut Prepared) -> Result<Self> {
+        Self::on_device(on.machine.open()?, on, prepared)
+    }
+
+    /// The same with a device that was opened already.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the tables do not fit.
+    pub fn on_device(device: Arc<dyn Device>, on: &Measurable, prepared: &mut Prepared) -> Result<Self> {
         let Measurable { machine, rates, shares, .. } = on;
         let arena = Arena::new(Budget::new("host memory", "--host-memory", machine.host_memory));
-        let device = machine.open()?;
         arena.pin_by(device.pin());
         let target = Target::of(&*device, rates.clone());
         let (joins, shares) = (prepared.joins.clone(), *shares);
-        let engine = Self { catalog: Catalog::new(arena), device, target, joins, shares };
+        let engine = Self { catalog: Catalog::new(arena), device, target, joins, shares, keeps: false };
         for (name, batches) in std::mem::take(&mut prepared.tables) {
             engine.put(&name, batches)?;
         }
@@ -188,16 +217,77 @@ impl Engine {
         upload.commit().map(drop).context(|| format!("uploading table {name}"))
     }
 
+    /// From now on columns that were copied in stay on the device, as a server's device keeps them, and plans know of them. Each strategy
+    /// runs once, so that all that any of them needs is there. False, and nothing changed, on a device that keeps none, because it
+    /// reads host memory as it lies.
+    ///
+    /// # Errors
+    /// What the engine answers.
+    pub fn keep_columns(&mut self) -> Result<bool> {
+        self.device.keep_columns(self.device.memory().limit_bytes() / 2)?;
+        if self.device.cache_stats().is_none() {
+            return Ok(false);
+        }
+        self.keeps = true;
+        for strategy in Strategy::ALL {
+            match self.run(&Asked::from(Some(strategy)), &*self.device) {
+                // Another strategy may do with less memory.
+                Ok(_) | Err(Error::Exhausted(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut kept = Vec::new();
+        for join in &self.joins {
+            for name in [&join.left, &join.right] {
+                let table: Weak<Table> = Arc::downgrade(&self.catalog.table(name)?);
+                kept.extend(self.device.kept_rows(&(table as Weak<dyn Any + Send + Sync>)));
+            }
+        }
+        // As it is now for all plans to come: what one of them brings in changes no other.
+        self.target.kept = kept;
+        Ok(true)
+    }
+
+    /// The planner's choice of the first join, with each of its decisions changed that can be, one at a time.
+    ///
+    /// # Errors
+    /// What the planner answers.
+    pub fn changes(&self) -> Result<Vec<Asked>> {
+        let Some(join) = self.joins.first() else { return Ok(Vec::new()) };
+        let chosen = match self.plan(join, &Asked::default()) {
+            Ok(chosen) => chosen,
+            // Whoever measures the choice itself hears of it.
+            Err(Error::Exhausted(_)) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut possible = Vec::new();
+        for asked in Asked::changes(&chosen) {
+            match self.plan(join, &asked) {
+                Ok(_) => possible.push(asked),
+                // The join cannot be composed so, or not in this memory.
+                Err(Error::Unsupported(_) | Error::Exhausted(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(possible)
+    }
+
     /// One run that is checked and not timed: all but times and phases is known then.
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
-    pub fn check(&self, asked: Option<Strategy>, prepared: &Prepared) -> Result<Measured> {
-        // A budget of its own shows what this strategy takes, and not what an earlier one took.
-        let all = self.device.memory().reserve(self.device.memory().free_bytes(), "the join")?;
-        let memory = Budget::within(all);
-        let device = self.device.for_job(memory.clone())?;
-        let run = self.run(asked, &*device)?;
+    pub fn check(&self, asked: &Asked, prepared: &Prepared) -> Result<Measured> {
+        let (run, device_memory_max_bytes) = match self.keeps {
+            // All memory for one job would take that of the columns.
+            true => (self.run(asked, &*self.device)?, None),
+            false => {
+                // A budget of its own shows what this strategy takes, and not what an earlier one took.
+                let all = self.device.memory().reserve(self.device.memory().free_bytes(), "the join")?;
+                let memory = Budget::within(all);
+                let device = self.device.for_job(memory.clone())?;
+                (self.run(asked, &*device)?, Some(memory.used_bytes_max()))
+            }
+        };
         let got = Summary::of(&run.batches, &prepared.products)?;
         if got != prepared.expected {
             return Err(Error::Internal(format!(
@@ -212,7 +302,8 @@ impl Engine {
             format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}", filtered_rows.is_some())
         };
         Ok(Measured {
-            asked: name_of(asked),
+            asked: *asked,
+            kept: self.keeps,
             seconds: Vec::new(),
             rows: got.rows,
             bytes_in: run.bytes_in,
@@ -226,7 +317,7 @@ impl Engine {
             }),
             phases: Vec::new(),
             times: Vec::new(),
-            device_memory_max_bytes: memory.used_bytes_max(),
+            device_memory_max_bytes,
         })
     }
 
@@ -234,7 +325,7 @@ impl Engine {
     ///
     /// # Errors
     /// What the engine answers.
-    pub fn time(&self, asked: Option<Strategy>) -> Result<Timed> {
+    pub fn time(&self, asked: &Asked) -> Result<Timed> {
         drop(self.device.take_times());
         let run = self.run(asked, &*self.device)?;
         Ok(Timed { seconds: run.seconds, phases: run.phases, times: self.device.take_times() })
@@ -242,18 +333,10 @@ impl Engine {
 
     /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while
     /// something is planned, or a result becomes the table of the next join.
-    fn run(&self, asked: Option<Strategy>, device: &dyn Device) -> Result<Run> {
+    fn run(&self, asked: &Asked, device: &dyn Device) -> Result<Run> {
         let mut run = Run::default();
         for join in &self.joins {
-            let keys = join.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
-            let spec = JoinSpec {
-                strategy: asked,
-                columns: join.columns.clone(),
-                // What becomes a table has memory of its own.
-                into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
-                ..JoinSpec::inner(&join.left, &join.right, keys)
-            };
-            let plan = planner::plan_on(planner::bind(spec, &self.catalog)?, asked, &self.target)?;
+            let plan = self.plan(join, asked)?;
             let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
             let task = plan.task()?;
             let start = Instant::now();
@@ -271,11 +354,18 @@ impl Engine {
         }
         Ok(run)
     }
-}
 
-/// What a strategy, or the planner's choice, is asked for by.
-pub fn name_of(asked: Option<Strategy>) -> &'static str {
-    asked.map_or("auto", Strategy::name)
+    fn plan(&self, join: &Join, asked: &Asked) -> Result<Plan> {
+        let keys = join.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
+        let spec = JoinSpec {
+            strategy: asked.forced.strategy,
+            columns: join.columns.clone(),
+            // What becomes a table has memory of its own.
+            into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
+            ..JoinSpec::inner(&join.left, &join.right, keys)
+        };
+        planner::plan_forced(planner::bind(spec, &self.catalog)?, &asked.forced, &self.target)
+    }
 }
 
 /// Adds the phases of a join to those of the joins before.

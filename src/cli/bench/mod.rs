@@ -17,13 +17,15 @@
 //!
 //! Each line of results keeps the date, the commit, the machine and the command beside the numbers, and the floor: the
 //! time in which the device's memory could read the tables and write the result once or, for a GPU, the link could carry
-//! them, at the rates that were measured at the start.
+//! them, at the rates that plain copies were measured at (`floor.rs`).
 
+mod asked;
 mod axes;
 mod case;
 mod check;
 mod choices;
 mod engine;
+mod floor;
 mod random;
 mod report;
 mod sequence;
@@ -36,10 +38,13 @@ mod zipf;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use self::asked::{Asked, Change};
 use self::axes::{parse_scale, show_scale};
 use self::case::Case;
+use self::check::Prepared;
 use self::choices::Choices;
-use self::engine::{Engine, Machine, Measurable, Measured, name_of};
+use self::engine::{Engine, Machine, Measurable, Measured};
+use self::floor::Boundaries;
 use self::report::Report;
 use self::suite::{AxisArgs, Size, Suite};
 use self::suites::SUITES;
@@ -69,6 +74,7 @@ const DEVICE_MEMORY_MIN: u64 = 8 << 20;
   dovetail bench rui-7 --device cuda:0 --scale 1 --strategies radix-hash,sort-merge
   dovetail bench joins --rows 16M:64M --key-bytes 8 --payloads 1x4+2x8
   dovetail bench choices --cases 100
+  dovetail bench choices --exhaustive --device cuda:0 --scale 1/8
 benches/plot.py draws the figure of each suite in a file of results.")]
 pub struct BenchArgs {
     /// Suite to run; without one, the suites are listed
@@ -89,6 +95,11 @@ pub struct BenchArgs {
     /// How many joins suite choices draws
     #[arg(long, default_value_t = 40, value_parser = parse_cases)]
     cases: usize,
+
+    /// Suite choices compares each choice with itself but for one decision, too: the filter, the build side, the columns that move
+    /// with the keys; and on a GPU all of it once more with columns on the device from earlier runs
+    #[arg(long)]
+    exhaustive: bool,
 
     /// Device to measure: host, or cuda:N for GPU number N
     #[arg(long, default_value = "host", value_parser = parse_device)]
@@ -130,14 +141,19 @@ fn parse_cases(text: &str) -> Result<usize, String> {
 /// Runs a suite, or lists them.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an unknown suite, and for axes that it does not have; [`Error::Internal`] when a result is wrong;
-/// what the engine answers.
+/// [`Error::Invalid`] for an unknown suite, and for axes or options that it does not have; [`Error::Internal`] when a result is
+/// wrong; what the engine answers.
 pub fn run(args: &BenchArgs) -> Result<()> {
     let Some(name) = &args.suite else {
         list();
         return Ok(());
     };
     let suite = suites::find(name)?;
+    if args.exhaustive && !suite.is_of_choices() {
+        return Err(Error::Invalid(format!(
+            "--exhaustive changes the planner's choices, and suite {name} compares strategies; leave it out, or run suite choices"
+        )));
+    }
     let mut machine = machine(args)?;
     let bytes_max = match machine.device.kind {
         DeviceKind::Host => CPU_CASE_BYTES.min(machine.host_memory / 4),
@@ -148,13 +164,15 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         Some(scale) => scale,
         None => suite.fitting_scale(&args.axes, args.seed, bytes_max)?,
     };
+    // With all memory that there is: little of it would be measured in caches.
+    let boundaries = Boundaries::measure(&*machine.open()?, machine.host_memory)?;
     if args.device_memory.is_none() {
         machine.device_memory = device_memory(suite, scale);
     }
     let device = machine.open()?;
     let progress = Progress::share(&format!("measuring the rates of {}", device.id()));
     let rates = planner::calibrate_telling(&*device, &|share| progress.set_share(share));
-    let on = Measurable::new(machine, &*device, rates);
+    let on = Measurable::new(machine, &*device, rates, boundaries);
     progress.finish();
     drop(device);
     run_suite(suite, scale, args, &on, true)
@@ -181,14 +199,15 @@ fn device_memory(suite: &Suite, scale: f64) -> Option<u64> {
 fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_stdout: bool) -> Result<()> {
     let cases = suite.cases(&args.axes, Size { scale, seed: args.seed, cases: args.cases })?;
     let strategies = strategies(suite, &args.strategies)?;
-    let mut report = Report::begin(suite, scale, &cases, on, args.out.as_deref(), on_stdout)?;
+    let mut report = Report::begin(suite, scale, &cases, args.exhaustive, on, args.out.as_deref(), on_stdout)?;
     if on_stdout {
         output::remark(format!("{}: {}; scale {}", suite.name, suite.about, show_scale(scale)));
     }
     let mut choices = Choices::default();
     // What the planner chooses, it chooses for a server.
     let on = &Measurable { shares: suite.is_of_choices(), ..on.clone() };
-    let case_steps = steps(&strategies, args.runs);
+    let asking = Asking { strategies: &strategies, runs: args.runs, exhaustive: args.exhaustive };
+    let case_steps = asking.steps(on.machine.device.kind);
     let progress = Progress::of(suite.name, Some(cases.len() as u64 * case_steps));
     for (at, case) in cases.iter().enumerate() {
         progress.set_position(at as u64 * case_steps);
@@ -196,56 +215,90 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
             progress.aside(|| output::remark(format!("skipped {}: {reason}", case.label())));
             continue;
         }
-        let (rows, measured) = measure(case, &strategies, args.runs, on, &progress).context(|| case.label())?;
+        let (rows, measured) = measure(case, &asking, on, &progress).context(|| case.label())?;
         progress.aside(|| report.add(case, rows, &measured))?;
         if suite.is_of_choices() {
             let [build, probe] = rows.map(output::count);
-            choices.add(format!("{build} ⋈ {probe}, {}", case.label()), &measured);
+            choices.add(&format!("{build} ⋈ {probe}, {}", case.label()), &measured);
         }
     }
     progress.finish();
     if let Some(summary) = choices.summary() {
         report.summarize(summary)?;
         if report.is_table() {
-            choices.show();
+            choices.show(args.exhaustive);
         }
     }
     Ok(())
 }
 
-/// Steps of a case's progress: a checked run of each strategy, and the timed ones.
-fn steps(strategies: &[Option<Strategy>], runs: u32) -> u64 {
-    strategies.len() as u64 * (u64::from(runs) + 1)
+/// What is measured of each case.
+struct Asking<'a> {
+    /// By their names; `None` is the planner's choice.
+    strategies: &'a [Option<Strategy>],
+    /// Timed ones of each.
+    runs: u32,
+    /// Whether the planner's choice is measured with its decisions changed, too, and all with columns on the device.
+    exhaustive: bool,
 }
 
-/// All strategies on one case, with the rows of both sides. The engine ends with it, so that each case finds the same
-/// memory. The strategies take turns, so that what else the machine does meets all of them.
+impl Asking<'_> {
+    /// Steps of a case's progress, at the most: of each that is measured a checked run, and the timed ones.
+    fn steps(&self, kind: DeviceKind) -> u64 {
+        let (changes, groups) = match (self.exhaustive, kind) {
+            (false, _) => (0, 1),
+            (true, DeviceKind::Host) => (Change::OF_ONE_MAX, 1),
+            (true, DeviceKind::Cuda) => (Change::OF_ONE_MAX, 2),
+        };
+        groups * (self.strategies.len() + changes) as u64 * (u64::from(self.runs) + 1)
+    }
+}
+
+/// All that is asked for of one case, with the rows of both sides. The engine ends with it, so that each case finds the same
+/// memory.
 fn measure(
     case: &Case,
-    strategies: &[Option<Strategy>],
-    runs: u32,
+    asking: &Asking<'_>,
     on: &Measurable,
     progress: &Progress,
 ) -> Result<([u64; 2], Vec<Measured>)> {
     progress.set_message(format!("generating {}", case.label()));
     let mut prepared = case.prepare()?;
     let rows = prepared.rows();
-    let engine = Engine::new(on, &mut prepared)?;
+    let mut engine = Engine::new(on, &mut prepared)?;
     progress.set_message(format!("measuring {}", case.label()));
+    let mut measured = measure_group(case, asking, &engine, &prepared, progress)?;
+    if asking.exhaustive && engine.keep_columns().context(|| "keeping columns on the device")? {
+        progress.set_message(format!("measuring {}, columns kept", case.label()));
+        measured.extend(measure_group(case, asking, &engine, &prepared, progress)?);
+    }
+    Ok((rows, measured))
+}
+
+/// All that is asked for with the engine as it is. What is measured takes turns, so that what else the machine does meets all
+/// of it.
+fn measure_group(
+    case: &Case,
+    asking: &Asking<'_>,
+    engine: &Engine,
+    prepared: &Prepared,
+    progress: &Progress,
+) -> Result<Vec<Measured>> {
+    let runs = asking.runs;
+    let mut wanted: Vec<Asked> = asking.strategies.iter().map(|&strategy| strategy.into()).collect();
+    if asking.exhaustive {
+        wanted.extend(engine.changes()?);
+    }
     let mut measured: Vec<Measured> = Vec::new();
-    let mut asked = Vec::new();
-    for &strategy in strategies {
-        let checked = engine.check(strategy, &prepared).context(|| name_of(strategy).to_owned());
+    for asked in wanted {
+        let checked = engine.check(&asked, prepared).context(|| asked.label());
         progress.advance(1);
         match checked {
-            Ok(checked) => {
-                measured.push(checked);
-                asked.push(strategy);
-            }
+            Ok(checked) => measured.push(checked),
             // Another strategy may do with less.
             Err(Error::Exhausted(reason)) => {
                 progress.aside(|| {
-                    output::remark(format!("skipped {} for {}: {reason}", name_of(strategy), case.label()));
+                    output::remark(format!("skipped {} for {}: {reason}", asked.label(), case.label()));
                 });
             }
             Err(error) => return Err(error),
@@ -263,7 +316,7 @@ fn measure(
         }
         for at in 0..measured.len() {
             if measured_with[at] == at {
-                timed[at].push(engine.time(asked[at]).context(|| measured[at].asked.to_owned())?);
+                timed[at].push(engine.time(&measured[at].asked).context(|| measured[at].asked.label())?);
                 progress.moved(measured[at].bytes_in + measured[at].bytes_out);
             }
             if round < runs {
@@ -274,7 +327,7 @@ fn measure(
     for (measured, with) in measured.iter_mut().zip(measured_with) {
         measured.set_runs(timed[with].clone());
     }
-    Ok((rows, measured))
+    Ok(measured)
 }
 
 fn list() {

@@ -10,39 +10,40 @@ use serde_json::{Map, Value, json};
 
 use super::super::VERSION;
 use super::super::output::{self, Align};
+use super::asked::Change;
 use super::case::Case;
 use super::engine::{Machine, Measurable, Measured};
+use super::floor::{Boundaries, Floor};
 use super::suite::Suite;
-use crate::device::{DeviceKind, WorkTime};
+use crate::device::WorkTime;
 use crate::join::PhaseRecord;
 use crate::memory::process_memory_limit;
 use crate::planner::Rates;
 use crate::{Context, Result};
-
-/// The least time that a join can take, by bytes and measured rates.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Floor {
-    /// In which the device's memory gives the tables and takes the result, each once.
-    memory_seconds: f64,
-    /// In which they cross the link to a device that has memory of its own, both ways at once.
-    link_seconds: Option<f64>,
-}
 
 /// Writes results as they come.
 #[derive(Debug)]
 pub struct Report {
     /// What all lines begin with.
     head: Map<String, Value>,
-    device: DeviceKind,
     rates: Rates,
+    boundaries: Boundaries,
     out: Option<File>,
     /// Whether results go to stdout beside the file.
     on_stdout: bool,
     /// Of the first column of the table.
     label_width: usize,
+    /// Of the strategy's.
+    strategy_width: usize,
     /// Whether the heading of the table is out.
     begun: bool,
 }
+
+/// What stands behind a join that finds columns on the device.
+const KEPT: &str = ", columns kept";
+
+/// The width of a strategy with what was forced of it.
+const FORCED_WIDTH: usize = 28;
 
 /// Columns of the table after the first, and their widths, which are fixed because rows come one by one.
 const COLUMNS: [(&str, Align, usize); 7] = [
@@ -55,24 +56,9 @@ const COLUMNS: [(&str, Align, usize); 7] = [
     ("x floor", Align::Right, 7),
 ];
 
-impl Floor {
-    fn of(device: DeviceKind, rates: &Rates, measured: &Measured) -> Self {
-        let (bytes_in, bytes_out) = (measured.bytes_in as f64, measured.bytes_out as f64);
-        let link = (bytes_in / rates.copy_in).max(bytes_out / rates.copy_out);
-        Self {
-            memory_seconds: (bytes_in + bytes_out) / rates.stream,
-            link_seconds: (device == DeviceKind::Cuda).then_some(link),
-        }
-    }
-
-    /// Tables and results live in host memory: the link counts where there is one.
-    fn seconds(self) -> f64 {
-        self.link_seconds.map_or(self.memory_seconds, |link| link.max(self.memory_seconds))
-    }
-}
-
 impl Report {
-    /// Opens the file. `cases` are those to come; `on_stdout` says whether results are shown, too.
+    /// Opens the file. `cases` are those to come, with decisions forced where that is `exhaustive`; `on_stdout` says whether results are
+    /// shown, too.
     ///
     /// # Errors
     /// [`Error::Internal`](crate::Error::Internal) when the file cannot be opened.
@@ -80,6 +66,7 @@ impl Report {
         suite: &Suite,
         scale: f64,
         cases: &[Case],
+        exhaustive: bool,
         on: &Measurable,
         out: Option<&Path>,
         on_stdout: bool,
@@ -102,13 +89,15 @@ impl Report {
             "device_memory_bytes": on.device_memory_bytes,
         });
         let widths = cases.iter().map(|case| case.label().chars().count());
+        let kept_width = if exhaustive { KEPT.len() } else { 0 };
         Ok(Self {
             head: head.as_object().cloned().unwrap_or_default(),
-            device: on.machine.device.kind,
             rates: on.rates.clone(),
+            boundaries: on.boundaries,
             on_stdout,
             out: out.map(open).transpose()?,
-            label_width: widths.max().unwrap_or(0).max("join".len()),
+            label_width: widths.max().unwrap_or(0).max("join".len()) + kept_width,
+            strategy_width: if exhaustive { FORCED_WIDTH } else { 0 },
             begun: false,
         })
     }
@@ -119,7 +108,7 @@ impl Report {
     /// [`Error::Internal`](crate::Error::Internal) when the file cannot be written.
     pub fn add(&mut self, case: &Case, rows: [u64; 2], measured: &[Measured]) -> Result<()> {
         for measured in measured {
-            let floor = Floor::of(self.device, &self.rates, measured);
+            let floor = Floor::of(&self.boundaries, &self.rates, measured);
             self.write(&self.line(case, rows, measured, floor))?;
             if self.is_table() {
                 self.show(case, rows, measured, floor);
@@ -158,8 +147,9 @@ impl Report {
             output::line(self.row("join", COLUMNS.map(|(name, _, _)| name.to_owned())));
             self.begun = true;
         }
-        let strategy = match measured.asked {
+        let strategy = match measured.asked.name() {
             "auto" => format!("{} (auto)", measured.strategy),
+            "forced" => measured.composition(),
             name => name.to_owned(),
         };
         let median = measured.median();
@@ -173,12 +163,14 @@ impl Report {
             output::short((rows[0] + rows[1]) as f64 / median),
             format!("{:.1}", median / floor.seconds()),
         ];
-        output::line(self.row(&case.label(), cells));
+        let kept = if measured.kept { KEPT } else { "" };
+        output::line(self.row(&format!("{}{kept}", case.label()), cells));
     }
 
     fn row(&self, label: &str, cells: [String; COLUMNS.len()]) -> String {
         let pad = |(cell, (_, align, width)): (&String, (&str, Align, usize))| match align {
-            Align::Left => format!("  {cell:<width$}"),
+            // The strategy's is the only one on the left.
+            Align::Left => format!("  {cell:<width$}", width = width.max(self.strategy_width)),
             Align::Right => format!("  {cell:>width$}"),
         };
         let cells: String = cells.iter().zip(COLUMNS).map(pad).collect();
@@ -192,8 +184,11 @@ impl Report {
         };
         let median = measured.median();
         let measurements = json!({
-            "asked": measured.asked,
+            "asked": measured.asked.name(),
+            "forced": measured.asked.change.map(Change::name),
+            "kept": measured.kept,
             "strategy": measured.strategy,
+            "plan": measured.plan,
             "build_rows": rows[0],
             "probe_rows": rows[1],
             "result_rows": measured.rows,
@@ -209,7 +204,14 @@ impl Report {
             "floor_seconds": floor.seconds(),
             "floor_memory_seconds": floor.memory_seconds,
             "floor_link_seconds": floor.link_seconds,
-            "rates": {"memory": self.rates.stream, "copy_in": self.rates.copy_in, "copy_out": self.rates.copy_out},
+            "floor_link_both_seconds": floor.link_both_seconds,
+            "rates": {
+                "memory": self.boundaries.memory,
+                "stream": self.rates.stream,
+                "copy_in": self.rates.copy_in,
+                "copy_out": self.rates.copy_out,
+                "copy_both": self.boundaries.link_both,
+            },
             "device_memory_max_bytes": measured.device_memory_max_bytes,
             "phase_seconds": by_name(|phase| json!(phase.seconds)),
             "predicted_phase_seconds": measured.predicted_phases,
@@ -247,19 +249,4 @@ fn describe(machine: &Machine) -> Value {
         "os": std::env::consts::OS,
         "architecture": std::env::consts::ARCH,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_gpu_is_bound_by_its_link_and_the_cpu_by_its_memory() {
-        let rates = Rates { copy_in: 10.0, copy_out: 5.0, stream: 100.0, ..Rates::h200() };
-        let measured = Measured { bytes_in: 1000, bytes_out: 1000, ..Measured::default() };
-        let gpu = Floor::of(DeviceKind::Cuda, &rates, &measured);
-        assert_eq!((gpu.memory_seconds, gpu.link_seconds, gpu.seconds()), (20.0, Some(200.0), 200.0));
-        let host = Floor::of(DeviceKind::Host, &rates, &measured);
-        assert_eq!((host.link_seconds, host.seconds()), (None, 20.0));
-    }
 }

@@ -1,6 +1,8 @@
 use serde_json::Value;
 
 use super::*;
+use crate::device::host::{EmulatedLink, HostDevice};
+use crate::memory::Budget;
 use crate::planner::Rates;
 
 fn args(more: &[&str]) -> BenchArgs {
@@ -25,7 +27,8 @@ fn small(suite: &str, scale: f64, memory: u64) -> Measurable {
         host_memory: 512 << 20,
     };
     let device = machine.open().unwrap();
-    Measurable::new(machine, &*device, Rates::host(2))
+    let boundaries = Boundaries::measure(&*device, 64 << 20).unwrap();
+    Measurable::new(machine, &*device, Rates::host(2), boundaries)
 }
 
 #[test]
@@ -133,16 +136,81 @@ fn a_wrong_result_is_not_measured() {
     let case = cases("joins", &["--rows", "1000", "--key-bytes", "4"]).remove(0);
     let mut prepared = case.prepare().unwrap();
     let engine = Engine::new(&small("joins", 1.0, 64 << 20), &mut prepared).unwrap();
-    engine.check(Some(Strategy::Hash), &prepared).unwrap();
+    let hash = Asked::from(Some(Strategy::Hash));
+    engine.check(&hash, &prepared).unwrap();
     prepared.expected.checksum ^= 1;
-    assert!(matches!(engine.check(Some(Strategy::Hash), &prepared), Err(Error::Internal(_))));
+    assert!(matches!(engine.check(&hash, &prepared), Err(Error::Internal(_))));
+}
+
+#[test]
+fn choices_are_compared_with_themselves_but_for_one_decision() {
+    let scale = 1.0 / 65536.0;
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("choices");
+    let words = ["--exhaustive", "--runs", "1", "--cases", "4", "--out", out.to_str().unwrap()];
+    let on = small("choices", scale, 256 << 20);
+    run_suite(suites::find("choices").unwrap(), scale, &args(&words), &on, false).unwrap();
+    let lines = std::fs::read_to_string(&out).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (summaries, measured): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["seconds"].is_null());
+    assert!(measured.iter().all(|line| line["kept"] == false && line["verified"] == true), "the CPU keeps no columns");
+    let forced: Vec<&Value> = measured.iter().copied().filter(|line| line["asked"] == "forced").collect();
+    let of = |change: &str| forced.iter().filter(|line| line["forced"] == change).count();
+    assert_eq!(of("filter on") + of("filter off"), 4, "{forced:?}");
+    assert_eq!(of("other side"), 4, "{forced:?}");
+    for line in &forced {
+        let chosen = measured.iter().find(|other| other["asked"] == "auto" && other["seed"] == line["seed"]).unwrap();
+        let [plan, chosen_plan] = [line, chosen].map(|line| line["plan"].as_str().unwrap());
+        assert_ne!(plan, chosen_plan);
+        let same_strategy = line["strategy"] == chosen["strategy"];
+        assert!(same_strategy || ["carried", "gathered"].map(Value::from).contains(&line["forced"]), "{line}");
+    }
+    let summary = &summaries[0]["summary"];
+    assert_eq!((summaries.len(), &summary["cases"]), (1, &4.into()));
+    for decision in ["strategy", "filter", "build side"] {
+        assert_eq!(summary["decisions"][decision]["cases"], 4, "{decision}");
+    }
+    assert!(summary.get("kept").is_none());
+    let refusal = run(&args(&["wu-8", "--exhaustive"])).unwrap_err();
+    assert!(matches!(&refusal, Error::Invalid(text) if text.contains("suite choices")), "{refusal}");
+}
+
+#[test]
+fn columns_stay_on_a_device_that_has_memory_of_its_own() {
+    let case = cases("joins", &["--rows", "10000:20000", "--key-bytes", "8"]).remove(0);
+    let mut prepared = case.prepare().unwrap();
+    let memory = Budget::new("device memory", "--device-memory", 64 << 20);
+    let rate = 10e9;
+    let link = EmulatedLink { to_device_bytes_per_second: rate, from_device_bytes_per_second: rate };
+    let device = HostDevice::new(0, 2, memory, Some(link)).unwrap();
+    let on = small("joins", 1.0, 64 << 20);
+    let mut engine = Engine::on_device(std::sync::Arc::new(device), &on, &mut prepared).unwrap();
+    let hash = Asked::from(Some(Strategy::Hash));
+    let kept_bytes =
+        |engine: &Engine| engine.time(&hash).unwrap().phases.iter().map(|phase| phase.kept_bytes).sum::<u64>();
+    let streamed = engine.check(&hash, &prepared).unwrap();
+    assert!(!streamed.kept && streamed.device_memory_max_bytes.is_some());
+    assert_eq!(kept_bytes(&engine), 0);
+    assert!(engine.keep_columns().unwrap());
+    let kept = engine.check(&hash, &prepared).unwrap();
+    assert!(kept.kept && kept.device_memory_max_bytes.is_none());
+    assert_eq!((kept.rows, kept.bytes_in), (streamed.rows, streamed.bytes_in));
+    // Keys of both sides, at the least.
+    assert!(kept_bytes(&engine) >= 8 * 30_000);
+    let asking = Asking { strategies: &[Some(Strategy::Hash), None], runs: 1, exhaustive: true };
+    let measured = measure_group(&case, &asking, &engine, &prepared, &Progress::of("test", None)).unwrap();
+    assert!(measured.len() > 3 && measured.iter().all(|measured| measured.kept), "{measured:?}");
+    // A device that reads host memory as it lies has nothing to keep.
+    let mut prepared = case.prepare().unwrap();
+    assert!(!Engine::new(&on, &mut prepared).unwrap().keep_columns().unwrap());
 }
 
 #[test]
 fn a_case_that_does_not_fit_the_device_is_left_out_and_not_an_error() {
     let case = cases("joins", &["--rows", "1M:1M", "--key-bytes", "8"]).remove(0);
     let on = small("joins", 1.0, 1 << 20);
-    let (rows, measured) = measure(&case, &[Some(Strategy::Hash)], 1, &on, &Progress::of("test", None)).unwrap();
+    let asking = Asking { strategies: &[Some(Strategy::Hash)], runs: 1, exhaustive: false };
+    let (rows, measured) = measure(&case, &asking, &on, &Progress::of("test", None)).unwrap();
     assert_eq!(rows, [1 << 20; 2]);
     assert!(measured.is_empty(), "{measured:?}");
 }

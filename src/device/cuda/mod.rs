@@ -256,6 +256,10 @@ impl Device for CudaDevice {
         transfer::copy_out(&self.work(stream)?, buffer, len, arena)
     }
 
+    fn copy(&self, buffer: &DeviceBuffer, stream: &Stream) -> Result<DeviceBuffer> {
+        transfer::copy(&self.work(stream)?, buffer)
+    }
+
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
         keys::pack(&self.work(stream)?, fields, width)
     }

@@ -239,9 +239,11 @@ fn bytes_and_bits_go_in_and_come_back() {
         let [gpu, host] = sides.each_ref().map(|side| {
             let bytes = side.device.copy_in(&buffers, &side.stream).unwrap();
             let bitmap = side.device.copy_in_bits(&bits, &side.stream).unwrap();
-            (side.get::<u8>(&bytes, bytes.size_bytes()), side.get::<u8>(&bitmap, len.div_ceil(8)))
+            let copy = side.device.copy(&bytes, &side.stream).unwrap();
+            let [bytes, copy] = [bytes, copy].map(|bytes| side.get::<u8>(&bytes, bytes.size_bytes()));
+            (bytes, side.get::<u8>(&bitmap, len.div_ceil(8)), copy)
         });
-        assert_eq!(gpu.0, parts.concat());
+        assert_eq!((&gpu.0, &gpu.2), (&parts.concat(), &gpu.0));
         assert_eq!(gpu, host);
     }
 }

@@ -126,6 +126,14 @@ fn copy_in_joined(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     work.upload(&bitmap, COPY_BITS_IN)
 }
 
+pub(super) fn copy(work: &Work<'_>, from: &DeviceBuffer) -> Result<DeviceBuffer> {
+    const PURPOSE: &str = "copying a buffer on the device";
+    let from = cuda(from);
+    let buffer = work.buffer(from.size(), PURPOSE)?;
+    work.copy_to(from, 0..from.size(), &buffer, 0, PURPOSE)?;
+    Ok(Arc::new(buffer))
+}
+
 pub(super) fn copy_out(work: &Work<'_>, buffer: &DeviceBuffer, len: usize, arena: &Arena) -> Result<Buffer> {
     const PURPOSE: &str = "copying a column from the device";
     let host = arena.allocate(len, PURPOSE)?;

@@ -338,6 +338,10 @@ impl Device for HostDevice {
         self.pass_out(stream, len, || self.run(stream, |run| transfer::copy_out(run, buffer, len, arena)))
     }
 
+    fn copy(&self, buffer: &DeviceBuffer, stream: &Stream) -> Result<DeviceBuffer> {
+        self.run(stream, |run| transfer::copy(run, buffer))
+    }
+
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
         self.run(stream, |run| with_key!(width, K => pack::pack_keys::<K>(run, fields, width)))
     }

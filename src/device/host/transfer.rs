@@ -90,6 +90,17 @@ pub(super) fn copy_out(run: &Run<'_>, buffer: &DeviceBuffer, len: usize, arena: 
     Ok(copy.freeze())
 }
 
+pub(super) fn copy(run: &Run<'_>, buffer: &DeviceBuffer) -> Result<DeviceBuffer> {
+    let from = bytes_of(buffer);
+    let mut copy = run.values::<u8>(from.len(), "copying a buffer on the device")?;
+    copy.par_chunks_mut(COPY_BYTES).zip(from.par_chunks(COPY_BYTES)).try_for_each(|(to, from)| {
+        run.cancel.check()?;
+        to.copy_from_slice(from);
+        Ok::<_, crate::Error>(())
+    })?;
+    Ok(copy.freeze())
+}
+
 pub(super) fn positions_to_host(run: &Run<'_>, positions: &Positions, arena: &Arena) -> Result<Buffer> {
     let mut copy = arena.allocate(positions.len() * size_of::<u32>(), "copying row positions to host memory")?;
     let out: &mut [u32] = bytemuck::cast_slice_mut(&mut copy);
@@ -130,6 +141,17 @@ mod tests {
         let back = bench.device.copy_out(&joined, 20, &bench.arena, &bench.stream).unwrap();
         assert_eq!(back.as_slice(), &bytes_of(&joined)[..20]);
         assert_eq!(bench.device.copy_in(&[], &bench.stream).unwrap().size_bytes(), 0);
+    }
+
+    #[test]
+    fn a_copy_on_the_device_has_memory_of_its_own() {
+        let bench = Bench::new(2);
+        let values = Buffer::from_vec((0..2 * COPY_BYTES as u32 / 4 + 5).collect::<Vec<_>>());
+        let original = bench.device.copy_in(std::slice::from_ref(&values), &bench.stream).unwrap();
+        let copy = bench.device.copy(&original, &bench.stream).unwrap();
+        assert_eq!(bytes_of(&copy), values.as_slice());
+        assert_ne!(bytes_of(&copy).as_ptr(), values.as_ptr());
+        assert!(bench.used_bytes() >= values.len() as u64);
     }
 
     #[test]

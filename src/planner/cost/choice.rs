@@ -4,7 +4,7 @@
 use super::super::carried::Carried;
 use super::super::filter;
 use super::super::inputs::{Input, Inputs};
-use super::super::{BoundJoin, Estimates, Strategy, Target};
+use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::memory::Chunks;
 use super::phases::{phases_of, total_seconds};
 use super::{Costed, Filter, Model};
@@ -12,34 +12,38 @@ use crate::columns::Role;
 use crate::device::host::FilterBytes;
 
 impl Costed {
-    /// The cheapest way to compose a strategy. `by_name`: it was asked for by name, which says what is carried.
+    /// The cheapest way to compose a strategy that goes with what is forced, as far as it can.
     pub(in crate::planner) fn new(
         join: &BoundJoin,
         strategy: Strategy,
-        by_name: bool,
+        forced: &Forced,
         inputs: &Inputs,
         estimates: &Estimates,
         target: &Target,
     ) -> Self {
-        let cheapest = |inputs: &Inputs, filtered_rows: Option<f64>| {
+        let cheapest = |filtered_rows: Option<f64>| {
             radix_bits(strategy, inputs, target)
                 .into_iter()
                 .map(|radix_bits| {
                     let choice = Choice { join, strategy, estimates, target, radix_bits, filtered_rows };
-                    choice.price(inputs.clone(), by_name)
+                    choice.price(inputs.clone(), forced.by_name)
                 })
                 .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
                 .expect("every strategy can be composed in one way at least")
         };
-        let unfiltered = cheapest(inputs, None);
-        match filter::passing_rows(join, inputs, estimates, &target.rates) {
-            Some(rows) => {
-                let filtered = cheapest(inputs, Some(rows));
-                let pays = filtered.seconds < filter::WORTH * unfiltered.seconds;
-                if pays { filtered } else { unfiltered }
-            }
-            None => unfiltered,
+        let passing = match forced.filter {
+            Some(false) => None,
+            None if !filter::is_predictable(inputs, estimates) => None,
+            _ => filter::passing_rows(join, inputs, &target.rates),
+        };
+        let Some(rows) = passing else { return cheapest(None) };
+        let filtered = cheapest(Some(rows));
+        if forced.filter.is_some() {
+            return filtered;
         }
+        let unfiltered = cheapest(None);
+        let pays = filtered.seconds < filter::WORTH * unfiltered.seconds;
+        if pays { filtered } else { unfiltered }
     }
 }
 

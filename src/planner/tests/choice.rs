@@ -56,7 +56,8 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
         let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);
         let inputs = inputs::Inputs::new(&join, Side::Left, &estimates).unwrap();
         assert_eq!(inputs.dense_slots.is_some(), !repeats);
-        let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, true, &inputs, &estimates, &target);
+        let forced = Forced::named(Some(Strategy::Hash));
+        let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, &forced, &inputs, &estimates, &target);
         costed.phases.iter().find(|phase| phase.name == "build table").unwrap().seconds
     };
     assert!(seconds(false) < 2.0 * target.rates.call_seconds);
@@ -130,6 +131,41 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
     table.statistics[0].distinct = None;
     unknown.right = Arc::new(table);
     assert_eq!(plan_on(unknown, None, &target).unwrap().filtered_rows, None);
+}
+
+#[test]
+fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
+    let target = Target::default();
+    let of = |forced: Forced| plan_forced(one_in_sixteen(JoinKind::Inner), &forced, &target).unwrap();
+    let chosen = of(Forced::default());
+    assert!(chosen.filtered_rows.is_some());
+    let (strategy, build_side) = (Some(chosen.strategy), Some(chosen.build_side));
+    let as_chosen = Forced { strategy, build_side, filter: Some(true), by_name: false };
+    let same = of(as_chosen);
+    assert_eq!((same.seconds, &same.carried, same.radix_bits), (chosen.seconds, &chosen.carried, chosen.radix_bits));
+
+    let unfiltered = of(Forced { filter: Some(false), ..as_chosen });
+    assert_eq!((unfiltered.strategy, unfiltered.build_side), (chosen.strategy, chosen.build_side));
+    assert!(!unfiltered.task().unwrap().filter && unfiltered.seconds > chosen.seconds);
+    assert!(unfiltered.phases.iter().all(|phase| phase.name != "filter"));
+    assert!(unfiltered.reason.starts_with("it was asked for"), "{}", unfiltered.reason);
+
+    let other = of(Forced { build_side: Some(chosen.build_side.other()), ..Forced::default() });
+    assert_eq!(other.task().unwrap().build.side, chosen.build_side.other());
+    assert!(other.seconds > chosen.seconds);
+    let of_chosen_side =
+        |plan: &Plan| plan.alternatives.iter().find(|other| other.build_side == chosen.build_side).cloned();
+    assert!(of_chosen_side(&other).unwrap().reason.starts_with("another was asked for; "));
+
+    // A filter that is worth nothing, and one that there cannot be.
+    let all_match = || bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner);
+    let filtered = plan_forced(all_match(), &Forced { filter: Some(true), ..Forced::default() }, &target).unwrap();
+    assert!(filtered.task().unwrap().filter);
+    assert!(filtered.seconds > plan_on(all_match(), None, &target).unwrap().seconds);
+    let on_the_left = Forced { build_side: Some(Side::Left), filter: Some(true), ..Forced::default() };
+    let refusal = plan_forced(one_in_sixteen(JoinKind::Full), &on_the_left, &target).unwrap_err();
+    let Error::Unsupported(text) = &refusal else { panic!("{refusal}") };
+    assert!(text.contains("built on the left side, with a filter"), "{text}");
 }
 
 #[test]

@@ -216,7 +216,9 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
         let join = bound(&sparse(build, 1), probe, JoinKind::Inner);
         let estimates = Estimates::of(&join);
         let inputs = inputs::Inputs::new(&join, Side::Left, &estimates).unwrap();
-        let costed = crate::planner::cost::Costed::new(&join, Strategy::RadixHash, true, &inputs, &estimates, target);
+        let forced = Forced::named(Some(Strategy::RadixHash));
+        let costed =
+            crate::planner::cost::Costed::new(&join, Strategy::RadixHash, &forced, &inputs, &estimates, target);
         let join = costed.phases.iter().find(|phase| phase.name == "join").unwrap().seconds;
         (costed.radix_bits.unwrap(), join - target.rates.join_call_seconds)
     };

@@ -1,0 +1,169 @@
+//! The least time that a join can take: its bytes, over the rates of what they must cross.
+
+use std::time::Instant;
+
+use super::engine::Measured;
+use crate::device::{CancelFlag, Device, DeviceKind};
+use crate::memory::{Arena, Budget};
+use crate::planner::Rates;
+use crate::{Context, Result};
+
+/// Bytes that are copied at a time where memory allows: far beyond all caches, and so many that calls cost nothing beside them.
+const BYTES: u64 = 1 << 30;
+
+/// However little memory there is.
+const BYTES_MIN: u64 = 64 << 10;
+
+/// How often each is measured. The first time finds memory that was never touched, and the best counts.
+const ROUNDS: usize = 4;
+
+/// Copies that are queued at once on a GPU, which is through with one in half a millisecond.
+const GPU_COPIES: usize = 8;
+
+/// What bytes cross, each at its best. The planner's rates are those of primitives with as many rows as joins have in a chunk,
+/// which a floor must not be reckoned by: the floor would be too high, and all that is compared with it look too good.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Boundaries {
+    /// Bytes per second of the device's memory, read and written, when a large buffer is copied there.
+    pub memory: f64,
+    /// Bytes per second that cross the link to a device with memory of its own, both directions at the same time together.
+    pub link_both: Option<f64>,
+}
+
+impl Boundaries {
+    /// Measures a device, with at most a part of so much host memory.
+    ///
+    /// # Errors
+    /// What the device answers, above all [`Error::Exhausted`](crate::Error::Exhausted) when it has hardly any memory.
+    pub fn measure(device: &dyn Device, host_memory: u64) -> Result<Self> {
+        Self::measure_with(device, host_memory).context(|| format!("measuring how fast {} copies", device.id()))
+    }
+
+    fn measure_with(device: &dyn Device, host_memory: u64) -> Result<Self> {
+        const PURPOSE: &str = "measuring copies";
+        // Original and copy are on the device, what comes in and what goes out in host memory.
+        let bytes = BYTES.min(device.memory().free_bytes() / 3).min(host_memory / 4).max(BYTES_MIN);
+        let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", host_memory));
+        arena.pin_by(device.pin());
+        let (stream, other) = (device.stream(CancelFlag::new())?, device.stream(CancelFlag::new())?);
+        let mut piece = arena.allocate(len, PURPOSE)?;
+        // Pages that nobody has written to are one and the same.
+        piece.fill(1);
+        let host = [piece.freeze()];
+        let original = device.copy_in(&host, &stream)?;
+        device.synchronize(&stream)?;
+
+        let copies = if device.id().kind == DeviceKind::Cuda { GPU_COPIES } else { 1 };
+        let seconds = best_of_rounds(|| {
+            let start = Instant::now();
+            for _ in 0..copies {
+                // The next one takes its memory.
+                drop(device.copy(&original, &stream)?);
+            }
+            device.synchronize(&stream)?;
+            Ok(start.elapsed().as_secs_f64())
+        })?;
+        let memory = 2.0 * copies as f64 * bytes as f64 / seconds;
+
+        let both_ways = || -> Result<f64> {
+            let start = Instant::now();
+            let coming = device.copy_in(&host, &stream)?;
+            let gone = device.copy_out(&original, len, &arena, &other)?;
+            device.synchronize(&stream)?;
+            let seconds = start.elapsed().as_secs_f64();
+            drop((coming, gone));
+            Ok(seconds)
+        };
+        let link_both = match device.id().kind {
+            DeviceKind::Host => None,
+            DeviceKind::Cuda => Some(2.0 * bytes as f64 / best_of_rounds(both_ways)?),
+        };
+        Ok(Self { memory, link_both })
+    }
+}
+
+fn best_of_rounds(seconds: impl Fn() -> Result<f64>) -> Result<f64> {
+    let rounds = (0..ROUNDS).map(|_| seconds()).collect::<Result<Vec<f64>>>()?;
+    Ok(rounds.into_iter().fold(f64::INFINITY, f64::min).max(1e-9))
+}
+
+/// The least time that a join can take, by bytes and measured rates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Floor {
+    /// In which the device's memory gives the tables and takes the result, each once.
+    pub memory_seconds: f64,
+    /// In which they cross the link to a device that has memory of its own, if neither direction slows the other down.
+    pub link_seconds: Option<f64>,
+    /// The same where both directions together carry no more than they were seen to.
+    pub link_both_seconds: Option<f64>,
+}
+
+impl Floor {
+    /// Of what was measured. Columns that the device had kept cross no link.
+    pub fn of(boundaries: &Boundaries, rates: &Rates, measured: &Measured) -> Self {
+        let (bytes_in, bytes_out) = (measured.bytes_in as f64, measured.bytes_out as f64);
+        let kept: u64 = measured.phases.iter().map(|phase| phase.kept_bytes).sum();
+        let crossing = measured.bytes_in.saturating_sub(kept) as f64;
+        let one_way = (crossing / rates.copy_in).max(bytes_out / rates.copy_out);
+        Self {
+            memory_seconds: (bytes_in + bytes_out) / boundaries.memory,
+            link_seconds: boundaries.link_both.map(|_| one_way),
+            link_both_seconds: boundaries.link_both.map(|both| (crossing + bytes_out) / both),
+        }
+    }
+
+    /// Tables and results live in host memory: the link counts where there is one.
+    pub fn seconds(self) -> f64 {
+        let links = [self.link_seconds, self.link_both_seconds];
+        links.into_iter().flatten().fold(self.memory_seconds, f64::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::HostDevice;
+    use crate::join::PhaseRecord;
+
+    #[test]
+    fn a_gpu_is_bound_by_its_link_and_the_cpu_by_its_memory() {
+        let rates = Rates { copy_in: 10.0, copy_out: 5.0, stream: 1.0, ..Rates::h200() };
+        let measured = Measured { bytes_in: 1000, bytes_out: 1000, ..Measured::default() };
+        let gpu = Boundaries { memory: 100.0, link_both: Some(14.0) };
+        let floor = Floor::of(&gpu, &rates, &measured);
+        assert_eq!((floor.memory_seconds, floor.link_seconds, floor.seconds()), (20.0, Some(200.0), 200.0));
+        assert_eq!(floor.link_both_seconds, Some(2000.0 / 14.0));
+        let host = Floor::of(&Boundaries { link_both: None, ..gpu }, &rates, &measured);
+        assert_eq!((host.link_seconds, host.link_both_seconds, host.seconds()), (None, None, 20.0));
+    }
+
+    #[test]
+    fn both_directions_of_a_link_bound_what_neither_does_alone() {
+        let rates = Rates { copy_in: 10.0, copy_out: 10.0, ..Rates::h200() };
+        let measured = Measured { bytes_in: 1000, bytes_out: 1000, ..Measured::default() };
+        let floor = Floor::of(&Boundaries { memory: 100.0, link_both: Some(16.0) }, &rates, &measured);
+        assert_eq!((floor.link_seconds, floor.link_both_seconds), (Some(100.0), Some(125.0)));
+        assert_eq!(floor.seconds(), 125.0);
+    }
+
+    #[test]
+    fn what_the_device_has_kept_crosses_no_link() {
+        let rates = Rates { copy_in: 10.0, copy_out: 10.0, ..Rates::h200() };
+        let phase = |kept_bytes| PhaseRecord { name: "copy in", seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
+        let phases = vec![phase(600), phase(300)];
+        let measured = Measured { bytes_in: 1000, bytes_out: 200, phases, ..Measured::default() };
+        let floor = Floor::of(&Boundaries { memory: 100.0, link_both: Some(15.0) }, &rates, &measured);
+        assert_eq!((floor.memory_seconds, floor.link_seconds), (12.0, Some(20.0)));
+        assert_eq!(floor.link_both_seconds, Some(20.0));
+    }
+
+    #[test]
+    fn a_device_with_little_memory_is_measured_too() {
+        let memory = Budget::new("device memory", "--device-memory", 1 << 20);
+        let device = HostDevice::new(0, 2, memory, None).unwrap();
+        let boundaries = Boundaries::measure(&device, 64 << 20).unwrap();
+        assert!(boundaries.memory > 0.0 && boundaries.link_both.is_none(), "{boundaries:?}");
+        assert_eq!(device.memory().used_bytes(), 0);
+    }
+}
