@@ -57,7 +57,7 @@ pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<Device
 /// Whether all parts begin at a byte, where they lie as well as where they go.
 fn are_whole_bytes(parts: &[BitSlice]) -> bool {
     let mut start = 0;
-    parts.iter().filter(|part| part.len() > 0).all(|part| {
+    parts.iter().filter(|part| !part.is_empty()).all(|part| {
         let offset = match part {
             BitSlice::Bits { offset, .. } => *offset,
             BitSlice::Ones { .. } => 0,
@@ -75,7 +75,7 @@ fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     let bitmap = work.buffer(total.div_ceil(8), COPY_BITS_IN)?;
     let _watched = work.watch(COPY_BITS_IN, bitmap.size());
     let mut start = 0;
-    for part in parts.iter().filter(|part| part.len() > 0) {
+    for part in parts.iter().filter(|part| !part.is_empty()) {
         work.cancel.check()?;
         // Only the last part may end within a byte, and what follows it there is zero.
         let (whole, rest) = (part.len() / 8, part.len() % 8);

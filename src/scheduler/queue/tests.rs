@@ -189,9 +189,8 @@ fn jobs_spread_over_idle_devices_and_their_starts_are_predicted() {
 
 #[test]
 fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
-    let slow_and_fast = |id: u64| {
-        Waiting { places: vec![place(0, 10.0, None), place(1, 1.0, None)], ..job(id, "a", 0, 0.0, 0) }
-    };
+    let slow_and_fast =
+        |id: u64| Waiting { places: vec![place(0, 10.0, None), place(1, 1.0, None)], ..job(id, "a", 0, 0.0, 0) };
     let mut queue = Queue::default();
     queue.push(slow_and_fast(1));
     let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());

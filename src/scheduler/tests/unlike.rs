@@ -84,7 +84,7 @@ fn each_device_is_planned_for_by_its_own_rates() {
     let job = stage.submit("r0");
     assert_eq!(stage.next().0, 1);
     assert_eq!(job.planned().seconds, cpu);
-    stage.tell(1, |_, _| Err(Error::Unavailable("the device is lost".into())));
+    stage.tell(1, |_, _| Err(context_lost()));
     assert_eq!(stage.next().0, 0);
     assert_eq!((job.planned().seconds, job.planned().target.name.as_str()), (gpu, "cuda:0"));
     stage.finish(0);
@@ -98,7 +98,7 @@ fn jobs_of_a_lost_gpu_that_delivered_nothing_go_to_the_cpu() {
     assert_eq!(stage.next(), (0, "large0".into()));
     assert_eq!(jobs[1].status().waiting_for.as_deref(), Some("cuda:0"), "to wait is quicker than the CPU is");
     let only_there = stage.scheduler.submit(on("cuda:0", spec("r0")), "").unwrap();
-    stage.tell(0, |_, _| Err(Error::Unavailable("the GPU is lost".into())));
+    stage.tell(0, |_, _| Err(context_lost()));
     for job in &jobs {
         assert_eq!(stage.next().0, 1);
         stage.finish(1);
