@@ -208,7 +208,9 @@ pub trait Device: Send + Sync + Debug {
 
     /// One hash table over all keys, as they lie. Where keys repeat, [`Table::order`] lists rows with equal keys adjacent,
     /// and matches are positions in that list; where all are distinct it is `None`, and matches are row positions.
-    fn build_table(&self, keys: &Keys, stream: &Stream) -> Result<Table>;
+    ///
+    /// `repeats`: some key is expected to be there twice. A device that tries first whether all are distinct then need not.
+    fn build_table(&self, keys: &Keys, repeats: bool, stream: &Stream) -> Result<Table>;
 
     /// The perfect-hash table of distinct keys in `key_min..=key_max`: an array indexed by `key - key_min`. `None` when a
     /// key repeats or lies outside. Waits.

@@ -25,12 +25,13 @@ pub(super) struct BuildSide {
 
 impl BuildSide {
     /// Indexes an arranged build side. `dense`: the smallest and the largest key, if the keys are worth an array of that extent.
-    /// `ahead`: equal keys must be adjacent before the first wave, because marks or
+    /// `repeats`: some key is expected to be there twice. `ahead`: equal keys must be adjacent before the first wave, because marks or
     /// comparisons refer to positions that may not move later.
     pub(super) fn new(
         mut arranged: Arranged,
         dense: Option<(u128, u128)>,
         layout: &KeyLayout,
+        repeats: bool,
         ahead: bool,
         shop: &Workshop<'_>,
     ) -> Result<Self> {
@@ -39,7 +40,7 @@ impl BuildSide {
             Order::Original(keys) => {
                 let bytes = (keys.rows * (layout.width().bytes() + 4)) as u64;
                 table = Some(shop.monitor.phase("build table", 3 * bytes, || {
-                    let built = build_table(keys, dense.filter(|_| layout.is_raw()), shop)?;
+                    let built = build_table(keys, dense.filter(|_| layout.is_raw()), repeats, shop)?;
                     if let Some(order) = &built.order {
                         arranged.to_rows = Some(match &arranged.to_rows {
                             Some(rows) => shop.device.compose(rows, order, shop.stream)?,
@@ -203,11 +204,11 @@ pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Result<Vec<Range<usiz
 }
 
 /// The perfect-hash table when the keys are dense, as they are expected to be; else the general one.
-fn build_table(keys: &Keys, dense: Option<(u128, u128)>, shop: &Workshop<'_>) -> Result<Table> {
+fn build_table(keys: &Keys, dense: Option<(u128, u128)>, repeats: bool, shop: &Workshop<'_>) -> Result<Table> {
     if let Some((min, max)) = dense
         && let Some(table) = shop.device.build_dense_table(keys, min, max, shop.stream)?
     {
         return Ok(table);
     }
-    shop.device.build_table(keys, shop.stream)
+    shop.device.build_table(keys, repeats, shop.stream)
 }

@@ -85,9 +85,9 @@ fn run_with_layout(
             let unkeyed = outcome.keeps_build_without_key();
             let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, CopyIn::Ahead)?;
             progress.reach(Stretch::ArrangeBuild, 1.0);
-            let repeats = task.expected.build_keys_repeat && !joins_at_once;
-            let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || repeats;
-            let built = BuildSide::new(arranged, task.dense_range, &layout, ahead, &shop)?;
+            let repeats = task.expected.build_keys_repeat;
+            let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
+            let built = BuildSide::new(arranged, task.dense_range, &layout, repeats, ahead, &shop)?;
             if !layout.is_hashed()
                 || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))?
             {

@@ -221,7 +221,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         rates.group_call_seconds[at] =
             bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
         rates.build_repeated_call_seconds[at] =
-            bench.call_seconds(|| device.build_table(&sorted, &stream).map(drop))?;
+            bench.call_seconds(|| device.build_table(&sorted, true, &stream).map(drop))?;
         if width != KeyWidth::W8 {
             continue;
         }
@@ -238,11 +238,11 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
 
     // A table and columns that fit in cache, then ones that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
-    let (table, seconds) = bench.time(|| device.build_table(&small, &stream))?;
+    let (table, seconds) = bench.time(|| device.build_table(&small, false, &stream))?;
     rates.build_rows = small.rows as f64 / seconds;
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
         let keys = twice(width, small.rows)?;
-        let (_, seconds) = bench.time(|| device.build_table(&keys, &stream))?;
+        let (_, seconds) = bench.time(|| device.build_table(&keys, true, &stream))?;
         rates.build_repeated_rows[at] = small.rows as f64 / seconds;
     }
     // With all rows, so that sharing them out among threads is not what takes the time.

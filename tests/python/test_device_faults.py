@@ -7,7 +7,10 @@ what needs two, with ``DOVETAIL_TEST_GPUS=2``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +38,10 @@ def failing(start: Callable[..., Server], trigger: Path) -> tuple[Server, Path]:
     return server, trigger
 
 
-def upload(client: dovetail.Client) -> None:
-    keys = np.random.default_rng(1).permutation(ROWS)
-    client.put("l", pa.table({"k": keys, "a": np.arange(ROWS)}))
-    client.put("r", pa.table({"k": keys[::-1], "b": np.arange(ROWS)}))
+def upload(client: dovetail.Client, rows: int = ROWS) -> None:
+    keys = np.random.default_rng(1).permutation(rows)
+    client.put("l", pa.table({"k": keys, "a": np.arange(rows)}))
+    client.put("r", pa.table({"k": keys[::-1], "b": np.arange(rows)}))
 
 
 def join(client: dovetail.Client, **options: object) -> pa.Table:
@@ -47,6 +50,34 @@ def join(client: dovetail.Client, **options: object) -> pa.Table:
 
 def submit(client: dovetail.Client, *devices: str) -> dovetail.Job:
     return client.submit("l", "r", on="k", strategy="radix-hash", devices=list(devices) or None)
+
+
+# Takes all of the first GPU's memory in a process of its own, says so, and keeps it until its input ends.
+TAKE_ALL_MEMORY = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+for failed in (cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), 0),
+               cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), cuda.cuCtxSetCurrent(context)):
+    assert not failed, failed
+size = 1 << 36
+while size >= 1 << 20:
+    if cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)):
+        size //= 2
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def all_memory_taken() -> Iterator[None]:
+    taker = subprocess.Popen([sys.executable, "-c", TAKE_ALL_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert taker.stdout.readline() == b"taken\n"
+        yield
+    finally:
+        taker.kill()
+        taker.communicate()
 
 
 def device_up(server: Server, device: str) -> float:
@@ -185,6 +216,48 @@ def test_a_lost_device_takes_only_its_own_jobs_along(
             join(client)
         assert not server.is_ready()
         assert client.get("r").num_rows == ROWS
+
+
+@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+def test_memory_that_another_process_has_taken_costs_one_job(start: Callable[..., Server]) -> None:
+    rows = 16_000_000
+    server = start(devices="cuda:1", host_memory="4GiB", device_cache="0")
+    with server.connect() as client:
+        upload(client, rows)
+        with all_memory_taken():
+            with pytest.raises(dovetail.Exhausted, match="cuda:0.*another process uses it"):
+                join(client)
+            assert server.is_ready()
+            assert client.topology()["devices"][0]["lost"] is None
+            server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+        assert join(client).num_rows == rows
+
+
+@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+def test_a_gpu_that_is_lost_after_the_first_rows_ends_the_join(failing: tuple[Server, Path]) -> None:
+    server, trigger = failing
+    with server.connect() as client:
+        upload(client, 16_000_000)
+        # A join that is over before the fault is due is tried again.
+        for _ in range(20):
+            job = submit(client)
+            while job.status().rows == 0:
+                pass
+            trigger.write_text("lost")
+            try:
+                job.wait()
+            except dovetail.Unavailable as error:
+                assert "cuda:0 was lost" in str(error)
+                break
+            job.cancel()
+            trigger.unlink()
+        else:
+            pytest.fail("no fault was in time")
+        assert not trigger.exists(), "the fault was injected"
+        assert not server.is_ready()
+        assert device_up(server, "cuda:0") == 0
+        assert client.get("l").num_rows == 16_000_000
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")

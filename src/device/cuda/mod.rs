@@ -288,8 +288,8 @@ impl Device for CudaDevice {
         keys::is_sorted(&self.work(stream)?, keys)
     }
 
-    fn build_table(&self, keys: &Keys, stream: &Stream) -> Result<Table> {
-        table::build(&self.work(stream)?, keys)
+    fn build_table(&self, keys: &Keys, repeats: bool, stream: &Stream) -> Result<Table> {
+        table::build(&self.work(stream)?, keys, repeats)
     }
 
     fn build_dense_table(&self, keys: &Keys, key_min: u128, key_max: u128, stream: &Stream) -> Result<Option<Table>> {

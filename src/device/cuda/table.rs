@@ -1,7 +1,7 @@
 //! One table over all build keys: hashed, or an array of positions when distinct keys are dense.
 //!
-//! Keys are entered as they lie, and a key that repeats shows at once. Then they are sorted by their mixed key instead, so
-//! that equal ones are adjacent, and the table holds the runs.
+//! Keys are entered as they lie, and a key that repeats shows at once. Then, or where some are expected to repeat, they are sorted by their
+//! mixed key instead, so that equal ones are adjacent, and the table holds the runs.
 
 use std::any::Any;
 use std::ops::Range;
@@ -44,8 +44,8 @@ impl DeviceMemory for CudaTable {
     }
 }
 
-pub(super) fn build(work: &Work<'_>, keys: &Keys) -> Result<Table> {
-    if let Some(table) = hashed(work, keys.clone(), None)? {
+pub(super) fn build(work: &Work<'_>, keys: &Keys, repeats: bool) -> Result<Table> {
+    if !repeats && let Some(table) = hashed(work, keys.clone(), None)? {
         return Ok(Table { state: Arc::new(table), order: None, rows: keys.rows });
     }
     let (order, _) = sorted_order(work, keys, Image::Mixed { skip: 0 })?;

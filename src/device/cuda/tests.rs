@@ -450,9 +450,12 @@ fn tables_find_every_key() {
             let matches = gpu.device.probe_table(table, &probe_keys, rows, &gpu.stream).unwrap();
             gpu.assert_matches(&matches, &ordered, &probe_values, story);
         };
-        let table = gpu.device.build_table(&build_keys, &gpu.stream).unwrap();
+        let table = gpu.device.build_table(&build_keys, false, &gpu.stream).unwrap();
         let distinct = build.iter().collect::<BTreeSet<_>>().len() == build.len();
         assert_eq!(table.order.is_none(), distinct, "{story}");
+        let expecting = gpu.device.build_table(&build_keys, true, &gpu.stream).unwrap();
+        assert!(expecting.order.is_some(), "{story}");
+        check(&expecting, 0..probe.len());
         check(&table, 0..probe.len());
         check(&table, some_range(probe.len(), random));
         if let (Some(&min), Some(&max)) = (build_values.iter().min(), build_values.iter().max())
@@ -1002,7 +1005,7 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.match_partitions(&grouped, &partitions, 0..16, stream)?;
     let sorted = device.sort(&keys, &carry, stream)?;
     device.match_sorted(&sorted.keys, &sorted.keys, 0..rows, stream)?;
-    let table = device.build_table(&keys, stream)?;
+    let table = device.build_table(&keys, false, stream)?;
     let matches = device.probe_table(&table, &keys, 0..rows, stream)?;
     let pairs = device.expand(&matches, 0..matches.total, Unmatched::Skip, stream)?;
     let flags = device.new_flags(rows, stream)?;

@@ -370,7 +370,7 @@ impl Device for HostDevice {
         self.run(stream, |run| with_key!(keys.width, K => sort::is_sorted::<K>(run, keys)))
     }
 
-    fn build_table(&self, keys: &Keys, stream: &Stream) -> Result<Table> {
+    fn build_table(&self, keys: &Keys, _repeats: bool, stream: &Stream) -> Result<Table> {
         self.run(stream, |run| with_key!(keys.width, K => table::build::<K>(run, keys)))
     }
 

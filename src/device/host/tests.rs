@@ -30,7 +30,7 @@ fn every_primitive(bench: &Bench, rows: usize) -> Result<()> {
     device.is_sorted(&keys, stream)?;
     device.match_sorted(&sorted.keys, &sorted.keys, 0..rows, stream)?;
     device.build_dense_table(&keys, 0, rows as u128 * 2, stream)?;
-    let table = device.build_table(&keys, stream)?;
+    let table = device.build_table(&keys, false, stream)?;
     let matches = device.probe_table(&table, &keys, 0..rows, stream)?;
     let pairs = device.expand(&matches, 0..matches.total, Unmatched::Skip, stream)?;
     device.select_matches(&matches, Which::Unmatched, stream)?;
@@ -70,7 +70,7 @@ fn a_cancelled_stream_runs_nothing() {
     let (keys, _) = bench.keys::<u32>(&[3, 1, 2]);
     bench.stream.cancel.raise();
     assert!(matches!(bench.device.sort(&keys, &[], &bench.stream), Err(Error::Cancelled(_))));
-    assert!(matches!(bench.device.build_table(&keys, &bench.stream), Err(Error::Cancelled(_))));
+    assert!(matches!(bench.device.build_table(&keys, false, &bench.stream), Err(Error::Cancelled(_))));
     assert!(matches!(bench.device.synchronize(&bench.stream), Err(Error::Cancelled(_))));
 }
 

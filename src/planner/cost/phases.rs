@@ -434,10 +434,18 @@ impl Model<'_> {
         (share * self.target.partitions_at_once as f64 - 1.0).max(0.0) * work
     }
 
-    /// Values behind equal hashes are compared on the host, at random places of both sides.
+    /// Values behind equal hashes are compared on the host, at random places of both sides: a probe row with the first build row that it
+    /// matches, and build rows with the one before, where keys repeat. Numbers of rows are copied out for that, and of the build
+    /// side its hashes, unless a table has shown that none repeats.
     fn compare(&self, chunks: Chunks) -> Step {
-        let rows = self.estimates.pairs + self.inputs.build.keyed;
-        Step::new("compare keys", Role::Probe, 0.0, rows / self.rates.host_values).calling(self.waves(chunks))
+        let (build, probe) = (&self.inputs.build, &self.inputs.probe);
+        let repeated =
+            if build.repeats { build.keyed - build.keyed / self.estimates.rows_of_key(build.side) } else { 0.0 };
+        let matched = probe.matched.min(self.arranged(Role::Probe));
+        let looked_at = if build.repeats || self.strategy != Strategy::Hash { build.keyed } else { 0.0 };
+        let copied = looked_at * (self.inputs.key_bytes() + 4.0) + 8.0 * matched;
+        let seconds = (matched + repeated) / self.rates.host_values + copied / self.rates.copy_out;
+        Step::new("compare keys", Role::Probe, 0.0, seconds).calling(self.waves(chunks))
     }
 
     /// Rows of the result, as many at once as the device likes, each column by a call; row numbers are looked up once for each side

@@ -19,7 +19,7 @@ fn finds_all<K: Key>() {
                 let situation = format!("{rows} rows {pattern}, {threads} threads");
                 let (build, values) = bench.keys::<K>(&build_numbers);
                 let (probe, probe_values) = bench.keys::<K>(&probe_numbers(&build_numbers));
-                let table = bench.device.build_table(&build, &bench.stream).unwrap();
+                let table = bench.device.build_table(&build, false, &bench.stream).unwrap();
                 let order = table.order.as_ref().map(numbers);
                 let distinct = values.iter().collect::<std::collections::HashSet<_>>().len();
                 assert_eq!(order.is_some(), distinct < rows, "{situation}");
@@ -86,7 +86,7 @@ fn keys_that_all_fall_into_one_region_are_found() {
     let region = wanted & !(REGION_SLOTS - 1);
     let chosen: Vec<u64> = (0..).filter(|key: &u64| key.mix().low() & wanted & region == 0).take(60_000).collect();
     let keys = Keys { data: bench.buffer(&chosen), width: KeyWidth::W8, rows: chosen.len() };
-    let table = bench.device.build_table(&keys, &bench.stream).unwrap();
+    let table = bench.device.build_table(&keys, false, &bench.stream).unwrap();
     assert!(table.order.is_none());
     let found = bench.device.probe_table(&table, &keys, 0..chosen.len(), &bench.stream).unwrap();
     assert_matches(&found, &chosen, &chosen, "one region");
@@ -104,7 +104,8 @@ fn takes_what_was_reckoned<K: Key>() {
             let enough = reckoned.stays + reckoned.building + PIECES_ROUNDED_UP;
             let exact = Bench::with_memory(2, enough);
             let situation = format!("{rows} keys of {width:?}, repeats {repeats}");
-            let table = exact.device.build_table(&keys, &exact.stream).unwrap_or_else(|e| panic!("{situation}: {e}"));
+            let table =
+                exact.device.build_table(&keys, false, &exact.stream).unwrap_or_else(|e| panic!("{situation}: {e}"));
             // ...and no more stays than was said, nor much less.
             let used = exact.used_bytes();
             assert!(used <= reckoned.stays + PIECES_ROUNDED_UP, "{used} of {reckoned:?}, {situation}");
