@@ -79,6 +79,21 @@ fn keys_of_many_values_and_those_in_common_are_counted() {
 }
 
 #[test]
+fn values_that_are_all_among_the_others_are_met_however_roughly_they_are_counted() {
+    let mut random = StdRng::seed_from_u64(7);
+    for build in [30_000, 50_000, 80_000] {
+        for probe in [20_000, 60_000] {
+            let spread = |value: i64| value.wrapping_mul(0x5851_f42d_4c95_7f2d);
+            let keys = shuffled((0..build).map(spread), &mut random);
+            let drawn = numbers((0..probe).map(|_| spread(random.random_range(0..build))));
+            let estimates = Estimates::of(&join_of(&keys, &drawn, JoinKind::Inner, false));
+            assert_eq!(estimates.right_matched, probe as f64, "{probe} rows of {build} keys");
+            assert!(estimates.left_matched < build as f64);
+        }
+    }
+}
+
+#[test]
 fn few_keys_that_repeat_are_told_from_none() {
     let random = &mut StdRng::seed_from_u64(14);
     let repeats = |left: &ArrayRef, nulls_equal: bool| {
