@@ -280,7 +280,7 @@ impl Bench<'_> {
         // Half-full tables of keys and positions.
         let slots_bytes = build_rows.next_power_of_two() * 2 * (bytes + 4);
         self.case("build_table", build_rows, bytes, bytes * build_rows + slots_bytes, || {
-            device.build_table(&build, stream).unwrap()
+            device.build_table(&build, false, stream).unwrap()
         });
         self.case("build_filter", build_rows, bytes, bytes * build_rows, || {
             device.build_filter(&build, stream).unwrap()
@@ -295,9 +295,9 @@ impl Bench<'_> {
         let halved: Vec<u32> = numbers.iter().map(|n| n / 2).collect();
         let repeated = self.spread(&halved, width);
         self.case("build_table/repeated", build_rows, bytes, bytes * build_rows + slots_bytes, || {
-            device.build_table(&repeated, stream).unwrap()
+            device.build_table(&repeated, true, stream).unwrap()
         });
-        let table = device.build_table(&build, stream).unwrap();
+        let table = device.build_table(&build, false, stream).unwrap();
         self.case("probe_table", probe_rows, bytes, (2 * bytes + 8) * probe_rows, || {
             device.probe_table(&table, &probe, 0..probe_rows, stream).unwrap()
         });
@@ -337,7 +337,7 @@ impl Bench<'_> {
         let build: Vec<u32> = (0..rows as u32 / 2).map(|row| row % distinct).collect();
         let limit = (f64::from(distinct) / share) as u32;
         let probe: Vec<u32> = (0..rows).map(|_| random.random_range(0..limit.max(1))).collect();
-        let table = self.device.build_table(&self.spread(&build, KeyWidth::W4), &self.stream).unwrap();
+        let table = self.device.build_table(&self.spread(&build, KeyWidth::W4), false, &self.stream).unwrap();
         self.device.probe_table(&table, &self.spread(&probe, KeyWidth::W4), 0..rows, &self.stream).unwrap()
     }
 
