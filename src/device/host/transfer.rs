@@ -26,14 +26,17 @@ pub(super) fn copy_in(run: &Run<'_>, parts: &[Buffer], copied: bool) -> Result<D
     }));
     let mut values = run.values::<u8>(bounds[parts.len()], "copying a column to the device")?;
     let pieces = split_at_bounds(&mut values, &bounds, 1);
-    parts.par_iter().zip(pieces).try_for_each(|(part, piece)| {
-        piece.par_chunks_mut(COPY_BYTES).zip(part.par_chunks(COPY_BYTES)).try_for_each(|(to, from)| {
-            run.cancel.check()?;
-            to.copy_from_slice(from);
-            Ok::<_, crate::Error>(())
-        })
-    })?;
+    parts.par_iter().zip(pieces).try_for_each(|(part, piece)| copy_bytes(run, part, piece))?;
     Ok(values.freeze())
+}
+
+/// Copies in parallel, in pieces between which the job may be stopped.
+fn copy_bytes(run: &Run<'_>, from: &[u8], to: &mut [u8]) -> Result<()> {
+    to.par_chunks_mut(COPY_BYTES).zip(from.par_chunks(COPY_BYTES)).try_for_each(|(to, from)| {
+        run.cancel.check()?;
+        to.copy_from_slice(from);
+        Ok(())
+    })
 }
 
 /// Parts of what is on the device already, one after the other.
@@ -81,23 +84,14 @@ fn set_ones(bitmap: &mut [u8], start: usize, len: usize) {
 
 pub(super) fn copy_out(run: &Run<'_>, buffer: &DeviceBuffer, len: usize, arena: &Arena) -> Result<Buffer> {
     let mut copy = arena.allocate(len, "copying a column from the device")?;
-    let from = &bytes_of(buffer)[..len];
-    copy.par_chunks_mut(COPY_BYTES).zip(from.par_chunks(COPY_BYTES)).try_for_each(|(to, from)| {
-        run.cancel.check()?;
-        to.copy_from_slice(from);
-        Ok::<_, crate::Error>(())
-    })?;
+    copy_bytes(run, &bytes_of(buffer)[..len], &mut copy)?;
     Ok(copy.freeze())
 }
 
 pub(super) fn copy(run: &Run<'_>, buffer: &DeviceBuffer) -> Result<DeviceBuffer> {
     let from = bytes_of(buffer);
     let mut copy = run.values::<u8>(from.len(), "copying a buffer on the device")?;
-    copy.par_chunks_mut(COPY_BYTES).zip(from.par_chunks(COPY_BYTES)).try_for_each(|(to, from)| {
-        run.cancel.check()?;
-        to.copy_from_slice(from);
-        Ok::<_, crate::Error>(())
-    })?;
+    copy_bytes(run, from, &mut copy)?;
     Ok(copy.freeze())
 }
 
