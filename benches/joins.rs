@@ -202,8 +202,8 @@ fn main() {
             let on = vec![KeyPair::new("k", "k")];
             let spec = JoinSpec { strategy, count, into, ..JoinSpec::inner("build", "probe", on) };
             let join = planner::bind(spec, &catalog).unwrap();
-            let tables = [Arc::downgrade(&join.left), Arc::downgrade(&join.right)];
-            let kept = tables.into_iter().flat_map(|table| device.kept_rows(&(table as _))).collect();
+            let kept =
+                [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
             let plan = planner::plan_on(join, strategy, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             predicted =

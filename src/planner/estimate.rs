@@ -62,12 +62,10 @@ impl Estimates {
         let (right_keyed, right_distinct) = right_keys.keyed_and_distinct(join, Side::Right);
         let common = left_keys.sketch().zip(right_keys.sketch()).and_then(|(left, right)| left.shares_in_common(right));
         let (left_share, right_share) = common.unwrap_or_else(|| shared_ranges(join));
-        let shared = |share: f64| Shared { share, is_in_common: common.is_some() };
-        let (left_share, right_share) = (shared(left_share), shared(right_share));
         let left = Spread::new(join, Side::Left, left_keys.frequent(), left_share, left_keyed, left_distinct);
         let right = Spread::new(join, Side::Right, right_keys.frequent(), right_share, right_keyed, right_distinct);
-        let (left_met, pairs) = left.meet(&right);
-        let (right_met, _) = right.meet(&left);
+        let (left_met, pairs) = left.meet(&right, common.is_some());
+        let (right_met, _) = right.meet(&left, common.is_some());
         let mut estimates = Self {
             left_keyed,
             right_keyed,
@@ -151,31 +149,13 @@ struct Spread {
     /// The other rows, and the different values that they have.
     rest_rows: f64,
     rest_distinct: f64,
-    /// The share of the values that may be the other side's.
+    /// The share of the values that lies in the range of both sides or, where sketches tell, that the other side has.
     shared: f64,
-    /// Whether they are known to be: sketches of both sides have told. How many values a side has is known to a few per cent only, so
-    /// that the numbers of both cannot tell that all of one are among the other's.
-    is_in_common: bool,
-}
-
-/// Values of one side that lie in the range of both, or that both have.
-#[derive(Clone, Copy)]
-struct Shared {
-    share: f64,
-    is_in_common: bool,
 }
 
 impl Spread {
-    fn new(join: &BoundJoin, side: Side, frequent: &[HeavyValue], shared: Shared, keyed: f64, distinct: f64) -> Self {
-        let Shared { share: shared, is_in_common } = shared;
-        let even = Self {
-            heavy: BTreeMap::new(),
-            nulls: 0.0,
-            rest_rows: keyed,
-            rest_distinct: distinct,
-            shared,
-            is_in_common,
-        };
+    fn new(join: &BoundJoin, side: Side, frequent: &[HeavyValue], shared: f64, keyed: f64, distinct: f64) -> Self {
+        let even = Self { heavy: BTreeMap::new(), nulls: 0.0, rest_rows: keyed, rest_distinct: distinct, shared };
         let table = join.table(side);
         // A null in one of several columns makes no key of its own.
         let nulls = match &join.keys[..] {
@@ -197,8 +177,10 @@ impl Spread {
         }
     }
 
-    /// Rows of this side with a match in `other`, and the pairs of both.
-    fn meet(&self, other: &Self) -> (f64, f64) {
+    /// Rows of this side with a match in `other`, and the pairs of both. `is_in_common`: the values that are `shared` are known to be the
+    /// other side's. How many values a side has is known to a few per cent only, so that the numbers of both cannot tell that all of
+    /// one are among the other's.
+    fn meet(&self, other: &Self, is_in_common: bool) -> (f64, f64) {
         let (mut matched, mut pairs) = (0.0, self.nulls * other.nulls);
         if other.nulls > 0.0 {
             matched += self.nulls;
@@ -217,7 +199,7 @@ impl Spread {
         let (common, distinct_max) = (rest.min(other_rest), rest.max(other_rest));
         if rest > 0.0 {
             // Heavy values of the other side meet some of the rest, too.
-            let met = if self.is_in_common { 1.0 } else { (common + others.values).min(rest) / rest };
+            let met = if is_in_common { 1.0 } else { (common + others.values).min(rest) / rest };
             matched += self.rest_rows * self.shared * met;
             pairs += self.rest_rows * self.shared * other.rest_rows * other.shared / distinct_max;
         }

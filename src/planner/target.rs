@@ -1,6 +1,7 @@
 //! What the planner knows of the device that it plans for.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, Weak};
 
 use super::Rates;
 use crate::catalog::Table;
@@ -61,6 +62,12 @@ impl Target {
             rates,
             kept: Vec::new(),
         }
+    }
+
+    /// What of a table a device has kept from earlier joins.
+    pub fn kept_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
+        let table: Weak<Table> = Arc::downgrade(table);
+        device.kept_rows(&(table as Weak<dyn Any + Send + Sync>))
     }
 
     /// The share of a column's rows that need not be copied. Who asks for all of them `at_once` is given what is kept only if

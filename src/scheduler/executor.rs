@@ -1,8 +1,7 @@
 //! What runs jobs: a device with its rates, behind a seam that tests take the place of.
 
-use std::any::Any;
 use std::fmt::Debug;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::Result;
 use crate::catalog::Table;
@@ -101,7 +100,6 @@ impl Runner for JoinRunner {
     }
 
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        let table: Weak<Table> = Arc::downgrade(table);
-        self.device.kept_rows(&(table as Weak<dyn Any + Send + Sync>))
+        Target::kept_rows(&*self.device, table)
     }
 }

@@ -1,8 +1,7 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
@@ -11,7 +10,7 @@ use parking_lot::Mutex;
 use super::asked::{Asked, Change};
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
-use crate::catalog::{Catalog, Table, Upload, UploadMode, UploadOptions};
+use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
 use crate::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
@@ -239,8 +238,7 @@ impl Engine {
         let mut kept = Vec::new();
         for join in &self.joins {
             for name in [&join.left, &join.right] {
-                let table: Weak<Table> = Arc::downgrade(&self.catalog.table(name)?);
-                kept.extend(self.device.kept_rows(&(table as Weak<dyn Any + Send + Sync>)));
+                kept.extend(Target::kept_rows(&*self.device, &self.catalog.table(name)?));
             }
         }
         // As it is now for all plans to come: what one of them brings in changes no other.

@@ -11,10 +11,9 @@
 //! | defect | invalid value, invalid handle | [`Error::Internal`] |
 //! | absence | no driver, no GPU | [`Error::Unsupported`] |
 //!
-//! What is in no list is transient if the GPU still answers then, and else lost. After an error of the third class the context is of no
-//! use any more: the GPU is marked as lost, and answers every call
-//! with that sentence until the process starts anew. After one of the fourth class CUDA answers every call of the process with it,
-//! in whatever context: so it was on two H200s, with contexts of our own too. Only another process would be unharmed.
+//! What is in no list is transient if the GPU still answers then, and else lost. After an error of the third class the context is
+//! of no use any more: the GPU is marked as lost, and answers every call with that sentence until the process starts anew. After
+//! one of the fourth class CUDA answers every call of the process with it, in whatever context: so it was on two H200s, with contexts of our own too. Only another process would be unharmed.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};

@@ -1,7 +1,7 @@
-//! The deliberate failures of a GPU: `illegal-access` (a kernel writes where no memory is: all GPUs of the process are lost), `lost` (as after an
-//! uncorrectable memory error: this one is), `transient` (as when the system could not do its part just then), `launch-error`,
-//! `copy-error`, and `out-of-memory` (as when another process has taken what the budget promises). `device/fault.rs` says how a test
-//! asks for one.
+//! The deliberate failures of a GPU: `illegal-access` (a kernel writes where no memory is: all GPUs of the process are lost), `lost`
+//! (as after an uncorrectable memory error: this one is), `transient` (as when the system could not do its part just then),
+//! `launch-error`, `copy-error`, and `out-of-memory` (as when another process has taken what the budget promises). `device/fault.rs`
+//! says how a test asks for one.
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;

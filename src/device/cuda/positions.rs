@@ -127,8 +127,6 @@ pub(super) fn mark(work: &Work<'_>, positions: &Positions, flags: &DeviceBuffer)
 pub(super) struct KnownPairs {
     /// Whose they are.
     first: Weak<dyn DeviceMemory>,
-    /// How often: the first matches alone have the same `first`, and no counts.
-    count: Option<Weak<dyn DeviceMemory>>,
     unmatched: Unmatched,
     pairs: PairList,
 }
@@ -194,14 +192,10 @@ pub(super) fn expand(
 fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Result<PairList> {
     let mut remembered = work.stream.known_pairs.lock();
     let first = Arc::downgrade(&matches.first);
-    let count = matches.count.as_ref().map(Arc::downgrade);
-    let is_same_count = |known: &KnownPairs| match (&known.count, &count) {
-        (Some(known), Some(count)) => Weak::ptr_eq(known, count),
-        (known, count) => known.is_none() && count.is_none(),
-    };
     if let Some(known) = &*remembered
         && Weak::ptr_eq(&known.first, &first)
-        && is_same_count(known)
+        // The first matches alone, without their counts, are in the same memory.
+        && matches!(known.pairs, PairList::Starts(_)) == matches.count.is_some()
         && known.unmatched == unmatched
     {
         return Ok(known.pairs.clone());
@@ -212,7 +206,7 @@ fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Resu
         None => PairList::Pairs(matched_rows(work, matches)?),
         Some(_) => PairList::Starts(Arc::new(pair_starts(work, matches, unmatched)?)),
     };
-    *remembered = Some(KnownPairs { first, count, unmatched, pairs: pairs.clone() });
+    *remembered = Some(KnownPairs { first, unmatched, pairs: pairs.clone() });
     Ok(pairs)
 }
 

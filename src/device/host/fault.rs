@@ -1,6 +1,6 @@
 //! The deliberate failures of a host device: `launch-error`, `copy-error`, `out-of-memory` (as when the system has not what the
-//! budget promises), `transient` (the next attempt may succeed), and `lost`, after which the device answers every call with its loss. `device/fault.rs` says how a test asks
-//! for one.
+//! budget promises), `transient` (the next attempt may succeed), and `lost`, after which the device answers every call with its
+//! loss. `device/fault.rs` says how a test asks for one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
