@@ -11,6 +11,9 @@
 /// The most columns that one call moves.
 #define DOVETAIL_MOVES_MAX 64
 
+/// The most parts of a build side that pairs are divided by.
+#define DOVETAIL_PARTS_MAX 32
+
 /// The most bits that one partition pass resolves.
 #define DOVETAIL_PASS_BITS_MAX 8
 
@@ -544,6 +547,28 @@ struct DovetailMark {
   uint8_t *flags;
 };
 
+/// Divides pairs by the part of the build side that they refer to.
+struct DovetailSplit {
+  /// Inputs: build positions, none of them `NO_ROW`.
+  const uint32_t *build;
+  /// Probe positions; null for consecutive ones.
+  const uint32_t *probe;
+  /// The first of consecutive ones.
+  uint32_t probe_start;
+  /// Number of pairs, less than 2^32.
+  uint64_t pairs;
+  /// A part is so many bits of consecutive build positions; there are `DOVETAIL_PARTS_MAX` of them at most.
+  uint32_t part_bits;
+  /// State: how many pairs of each of `DOVETAIL_PARTS_MAX` parts have a place, which starts as zeros.
+  uint32_t *taken;
+  /// Outputs: how many pairs each of `DOVETAIL_PARTS_MAX` parts has, which starts as zeros.
+  uint32_t *counts;
+  /// Build positions, part by part, each from the start of its part.
+  uint32_t *build_split;
+  /// Probe positions beside them.
+  uint32_t *probe_split;
+};
+
 /// Gathers values.
 struct DovetailGather {
   /// Inputs: values; null for consecutive numbers of 4 bytes from `data_start` on.
@@ -651,6 +676,8 @@ extern int dovetail_expand(const struct DovetailExpand *args, DovetailStream str
 extern int dovetail_mark_runs(const struct DovetailMarkRuns *args, DovetailStream stream);
 
 extern int dovetail_mark(const struct DovetailMark *args, DovetailStream stream);
+
+extern int dovetail_split(const struct DovetailSplit *args, DovetailStream stream);
 
 extern int dovetail_gather(const struct DovetailGather *args, DovetailStream stream);
 

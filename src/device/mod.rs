@@ -55,8 +55,8 @@ pub use phase::in_phase;
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,
     DeviceMemory, Event, Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth,
-    Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits, Runs,
-    Sorted, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
+    Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits,
+    Runs, Sorted, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};
@@ -250,6 +250,11 @@ pub trait Device: Send + Sync + Debug {
     /// The pairs number `pairs` (of [`Matches::pair_count`] for that `unmatched`) in order of probe position. With
     /// [`Unmatched::Emit`], a probe row without a match gives one pair whose build position is [`NO_ROW`].
     fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs>;
+
+    /// Pairs, none of which lacks a build row, by the part of the build side that they refer to: those of the first `1 << part_bits` build
+    /// positions, then those of the next ones, and so on, within a part in no order; and where the pairs of each of `parts` parts
+    /// start and the last end. Build positions then count from the start of their part. There are at most [`PARTS_MAX`] parts. Waits.
+    fn split_pairs(&self, pairs: &Pairs, part_bits: u32, parts: usize, stream: &Stream) -> Result<(Pairs, Vec<usize>)>;
 
     /// The positions of the probe rows of `matches` that have a match, or that have none.
     fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions>;

@@ -18,6 +18,9 @@ pub const NO_ROW: u32 = u32::MAX;
 /// which follow the last one in a tile have positions as well.
 pub const ROWS_MAX: usize = (u32::MAX - 0xffff) as usize;
 
+/// The most parts of a build side that pairs are divided by.
+pub const PARTS_MAX: usize = 32;
+
 /// Which device: its kind and its number among those of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId {

@@ -256,6 +256,20 @@ impl Arranged {
         Ok(joined)
     }
 
+    /// Some of the side's rows as they lie in its table, with columns of them that are on the device.
+    pub(super) fn part(&self, rows: Rows, columns: BTreeMap<usize, Column>) -> Self {
+        Self {
+            rows,
+            keys: self.keys.clone(),
+            order: Order::Joined { keys: None, carried: Vec::new() },
+            to_rows: None,
+            numbered: true,
+            carried: Vec::new(),
+            originals: Originals::of(columns, Vec::new()),
+            unkeyed: None,
+        }
+    }
+
     /// A table column as it was copied in, by now.
     ///
     /// # Errors
@@ -327,7 +341,7 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, a
 }
 
 /// Copies a column in as it lies.
-fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
+pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
     shop.monitor.counted_phase("copy in", |moved| {
         let (kept_before, in_place_before) = stream.spared.so_far();
         let copied = rows.copy_in(column, shop.device, stream)?;

@@ -17,6 +17,7 @@ use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, UInt32Type};
 
 use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
+use super::late::LateChunk;
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{
     KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row, rows_max,
@@ -59,6 +60,8 @@ pub(super) struct Emitter<'a> {
     pub(super) sink: &'a dyn BatchSink,
     /// Sizes of batches.
     pub(super) sizes: BatchSizes,
+    /// Where columns of the build side come last: the rows of this chunk that wait for them.
+    pub(super) late: Option<&'a LateChunk<'a>>,
 }
 
 /// How many rows are treated together on their way out.
@@ -95,6 +98,35 @@ impl Source {
     }
 }
 
+/// Rows that are treated at once: of all that are emitted together, or of a group of them.
+struct Piece {
+    group: usize,
+    range: Range<usize>,
+}
+
+/// Columns of the probe side, of rows whose columns of the build side come later.
+pub(super) struct Half {
+    /// Where each column of the result comes from, and what there is of it.
+    columns: Vec<(Role, usize, Option<Pending>)>,
+}
+
+/// The same, in host memory. The rows stand in the order in which they were queued.
+pub(super) struct HalfThere {
+    /// Where each column of the result comes from, and what there is of it.
+    columns: Vec<(Role, usize, Option<ArrayRef>)>,
+    /// As of [`Finisher::paid`].
+    _paid: Vec<Reservation>,
+}
+
+/// Some rows of a half, with the rows of the build side that they are to stand beside.
+pub(super) struct Group<'a> {
+    pub(super) half: &'a HalfThere,
+    /// Row numbers of all rows of the half, each within the part of the build side that it lies in.
+    pub(super) build: &'a Positions,
+    /// Which of them: those of one part.
+    pub(super) range: Range<usize>,
+}
+
 /// Rows on their way.
 struct InFlight {
     range: Range<usize>,
@@ -122,17 +154,41 @@ impl Emitter<'_> {
         if self.task.counts_rows {
             return self.count(rows, emitted);
         }
+        self.emit_pieces(self.pieces(0, 0..rows), &mut |piece| self.queue(build, probe, &piece.range), emitted)
+    }
+
+    /// Emits the rows of groups whose columns of the probe side have left before. `part` are the rows of the build side that they refer
+    /// to, as they lie in its table.
+    ///
+    /// # Errors
+    /// As of [`emit`](Self::emit).
+    pub(super) fn emit_rest(&self, groups: &[Group<'_>], part: &Arranged) -> Result<()> {
+        let pieces = groups.iter().enumerate().flat_map(|(number, group)| self.pieces(number, group.range.clone()));
+        self.emit_pieces(pieces, &mut |piece| self.queue_rest(&groups[piece.group], part, &piece.range), &mut |_| {})
+    }
+
+    /// Rows in as many pieces as it takes to treat one at once.
+    fn pieces(&self, group: usize, rows: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
         let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
+        let starts = rows.clone().step_by(at_once);
+        starts.map(move |start| Piece { group, range: start..rows.end.min(start + at_once) })
+    }
+
+    fn emit_pieces(
+        &self,
+        mut pieces: impl Iterator<Item = Piece>,
+        queue: &mut dyn FnMut(&Piece) -> Result<InFlight>,
+        emitted: &mut dyn FnMut(usize),
+    ) -> Result<()> {
         // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
         let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
-        let mut ranges = (0..rows).step_by(at_once).map(|start| start..rows.min(start + at_once));
         // Since when there is no memory for the next rows.
         let mut short_since = None;
-        // Parts of a range that was too large, the first one last.
-        let mut parts: Vec<Range<usize>> = Vec::new();
-        while let Some(range) = parts.pop().or_else(|| ranges.next()) {
-            match self.queue(build, probe, &range) {
+        // Parts of a piece that was too large, the first one last.
+        let mut parts: Vec<Piece> = Vec::new();
+        while let Some(piece) = parts.pop().or_else(|| pieces.next()) {
+            match queue(&piece) {
                 Ok(queued) => {
                     short_since = None;
                     in_flight.push_back(queued);
@@ -140,17 +196,17 @@ impl Emitter<'_> {
                 Err(error @ Error::Exhausted(_)) => {
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
-                        parts.push(range);
+                        parts.push(piece);
                     } else if !self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         return Err(error);
-                    } else if range.len() > self.sizes.batch_rows {
-                        parts.extend(halves(&range));
+                    } else if piece.range.len() > self.sizes.batch_rows {
+                        parts.extend(piece.halves());
                     } else {
-                        parts.push(range);
+                        parts.push(piece);
                     }
                 }
                 // How long strings are is known on average only: these are too long for the offsets of one batch.
-                Err(Error::Invalid(_)) if range.len() > 1 => parts.extend(halves(&range)),
+                Err(Error::Invalid(_)) if piece.range.len() > 1 => parts.extend(piece.halves()),
                 Err(error) => return Err(error),
             }
             if in_flight.len() > in_flight_max
@@ -271,20 +327,90 @@ impl Emitter<'_> {
         })
     }
 
-    fn source(&self, source: OutputSource, sides: &Sides<'_>) -> Source {
-        let index = match source {
+    /// Queues the columns of the probe side alone, of rows in which both sides have a row.
+    ///
+    /// # Errors
+    /// The device's, and [`Error::Exhausted`] when the arena is full.
+    pub(super) fn queue_half(&self, probe: SideRows<'_>, rows: usize) -> Result<Half> {
+        let mut side = Gatherer::new(self, self.probe, probe, rows);
+        let givers = || self.task.output.iter().map(|output| self.giver(output.source));
+        for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
+            side.copy_in(column)?;
+        }
+        self.shop.monitor.counted_phase("gather", |moved| {
+            let columns = givers().map(|(role, column)| {
+                self.shop.monitor.cancel().check()?;
+                if role == Role::Build {
+                    return Ok((role, column, None));
+                }
+                moved.bytes += 2 * side.width_bytes(column) * rows as u64;
+                Ok((role, column, Some(side.gather(column)?)))
+            });
+            Ok(Half { columns: columns.collect::<Result<_>>()? })
+        })
+    }
+
+    /// A half whose copies are done.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when there is no host memory for values that have to leave their dictionary.
+    pub(super) fn finish_half(&self, half: Half) -> Result<HalfThere> {
+        let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
+        let columns = half.columns.into_iter().zip(self.task.schema.fields()).map(|((role, column, there), field)| {
+            let there = there.map(|there| finisher.finish(there, field)).transpose()?;
+            Ok((role, column, there))
+        });
+        let columns = columns.collect::<Result<_>>()?;
+        Ok(HalfThere { columns, _paid: finisher.paid })
+    }
+
+    /// Queues the columns of the build side, beside those of the probe side that have left.
+    fn queue_rest(&self, group: &Group<'_>, part: &Arranged, range: &Range<usize>) -> Result<InFlight> {
+        let rows = range.len();
+        let numbers = SideRows::Numbered(part, group.build.clone()).part(range, self.shop)?;
+        let mut side = Gatherer::new(self, self.build, numbers, rows);
+        self.shop.monitor.counted_phase("gather", |moved| {
+            let columns = group.half.columns.iter().map(|(_, column, there)| {
+                self.shop.monitor.cancel().check()?;
+                match there {
+                    Some(there) => Ok(Pending::Ready(there.slice(range.start, rows))),
+                    None => {
+                        moved.bytes += 2 * side.width_bytes(*column) * rows as u64;
+                        side.gather(*column)
+                    }
+                }
+            });
+            let columns = columns.collect::<Result<_>>()?;
+            let complete = self.shop.device.record_event(self.shop.stream)?;
+            Ok(InFlight { range: range.clone(), stretches: vec![rows], columns, complete })
+        })
+    }
+
+    /// Which side gives a column of rows in which both have a row. Where both sides' keys look alike, the probe side gives them: its rows
+    /// lie in order.
+    fn giver(&self, source: OutputSource) -> (Role, usize) {
+        match source {
             OutputSource::Column { side, index } => {
-                let role = if side == self.build.side { Role::Build } else { Role::Probe };
-                return Source { first: (role, index), otherwise: None };
+                (if side == self.build.side { Role::Build } else { Role::Probe }, index)
             }
-            OutputSource::Key { index } => index,
-        };
-        // The left value where there is a left row, else the right value. Where both look alike, the probe side gives it: its
-        // rows lie in order.
+            OutputSource::Key { index } => {
+                let key = &self.task.keys[index];
+                match key.alike || self.probe.side == Side::Left {
+                    true => (Role::Probe, key.column(self.probe.side)),
+                    false => (Role::Build, key.column(self.build.side)),
+                }
+            }
+        }
+    }
+
+    fn source(&self, source: OutputSource, sides: &Sides<'_>) -> Source {
+        let giver = self.giver(source);
+        let OutputSource::Key { index } = source else { return Source { first: giver, otherwise: None } };
+        // The left value where there is a left row, else the right value, or if both look alike, either.
         let key = &self.task.keys[index];
-        let (first, second) = match key.alike || self.probe.side == Side::Left {
-            true => (&sides.probe, &sides.build),
-            false => (&sides.build, &sides.probe),
+        let (first, second) = match giver.0 {
+            Role::Probe => (&sides.probe, &sides.build),
+            Role::Build => (&sides.build, &sides.probe),
         };
         let of = |gatherer: &Gatherer<'_>| (gatherer.input.role, key.column(gatherer.input.side));
         match () {
@@ -296,10 +422,13 @@ impl Emitter<'_> {
     }
 }
 
-/// Its second half, and its first.
-fn halves(range: &Range<usize>) -> [Range<usize>; 2] {
-    let middle = range.start + range.len() / 2;
-    [middle..range.end, range.start..middle]
+impl Piece {
+    /// Its second half, and its first.
+    fn halves(&self) -> [Self; 2] {
+        let (group, Range { start, end }) = (self.group, self.range.clone());
+        let middle = start + (end - start) / 2;
+        [Self { group, range: middle..end }, Self { group, range: start..middle }]
+    }
 }
 
 fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {

@@ -21,7 +21,8 @@
 //! expanded from runs in ranges of a batch each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
 //! (`columns/layout.rs`); wider ones are hashed to 128 bits, and the real values are compared before a row is emitted (`verify.rs`).
 //!
-//! A GPU joins partitions in one go, where each pair of rows is all that is wanted of them (`fused.rs`).
+//! A GPU joins partitions in one go, where each pair of rows is all that is wanted of them (`fused.rs`). Where every column of a large
+//! result is written, the build side's columns may cross the link last (`late.rs`).
 //!
 //! Where only the number of rows is wanted, a wave ends with its matches (`count.rs`). Columns of rows that are in the result one after
 //! the other as they lie in their table are shared with it (`emit.rs`).
@@ -35,6 +36,7 @@ mod emit;
 mod fused;
 mod inputs;
 mod kind;
+mod late;
 mod matching;
 mod monitor;
 mod outcome;

@@ -181,6 +181,11 @@ impl Outcome {
                     let pairs = monitor
                         .phase("expand", 12 * rows as u64, || device.expand(matches, range, unmatched, stream))?;
                     debug_assert_eq!((pairs.build.len(), pairs.probe.len()), (rows, rows));
+                    if let Some(late) = emitter.late
+                        && late.defer(emitter, &build.arranged, probe, &pairs)?
+                    {
+                        continue;
+                    }
                     let build = SideRows::Arranged(&build.arranged, pairs.build);
                     let probe = SideRows::Arranged(probe, pairs.probe);
                     emitter.emit(&build, &probe, rows, &mut |emitted| {

@@ -18,14 +18,15 @@ use parking_lot::Mutex;
 use super::arrange::{CopyIn, Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::SideInput;
+use super::late::{Late, LateChunk};
 use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
 use super::run::{CHUNK_ROWS_MIN, beside};
-use super::{BatchSink, Task};
+use super::{Arrangement, BatchSink, Task};
 use crate::Result;
 use crate::columns::KeyLayout;
-use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
+use crate::device::{Device, DeviceBuffer, Event, Filter, ROWS_MAX};
 
 /// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
 /// overlap with nothing.
@@ -48,6 +49,10 @@ pub(super) struct Probing<'a> {
     /// What most probe rows without a match do not pass, when there are expected to be many.
     pub(super) filter: Option<Filter>,
     pub(super) built: SharedBuild,
+    /// Where columns of the build side come last.
+    pub(super) late: Option<Late<'a>>,
+    /// When the last chunk that was taken is there: chunks cross the link one after the other.
+    pub(super) arrivals: Mutex<Option<Event>>,
     /// The first row of the next chunk.
     pub(super) next_row: Mutex<u64>,
     /// Whether the last chunk needed columns beyond its keys on the device: so the next one will, most likely.
@@ -74,17 +79,39 @@ impl Probing<'_> {
         if streams <= 1 {
             // The caller's stream for copies is not waited for.
             let shop = Workshop { copies: shop.stream, ..*shop };
-            return beside(device, || self.take_chunks(&shop, 1, &AtomicBool::new(false)));
+            let never = AtomicBool::new(false);
+            return beside(device, || {
+                self.take_chunks(&shop, 1, &never)?;
+                self.complete_late(&shop, &never)
+            });
         }
         // What other streams are about to read has to be there.
         device.synchronize(shop.stream)?;
+        self.on_streams(shop, streams, |shop, failed| self.take_chunks(shop, streams, failed))?;
+        match self.late {
+            Some(_) => self.on_streams(shop, streams, |shop, failed| self.complete_late(shop, failed)),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one.
+    fn on_streams(
+        &self,
+        shop: &Workshop<'_>,
+        streams: usize,
+        work: impl Fn(&Workshop<'_>, &AtomicBool) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let device = shop.device;
+        let on_new_stream = |failed: &AtomicBool| {
+            let stream = device.stream(shop.monitor.cancel().clone())?;
+            work(&Workshop { stream: &stream, copies: &stream, ..*shop }, failed)
+        };
         let failed = AtomicBool::new(false);
         let failure = Mutex::new(None);
         std::thread::scope(|scope| {
             for _ in 0..streams {
                 scope.spawn(|| {
-                    let outcome = beside(device, || self.probe_on_new_stream(shop, streams, &failed));
-                    if let Err(error) = outcome {
+                    if let Err(error) = beside(device, || on_new_stream(&failed)) {
                         failed.store(true, Ordering::Relaxed);
                         failure.lock().get_or_insert(error);
                     }
@@ -94,11 +121,6 @@ impl Probing<'_> {
         failure.into_inner().map_or(Ok(()), Err)
     }
 
-    fn probe_on_new_stream(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
-        let stream = shop.device.stream(shop.monitor.cancel().clone())?;
-        self.take_chunks(&Workshop { stream: &stream, copies: &stream, ..*shop }, streams, failed)
-    }
-
     /// Takes chunks until there are no more, or another stream has failed.
     fn take_chunks(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
         while !failed.load(Ordering::Relaxed)
@@ -106,7 +128,19 @@ impl Probing<'_> {
         {
             self.probe_chunk(shop, streams, rows)?;
         }
-        Ok(())
+        // The link goes on while other streams are at work on their last chunk.
+        self.late.as_ref().map_or(Ok(()), |late| late.copy_next(shop))
+    }
+
+    /// Completes rows that wait for columns of the build side.
+    fn complete_late(&self, shop: &Workshop<'_>, failed: &AtomicBool) -> Result<()> {
+        let Some(late) = &self.late else { return Ok(()) };
+        late.complete(&self.emitter(shop, None), &self.built.current().arranged, failed)
+    }
+
+    fn emitter<'e>(&'e self, shop: &'e Workshop<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
+        let Self { task, layout, build, probe, sink, sizes, .. } = *self;
+        Emitter { shop, task, layout, build, probe, sink, sizes, late }
     }
 
     fn next_chunk(&self, device: &dyn Device, streams: usize) -> Option<Range<u64>> {
@@ -116,8 +150,7 @@ impl Probing<'_> {
         if start == total {
             return None;
         }
-        let held_back = self.built.current().grouping_bytes(device);
-        let mut rows = chunk_rows(self.probe, self.layout, device, held_back, streams);
+        let mut rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams);
         if streams > 1 {
             let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
             let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(BITMAP_ROWS) } else { even };
@@ -129,15 +162,8 @@ impl Probing<'_> {
 
     fn probe_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>) -> Result<()> {
         let chunk_rows = (range.end - range.start) as f64;
-        let emitter = Emitter {
-            shop,
-            task: self.task,
-            layout: self.layout,
-            build: self.build,
-            probe: self.probe,
-            sink: self.sink,
-            sizes: self.sizes,
-        };
+        let late = self.late.as_ref().map(LateChunk::new);
+        let emitter = self.emitter(shop, late.as_ref());
         let rows = self.probe.rows(range);
         let unkeyed = self.outcome.keeps_probe_without_key();
         // Copies overlap with other chunks' work only where there are several streams.
@@ -146,22 +172,44 @@ impl Probing<'_> {
             false => CopyIn::WhenNeeded,
         };
         let filter = self.filter.as_ref();
-        let arranged = arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in)?;
+        let arrange = || arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in);
+        let arranged = match streams > 1 && self.task.arrangement == Arrangement::Original {
+            true => self.in_turn(shop, arrange)?,
+            false => arrange()?,
+        };
         self.arranged(chunk_rows);
         if let Some(unkeyed) = &arranged.unkeyed {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());
             emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
-        let wave_rows = wave_rows(shop.device, self.built.current().grouping_bytes(shop.device), streams);
+        let wave_rows = wave_rows(shop.device, self.held_back_bytes(shop.device), streams);
         let mut emitted = 0.0;
         self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), &arranged, wave_rows, &mut |rows| {
             self.emitted(rows);
             emitted += rows;
         })?;
+        late.as_ref().map_or(Ok(()), |late| late.finish(&emitter))?;
         self.columns_needed.store(arranged.used_originals(), Ordering::Relaxed);
         // Rows without a key take part in no wave.
         self.emitted(chunk_rows - emitted);
         Ok(())
+    }
+
+    /// Memory that the build side may yet take.
+    fn held_back_bytes(&self, device: &dyn Device) -> u64 {
+        let columns = self.late.as_ref().map_or(0, Late::bytes_to_come);
+        self.built.current().grouping_bytes(device) + columns
+    }
+
+    /// Queues the copies of a chunk behind those of the chunk before. They would share the link otherwise, and all arrive late.
+    fn in_turn<T>(&self, shop: &Workshop<'_>, queue: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut last = self.arrivals.lock();
+        if let Some(last) = &*last {
+            shop.device.wait_event(last, shop.stream)?;
+        }
+        let queued = queue()?;
+        *last = Some(shop.device.record_event(shop.stream)?);
+        Ok(queued)
     }
 
     fn arranged(&self, rows: f64) {

@@ -22,6 +22,7 @@ use super::count::RowCount;
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
+use super::late::Late;
 use super::matching::{BuildSide, SharedBuild};
 use super::monitor::Monitor;
 use super::outcome::Outcome;
@@ -79,11 +80,14 @@ fn run_with_layout(
 
     let sizes =
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
+    let late = Late::of(task, build, sizes, &shop);
+    let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
     let built = beside(device, || {
         loop {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
-            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, CopyIn::Ahead)?;
+            let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, copy_in)?;
+            late.as_ref().map_or(Ok(()), |late| late.copy_ahead(&shop))?;
             progress.reach(Stretch::ArrangeBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
             let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
@@ -96,14 +100,16 @@ fn run_with_layout(
             layout = layout.clone().with_another_seed(rand::random());
         }
     })?;
-    device.synchronize(&copies)?;
+    if late.is_none() {
+        device.synchronize(&copies)?;
+    }
     progress.reach(Stretch::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {
         true => build_filter(&built, &shop)?,
         false => None,
     };
 
-    let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes };
+    let emitter = Emitter { shop: &shop, task, layout: &layout, build, probe, sink, sizes, late: None };
     let flags = match outcome.build_rows_kept {
         Some(_) => Some(device.new_flags(built.arranged.len(), &stream)?),
         None => None,
@@ -123,8 +129,10 @@ fn run_with_layout(
         flags,
         filter,
         built: SharedBuild::new(built),
+        columns_needed: AtomicBool::new(!probe.shares || late.is_some()),
+        late,
+        arrivals: Mutex::default(),
         next_row: Mutex::new(0),
-        columns_needed: AtomicBool::new(!probe.shares),
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&shop)?;

@@ -42,12 +42,15 @@ pub struct Task {
     pub filter: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
-    /// Rows that a chunk has at the least where several streams of a device work on chunks. `None`: so many that launching work costs
-    /// little beside it.
+    /// Rows that a chunk has at the least where several streams of a device work on chunks, or a part of the build side whose columns come
+    /// last. `None`: so many that launching work costs little beside it.
     pub chunk_rows_min: Option<u64>,
     /// Whether the probe side comes in one chunk if that fits, also where several streams could work on chunks: nothing of it is expected
     /// to cross the link, either way.
     pub probe_at_once: bool,
+    /// Whether the columns that the result takes from the build side, beyond its keys, come in after the probe side, so that rows begin to
+    /// leave before. For inner joins of rows that stay as they lie.
+    pub build_columns_last: bool,
     /// What statistics say will happen.
     pub expected: Expected,
 }

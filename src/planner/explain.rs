@@ -306,7 +306,11 @@ fn tree(plan: &Plan) -> Vec<String> {
             }
             _ => String::new(),
         };
-        lines.push(format!("   {branch} {role}: {filtered}{arranged}"));
+        let later = match plan.build_columns_last && role == "build" {
+            true => ", its other columns after the probe side",
+            false => "",
+        };
+        lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {}, {}",

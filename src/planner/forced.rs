@@ -17,6 +17,8 @@ pub struct Forced {
     pub build_side: Option<Side>,
     /// Whether probe rows pass over a filter of the build keys.
     pub filter: Option<bool>,
+    /// Whether columns of the build side come in after the probe side, where they can.
+    pub build_columns_last: Option<bool>,
 }
 
 impl Forced {
@@ -35,6 +37,7 @@ impl Forced {
         self.strategy.is_none_or(|strategy| strategy == costed.strategy)
             && self.build_side.is_none_or(|side| side == build_side)
             && self.filter.is_none_or(|is_filtered| is_filtered == costed.filtered_rows.is_some())
+            && self.build_columns_last.is_none_or(|last| last == costed.build_columns_last)
     }
 }
 
@@ -45,6 +48,7 @@ impl fmt::Display for Forced {
             self.strategy.map(|strategy| format!("strategy {strategy}")),
             self.build_side.map(|side| format!("built on the {side} side")),
             self.filter.map(|is_filtered| format!("{} a filter", if is_filtered { "with" } else { "without" })),
+            self.build_columns_last.map(|last| format!("build columns {}", if last { "last" } else { "first" })),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&parts.join(", "))

@@ -31,8 +31,10 @@ pub struct Plan {
     /// Whether probe rows pass over a filter of the build keys first, and how many of them are predicted to pass. It is used
     /// where the kind of join drops probe rows without a match.
     pub filtered_rows: Option<f64>,
-    /// Whether the probe side comes in one chunk if that fits: nothing of it is expected to cross a link.
+    /// Whether the probe side comes in one chunk if that fits: nothing of it has to be copied in, and chunks would cost more than they overlap.
     pub probe_at_once: bool,
+    /// Whether columns of the build side come in after the probe side, so that rows of the result begin to leave before.
+    pub build_columns_last: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -162,6 +164,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         carried: chosen.costed.carried,
         filtered_rows: chosen.costed.filtered_rows,
         probe_at_once: chosen.costed.probe_at_once,
+        build_columns_last: chosen.costed.build_columns_last,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,

@@ -35,6 +35,7 @@ impl Plan {
             batch_rows: join.spec.batch_rows,
             chunk_rows_min: None,
             probe_at_once: self.probe_at_once,
+            build_columns_last: self.build_columns_last,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
                 matches_first: self.phases.iter().any(|phase| phase.name == "match"),

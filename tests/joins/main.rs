@@ -109,8 +109,10 @@ struct Composed {
     carried: Option<u64>,
     /// Instead of one pass: bits for two.
     radix_bits: Option<u32>,
-    /// Rows of a chunk that are enough for one of several streams: many chunks, or both sides in turns.
+    /// Rows of a chunk that are enough for one of several streams, and of a part of the build side: many of both.
     chunk_rows_min: Option<u64>,
+    /// Whether columns of the build side come last, where they can.
+    build_columns_last: bool,
 }
 
 impl Composed {
@@ -121,11 +123,13 @@ impl Composed {
             carried: rng.random::<bool>().then(|| rng.random()),
             radix_bits: rng.random_bool(0.1).then_some(13),
             chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
+            build_columns_last: rng.random(),
         }
     }
 
     fn change(&self, plan: &mut Plan) {
         plan.build_side = self.build_side;
+        plan.build_columns_last = self.build_columns_last;
         plan.filtered_rows = self.filter.then_some(1.0);
         if let (Some(bits), Carried::Everything) = (self.carried, &plan.carried) {
             let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();

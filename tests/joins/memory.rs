@@ -1,14 +1,15 @@
 //! A join runs to its end in the memory that its plan asks for: nothing runs out in the middle.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
-use dovetail::device::CancelFlag;
 use dovetail::device::host::{EmulatedLink, HostDevice};
-use dovetail::join::{self, Monitor};
+use dovetail::device::{CancelFlag, Device};
+use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, JoinKind, Plan, Rates, Side, Strategy, Target};
+use dovetail::planner::{self, JoinKind, JoinSpec, Plan, Rates, Side, Strategy, Target};
 
 use crate::{Collect, spec};
 
@@ -107,12 +108,20 @@ fn run_in_exact_memory(
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
             let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
             assert!(is_so(&plan), "{how} by {strategy}, {label}: {plan:?}");
-            for bytes in [plan.memory.minimum_bytes, plan.memory.whole_bytes] {
-                let label =
-                    format!("{how} by {strategy}, build {}, {bytes} B, {threads} threads, {label}", plan.build_side);
+            let may_come_last = how == JoinKind::Inner && strategy == Strategy::Hash;
+            let columns_last: &[bool] = if may_come_last { &[false, true] } else { &[false] };
+            let needs = [plan.memory.minimum_bytes, plan.memory.whole_bytes];
+            for (bytes, build_columns_last) in
+                needs.into_iter().flat_map(|bytes| columns_last.iter().map(move |&last| (bytes, last)))
+            {
+                let label = format!(
+                    "{how} by {strategy}, build {}, its columns last {build_columns_last}, {bytes} B, {threads} threads, {label}",
+                    plan.build_side
+                );
                 let device = HostDevice::new(0, threads, memory(bytes), link).unwrap();
                 let sink = Collect::default();
-                join::run(&plan.task().unwrap(), &device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
+                let task = Task { build_columns_last, ..plan.task().unwrap() };
+                join::run(&task, &device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
                     .unwrap_or_else(|error| panic!("{label}: {error}"));
                 let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
                 assert_eq!(*rows.get_or_insert(found), found, "rows of {label}");
@@ -174,5 +183,41 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         run_in_exact_memory(&catalog, 1, threads, link, &label, two_passes, |plan| {
             plan.radix_bits.is_none_or(|bits| bits > plan.target.pass_bits_max)
         });
+    }
+}
+
+/// Counts rows, and lets go of them.
+#[derive(Default)]
+struct CountRows(AtomicUsize);
+
+impl BatchSink for CountRows {
+    fn push(&self, batch: RecordBatch) -> dovetail::Result<()> {
+        self.0.fetch_add(batch.num_rows(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side_come_last() {
+    let rows = 20_000;
+    // Each build row is in the result four times.
+    for (host_bytes, device_bytes) in [(64 << 20, 64 << 20), (4 << 20, 64 << 20), (64 << 20, 3 << 20)] {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", host_bytes)));
+        put(&catalog, "l", &table(Kind::Int32, Spread::InFours, rows, 3));
+        put(&catalog, "r", &table(Kind::Int32, Spread::InFours, rows * 4, 5));
+        let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner, Strategy::Hash) };
+        let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+        let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);
+        let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
+        let found = [false, true].map(|build_columns_last| {
+            let task = Task { build_columns_last, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
+            let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
+            join::run(&task, &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {
+                panic!("{host_bytes} and {device_bytes} B, last {build_columns_last}: {error}")
+            });
+            assert_eq!(device.memory().used_bytes(), 0, "a join left device memory behind");
+            sink.0.into_inner()
+        });
+        assert_eq!(found, [4 * rows; 2], "{host_bytes} B of host memory, {device_bytes} B of the device");
     }
 }

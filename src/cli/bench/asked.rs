@@ -24,11 +24,15 @@ pub enum Change {
     Carried,
     /// All columns are gathered by row number (GFUR).
     Gathered,
+    /// The build side's columns come in after the probe side.
+    ColumnsLast,
+    /// They come in first.
+    ColumnsFirst,
 }
 
 impl Change {
     /// Changes of one choice, at the most.
-    pub const OF_ONE_MAX: usize = 4;
+    pub const OF_ONE_MAX: usize = 5;
 
     /// In results.
     pub fn name(self) -> &'static str {
@@ -38,6 +42,8 @@ impl Change {
             Self::OtherSide => "other side",
             Self::Carried => "carried",
             Self::Gathered => "gathered",
+            Self::ColumnsLast => "build columns last",
+            Self::ColumnsFirst => "build columns first",
         }
     }
 
@@ -47,6 +53,7 @@ impl Change {
             Self::FilterOn | Self::FilterOff => "filter",
             Self::OtherSide => "build side",
             Self::Carried | Self::Gathered => "columns",
+            Self::ColumnsLast | Self::ColumnsFirst => "order of columns",
         }
     }
 }
@@ -68,12 +75,18 @@ impl Asked {
             by_name: false,
             build_side: Some(chosen.build_side),
             filter: Some(is_filtered),
+            build_columns_last: None,
         };
         let filter = if is_filtered { Change::FilterOff } else { Change::FilterOn };
         let mut changes = vec![
             (filter, Forced { filter: Some(!is_filtered), ..as_chosen }),
             (Change::OtherSide, Forced { build_side: Some(chosen.build_side.other()), filter: None, ..as_chosen }),
         ];
+        if chosen.build_columns_last {
+            changes.push((Change::ColumnsFirst, Forced { build_columns_last: Some(false), ..as_chosen }));
+        } else if chosen.strategy == Strategy::Hash {
+            changes.push((Change::ColumnsLast, Forced { build_columns_last: Some(true), ..as_chosen }));
+        }
         if let Some([carrying, gathering]) = carrying_and_gathering(chosen.strategy) {
             let by_name = |strategy| Forced { strategy: Some(strategy), by_name: true, ..as_chosen };
             if chosen.carried != Carried::Everything {

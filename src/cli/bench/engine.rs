@@ -296,8 +296,9 @@ impl Engine {
         let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy.name()).collect();
         strategies.dedup();
         let plan = |plan: &Plan| {
-            let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, .. } = plan;
-            format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}", filtered_rows.is_some())
+            let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, build_columns_last, .. } = plan;
+            let last = if *build_columns_last { " last" } else { "" };
+            format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}", filtered_rows.is_some())
         };
         Ok(Measured {
             asked: *asked,

@@ -19,6 +19,9 @@ pub const DOVETAIL_FIELDS_MAX: usize = 8;
 /// The most columns that one call moves.
 pub const DOVETAIL_MOVES_MAX: usize = 64;
 
+/// The most parts of a build side that pairs are divided by.
+pub const DOVETAIL_PARTS_MAX: usize = 32;
+
 /// The most bits that one partition pass resolves.
 pub const DOVETAIL_PASS_BITS_MAX: u32 = 8;
 
@@ -589,6 +592,30 @@ pub struct DovetailMark {
     pub flags: *mut u8,
 }
 
+/// Divides pairs by the part of the build side that they refer to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailSplit {
+    /// Inputs: build positions, none of them `NO_ROW`.
+    pub build: *const u32,
+    /// Probe positions; null for consecutive ones.
+    pub probe: *const u32,
+    /// The first of consecutive ones.
+    pub probe_start: u32,
+    /// Number of pairs, less than 2^32.
+    pub pairs: u64,
+    /// A part is so many bits of consecutive build positions; there are `DOVETAIL_PARTS_MAX` of them at most.
+    pub part_bits: u32,
+    /// State: how many pairs of each of `DOVETAIL_PARTS_MAX` parts have a place, which starts as zeros.
+    pub taken: *mut u32,
+    /// Outputs: how many pairs each of `DOVETAIL_PARTS_MAX` parts has, which starts as zeros.
+    pub counts: *mut u32,
+    /// Build positions, part by part, each from the start of its part.
+    pub build_split: *mut u32,
+    /// Probe positions beside them.
+    pub probe_split: *mut u32,
+}
+
 /// Gathers values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -678,6 +705,7 @@ unsafe extern "C" {
     pub fn dovetail_expand(args: *const DovetailExpand, stream: DovetailStream) -> c_int;
     pub fn dovetail_mark_runs(args: *const DovetailMarkRuns, stream: DovetailStream) -> c_int;
     pub fn dovetail_mark(args: *const DovetailMark, stream: DovetailStream) -> c_int;
+    pub fn dovetail_split(args: *const DovetailSplit, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather(args: *const DovetailGather, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
     pub fn dovetail_filter_build(args: *const DovetailFilterBuild, stream: DovetailStream) -> c_int;

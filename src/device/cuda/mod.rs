@@ -342,6 +342,10 @@ impl Device for CudaDevice {
         positions::expand(&self.work(stream)?, matches, pairs, unmatched)
     }
 
+    fn split_pairs(&self, pairs: &Pairs, part_bits: u32, parts: usize, stream: &Stream) -> Result<(Pairs, Vec<usize>)> {
+        positions::split_pairs(&self.work(stream)?, pairs, part_bits, parts)
+    }
+
     fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions> {
         positions::select_matches(&self.work(stream)?, matches, which)
     }

@@ -17,8 +17,8 @@ use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
     BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys,
-    Matches, NO_ROW, PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, Wanted,
-    Which, Width,
+    Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched,
+    Wanted, Which, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -928,6 +928,39 @@ fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
                 found
             });
             assert!(gpu == host, "{rows} rows, runs of up to {longest}, {share} matched, {total} pairs");
+        }
+    }
+}
+
+#[test]
+fn pairs_are_divided_by_their_build_rows() {
+    let Some(sides) = both() else { return };
+    let mut random = random(209);
+    for rows in sizes() {
+        for (part_bits, build_rows) in [(3, 1u32), (3, 9), (3, 8 * 32), (10, 20_000), (31, u32::MAX - 1)] {
+            let parts = ((build_rows - 1) >> part_bits) as usize + 1;
+            // In one part, and in all of them.
+            let hot = random.random_range(0..build_rows);
+            let share = [0.0, 0.99][random.random_range(0..2)];
+            let build: Vec<u32> = (0..rows)
+                .map(|_| if random.random_bool(share) { hot } else { random.random_range(0..build_rows) })
+                .collect();
+            let probe: Vec<u32> = (0..rows as u32).map(|row| row ^ 5).collect();
+            let [gpu, host] = sides.each_ref().map(|side| {
+                [side.list(&probe, false), Positions::Range(11..11 + rows)].map(|probe| {
+                    let pairs = Pairs { build: side.list(&build, false), probe };
+                    let (split, bounds) = side.device.split_pairs(&pairs, part_bits, parts, &side.stream).unwrap();
+                    let (build, probe) = (side.numbers(&split.build), side.numbers(&split.probe));
+                    // Within a part they are in no order.
+                    let of_part = |bounds: &[usize]| {
+                        let range = bounds[0]..bounds[1];
+                        let pairs = build[range.clone()].iter().copied().zip(probe[range].iter().copied());
+                        pairs.collect::<BTreeSet<(u32, u32)>>()
+                    };
+                    (bounds.windows(2).map(of_part).collect::<Vec<_>>(), bounds)
+                })
+            });
+            assert!(gpu == host, "{rows} pairs in {parts} parts of 2^{part_bits}");
         }
     }
 }

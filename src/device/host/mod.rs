@@ -39,6 +39,7 @@ mod raw;
 mod select;
 mod slots;
 mod sort;
+mod split;
 mod table;
 #[cfg(test)]
 pub(super) mod testing;
@@ -418,6 +419,10 @@ impl Device for HostDevice {
 
     fn expand(&self, matches: &Matches, pairs: Range<u64>, unmatched: Unmatched, stream: &Stream) -> Result<Pairs> {
         self.run(stream, |run| expand::expand(run, matches, pairs, unmatched))
+    }
+
+    fn split_pairs(&self, pairs: &Pairs, part_bits: u32, parts: usize, stream: &Stream) -> Result<(Pairs, Vec<usize>)> {
+        self.run(stream, |run| split::split_pairs(run, pairs, part_bits, parts))
     }
 
     fn select_matches(&self, matches: &Matches, which: Which, stream: &Stream) -> Result<Positions> {

@@ -5,7 +5,7 @@ use super::super::carried::Carried;
 use super::super::filter;
 use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
-use super::memory::Chunks;
+use super::memory::{Chunks, MemoryNeed};
 use super::phases::{phases_of, total_seconds};
 use super::{Costed, Filter, Model};
 use crate::columns::Role;
@@ -25,7 +25,7 @@ impl Costed {
             radix_bits(strategy, inputs, target)
                 .into_iter()
                 .map(|radix_bits| {
-                    let choice = Choice { join, strategy, estimates, target, radix_bits, filtered_rows };
+                    let choice = Choice { join, strategy, forced, estimates, target, radix_bits, filtered_rows };
                     choice.price(inputs.clone(), forced.by_name)
                 })
                 .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
@@ -51,6 +51,7 @@ impl Costed {
 struct Choice<'a> {
     join: &'a BoundJoin,
     strategy: Strategy,
+    forced: &'a Forced,
     estimates: &'a Estimates,
     target: &'a Target,
     radix_bits: Option<u32>,
@@ -96,11 +97,28 @@ impl Choice<'_> {
         Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions, filter }
     }
 
+    /// Its price with what comes in, and in which order, as is best: all of the build side and then chunks of the probe side; or where
+    /// nothing of the probe side has to be copied in, that side all at once; or the build side's columns after both sides' keys.
     fn costed(&self, inputs: &Inputs) -> Costed {
         let model = self.model(inputs);
         let memory = model.memory();
-        let probe_at_once = model.probe_stays_on_device();
-        let chunks = Chunks::new(&memory, inputs.probe.rows, self.target, probe_at_once);
+        let chunks = |probe_at_once| Chunks::new(&memory, inputs.probe.rows, self.target, probe_at_once);
+        let in_chunks = chunks(false);
+        let mut best = self.costed_with(&model, memory, in_chunks);
+        let at_once = model.probe_is_on_device().then(|| (chunks(true), memory));
+        let last = model.memory_with_columns_last(memory, self.forced.build_columns_last);
+        let last = last.map(|memory| (Chunks { build_columns_last: true, ..in_chunks }, memory));
+        for (chunks, memory) in [at_once, last].into_iter().flatten() {
+            let costed = self.costed_with(&model, memory, chunks);
+            let is_forced = chunks.build_columns_last && self.forced.build_columns_last == Some(true);
+            if is_forced || costed.seconds < best.seconds {
+                best = costed;
+            }
+        }
+        best
+    }
+
+    fn costed_with(&self, model: &Model<'_>, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let steps = model.steps(chunks);
         Costed {
             strategy: self.strategy,
@@ -108,9 +126,10 @@ impl Choice<'_> {
             phases: phases_of(&steps, &self.target.rates),
             memory,
             radix_bits: self.radix_bits,
-            carried: Carried::of(self.strategy, inputs),
+            carried: Carried::of(self.strategy, model.inputs),
             filtered_rows: self.filtered_rows,
-            probe_at_once,
+            probe_at_once: chunks.is_all_at_once,
+            build_columns_last: chunks.build_columns_last,
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::inputs::Input;
-use super::super::{Strategy, Target};
+use super::super::{JoinKind, Strategy, Target};
 use super::Model;
 use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
 use crate::join::{CHUNK_ROWS_MIN, CHUNKS_PER_STREAM, OVERLAPPED_CHUNK_ROWS_MIN};
@@ -38,6 +38,10 @@ pub(in crate::planner) struct Chunks {
     pub(in crate::planner) count: f64,
     /// Of which so many are worked on at a time.
     pub(in crate::planner) at_once: f64,
+    /// Whether one stream takes all of it, as far as it fits.
+    pub(in crate::planner) is_all_at_once: bool,
+    /// Whether columns of the build side come in after it (`join/late.rs`).
+    pub(in crate::planner) build_columns_last: bool,
 }
 
 impl Chunks {
@@ -54,7 +58,7 @@ impl Chunks {
             false => 1.0,
         };
         let count = by_memory.max(by_streams);
-        Self { count, at_once: streams.min(count) }
+        Self { count, at_once: streams.min(count), is_all_at_once: probe_at_once, build_columns_last: false }
     }
 }
 
@@ -140,6 +144,21 @@ impl Model<'_> {
             whole_bytes: minimum.max(whole) as u64,
             resident_bytes: resident as u64,
         }
+    }
+
+    /// The same where the columns of the build side come last: a row number for each row of the result beside it. `None` where they
+    /// cannot come last, or, unless they are asked to, where that might take more memory than there is to spare.
+    pub(super) fn memory_with_columns_last(&self, memory: MemoryNeed, asked_for: Option<bool>) -> Option<MemoryNeed> {
+        let build = &self.inputs.build;
+        let moves_some = !build.columns.is_empty() && build.columns.iter().all(|column| !column.came_as_key);
+        let is_plain =
+            self.strategy == Strategy::Hash && self.join.spec.how == JoinKind::Inner && !self.join.spec.count;
+        if asked_for == Some(false) || !is_plain || !moves_some {
+            return None;
+        }
+        let whole_bytes = memory.whole_bytes + (4.0 * self.estimates.pairs) as u64;
+        let pays = self.rates.copies_overlap && !self.is_probe_shared() && 2 * whole_bytes <= self.target.memory_bytes;
+        (pays || asked_for == Some(true)).then_some(MemoryNeed { whole_bytes, ..memory })
     }
 
     /// What arranging that many rows of a side takes on a device whose primitives need more than a host device's.

@@ -22,7 +22,7 @@ pub use phases::PredictedPhase;
 use super::carried::Carried;
 use super::inputs::{Input, Inputs};
 use super::rates::of_width;
-use super::{BoundJoin, Estimates, JoinKey, JoinKind, Rates, Strategy, Target};
+use super::{BoundJoin, Estimates, JoinKind, Rates, Strategy, Target};
 use crate::columns::Role;
 use crate::device::host::{FilterBytes, TableBytes};
 
@@ -39,8 +39,10 @@ pub(super) struct Costed {
     pub(super) carried: Carried,
     /// With a filter of the build keys, the probe rows that are predicted to pass it.
     pub(super) filtered_rows: Option<f64>,
-    /// Whether the probe side comes in one chunk if that fits, because nothing of it crosses the link.
+    /// Whether the probe side comes in one chunk if that fits.
     pub(super) probe_at_once: bool,
+    /// Whether columns of the build side come in after the probe side.
+    pub(super) build_columns_last: bool,
 }
 
 /// A strategy on a side, with all that is decided about it: what phases and memory are reckoned from.
@@ -73,14 +75,15 @@ impl Model<'_> {
         }
     }
 
-    /// Whether nothing of the probe side crosses the link, either way: its keys are on the device, and rows are counted. Then there is
-    /// nothing that chunks could overlap with.
-    fn probe_stays_on_device(&self) -> bool {
-        let is_kept = |key: &JoinKey| {
-            let side = self.inputs.probe.side;
-            self.target.kept_share(self.join.table(side), key.column(side), true) >= 1.0
-        };
-        self.join.spec.count && !self.inputs.probe.host_keys && self.join.keys.iter().all(is_kept)
+    /// Whether nothing of the probe side has to cross the link on its way in: its keys are on the device, and so is what rows of the
+    /// result are gathered from. Then chunks have only copies out to overlap with.
+    fn probe_is_on_device(&self) -> bool {
+        let probe = &self.inputs.probe;
+        let is_kept = |column| self.target.kept_share(self.join.table(probe.side), column, true) >= 1.0;
+        let gathered = !self.join.spec.count && !self.is_probe_shared();
+        !probe.host_keys
+            && self.join.keys.iter().all(|key| is_kept(key.column(probe.side)))
+            && (!gathered || probe.columns.iter().all(|column| is_kept(column.index)))
     }
 
     /// Whether the device joins partitions in one go (`join/fused.rs`). Where a key has many build rows it may give that up, and group and

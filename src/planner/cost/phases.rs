@@ -110,8 +110,8 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
 /// What all steps take together.
 ///
 /// Where nothing overlaps, that is their sum. Where copies run beside primitives, what is arranged of the build side must have
-/// arrived before that begins, and its other columns arrive meanwhile; then chunks of the probe side go round between link in,
-/// device and link out, several at a time. How long that takes is known from
+/// arrived before that begins, and its other columns arrive meanwhile, or after the probe side; chunks of the probe side go round between
+/// link in, device and link out, several at a time. How long that takes is known from
 /// closed queueing networks: no less than the busiest of the three is needed (the roofline), and at most so long as if each
 /// chunk found all others waiting at that one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"), which is
 /// what is taken: with one chunk at a time it is the sum, with many it is the busiest.
@@ -127,8 +127,10 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     }
     let (copy_in, work, _, waiting) = of(Role::Build);
     let beside: f64 = steps.iter().filter(|step| step.role == Role::Build).map(|step| step.beside).sum();
-    let build = copy_in - beside + work.max(beside) + waiting;
+    let (while_indexed, later) = if chunks.build_columns_last { (0.0, beside) } else { (beside, 0.0) };
+    let build = copy_in - beside + work.max(while_indexed) + waiting;
     let (copy_in, work, copy_out, waiting) = of(Role::Probe);
+    let copy_in = copy_in + later;
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
     build + (copy_in + work + copy_out + waiting + others) / chunks.at_once
 }
@@ -188,8 +190,11 @@ impl Model<'_> {
             // merge walks rows: two steps for a pair.
             let walked = if self.inputs.build.repeats { self.arranged(Role::Probe) + 2.0 * pairs } else { 0.0 };
             let seconds = pairs / self.rates.expand_pairs + walked / self.rates.merge_rows;
-            let expand = Step::new("expand", Role::Probe, 12.0 * pairs, seconds);
-            steps.push(expand.calling(self.waves(chunks)));
+            // Pairs are divided by the build rows that they refer to, which reads and writes both positions.
+            let (bytes, divided) = if chunks.build_columns_last { (28.0, 16.0 * pairs) } else { (12.0, 0.0) };
+            let expand = Step::new("expand", Role::Probe, bytes * pairs, seconds + divided / self.rates.stream);
+            let calls = if chunks.build_columns_last { 2.0 } else { 1.0 };
+            steps.push(expand.calling(calls * self.waves(chunks)));
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);

@@ -140,7 +140,7 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
     let chosen = of(Forced::default());
     assert!(chosen.filtered_rows.is_some());
     let (strategy, build_side) = (Some(chosen.strategy), Some(chosen.build_side));
-    let as_chosen = Forced { strategy, build_side, filter: Some(true), by_name: false };
+    let as_chosen = Forced { strategy, build_side, filter: Some(true), ..Forced::default() };
     let same = of(as_chosen);
     assert_eq!((same.seconds, &same.carried, same.radix_bits), (chosen.seconds, &chosen.carried, chosen.radix_bits));
 

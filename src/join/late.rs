@@ -1,0 +1,327 @@
+//! Build columns that cross the link last, so that rows of the result leave before all of the build side has arrived.
+//!
+//! ```text
+//!   link in    build keys │ probe chunks: keys and columns │ build columns, part by part
+//!   link out              │ probe columns of the result ...│... build columns of the result
+//! ```
+//!
+//! With all of the build side first, nothing leaves the device until that is there, and nothing comes in while the last rows leave. Here
+//! its keys are all that comes first. Each chunk's pairs are divided by the part of the build side that they refer to (ranges of its
+//! rows), and their columns of the probe side leave at once. When the last chunk is in, the build side's other columns follow, part by
+//! part; the rows that refer to a part get their columns of it as soon as it is there, and are complete.
+//!
+//! What waits is in host memory, all of the result but for these columns, and on the device, one row number for each row of it. Should
+//! either run short, whoever notices completes what waits, and the rest of the join goes on with all of the build side on the device.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::arrange::{Arranged, Workshop, copy_column};
+use super::emit::{BatchSizes, Emitter, Group, Half, HalfThere, SideRows};
+use super::inputs::SideInput;
+use super::{Arrangement, JoinKind, Task};
+use crate::device::{Column, Event, PARTS_MAX, Pairs, Positions};
+use crate::memory::Reservation;
+use crate::{Error, Result};
+
+/// Parts that are copied in while the keys are indexed, when the link would have nothing to do.
+const PARTS_AHEAD: usize = 4;
+
+/// The columns of the build side that come last, and the rows that wait for them.
+pub(super) struct Late<'a> {
+    build: &'a SideInput,
+    /// Columns that devices move.
+    columns: Vec<usize>,
+    /// Rows of each part but the last, as a power of two.
+    part_bits: u32,
+    /// Ranges of the table's rows.
+    parts: Vec<Range<u64>>,
+    arriving: Mutex<Arriving>,
+    /// Of chunks whose copies are done.
+    waiting: Mutex<Vec<Arc<Deferred<HalfThere>>>>,
+    /// Whether memory ran short, so that no more rows wait.
+    is_short: AtomicBool,
+    /// Whether all of these columns are on the device, for rows that do not wait.
+    whole: Mutex<bool>,
+    /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
+    spare: Mutex<Option<Reservation>>,
+    /// The next part to be completed.
+    next_part: AtomicUsize,
+}
+
+/// Parts on their way: they cross the link one after the other.
+#[derive(Default)]
+struct Arriving {
+    asked_for: usize,
+    last: Option<Event>,
+    there: BTreeMap<usize, (BTreeMap<usize, Column>, Event)>,
+}
+
+/// Rows whose columns of the build side come later.
+struct Deferred<Columns> {
+    half: Columns,
+    /// Row numbers in the build side, part by part, each within its part.
+    build: Positions,
+    /// Where the rows of each part start, and the last end.
+    bounds: Vec<usize>,
+}
+
+impl<'a> Late<'a> {
+    /// `None` where all of the build side comes first: the task says so, or rows are emitted that are not pairs, or are moved before they
+    /// are, or a column is there with the keys; or there is no host memory to spare.
+    pub(super) fn of(task: &Task, build: &'a SideInput, sizes: BatchSizes, shop: &Workshop<'_>) -> Option<Self> {
+        let is_plain = task.how == JoinKind::Inner && task.arrangement == Arrangement::Original && !task.counts_rows;
+        let output = &build.output_columns;
+        let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
+        let gives_keys = build.key_columns.iter().any(|key| output.contains(key));
+        if !task.build_columns_last || !is_plain || gives_keys || columns.is_empty() {
+            return None;
+        }
+        // Each stream makes batches while the ones before are on their way.
+        let streams = shop.device.info().streams as u64;
+        let row_bytes = mean_row_bytes(build);
+        let spare_bytes = 2 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
+        let spare =
+            shop.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
+        let rows = build.table.rows;
+        let part_bits = part_bits(rows, task.chunk_rows_min());
+        let part_rows = 1u64 << part_bits;
+        let parts = (0..rows.div_ceil(part_rows)).map(|part| part * part_rows..rows.min((part + 1) * part_rows));
+        Some(Self {
+            build,
+            columns,
+            part_bits,
+            parts: parts.collect(),
+            arriving: Mutex::default(),
+            waiting: Mutex::default(),
+            is_short: AtomicBool::new(false),
+            whole: Mutex::new(false),
+            spare: Mutex::new(Some(spare)),
+            next_part: AtomicUsize::new(0),
+        })
+    }
+
+    /// What all of these columns take on the device, until they are there: memory may run short, and then all are needed at once.
+    pub(super) fn bytes_to_come(&self) -> u64 {
+        let row_bits = |&column: &usize| {
+            let width = self.build.movable(column).map_or(0, |movable| movable.width.bytes() as u64);
+            8 * width + u64::from(self.build.has_nulls(column))
+        };
+        let bits: u64 = self.columns.iter().map(row_bits).sum();
+        if *self.whole.lock() { 0 } else { self.build.table.rows * bits / 8 }
+    }
+
+    /// Queues copies of some parts, behind what the workshop's stream was given so far.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn copy_ahead(&self, shop: &Workshop<'_>) -> Result<()> {
+        shop.device.wait_event(&shop.device.record_event(shop.stream)?, shop.copies)?;
+        (0..PARTS_AHEAD).try_for_each(|_| self.copy_next(shop))
+    }
+
+    /// Queues the copy of the next part, if there is one more. Where there is no memory for it, nothing is done: whoever completes its
+    /// rows asks for it again.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn copy_next(&self, shop: &Workshop<'_>) -> Result<()> {
+        let mut arriving = self.arriving.lock();
+        let part = arriving.asked_for;
+        if part == self.parts.len() {
+            return Ok(());
+        }
+        match self.copy_part(&mut arriving, part, shop) {
+            Err(Error::Exhausted(_)) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn copy_part(&self, arriving: &mut Arriving, part: usize, shop: &Workshop<'_>) -> Result<()> {
+        let device = shop.device;
+        if let Some(last) = &arriving.last {
+            device.wait_event(last, shop.copies)?;
+        }
+        let rows = self.build.rows(self.parts[part].clone());
+        let copy = |&column: &usize| Ok((column, copy_column(shop, shop.copies, &rows, column)?));
+        let columns = self.columns.iter().map(copy).collect::<Result<_>>()?;
+        let there = device.record_event(shop.copies)?;
+        arriving.last = Some(there.clone());
+        arriving.there.insert(part, (columns, there));
+        arriving.asked_for = arriving.asked_for.max(part + 1);
+        Ok(())
+    }
+
+    /// The rows of a part with its columns, which whatever is queued on the workshop's stream from now on may read.
+    fn part(&self, part: usize, build: &Arranged, shop: &Workshop<'_>) -> Result<Arranged> {
+        let mut arriving = self.arriving.lock();
+        if !arriving.there.contains_key(&part) {
+            self.copy_part(&mut arriving, part, &Workshop { copies: shop.stream, ..*shop })?;
+        }
+        let (columns, there) = &arriving.there[&part];
+        shop.device.wait_event(there, shop.stream)?;
+        Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone()))
+    }
+
+    /// Completes all rows that wait, part after part; several streams may do so at a time, and each takes the next part. All chunks are
+    /// through. Ends early when another stream has failed.
+    ///
+    /// # Errors
+    /// The device's, the sink's, and those of gathering.
+    pub(super) fn complete(&self, emitter: &Emitter<'_>, build: &Arranged, failed: &AtomicBool) -> Result<()> {
+        *self.spare.lock() = None;
+        let waiting = self.waiting.lock().clone();
+        while !failed.load(Ordering::Relaxed) {
+            let part = self.next_part.fetch_add(1, Ordering::Relaxed);
+            if part >= self.parts.len() {
+                break;
+            }
+            self.complete_part(part, &waiting, emitter, build)?;
+            // The link goes on with the part after those that are on their way.
+            self.copy_next(emitter.shop)?;
+        }
+        Ok(())
+    }
+
+    /// Completes what waits now, to give its memory back.
+    fn complete_early(&self, emitter: &Emitter<'_>, build: &Arranged) -> Result<()> {
+        *self.spare.lock() = None;
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        (0..self.parts.len()).try_for_each(|part| self.complete_part(part, &waiting, emitter, build))?;
+        self.arriving.lock().there.clear();
+        Ok(())
+    }
+
+    fn complete_part<'w>(
+        &self,
+        part: usize,
+        waiting: &'w [Arc<Deferred<HalfThere>>],
+        emitter: &Emitter<'_>,
+        build: &Arranged,
+    ) -> Result<()> {
+        let Workshop { device, stream, .. } = *emitter.shop;
+        let group = |deferred: &'w Arc<Deferred<HalfThere>>| {
+            let range = deferred.bounds[part]..deferred.bounds[part + 1];
+            (!range.is_empty()).then_some(Group { half: &deferred.half, build: &deferred.build, range })
+        };
+        let groups: Vec<Group<'_>> = waiting.iter().filter_map(group).collect();
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.part(part, build, emitter.shop).and_then(|part| emitter.emit_rest(&groups, &part));
+        // What is let go of now must not be read any more, however it came out.
+        let settled = device.synchronize(&stream.uncancelled());
+        self.arriving.lock().there.remove(&part);
+        outcome.and(settled)
+    }
+
+    /// Brings all of the columns to the device, if that was not done: whoever emits rows that do not wait reads them there.
+    fn bring_whole(&self, build: &Arranged, shop: &Workshop<'_>) -> Result<()> {
+        let mut whole = self.whole.lock();
+        if !*whole {
+            self.columns.iter().try_for_each(|&column| build.original(column, shop).map(|_| ()))?;
+            // Other streams know nothing of this one's copies.
+            shop.device.synchronize(shop.stream)?;
+            *whole = true;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a row in the columns that the result takes from a side, of those without a fixed width by what its table takes.
+fn mean_row_bytes(input: &SideInput) -> u64 {
+    let is_moved = |&column: &usize| input.movable(column).is_some();
+    let others = if input.output_columns.iter().all(is_moved) { 0 } else { input.table.bytes };
+    input.device_row_bytes() as u64 + 1 + others / input.table.rows.max(1)
+}
+
+/// Bits of the row numbers of a part, such that [`PARTS_MAX`] parts are enough, and each but the last has so many rows at the least. With
+/// many parts little is left to do when the last has arrived.
+fn part_bits(rows: u64, part_rows_min: u64) -> u32 {
+    rows.div_ceil(PARTS_MAX as u64).max(part_rows_min).next_power_of_two().trailing_zeros()
+}
+
+/// What waits of one chunk; its copies may be under way.
+pub(super) struct LateChunk<'a> {
+    late: &'a Late<'a>,
+    waiting: Mutex<Vec<Deferred<Half>>>,
+}
+
+impl<'a> LateChunk<'a> {
+    pub(super) fn new(late: &'a Late<'a>) -> Self {
+        Self { late, waiting: Mutex::default() }
+    }
+
+    /// Lets the columns of the probe side of some pairs leave, to complete them later. `false` where memory is short: then all that
+    /// waited is complete, these pairs have not left, and the build side has all of its columns.
+    ///
+    /// # Errors
+    /// The device's, the sink's, and those of gathering.
+    pub(super) fn defer(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &Arranged,
+        probe: &Arranged,
+        pairs: &Pairs,
+    ) -> Result<bool> {
+        if !self.late.is_short.load(Ordering::Relaxed) {
+            match self.queue(emitter, build, probe, pairs) {
+                Err(Error::Exhausted(_)) => self.late.is_short.store(true, Ordering::Relaxed),
+                outcome => return outcome.map(|()| true),
+            }
+        }
+        emitter.shop.device.synchronize(emitter.shop.stream)?;
+        self.finish(emitter)?;
+        self.late.complete_early(emitter, build)?;
+        self.late.bring_whole(build, emitter.shop)?;
+        Ok(false)
+    }
+
+    fn queue(&self, emitter: &Emitter<'_>, build: &Arranged, probe: &Arranged, pairs: &Pairs) -> Result<()> {
+        let Workshop { device, stream, monitor, .. } = *emitter.shop;
+        let rows = pairs.probe.len();
+        let late = self.late;
+        let (split, bounds) = monitor.phase("expand", 24 * rows as u64, || {
+            let numbers = match &build.to_rows {
+                Some(map) => device.compose(map, &pairs.build, stream)?,
+                None => pairs.build.clone(),
+            };
+            let numbered = Pairs { build: numbers, probe: pairs.probe.clone() };
+            device.split_pairs(&numbered, late.part_bits, late.parts.len(), stream)
+        })?;
+        let half = emitter.queue_half(SideRows::Arranged(probe, split.probe), rows)?;
+        self.waiting.lock().push(Deferred { half, build: split.build, bounds });
+        Ok(())
+    }
+
+    /// The chunk is through, and so are its copies: what of it waits is for anybody to complete.
+    ///
+    /// # Errors
+    /// As of [`Emitter::finish_half`].
+    pub(super) fn finish(&self, emitter: &Emitter<'_>) -> Result<()> {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        let there = waiting.into_iter().map(|Deferred { half, build, bounds }| {
+            Ok(Arc::new(Deferred { half: emitter.finish_half(half)?, build, bounds }))
+        });
+        let there = there.collect::<Result<Vec<_>>>()?;
+        self.late.waiting.lock().extend(there);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part_bits;
+
+    #[test]
+    fn parts_are_as_many_as_there_is_room_for() {
+        for (rows, bits) in [(0, 0), (1, 0), (32, 0), (33, 1), (64, 1), (65, 2), (1 << 27, 22), ((1 << 27) + 1, 23)] {
+            assert_eq!(part_bits(rows, 1), bits, "{rows} rows");
+            assert_eq!(part_bits(rows, 1000), bits.max(10), "{rows} rows");
+        }
+    }
+}
