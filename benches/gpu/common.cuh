@@ -1,4 +1,4 @@
-// What the GPU benchmarks share: errors that end the program, memory, and the hash that spreads keys.
+// What the GPU benchmarks share: errors that end the program, memory, the hash that spreads keys, and an order that is none.
 
 #pragma once
 
@@ -27,6 +27,15 @@ __host__ __device__ inline u32 mix(u32 key) {
     key ^= key >> 13;
     key *= 0xc2b2ae35u;
     return key ^ (key >> 16);
+}
+
+// A permutation of 0 .. 2^bits - 1: two rounds of multiplication and shift, each a bijection.
+__host__ __device__ inline u32 shuffled(u32 at, int bits) {
+    const u32 mask = bits == 32 ? ~0u : (1u << bits) - 1;
+    at = (at * 0x9e3779b1u) & mask;
+    at ^= at >> (bits / 2);
+    at = (at * 0x85ebca6bu) & mask;
+    return at ^ (at >> (bits / 2));
 }
 
 template <typename T>

@@ -253,15 +253,6 @@ static void gather(const T* from, const int* rows, T* to, u64 count) {
 
 // ---- The benchmark ------------------------------------------------------------------------------------------------------
 
-// A permutation of 0 .. 2^bits - 1: two rounds of multiplication and shift, each a bijection.
-__device__ inline u32 shuffled(u32 at, int bits) {
-    const u32 mask = bits == 32 ? ~0u : (1u << bits) - 1;
-    at = (at * 0x9e3779b1u) & mask;
-    at ^= at >> (bits / 2);
-    at = (at * 0x85ebca6bu) & mask;
-    return at ^ (at >> (bits / 2));
-}
-
 // Sparse keys are spread over all bits.
 template <typename T>
 constexpr T SPREAD = sizeof(T) == 4 ? T(0x9e3779b1u) : T(0x9e3779b97f4a7c15ull);

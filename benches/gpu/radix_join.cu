@@ -303,15 +303,6 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<B
 
 // ---- The benchmark ------------------------------------------------------------------------------------------------------
 
-// A permutation of 0 .. 2^bits - 1: two rounds of multiplication and shift, each a bijection.
-__host__ __device__ inline u32 shuffled(u32 at, int bits) {
-    const u32 mask = bits == 32 ? ~0u : (1u << bits) - 1;
-    at = (at * 0x9e3779b1u) & mask;
-    at ^= at >> (bits / 2);
-    at = (at * 0x85ebca6bu) & mask;
-    return at ^ (at >> (bits / 2));
-}
-
 // Sparse keys are spread over all 32 bits.
 __host__ __device__ inline u32 key_of(u32 number, bool sparse) { return sparse ? number * 0x9e3779b1u : number; }
 
