@@ -1,6 +1,6 @@
 // What the memory system of a GPU does with the access patterns that joins are made of.
 //
-//   nvcc -O3 -std=c++17 -arch=native -o micro micro.cu && ./micro [log2 of rows, 27]
+//   nvcc -O3 -std=c++17 -arch=sm_90a -o micro micro.cu && ./micro [log2 of rows, 27] [case ...]
 //
 // Prints one JSON line per case: the median of several runs by CUDA events. These numbers decide how the join kernels are
 // composed, so each case is one question:
@@ -9,23 +9,41 @@
 //   atomic       atomic additions per second to 1 .. 2^20 addresses: can blocks reserve output with one counter?
 //   gather       values per second read at random places of a working set: when is a table small enough for the L2?
 //   rank         keys per second ranked by atomics in shared memory, by number of bins and skew
+//   scatter      bytes per second written in short runs to many streams, as a pass does, with nothing to rank or to stage
 //   partition    rows per second of one partition pass (rank, stage in shared memory, write runs), by bins and row size
+//   store        stores per second of 32 to 256 bytes from shared memory to random places, each one bulk copy, or 16 bytes a
+//                thread: can full buffers of a partition leave by one instruction?
+//   tiles        bytes per second that reach shared memory when a cluster's blocks read the same tiles, loaded once and
+//                multicast, or by each block for itself: what does it take that several blocks share a partition?
+//   link         bytes per second between pinned host memory and the GPU: in, out, and both at once
+//   peer         `store` into the memory of a second GPU, beside a plain copy to there: can a pass write to its peers?
 //
-// Every partition is checked: each row must be in its partition, and all of them there, by count and checksum.
+// `store` by bulk copies needs compute capability 9.0, `tiles` 9 to 11 and code that is made for it (sm_90a, not sm_90), and `peer` a
+// second GPU that the first one reaches; where one cannot run, a line says that it was skipped.
+//
+// What is written is checked: each row must be in its partition, and all of them there, by count and checksum; what is copied,
+// scattered or stored is compared word by word, with memory overwritten before; counters must add up, and so must the tiles
+// that blocks of a cluster saw, in their order.
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <vector>
 
 #include "common.cuh"
 
-// The median of five runs in seconds, after one to warm up.
+static void skipped(const char* name, const char* why) { std::printf("{\"case\":\"%s\",\"skipped\":\"%s\"}\n", name, why); }
+
+// One of them to warm up.
+constexpr int RUNS = 6;
+
+// The median of the others in seconds.
 static double seconds(const std::function<void()>& work) {
     cudaEvent_t start, stop;
     CHECK(cudaEventCreate(&start));
     CHECK(cudaEventCreate(&stop));
     std::vector<float> milliseconds;
-    for (int run = 0; run < 6; ++run) {
+    for (int run = 0; run < RUNS; ++run) {
         CHECK(cudaEventRecord(start));
         work();
         CHECK(cudaGetLastError());
@@ -41,6 +59,55 @@ static double seconds(const std::function<void()>& work) {
     return milliseconds[milliseconds.size() / 2] / 1e3;
 }
 
+// ---- What is written, and whether it is there -------------------------------------------------------------------------
+
+// The word in this place of a column that nothing but its seed tells.
+__host__ __device__ inline u32 drawn(u32 at, u32 seed) { return mix(at * 2654435761u + seed); }
+
+__global__ void fill_kernel(u32* column, size_t count, u32 seed, bool key, int skew) {
+    size_t step = size_t(gridDim.x) * blockDim.x;
+    for (size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step) {
+        u32 word = drawn(u32(at), seed);
+        // Skewed keys: half of all rows have one of 2^skew keys.
+        column[at] = key && skew >= 0 && (word & 1) ? (word >> 8) & ((1u << skew) - 1) : word;
+    }
+}
+
+static void fill(int processors, void* words, size_t bytes, u32 seed) {
+    fill_kernel<<<processors * 8, 256>>>(static_cast<u32*>(words), bytes / 4, seed, false, -1);
+    CHECK(cudaGetLastError());
+}
+
+__global__ void compare_kernel(const u32* words, size_t count, u32 seed, u64* wrong) {
+    size_t step = size_t(gridDim.x) * blockDim.x;
+    for (size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step)
+        if (words[at] != drawn(u32(at), seed)) atomicAdd(wrong, 1ull);
+}
+
+static void expect_none(const char* what, u64 wrong) {
+    if (wrong == 0) return;
+    std::fprintf(stderr, "%s: %llu are wrong\n", what, wrong);
+    std::exit(1);
+}
+
+// Ends the program if a check counts something that is wrong.
+static void verify(const char* what, const std::function<void(u64*)>& check) {
+    auto* wrong = device_memory<u64>(1);
+    CHECK(cudaMemset(wrong, 0, sizeof(u64)));
+    check(wrong);
+    CHECK(cudaGetLastError());
+    u64 found = 0;
+    CHECK(cudaMemcpy(&found, wrong, sizeof(u64), cudaMemcpyDeviceToHost));
+    expect_none(what, found);
+    CHECK(cudaFree(wrong));
+}
+
+static void verify_filled(int processors, const char* what, const void* words, size_t bytes, u32 seed) {
+    verify(what, [&](u64* wrong) {
+        compare_kernel<<<processors * 8, 256>>>(static_cast<const u32*>(words), bytes / 4, seed, wrong);
+    });
+}
+
 // ---- copy -------------------------------------------------------------------------------------------------------------
 
 __global__ void copy_kernel(const uint4* __restrict__ from, uint4* __restrict__ to, size_t count) {
@@ -48,12 +115,14 @@ __global__ void copy_kernel(const uint4* __restrict__ from, uint4* __restrict__ 
     for (size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step) to[at] = from[at];
 }
 
-static void copy(int processors) {
-    const size_t bytes = size_t(4) << 30;
+static void copy(int processors, size_t count) {
+    const size_t bytes = count * 32;
     auto* from = device_memory<uint4>(bytes / 16);
     auto* to = device_memory<uint4>(bytes / 16);
-    CHECK(cudaMemset(from, 1, bytes));
+    fill(processors, from, bytes, 3);
+    CHECK(cudaMemset(to, 0xee, bytes));
     double taken = seconds([&] { copy_kernel<<<processors * 16, 512>>>(from, to, bytes / 16); });
+    verify_filled(processors, "words of the copy", to, bytes, 3);
     std::printf("{\"case\":\"copy\",\"seconds\":%.6g,\"tb_per_second\":%.4g}\n", taken, 2.0 * bytes / taken / 1e12);
     CHECK(cudaFree(from));
     CHECK(cudaFree(to));
@@ -77,7 +146,12 @@ static void atomic(int processors) {
     for (u32 addresses : {1u, 32u, 1024u, 1u << 15, 1u << 20}) {
         CHECK(cudaMemset(counters, 0, sizeof(u64) << 20));
         double taken = seconds([&] { atomic_kernel<<<blocks, 256>>>(counters, addresses - 1, rounds, sink); });
-        double count = double(blocks) * (256 / 32) * rounds;
+        const u64 count = u64(blocks) * (256 / 32) * rounds;
+        std::vector<u64> added(addresses);
+        CHECK(cudaMemcpy(added.data(), counters, addresses * sizeof(u64), cudaMemcpyDeviceToHost));
+        u64 sum = 0;
+        for (u64 counter : added) sum += counter;
+        expect_none("atomic additions", sum - RUNS * count);
         std::printf("{\"case\":\"atomic\",\"addresses\":%u,\"seconds\":%.6g,\"g_per_second\":%.4g}\n", addresses, taken,
                     count / taken / 1e9);
     }
@@ -108,8 +182,8 @@ __global__ void gather_kernel(const T* __restrict__ table, u32 mask, size_t read
 }
 
 template <typename T>
-static void gather_of(int processors, const char* name) {
-    const size_t bytes_max = size_t(2) << 30, reads = size_t(1) << 28;
+static void gather_of(int processors, size_t count, const char* name) {
+    const size_t bytes_max = size_t(2) << 30, reads = count * 2;
     auto* table = device_memory<T>(bytes_max / sizeof(T));
     auto* sink = device_memory<u32>(1);
     CHECK(cudaMemset(table, 1, bytes_max));
@@ -150,6 +224,73 @@ static void rank(int processors, const u32* keys, size_t count, const char* dist
         std::printf("{\"case\":\"rank\",\"keys\":\"%s\",\"bins\":%u,\"seconds\":%.6g,\"g_per_second\":%.4g}\n", distribution,
                     bins, taken, count / taken / 1e9);
     }
+}
+
+// ---- scatter ----------------------------------------------------------------------------------------------------------
+
+// Where the run of this number begins, in runs: in a row of as many runs as there are streams, each stream gets one, in an
+// order that differs from row to row, as tiles of a partition pass have them.
+__device__ inline u32 place_of_run(u32 run, int stream_bits, u32 runs) {
+    const u32 row = run >> stream_bits;
+    const u32 stream = (run * 0x9e3779b1u + mix(row)) & ((1u << stream_bits) - 1);
+    return stream * (runs >> stream_bits) + row;
+}
+
+// No word is twice in what is scattered, and few instructions make one, so that it is the stores that take the time.
+__device__ inline u32 scattered_word(u32 at) { return at * 0x85ebca6bu + 1; }
+
+// Consecutive threads write consecutive words of a run. `shift` words move all runs away from where sectors begin.
+template <u32 WORDS, typename Word>
+__global__ void scatter_kernel(Word* to, int stream_bits, u32 runs, u32 shift) {
+    constexpr u32 PER_WORD = sizeof(Word) / 4, PER_RUN = WORDS / PER_WORD;
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < runs * PER_RUN; at += step) {
+        Word word;
+#pragma unroll
+        for (u32 part = 0; part < PER_WORD; ++part) reinterpret_cast<u32*>(&word)[part] = scattered_word(at * PER_WORD + part);
+        to[size_t(place_of_run(at / PER_RUN, stream_bits, runs)) * PER_RUN + at % PER_RUN + shift] = word;
+    }
+}
+
+template <u32 WORDS>
+__global__ void compare_runs(const u32* words, int stream_bits, u32 runs, u32 shift, u64* wrong) {
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < runs * WORDS; at += step) {
+        const size_t place = size_t(place_of_run(at / WORDS, stream_bits, runs)) * WORDS + at % WORDS + shift;
+        if (words[place] != scattered_word(at)) atomicAdd(wrong, 1ull);
+    }
+}
+
+template <u32 WORDS, typename Word>
+static void scatter_of(int processors, u32* to, u32 runs, u32 shift) {
+    const size_t bytes = size_t(runs) * WORDS * 4;
+    for (int stream_bits : {10, 11, 12}) {
+        CHECK(cudaMemset(to, 0xee, bytes + shift * 4));
+        double taken = seconds([&] {
+            scatter_kernel<WORDS, Word><<<processors * 4, 512>>>(reinterpret_cast<Word*>(to), stream_bits, runs, shift);
+        });
+        verify("scattered words", [&](u64* wrong) {
+            compare_runs<WORDS><<<processors * 8, 256>>>(to, stream_bits, runs, shift, wrong);
+        });
+        std::printf("{\"case\":\"scatter\",\"run_bytes\":%u,\"streams\":%u,\"thread_bytes\":%zu,\"whole_sectors\":%s,\"runs\":%u,"
+                    "\"seconds\":%.6g,\"tb_per_second\":%.4g}\n",
+                    WORDS * 4, 1u << stream_bits, sizeof(Word), shift == 0 ? "true" : "false", runs, taken, bytes / taken / 1e12);
+    }
+}
+
+static void scatter(int processors, size_t count) {
+    const u32 runs = u32(count / 8);
+    auto* to = device_memory<u32>(size_t(runs) * 48 + 1);
+    scatter_of<24, u32>(processors, to, runs, 0);
+    scatter_of<32, u32>(processors, to, runs, 0);
+    scatter_of<48, u32>(processors, to, runs, 0);
+    scatter_of<24, u32>(processors, to, runs, 1);
+    scatter_of<32, u32>(processors, to, runs, 1);
+    scatter_of<48, u32>(processors, to, runs, 1);
+    scatter_of<24, uint4>(processors, to, runs, 0);
+    scatter_of<32, uint4>(processors, to, runs, 0);
+    scatter_of<48, uint4>(processors, to, runs, 0);
+    CHECK(cudaFree(to));
 }
 
 // ---- partition --------------------------------------------------------------------------------------------------------
@@ -273,15 +414,6 @@ __global__ void check_kernel(const u32* rows, size_t count, u32 bins, const u64*
     atomicAdd(checksum, sum);
 }
 
-__global__ void fill_kernel(u32* column, size_t count, u32 seed, bool key, int skew) {
-    size_t step = size_t(gridDim.x) * blockDim.x;
-    for (size_t at = size_t(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += step) {
-        u32 drawn = mix(u32(at) * 2654435761u + seed);
-        // Skewed keys: half of all rows have one of 2^skew keys.
-        column[at] = key && skew >= 0 && (drawn & 1) ? (drawn >> 8) & ((1u << skew) - 1) : drawn;
-    }
-}
-
 template <int WORDS, int THREADS, int PER_THREAD>
 static void partition_of(int processors, size_t count, int skew) {
     std::vector<u32*> columns(WORDS);
@@ -342,34 +474,551 @@ static void partition_of(int processors, size_t count, int skew) {
     CHECK(cudaFree(rows));
 }
 
+// ---- bulk copies and barriers of compute capability 9.0 -----------------------------------------------------------------
+
+#if __CUDA_ARCH__ >= 900
+#define HAS_BULK_COPIES 1
+#else
+#define HAS_BULK_COPIES 0
+#endif
+
+// Multicast is of large chips and, as the assembler warns, for code that is made for these and no others.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || \
+    (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 && (defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__)))
+#define HAS_MULTICAST 1
+#else
+#define HAS_MULTICAST 0
+#endif
+
+struct Features {
+    bool bulk_copies, multicast;
+};
+
+// Of the code that runs on this GPU, which may have been compiled for an older one.
+__global__ void features_kernel(Features* features) { *features = {bool(HAS_BULK_COPIES), bool(HAS_MULTICAST)}; }
+
+static Features features_here() {
+    auto* there = device_memory<Features>(1);
+    features_kernel<<<1, 1>>>(there);
+    CHECK(cudaGetLastError());
+    Features features{};
+    CHECK(cudaMemcpy(&features, there, sizeof(Features), cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(there));
+    return features;
+}
+
+#if HAS_BULK_COPIES
+
+__device__ inline u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
+
+// What this thread has written to shared memory is seen by bulk copies, its own and, past a barrier, those of other threads.
+__device__ inline void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void copy_out(void* to, const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until no more than so many of this thread's copies, the last ones, have still to read shared memory.
+template <int LEFT>
+__device__ inline void wait_until_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ inline void wait_until_copied() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+__device__ inline u32 rank_in_cluster() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// For all threads of all blocks of a cluster; what they wrote before is seen after it.
+__device__ inline void wait_for_cluster() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ inline void init_barrier(u64& barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+// Barriers that this thread has made are seen by the other blocks of the cluster and by copies, once they have waited for it.
+__device__ inline void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Arrives, and has the phase last until so many bytes have come.
+__device__ inline void arrive_expecting(u64& barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+
+// Arrives at the barrier that is in this one's place in a block of the cluster.
+__device__ inline void arrive_at(u64& barrier, u32 rank) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(shared_address(&barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+__device__ inline bool has_passed(u64& barrier, u32 parity) {
+    u32 passed;
+    asm volatile("{\n"
+                 ".reg .pred passed;\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 passed, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, passed;\n"
+                 "}"
+                 : "=r"(passed)
+                 : "r"(shared_address(&barrier)), "r"(parity)
+                 : "memory");
+    return passed != 0;
+}
+
+// Waits for the end of the phase of that parity. One that never ends is an error, and must not hold the GPU.
+__device__ inline void wait_for(u64& barrier, u32 parity) {
+    u64 began = 0;
+    while (!has_passed(barrier, parity)) {
+        u64 now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        if (began == 0) began = now;
+        if (now - began > 20'000'000'000ull) __trap();
+    }
+}
+
+__device__ inline void copy_in(void* to, const void* from, u32 bytes, u64& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+#if HAS_MULTICAST
+
+// To the same place in all blocks of `mask`, and each of them is told by its own barrier.
+__device__ inline void copy_in_to_all(void* to, const void* from, u32 bytes, u64& barrier, std::uint16_t mask) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+                 "%4;" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier)), "h"(mask)
+                 : "memory");
+}
+
+#endif
+#endif
+
+// ---- store ------------------------------------------------------------------------------------------------------------
+
+constexpr int STORE_THREADS = 128, STORE_STAGES = 2;
+
+// Each store has a place of its own; one of less than 128 bytes leaves the rest of its place alone.
+template <int BYTES>
+constexpr u32 PLACE_BYTES = BYTES > 128 ? BYTES : 128;
+
+// The 16 bytes of this number of a store.
+__device__ inline uint4 piece_of(u32 store, u32 piece) { return uint4{store, piece, mix(store * 16 + piece), ~store}; }
+
+// A warp puts what its threads will store into shared memory, as a partition pass stages rows, in turns into one of two
+// buffers, and stores it from there.
+template <int BYTES, bool BULK>
+__global__ void __launch_bounds__(STORE_THREADS) store_kernel(char* to, u32 stores, int bits) {
+    constexpr u32 PIECES = BYTES / 16;
+    extern __shared__ __align__(128) uint4 staged_pieces[];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 warps = gridDim.x * (STORE_THREADS / 32);
+    uint4* buffers = staged_pieces + warp * STORE_STAGES * 32 * PIECES;
+    u32 stage = 0;
+    for (u32 first = (blockIdx.x * (STORE_THREADS / 32) + warp) * 32; first < stores; first += warps * 32) {
+        uint4* buffer = buffers + stage * 32 * PIECES;
+#if HAS_BULK_COPIES
+        if constexpr (BULK) wait_until_read<STORE_STAGES - 1>();
+#endif
+        __syncwarp();
+#pragma unroll
+        for (u32 at = lane; at < 32 * PIECES; at += 32) buffer[at] = piece_of(first + at / PIECES, at % PIECES);
+        if constexpr (BULK) {
+#if HAS_BULK_COPIES
+            show_to_copies();
+            __syncwarp();
+            copy_out(to + size_t(shuffled(first + lane, bits)) * PLACE_BYTES<BYTES>, buffer + lane * PIECES, BYTES);
+#endif
+        } else {
+            __syncwarp();
+#pragma unroll
+            for (u32 at = lane; at < 32 * PIECES; at += 32) {
+                char* place = to + size_t(shuffled(first + at / PIECES, bits)) * PLACE_BYTES<BYTES>;
+                reinterpret_cast<uint4*>(place)[at % PIECES] = buffer[at];
+            }
+        }
+        stage = (stage + 1) % STORE_STAGES;
+    }
+#if HAS_BULK_COPIES
+    // Shared memory must last until it has been read.
+    if constexpr (BULK) wait_until_copied();
+#endif
+}
+
+template <int BYTES>
+__global__ void compare_stores(const char* places, u32 stores, int bits, u64* wrong) {
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 store = blockIdx.x * blockDim.x + threadIdx.x; store < stores; store += step) {
+        const auto* place = reinterpret_cast<const uint4*>(places + size_t(shuffled(store, bits)) * PLACE_BYTES<BYTES>);
+        bool same = true;
+        for (u32 piece = 0; piece < PLACE_BYTES<BYTES> / 16; ++piece) {
+            const uint4 expected = piece < BYTES / 16
+                                       ? piece_of(store, piece)
+                                       : uint4{0xeeeeeeeeu, 0xeeeeeeeeu, 0xeeeeeeeeu, 0xeeeeeeeeu};
+            const uint4 found = place[piece];
+            same = same && found.x == expected.x && found.y == expected.y && found.z == expected.z && found.w == expected.w;
+        }
+        if (!same) atomicAdd(wrong, 1ull);
+    }
+}
+
+template <int BYTES, bool BULK>
+static void store_of(int processors, char* to, size_t bytes, int owner, const char* name) {
+    const u32 stores = u32(bytes / PLACE_BYTES<BYTES>);
+    int bits = 0;
+    while ((1u << bits) < stores) ++bits;
+    CHECK(cudaSetDevice(owner));
+    CHECK(cudaMemset(to, 0xee, bytes));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaSetDevice(0));
+    auto kernel = store_kernel<BYTES, BULK>;
+    const int shared_bytes = STORE_THREADS * STORE_STAGES * BYTES;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    int blocks = 0;
+    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, STORE_THREADS, size_t(shared_bytes)));
+    double taken = seconds([&] { kernel<<<processors * blocks, STORE_THREADS, shared_bytes>>>(to, stores, bits); });
+    verify("stores", [&](u64* wrong) { compare_stores<BYTES><<<processors * 8, 256>>>(to, stores, bits, wrong); });
+    std::printf("{\"case\":\"%s\",\"way\":\"%s\",\"bytes\":%d,\"stores\":%u,\"seconds\":%.6g,\"g_per_second\":%.4g,"
+                "\"tb_per_second\":%.4g}\n",
+                name, BULK ? "bulk copy" : "16 bytes a thread", BYTES, stores, taken, stores / taken / 1e9,
+                double(stores) * BYTES / taken / 1e12);
+}
+
+template <int BYTES>
+static void store_both_ways(int processors, bool bulk_copies, char* to, size_t bytes, int owner, const char* name) {
+    store_of<BYTES, false>(processors, to, bytes, owner, name);
+    if (bulk_copies) store_of<BYTES, true>(processors, to, bytes, owner, name);
+}
+
+// Into memory of the GPU `owner`.
+static void store_all(int processors, bool bulk_copies, char* to, size_t bytes, int owner, const char* name) {
+    store_both_ways<32>(processors, bulk_copies, to, bytes, owner, name);
+    store_both_ways<64>(processors, bulk_copies, to, bytes, owner, name);
+    store_both_ways<128>(processors, bulk_copies, to, bytes, owner, name);
+    store_both_ways<256>(processors, bulk_copies, to, bytes, owner, name);
+    if (!bulk_copies) skipped(name, "bulk copies need compute capability 9.0");
+}
+
+static void store(int processors, bool bulk_copies, size_t count) {
+    const size_t bytes = count * 32;
+    auto* to = device_memory<char>(bytes);
+    store_all(processors, bulk_copies, to, bytes, 0, "store");
+    CHECK(cudaFree(to));
+}
+
+// ---- tiles ------------------------------------------------------------------------------------------------------------
+
+constexpr u32 TILE_BYTES = 16 << 10, TILE_STAGES = 8, TILE_READERS = 256;
+
+// What one of the readers makes of its part of a tile.
+__device__ inline u32 weighed(const char* tile, u32 reader) {
+    u32 sum = 0;
+#pragma unroll
+    for (u32 at = reader; at < TILE_BYTES / 16; at += TILE_READERS) {
+        const uint4 words = reinterpret_cast<const uint4*>(tile)[at];
+        sum += (words.x + 3 * words.y + 5 * words.z + 7 * words.w) * (2 * at + 1);
+    }
+    return sum;
+}
+
+// Tiles that were seen in another order have another sum.
+__device__ inline u32 appended(u32 sum, u32 tile) { return sum * 0x9e3779b1u + tile; }
+
+// Where the tile of this number of a cluster lies: clusters take the tiles in turns, as often as it takes.
+__device__ inline const char* tile_of(const char* source, u32 source_tiles, u32 cluster, u32 clusters, u32 number) {
+    return source + size_t((u64(number) * clusters + cluster) % source_tiles) * TILE_BYTES;
+}
+
+// Every block of a cluster reads all of the cluster's tiles from its shared memory. One thread, of a warp of its own, has them
+// copied there, several tiles ahead:
+//
+//   full[stage]    the block's own copies have been asked for, and all bytes of the tile are there
+//   empty[stage]   the readers are done with it, those of all blocks whose memory is written from here
+//
+// With MULTICAST each block loads a part of each tile, into the memory of all of them, and else the whole tile for itself.
+template <int SIZE, bool MULTICAST>
+__global__ void __launch_bounds__(TILE_READERS + 32)
+    tiles_kernel(const char* source, u32 source_tiles, u32 tiles, u32* sums) {
+#if HAS_MULTICAST
+    extern __shared__ __align__(128) char staged_tiles[];
+    __shared__ u64 full[TILE_STAGES], empty[TILE_STAGES];
+    if (threadIdx.x == 0) {
+        for (u32 stage = 0; stage < TILE_STAGES; ++stage) {
+            init_barrier(full[stage], 1);
+            init_barrier(empty[stage], (MULTICAST ? SIZE : 1) * (TILE_READERS / 32));
+        }
+        show_barriers();
+    }
+    // No block is written to before its barriers are there.
+    wait_for_cluster();
+    const u32 rank = rank_in_cluster();
+    if (threadIdx.x == TILE_READERS) {
+        for (u32 number = 0; number < tiles; ++number) {
+            const u32 stage = number % TILE_STAGES;
+            if (number >= TILE_STAGES) wait_for(empty[stage], (number / TILE_STAGES - 1) & 1);
+            // Bytes from other blocks may come earlier: the phase lasts until this arrival all the same.
+            arrive_expecting(full[stage], TILE_BYTES);
+            const char* from = tile_of(source, source_tiles, blockIdx.x / SIZE, gridDim.x / SIZE, number);
+            char* to = staged_tiles + stage * TILE_BYTES;
+            if constexpr (MULTICAST) {
+                constexpr u32 PART = TILE_BYTES / SIZE;
+                copy_in_to_all(to + rank * PART, from + rank * PART, PART, full[stage], (1u << SIZE) - 1);
+            } else {
+                copy_in(to, from, TILE_BYTES, full[stage]);
+            }
+        }
+    } else if (threadIdx.x < TILE_READERS) {
+        u32 sum = 0;
+        for (u32 number = 0; number < tiles; ++number) {
+            const u32 stage = number % TILE_STAGES;
+            wait_for(full[stage], (number / TILE_STAGES) & 1);
+            sum = appended(sum, weighed(staged_tiles + stage * TILE_BYTES, threadIdx.x));
+            __syncwarp();
+            if constexpr (MULTICAST) {
+                if (threadIdx.x % 32 < SIZE) arrive_at(empty[stage], threadIdx.x % 32);
+            } else {
+                if (threadIdx.x % 32 == 0) arrive_at(empty[stage], rank);
+            }
+        }
+        atomicAdd(&sums[blockIdx.x], sum);
+    }
+    // No block ends while another one may still arrive at its barriers.
+    wait_for_cluster();
+#endif
+}
+
+// What the blocks of each cluster must find, by plain reads.
+__global__ void __launch_bounds__(TILE_READERS) compare_tiles(const char* source, u32 source_tiles, u32 tiles, u32 size,
+                                                              const u32* sums, u64* wrong) {
+    __shared__ u32 expected;
+    if (threadIdx.x == 0) expected = 0;
+    __syncthreads();
+    u32 sum = 0;
+    for (u32 number = 0; number < tiles; ++number)
+        sum = appended(sum, weighed(tile_of(source, source_tiles, blockIdx.x, gridDim.x, number), threadIdx.x));
+    atomicAdd(&expected, sum);
+    __syncthreads();
+    if (threadIdx.x < size && sums[blockIdx.x * size + threadIdx.x] != expected) atomicAdd(wrong, 1ull);
+}
+
+template <int SIZE, bool MULTICAST>
+static void tiles_of(int processors, const char* source, size_t source_bytes, size_t count) {
+    auto kernel = tiles_kernel<SIZE, MULTICAST>;
+    const int shared_bytes = TILE_STAGES * TILE_BYTES;
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = SIZE;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(processors / SIZE * SIZE));
+    config.blockDim = dim3(TILE_READERS + 32);
+    config.dynamicSmemBytes = size_t(shared_bytes);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;
+    CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    if (clusters == 0) return skipped("tiles", "this GPU runs no clusters of this size");
+    const u32 blocks = u32(clusters) * SIZE, source_tiles = u32(source_bytes / TILE_BYTES);
+    config.gridDim = dim3(blocks);
+    // Each stage several times, however few rows there are.
+    const u32 tiles = std::max(u32(count * 64 / TILE_BYTES / blocks), 4 * TILE_STAGES);
+    auto* sums = device_memory<u32>(blocks);
+    double taken = seconds([&] {
+        CHECK(cudaMemsetAsync(sums, 0, blocks * 4));
+        CHECK(cudaLaunchKernelEx(&config, kernel, source, source_tiles, tiles, sums));
+    });
+    verify("sums of tiles", [&](u64* wrong) {
+        compare_tiles<<<clusters, TILE_READERS>>>(source, source_tiles, tiles, SIZE, sums, wrong);
+    });
+    const double bytes = double(tiles) * TILE_BYTES * blocks;
+    std::printf("{\"case\":\"tiles\",\"way\":\"%s\",\"cluster\":%d,\"blocks\":%u,\"tile_bytes\":%u,\"source_bytes\":%zu,"
+                "\"seconds\":%.6g,\"tb_per_second\":%.4g}\n",
+                MULTICAST ? "multicast" : "each its own", SIZE, blocks, TILE_BYTES, source_bytes, taken, bytes / taken / 1e12);
+    CHECK(cudaFree(sums));
+}
+
+static void tiles(int processors, bool multicast, size_t count) {
+    int per_block = 0, has_clusters = 0;
+    CHECK(cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    CHECK(cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, 0));
+    if (!multicast || !has_clusters)
+        return skipped("tiles", "multicast needs compute capability 9 to 11, and code for sm_90a, sm_100f or sm_110f");
+    if (per_block < int(TILE_STAGES * TILE_BYTES + 1024)) return skipped("tiles", "too little shared memory for a block");
+    const size_t source_bytes = count * 8;
+    auto* source = device_memory<char>(source_bytes);
+    fill(processors, source, source_bytes, 5);
+    // What the second-level cache holds, and what it does not.
+    for (size_t bytes : {source_bytes / 64, source_bytes}) {
+        tiles_of<2, true>(processors, source, bytes, count);
+        tiles_of<2, false>(processors, source, bytes, count);
+        tiles_of<4, true>(processors, source, bytes, count);
+        tiles_of<4, false>(processors, source, bytes, count);
+        tiles_of<8, true>(processors, source, bytes, count);
+        tiles_of<8, false>(processors, source, bytes, count);
+    }
+    CHECK(cudaFree(source));
+}
+
+// ---- link -------------------------------------------------------------------------------------------------------------
+
+static void link(int processors, size_t count) {
+    constexpr size_t PIECES = 64;
+    constexpr u32 IN_SEED = 7, OUT_SEED = 11;
+    const size_t bytes = count * 8, piece = bytes / PIECES;
+    u32 *host_in = nullptr, *host_out = nullptr;
+    CHECK(cudaMallocHost(reinterpret_cast<void**>(&host_in), bytes));
+    CHECK(cudaMallocHost(reinterpret_cast<void**>(&host_out), bytes));
+    for (size_t at = 0; at < bytes / 4; ++at) host_in[at] = drawn(u32(at), IN_SEED);
+    auto* device_in = device_memory<char>(bytes);
+    auto* device_out = device_memory<char>(bytes);
+    fill(processors, device_out, bytes, OUT_SEED);
+    cudaStream_t in_stream, out_stream;
+    cudaEvent_t begin, in_end, out_end;
+    for (cudaStream_t* stream : {&in_stream, &out_stream}) CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+    for (cudaEvent_t* event : {&begin, &in_end, &out_end}) CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    const struct {
+        const char* name;
+        bool in, out;
+    } ways[] = {{"in", true, false}, {"out", false, true}, {"both", true, true}};
+    for (const auto& way : ways) {
+        CHECK(cudaMemset(device_in, 0xee, bytes));
+        std::memset(host_out, 0xee, bytes);
+        // Between two events of the stream that is timed, which waits for both others.
+        double taken = seconds([&] {
+            CHECK(cudaEventRecord(begin));
+            CHECK(cudaStreamWaitEvent(in_stream, begin, 0));
+            CHECK(cudaStreamWaitEvent(out_stream, begin, 0));
+            for (size_t at = 0; at < bytes; at += piece) {
+                if (way.in)
+                    CHECK(cudaMemcpyAsync(device_in + at, reinterpret_cast<char*>(host_in) + at, piece, cudaMemcpyHostToDevice,
+                                          in_stream));
+                if (way.out)
+                    CHECK(cudaMemcpyAsync(reinterpret_cast<char*>(host_out) + at, device_out + at, piece, cudaMemcpyDeviceToHost,
+                                          out_stream));
+            }
+            CHECK(cudaEventRecord(in_end, in_stream));
+            CHECK(cudaEventRecord(out_end, out_stream));
+            CHECK(cudaStreamWaitEvent(nullptr, in_end, 0));
+            CHECK(cudaStreamWaitEvent(nullptr, out_end, 0));
+        });
+        if (way.in) verify_filled(processors, "words copied in", device_in, bytes, IN_SEED);
+        if (way.out) {
+            u64 wrong = 0;
+            for (size_t at = 0; at < bytes / 4; ++at) wrong += host_out[at] != drawn(u32(at), OUT_SEED);
+            expect_none("words copied out", wrong);
+        }
+        std::printf("{\"case\":\"link\",\"way\":\"%s\",\"bytes_each_way\":%zu,\"piece_bytes\":%zu,\"seconds\":%.6g,"
+                    "\"gb_per_second\":%.4g}\n",
+                    way.name, bytes, piece, taken, double(bytes) * (way.in + way.out) / taken / 1e9);
+    }
+    for (cudaEvent_t event : {begin, in_end, out_end}) CHECK(cudaEventDestroy(event));
+    for (cudaStream_t stream : {in_stream, out_stream}) CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaFree(device_in));
+    CHECK(cudaFree(device_out));
+    CHECK(cudaFreeHost(host_in));
+    CHECK(cudaFreeHost(host_out));
+}
+
+// ---- peer -------------------------------------------------------------------------------------------------------------
+
+static void peer(int processors, bool bulk_copies, size_t count) {
+    int gpus = 0, reachable = 0;
+    CHECK(cudaGetDeviceCount(&gpus));
+    if (gpus < 2) return skipped("peer", "there is one GPU");
+    CHECK(cudaDeviceCanAccessPeer(&reachable, 0, 1));
+    if (!reachable) return skipped("peer", "the first GPU does not reach the memory of the second");
+    const size_t bytes = count * 32;
+    auto* from = device_memory<char>(bytes);
+    CHECK(cudaSetDevice(1));
+    auto* to = device_memory<char>(bytes);
+    CHECK(cudaMemset(to, 0xee, bytes));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaSetDevice(0));
+    CHECK(cudaDeviceEnablePeerAccess(1, 0));
+    fill(processors, from, bytes, 13);
+    double taken = seconds([&] { CHECK(cudaMemcpyPeerAsync(to, 1, from, 0, bytes)); });
+    verify_filled(processors, "words copied to a peer", to, bytes, 13);
+    std::printf("{\"case\":\"peer\",\"way\":\"plain copy\",\"bytes\":%zu,\"seconds\":%.6g,\"tb_per_second\":%.4g}\n", bytes, taken,
+                bytes / taken / 1e12);
+    store_all(processors, bulk_copies, to, bytes, 1, "peer");
+    CHECK(cudaFree(from));
+    CHECK(cudaSetDevice(1));
+    CHECK(cudaFree(to));
+    CHECK(cudaSetDevice(0));
+}
+
 int main(int argc, char** argv) {
+    // Lines are there as soon as they are measured, also of a run that ends badly.
+    std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
+    // A smaller power of two is for a memory checker, not for timing.
+    const int bits = argc > 1 ? std::atoi(argv[1]) : 27;
+    if (bits < 17 || bits > 28) {
+        std::fprintf(stderr, "%d bits of rows: there are 2^17 to 2^28\n", bits);
+        return 2;
+    }
+    const size_t count = size_t(1) << bits;
+    constexpr const char* CASES[] = {"copy", "atomic", "gather", "rank", "scatter", "partition", "store", "tiles", "link", "peer"};
+    for (int at = 2; at < argc; ++at) {
+        if (std::none_of(std::begin(CASES), std::end(CASES), [&](const char* name) { return !std::strcmp(name, argv[at]); })) {
+            std::fprintf(stderr, "there is no case %s\n", argv[at]);
+            return 2;
+        }
+    }
+    auto wanted = [&](const char* name) {
+        return argc <= 2 || std::any_of(argv + 2, argv + argc, [&](const char* given) { return !std::strcmp(name, given); });
+    };
+
     cudaDeviceProp properties{};
     CHECK(cudaGetDeviceProperties(&properties, 0));
     const int processors = properties.multiProcessorCount;
+    const Features features = features_here();
     std::printf("{\"case\":\"device\",\"name\":\"%s\",\"multiprocessors\":%d,\"l2_bytes\":%d}\n", properties.name, processors,
                 properties.l2CacheSize);
-    copy(processors);
-    atomic(processors);
-    gather_of<u32>(processors, "4 bytes");
-    gather_of<uint2>(processors, "8 bytes");
-    gather_of<uint4>(processors, "16 bytes");
-
-    // A smaller power of two is for a memory checker, not for timing.
-    const size_t count = size_t(1) << (argc > 1 ? std::atoi(argv[1]) : 27);
-    auto* keys = device_memory<u32>(count);
-    auto* sink = device_memory<u32>(1);
-    fill_kernel<<<processors * 8, 256>>>(keys, count, 17, true, -1);
-    rank(processors, keys, count, "uniform", sink);
-    fill_kernel<<<processors * 8, 256>>>(keys, count, 17, true, 0);
-    rank(processors, keys, count, "half of them one key", sink);
-    CHECK(cudaFree(keys));
-    CHECK(cudaFree(sink));
-
-    partition_of<2, 512, 16>(processors, count, -1);
-    partition_of<2, 1024, 16>(processors, count, -1);
-    partition_of<3, 512, 16>(processors, count, -1);
-    partition_of<3, 1024, 12>(processors, count, -1);
-    partition_of<3, 1024, 16>(processors, count, -1);
-    partition_of<3, 512, 16>(processors, count, 0);
+    if (wanted("copy")) copy(processors, count);
+    if (wanted("atomic")) atomic(processors);
+    if (wanted("gather")) {
+        gather_of<u32>(processors, count, "4 bytes");
+        gather_of<uint2>(processors, count, "8 bytes");
+        gather_of<uint4>(processors, count, "16 bytes");
+    }
+    if (wanted("rank")) {
+        auto* keys = device_memory<u32>(count);
+        auto* sink = device_memory<u32>(1);
+        fill_kernel<<<processors * 8, 256>>>(keys, count, 17, true, -1);
+        rank(processors, keys, count, "uniform", sink);
+        fill_kernel<<<processors * 8, 256>>>(keys, count, 17, true, 0);
+        rank(processors, keys, count, "half of them one key", sink);
+        CHECK(cudaFree(keys));
+        CHECK(cudaFree(sink));
+    }
+    if (wanted("scatter")) scatter(processors, count);
+    if (wanted("partition")) {
+        partition_of<2, 512, 16>(processors, count, -1);
+        partition_of<2, 1024, 16>(processors, count, -1);
+        partition_of<3, 512, 16>(processors, count, -1);
+        partition_of<3, 1024, 12>(processors, count, -1);
+        partition_of<3, 1024, 16>(processors, count, -1);
+        partition_of<3, 512, 16>(processors, count, 0);
+    }
+    if (wanted("store")) store(processors, features.bulk_copies, count);
+    if (wanted("tiles")) tiles(processors, features.multicast, count);
+    if (wanted("link")) link(processors, count);
+    if (wanted("peer")) peer(processors, features.bulk_copies, count);
     return 0;
 }
