@@ -18,7 +18,7 @@ use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::{CancelFlag, DeviceId, open_device, parse_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
-use dovetail::planner::{self, JoinSpec, KeyPair, Strategy, Target};
+use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Strategy, Target};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -73,6 +73,9 @@ struct Options {
     /// The result has memory of its own, as one that becomes a table: it shares no columns with the tables
     #[arg(long)]
     own: bool,
+    /// Whether columns of the build side come in after the probe side [default: as the planner chooses]
+    #[arg(long)]
+    build_columns_last: Option<bool>,
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
@@ -196,6 +199,7 @@ fn main() {
     let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
+        let mut columns_last = false;
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for run in 0..options.runs + usize::from(options.cached) {
             let (count, into) = (options.count, options.own.then(|| "own".to_string()));
@@ -204,8 +208,10 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
-            let plan = planner::plan_on(join, strategy, &Target { kept, ..target.clone() }).unwrap();
+            let forced = Forced { build_columns_last: options.build_columns_last, ..Forced::named(strategy) };
+            let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
+            columns_last = plan.build_columns_last;
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;
@@ -237,7 +243,7 @@ fn main() {
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads,
-            "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
+            "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,
             "predicted_phases_seconds": predicted, "predicted_seconds": microseconds(predicted_seconds),
