@@ -197,12 +197,12 @@ impl Emitter<'_> {
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
                         parts.push(piece);
-                    } else if !self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
-                        return Err(error);
                     } else if piece.range.len() > self.sizes.batch_rows {
                         parts.extend(piece.halves());
-                    } else {
+                    } else if self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         parts.push(piece);
+                    } else {
+                        return Err(error);
                     }
                 }
                 // How long strings are is known on average only: these are too long for the offsets of one batch.
