@@ -145,6 +145,17 @@ impl KeyLayout {
         matches!(fields[at].source, Source::Raw | Source::Float | Source::Device { .. })
     }
 
+    /// Whether the host makes keys, of values that devices cannot read, or hashes.
+    pub fn is_made_on_host(&self) -> bool {
+        let by_host = |field: &Field| {
+            matches!(field.source, Source::HostNumber { .. } | Source::HostFloat { .. } | Source::HostBytes { .. })
+        };
+        match &self.form {
+            Form::Hashed { .. } => true,
+            Form::Packed { fields, .. } => fields.iter().any(by_host),
+        }
+    }
+
     /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that
     /// [came to the device as they lie](Self::copies_column), by their place in the table: whoever needs one for more than its keys
     /// need not copy it again.

@@ -173,10 +173,10 @@ impl Probing<'_> {
         };
         let filter = self.filter.as_ref();
         let arrange = || arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in);
-        let arranged = match streams > 1 && self.task.arrangement == Arrangement::Original {
-            true => self.in_turn(shop, arrange)?,
-            false => arrange()?,
-        };
+        // Only copies take turns: others would wait for what is done with a chunk, and a thread of the device that waits for its parts
+        // takes up other work, which may be that of a chunk that waits for its turn.
+        let only_copies = self.task.arrangement == Arrangement::Original && !self.layout.is_made_on_host();
+        let arranged = if streams > 1 && only_copies { self.in_turn(shop, arrange)? } else { arrange()? };
         self.arranged(chunk_rows);
         if let Some(unkeyed) = &arranged.unkeyed {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());
