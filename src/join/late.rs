@@ -28,8 +28,16 @@ use crate::device::{Column, Event, PARTS_MAX, Pairs, Positions};
 use crate::memory::Reservation;
 use crate::{Error, Result};
 
+/// A build side is divided into so many parts at the most. With many of them little is left to do when the last has arrived, and with few
+/// each makes up for its calls.
+const PARTS: u64 = 16;
+const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so many parts");
+
 /// Parts that are copied in while the keys are indexed, when the link would have nothing to do.
-const PARTS_AHEAD: usize = 4;
+const PARTS_AHEAD: usize = 2;
+
+/// Pairs that are divided at once, at the most: those of a part among them are still worth a copy.
+pub(super) const PAIRS_AT_ONCE: usize = 1 << 24;
 
 /// The columns of the build side that come last, and the rows that wait for them.
 pub(super) struct Late<'a> {
@@ -121,21 +129,27 @@ impl<'a> Late<'a> {
     /// The device's.
     pub(super) fn copy_ahead(&self, shop: &Workshop<'_>) -> Result<()> {
         shop.device.wait_event(&shop.device.record_event(shop.stream)?, shop.copies)?;
-        (0..PARTS_AHEAD).try_for_each(|_| self.copy_next(shop))
+        self.copy_until(PARTS_AHEAD, shop)
     }
 
-    /// Queues the copy of the next part, if there is one more. Where there is no memory for it, nothing is done: whoever completes its
-    /// rows asks for it again.
+    /// Queues copies of all parts that were not asked for, behind `last`: no chunk is left to be copied in. Where there is no memory for
+    /// them, nothing is done: whoever completes the rows of a part asks for it again.
     ///
     /// # Errors
     /// The device's.
-    pub(super) fn copy_next(&self, shop: &Workshop<'_>) -> Result<()> {
-        let mut arriving = self.arriving.lock();
-        let part = arriving.asked_for;
-        if part == self.parts.len() {
-            return Ok(());
+    pub(super) fn copy_rest(&self, last: Option<&Event>, shop: &Workshop<'_>) -> Result<()> {
+        if let Some(last) = last {
+            shop.device.wait_event(last, shop.copies)?;
         }
-        match self.copy_part(&mut arriving, part, shop) {
+        self.copy_until(self.parts.len(), shop)
+    }
+
+    fn copy_until(&self, end: usize, shop: &Workshop<'_>) -> Result<()> {
+        let mut arriving = self.arriving.lock();
+        let asked_for = arriving.asked_for;
+        let outcome =
+            (asked_for..end.min(self.parts.len())).try_for_each(|part| self.copy_part(&mut arriving, part, shop));
+        match outcome {
             Err(Error::Exhausted(_)) => Ok(()),
             outcome => outcome,
         }
@@ -181,8 +195,6 @@ impl<'a> Late<'a> {
                 break;
             }
             self.complete_part(part, &waiting, emitter, build)?;
-            // The link goes on with the part after those that are on their way.
-            self.copy_next(emitter.shop)?;
         }
         Ok(())
     }
@@ -242,7 +254,7 @@ fn mean_row_bytes(input: &SideInput) -> u64 {
 /// Bits of the row numbers of a part, such that [`PARTS_MAX`] parts are enough, and each but the last has so many rows at the least. With
 /// many parts little is left to do when the last has arrived.
 fn part_bits(rows: u64, part_rows_min: u64) -> u32 {
-    rows.div_ceil(PARTS_MAX as u64).max(part_rows_min).next_power_of_two().trailing_zeros()
+    rows.div_ceil(PARTS).max(part_rows_min).next_power_of_two().trailing_zeros()
 }
 
 /// What waits of one chunk; its copies may be under way.
@@ -319,7 +331,7 @@ mod tests {
 
     #[test]
     fn parts_are_as_many_as_there_is_room_for() {
-        for (rows, bits) in [(0, 0), (1, 0), (32, 0), (33, 1), (64, 1), (65, 2), (1 << 27, 22), ((1 << 27) + 1, 23)] {
+        for (rows, bits) in [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (1 << 27, 23), ((1 << 27) + 1, 24)] {
             assert_eq!(part_bits(rows, 1), bits, "{rows} rows");
             assert_eq!(part_bits(rows, 1000), bits.max(10), "{rows} rows");
         }

@@ -7,6 +7,7 @@ use super::arrange::{Arranged, Workshop};
 use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::SideInput;
+use super::late::PAIRS_AT_ONCE;
 use super::matching::{BuildSide, SharedBuild, waves};
 use super::verify::exact_matches;
 use crate::Result;
@@ -174,7 +175,10 @@ impl Outcome {
             None => {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
-                let at_once = expanded_pairs(device, emitter.sizes.gather_rows);
+                let at_once = match emitter.late {
+                    Some(_) => expanded_pairs(device, emitter.sizes.gather_rows.max(PAIRS_AT_ONCE)),
+                    None => expanded_pairs(device, emitter.sizes.gather_rows),
+                };
                 for start in (0..pairs_total).step_by(at_once) {
                     let range = start..pairs_total.min(start + at_once as u64);
                     let rows = (range.end - range.start) as usize;

@@ -87,11 +87,16 @@ impl Probing<'_> {
         }
         // What other streams are about to read has to be there.
         device.synchronize(shop.stream)?;
-        self.on_streams(shop, streams, |shop, failed| self.take_chunks(shop, streams, failed))?;
-        match self.late {
-            Some(_) => self.on_streams(shop, streams, |shop, failed| self.complete_late(shop, failed)),
-            None => Ok(()),
-        }
+        let Some(late) = &self.late else {
+            return self.on_streams(shop, streams, |own, failed| self.take_chunks(own, streams, failed));
+        };
+        self.on_streams(shop, streams, |own, failed| {
+            self.take_chunks(own, streams, failed)?;
+            // The link goes on while other streams are at work on their last chunk.
+            let last = self.arrivals.lock().clone();
+            late.copy_rest(last.as_ref(), shop)
+        })?;
+        self.on_streams(shop, streams, |own, failed| self.complete_late(own, failed))
     }
 
     /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one.
@@ -128,8 +133,7 @@ impl Probing<'_> {
         {
             self.probe_chunk(shop, streams, rows)?;
         }
-        // The link goes on while other streams are at work on their last chunk.
-        self.late.as_ref().map_or(Ok(()), |late| late.copy_next(shop))
+        Ok(())
     }
 
     /// Completes rows that wait for columns of the build side.
