@@ -34,7 +34,7 @@ const PARTS: u64 = 16;
 const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so many parts");
 
 /// Parts that are copied in while the keys are indexed, when the link would have nothing to do.
-const PARTS_AHEAD: usize = 2;
+const PARTS_AHEAD: usize = 4;
 
 /// Pairs that are divided at once, at the most: those of a part among them are still worth a copy.
 pub(super) const PAIRS_AT_ONCE: usize = 1 << 24;
@@ -57,8 +57,8 @@ pub(super) struct Late<'a> {
     whole: Mutex<bool>,
     /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
     spare: Mutex<Option<Reservation>>,
-    /// The next part to be completed.
-    next_part: AtomicUsize,
+    /// The next share of a part to be completed.
+    next_share: AtomicUsize,
 }
 
 /// Parts on their way: they cross the link one after the other.
@@ -109,7 +109,7 @@ impl<'a> Late<'a> {
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
             spare: Mutex::new(Some(spare)),
-            next_part: AtomicUsize::new(0),
+            next_share: AtomicUsize::new(0),
         })
     }
 
@@ -181,20 +181,27 @@ impl<'a> Late<'a> {
         Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone()))
     }
 
-    /// Completes all rows that wait, part after part; several streams may do so at a time, and each takes the next part. All chunks are
+    /// Completes all rows that wait, part after part; so many streams do so at a time, and share those of each part. All chunks are
     /// through. Ends early when another stream has failed.
     ///
     /// # Errors
     /// The device's, the sink's, and those of gathering.
-    pub(super) fn complete(&self, emitter: &Emitter<'_>, build: &Arranged, failed: &AtomicBool) -> Result<()> {
+    pub(super) fn complete(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &Arranged,
+        streams: usize,
+        failed: &AtomicBool,
+    ) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = self.waiting.lock().clone();
         while !failed.load(Ordering::Relaxed) {
-            let part = self.next_part.fetch_add(1, Ordering::Relaxed);
+            let share = self.next_share.fetch_add(1, Ordering::Relaxed);
+            let (part, first) = (share / streams, share % streams);
             if part >= self.parts.len() {
                 break;
             }
-            self.complete_part(part, &waiting, emitter, build)?;
+            self.complete_part(part, waiting.iter().skip(first).step_by(streams), emitter, build)?;
         }
         Ok(())
     }
@@ -203,15 +210,17 @@ impl<'a> Late<'a> {
     fn complete_early(&self, emitter: &Emitter<'_>, build: &Arranged) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        (0..self.parts.len()).try_for_each(|part| self.complete_part(part, &waiting, emitter, build))?;
-        self.arriving.lock().there.clear();
-        Ok(())
+        (0..self.parts.len()).try_for_each(|part| {
+            self.complete_part(part, waiting.iter(), emitter, build)?;
+            self.arriving.lock().there.remove(&part);
+            Ok(())
+        })
     }
 
     fn complete_part<'w>(
         &self,
         part: usize,
-        waiting: &'w [Arc<Deferred<HalfThere>>],
+        waiting: impl Iterator<Item = &'w Arc<Deferred<HalfThere>>>,
         emitter: &Emitter<'_>,
         build: &Arranged,
     ) -> Result<()> {
@@ -220,14 +229,13 @@ impl<'a> Late<'a> {
             let range = deferred.bounds[part]..deferred.bounds[part + 1];
             (!range.is_empty()).then_some(Group { half: &deferred.half, build: &deferred.build, range })
         };
-        let groups: Vec<Group<'_>> = waiting.iter().filter_map(group).collect();
+        let groups: Vec<Group<'_>> = waiting.filter_map(group).collect();
         if groups.is_empty() {
             return Ok(());
         }
         let outcome = self.part(part, build, emitter.shop).and_then(|part| emitter.emit_rest(&groups, &part));
         // What is let go of now must not be read any more, however it came out.
         let settled = device.synchronize(&stream.uncancelled());
-        self.arriving.lock().there.remove(&part);
         outcome.and(settled)
     }
 

@@ -82,7 +82,7 @@ impl Probing<'_> {
             let never = AtomicBool::new(false);
             return beside(device, || {
                 self.take_chunks(&shop, 1, &never)?;
-                self.complete_late(&shop, &never)
+                self.complete_late(&shop, 1, &never)
             });
         }
         // What other streams are about to read has to be there.
@@ -96,7 +96,7 @@ impl Probing<'_> {
             let last = self.arrivals.lock().clone();
             late.copy_rest(last.as_ref(), shop)
         })?;
-        self.on_streams(shop, streams, |own, failed| self.complete_late(own, failed))
+        self.on_streams(shop, streams, |own, failed| self.complete_late(own, streams, failed))
     }
 
     /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one.
@@ -137,9 +137,9 @@ impl Probing<'_> {
     }
 
     /// Completes rows that wait for columns of the build side.
-    fn complete_late(&self, shop: &Workshop<'_>, failed: &AtomicBool) -> Result<()> {
+    fn complete_late(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
         let Some(late) = &self.late else { return Ok(()) };
-        late.complete(&self.emitter(shop, None), &self.built.current().arranged, failed)
+        late.complete(&self.emitter(shop, None), &self.built.current().arranged, streams, failed)
     }
 
     fn emitter<'e>(&'e self, shop: &'e Workshop<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
