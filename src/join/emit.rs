@@ -123,7 +123,9 @@ pub(super) struct Group<'a> {
     pub(super) half: &'a HalfThere,
     /// Row numbers of all rows of the half, each within the part of the build side that it lies in.
     pub(super) build: &'a Positions,
-    /// Which of them: those of one part.
+    /// Which part that is.
+    pub(super) part: usize,
+    /// Which of the rows: those of this part.
     pub(super) range: Range<usize>,
 }
 
@@ -154,17 +156,36 @@ impl Emitter<'_> {
         if self.task.counts_rows {
             return self.count(rows, emitted);
         }
-        self.emit_pieces(self.pieces(0, 0..rows), &mut |piece| self.queue(build, probe, &piece.range), emitted)
+        // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
+        let ahead = if self.shop.device.info().streams > 1 { 1 } else { 0 };
+        self.emit_pieces(self.pieces(0, 0..rows), ahead, &mut |piece| self.queue(build, probe, &piece.range), emitted)
     }
 
-    /// Emits the rows of groups whose columns of the probe side have left before. `part` are the rows of the build side that they refer
-    /// to, as they lie in its table.
+    /// Emits the rows of groups whose columns of the probe side have left before. `part` answers the rows of that part of the build side,
+    /// as they lie in its table, once they are on their way.
     ///
     /// # Errors
-    /// As of [`emit`](Self::emit).
-    pub(super) fn emit_rest(&self, groups: &[Group<'_>], part: &Arranged) -> Result<()> {
+    /// As of [`emit`](Self::emit), and those of `part`.
+    pub(super) fn emit_rest(
+        &self,
+        groups: &[Group<'_>],
+        part: &mut dyn FnMut(usize) -> Result<Arranged>,
+    ) -> Result<()> {
+        /// Pieces are small, and the rows of the next part may have yet to arrive.
+        const AHEAD: usize = 3;
         let pieces = groups.iter().enumerate().flat_map(|(number, group)| self.pieces(number, group.range.clone()));
-        self.emit_pieces(pieces, &mut |piece| self.queue_rest(&groups[piece.group], part, &piece.range), &mut |_| {})
+        let ahead = if self.shop.device.info().streams > 1 { AHEAD } else { 0 };
+        let mut current = None;
+        let mut queue = |piece: &Piece| {
+            let group = &groups[piece.group];
+            let arranged = match current.take() {
+                Some((number, arranged)) if number == group.part => arranged,
+                _ => part(group.part)?,
+            };
+            let (_, arranged) = current.insert((group.part, arranged));
+            self.queue_rest(group, arranged, &piece.range)
+        };
+        self.emit_pieces(pieces, ahead, &mut queue, &mut |_| {})
     }
 
     /// Rows in as many pieces as it takes to treat one at once.
@@ -177,11 +198,10 @@ impl Emitter<'_> {
     fn emit_pieces(
         &self,
         mut pieces: impl Iterator<Item = Piece>,
+        in_flight_max: usize,
         queue: &mut dyn FnMut(&Piece) -> Result<InFlight>,
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
-        // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
-        let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
         // Since when there is no memory for the next rows.
         let mut short_since = None;

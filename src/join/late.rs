@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -57,8 +57,6 @@ pub(super) struct Late<'a> {
     whole: Mutex<bool>,
     /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
     spare: Mutex<Option<Reservation>>,
-    /// The next share of a part to be completed.
-    next_share: AtomicUsize,
 }
 
 /// Parts on their way: they cross the link one after the other.
@@ -109,7 +107,6 @@ impl<'a> Late<'a> {
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
             spare: Mutex::new(Some(spare)),
-            next_share: AtomicUsize::new(0),
         })
     }
 
@@ -181,8 +178,8 @@ impl<'a> Late<'a> {
         Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone()))
     }
 
-    /// Completes all rows that wait, part after part; so many streams do so at a time, and share those of each part. All chunks are
-    /// through. Ends early when another stream has failed.
+    /// Completes the rows that wait, part after part: so many streams do so at a time, of which this is the one of that number, and each
+    /// has a share of the rows of every part. All chunks are through.
     ///
     /// # Errors
     /// The device's, the sink's, and those of gathering.
@@ -190,50 +187,39 @@ impl<'a> Late<'a> {
         &self,
         emitter: &Emitter<'_>,
         build: &Arranged,
+        stream: usize,
         streams: usize,
-        failed: &AtomicBool,
     ) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = self.waiting.lock().clone();
-        while !failed.load(Ordering::Relaxed) {
-            let share = self.next_share.fetch_add(1, Ordering::Relaxed);
-            let (part, first) = (share / streams, share % streams);
-            if part >= self.parts.len() {
-                break;
-            }
-            self.complete_part(part, waiting.iter().skip(first).step_by(streams), emitter, build)?;
-        }
-        Ok(())
+        let share: Vec<_> = waiting.iter().skip(stream).step_by(streams).collect();
+        self.complete_these(&share, emitter, build)
     }
 
     /// Completes what waits now, to give its memory back.
     fn complete_early(&self, emitter: &Emitter<'_>, build: &Arranged) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        (0..self.parts.len()).try_for_each(|part| {
-            self.complete_part(part, waiting.iter(), emitter, build)?;
-            self.arriving.lock().there.remove(&part);
-            Ok(())
-        })
+        self.complete_these(&waiting.iter().collect::<Vec<_>>(), emitter, build)?;
+        self.arriving.lock().there.clear();
+        Ok(())
     }
 
-    fn complete_part<'w>(
+    fn complete_these(
         &self,
-        part: usize,
-        waiting: impl Iterator<Item = &'w Arc<Deferred<HalfThere>>>,
+        waiting: &[&Arc<Deferred<HalfThere>>],
         emitter: &Emitter<'_>,
         build: &Arranged,
     ) -> Result<()> {
         let Workshop { device, stream, .. } = *emitter.shop;
-        let group = |deferred: &'w Arc<Deferred<HalfThere>>| {
-            let range = deferred.bounds[part]..deferred.bounds[part + 1];
-            (!range.is_empty()).then_some(Group { half: &deferred.half, build: &deferred.build, range })
+        let group_of = |part: usize| {
+            waiting.iter().filter_map(move |deferred| {
+                let range = deferred.bounds[part]..deferred.bounds[part + 1];
+                (!range.is_empty()).then_some(Group { half: &deferred.half, build: &deferred.build, part, range })
+            })
         };
-        let groups: Vec<Group<'_>> = waiting.filter_map(group).collect();
-        if groups.is_empty() {
-            return Ok(());
-        }
-        let outcome = self.part(part, build, emitter.shop).and_then(|part| emitter.emit_rest(&groups, &part));
+        let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
+        let outcome = emitter.emit_rest(&groups, &mut |part| self.part(part, build, emitter.shop));
         // What is let go of now must not be read any more, however it came out.
         let settled = device.synchronize(&stream.uncancelled());
         outcome.and(settled)

@@ -11,7 +11,7 @@
 //! then cross the link while another is matched, and the link is busy both ways. All share the build side.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -82,7 +82,7 @@ impl Probing<'_> {
             let never = AtomicBool::new(false);
             return beside(device, || {
                 self.take_chunks(&shop, 1, &never)?;
-                self.complete_late(&shop, 1, &never)
+                self.complete_late(&shop, 0, 1)
             });
         }
         // What other streams are about to read has to be there.
@@ -96,7 +96,8 @@ impl Probing<'_> {
             let last = self.arrivals.lock().clone();
             late.copy_rest(last.as_ref(), shop)
         })?;
-        self.on_streams(shop, streams, |own, failed| self.complete_late(own, streams, failed))
+        let next = AtomicUsize::new(0);
+        self.on_streams(shop, streams, |own, _| self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams))
     }
 
     /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one.
@@ -136,10 +137,10 @@ impl Probing<'_> {
         Ok(())
     }
 
-    /// Completes rows that wait for columns of the build side.
-    fn complete_late(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
+    /// Completes rows that wait for columns of the build side: the share of one of so many streams.
+    fn complete_late(&self, shop: &Workshop<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(late) = &self.late else { return Ok(()) };
-        late.complete(&self.emitter(shop, None), &self.built.current().arranged, streams, failed)
+        late.complete(&self.emitter(shop, None), &self.built.current().arranged, number, streams)
     }
 
     fn emitter<'e>(&'e self, shop: &'e Workshop<'_>, late: Option<&'e LateChunk<'e>>) -> Emitter<'e> {
