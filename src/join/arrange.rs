@@ -209,6 +209,9 @@ pub(super) fn arrange(
         }
         _ => Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?),
     };
+    // What was copied in is given back in the order of the stream that it came by, and whoever has it next may write to it: not before
+    // it was read here.
+    device.wait_event(&device.record_event(stream)?, shop.copies)?;
     if unkeyed.is_none() {
         originals.retain(|column, _| !carried.contains(column));
     }

@@ -221,6 +221,9 @@ impl Emitter<'_> {
                         parts.extend(piece.halves());
                     } else if self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         parts.push(piece);
+                    } else if piece.range.len() > PIECE_ROWS_MIN {
+                        // Other streams may hold what is short, and less will do.
+                        parts.extend(piece.halves());
                     } else {
                         return Err(error);
                     }
@@ -673,6 +676,9 @@ impl<'a> Gatherer<'a> {
         Ok(on_host)
     }
 }
+
+/// Rows that are still treated in two pieces, however small batches become, where there is no memory for them in one.
+const PIECE_ROWS_MIN: usize = 64;
 
 /// Bytes of a message that is large enough for its overhead not to count.
 pub(crate) const MESSAGE_BYTES: usize = 4 << 20;

@@ -90,7 +90,7 @@ impl<'a> Late<'a> {
         // Each stream makes batches while the ones before are on their way.
         let streams = shop.device.info().streams as u64;
         let row_bytes = mean_row_bytes(build);
-        let spare_bytes = 2 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
+        let spare_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
         let spare =
             shop.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
         let rows = build.table.rows;

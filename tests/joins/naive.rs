@@ -156,8 +156,14 @@ pub fn assert_same_rows(actual: &[RecordBatch], expected: &Rows, label: &str) {
     }
     let rows = sorted_rows(&expected.schema, actual);
     assert_eq!(rows.len(), expected.rows.len(), "number of rows of {label}");
-    let differing = rows.iter().zip(&expected.rows).filter(|(a, b)| a != b).count();
-    assert_eq!(differing, 0, "{differing} of {} rows differ in {label}", rows.len());
+    let differing: Vec<_> = rows.iter().zip(&expected.rows).filter(|(a, b)| a != b).collect();
+    assert!(
+        differing.is_empty(),
+        "{} of {} rows differ in {label}, for one (found, expected): {:?}",
+        differing.len(),
+        rows.len(),
+        differing[0]
+    );
 }
 
 /// Fails unless both have the same rows, as multisets.
