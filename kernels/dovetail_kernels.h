@@ -543,7 +543,7 @@ struct DovetailMark {
   uint32_t start;
   /// How many.
   uint64_t rows;
-  /// Output: a byte per row.
+  /// Output: a byte per row, in a buffer of whole words.
   uint8_t *flags;
 };
 

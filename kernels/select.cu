@@ -56,11 +56,16 @@ cudaError_t select(void* scratch, size_t& scratch_bytes, const DovetailSelect& a
 constexpr u32 LONG_RUN = 256;
 constexpr u8 MATCHED = 1, RUN_MATCHED = 2;
 
-// Sets one byte and returns what it was. Bytes have no atomics, so the word around it has to.
-__device__ inline u8 exchange(u8* flags, u32 at, u8 value) {
-    u32* word = reinterpret_cast<u32*>(flags) + at / 4;
+// Several streams mark rows at the same time, next to each other, and bytes have no atomics: whoever reads or writes one does so through
+// the word around it.
+__device__ inline u8 flag_of(const u8* flags, u32 at) {
+    return u8(reinterpret_cast<const volatile u32*>(flags)[at / 4] >> 8 * (at % 4));
+}
+
+// Adds to one and returns what it was.
+__device__ inline u8 set(u8* flags, u32 at, u8 value) {
     const u32 shift = 8 * (at % 4);
-    return u8(atomicOr(word, u32(value) << shift) >> shift);
+    return u8(atomicOr(reinterpret_cast<u32*>(flags) + at / 4, u32(value) << shift) >> shift);
 }
 
 // The first thread that meets a run marks it: many probe rows may have the same, and it may be long.
@@ -68,13 +73,14 @@ __global__ void mark_runs(DovetailMarkRuns args) {
     const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (row >= args.rows || args.first[row] == NO_ROW) return;
     const u32 first = args.first[row];
+    // Looked at before it is written, because a hot run is met by many.
+    const u8 before = flag_of(args.flags, first);
     if (!args.count) {
-        args.flags[first] = MATCHED;
+        if (!before) set(args.flags, first, MATCHED);
         return;
     }
-    // Looked at before it is written, because a hot run is met by many.
-    if (reinterpret_cast<volatile u8*>(args.flags)[first] & RUN_MATCHED) return;
-    if (exchange(args.flags, first, RUN_MATCHED) & RUN_MATCHED) return;
+    if (before & RUN_MATCHED) return;
+    if (set(args.flags, first, RUN_MATCHED) & RUN_MATCHED) return;
     const u32 count = args.count[row];
     if (count > LONG_RUN) {
         const u32 place = atomicAdd(args.long_run_count, 1u);
@@ -82,14 +88,14 @@ __global__ void mark_runs(DovetailMarkRuns args) {
         args.long_runs[2 * place + 1] = count;
         return;
     }
-    for (u32 at = 1; at < count; ++at) exchange(args.flags, first + at, MATCHED);
+    for (u32 at = 1; at < count; ++at) set(args.flags, first + at, MATCHED);
 }
 
 __global__ void mark_long_runs(DovetailMarkRuns args) {
     const u32 count = *args.long_run_count;
     for (u32 run = blockIdx.x; run < count; run += gridDim.x) {
         const u32 first = args.long_runs[2 * run], length = args.long_runs[2 * run + 1];
-        for (u32 at = 1 + threadIdx.x; at < length; at += THREADS) exchange(args.flags, first + at, MATCHED);
+        for (u32 at = 1 + threadIdx.x; at < length; at += THREADS) set(args.flags, first + at, MATCHED);
     }
 }
 
@@ -97,7 +103,7 @@ __global__ void mark(DovetailMark args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= args.rows) return;
     const u32 position = args.positions ? args.positions[at] : args.start + u32(at);
-    if (position != NO_ROW) args.flags[position] = MATCHED;
+    if (position != NO_ROW) set(args.flags, position, MATCHED);
 }
 
 }  // namespace

@@ -147,13 +147,7 @@ impl KeyLayout {
 
     /// Whether the host makes keys, of values that devices cannot read, or hashes.
     pub fn is_made_on_host(&self) -> bool {
-        let by_host = |field: &Field| {
-            matches!(field.source, Source::HostNumber { .. } | Source::HostFloat { .. } | Source::HostBytes { .. })
-        };
-        match &self.form {
-            Form::Hashed { .. } => true,
-            Form::Packed { fields, .. } => fields.iter().any(by_host),
-        }
+        (0..self.facts.len()).any(|at| !self.copies_column(at))
     }
 
     /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use super::arrange::{Arranged, Workshop, copy_column};
 use super::emit::{BatchSizes, Emitter, Group, Half, HalfThere, SideRows};
 use super::inputs::SideInput;
+use super::turns::Turns;
 use super::{Arrangement, JoinKind, Task};
 use crate::device::{Column, Event, PARTS_MAX, Pairs, Positions};
 use crate::memory::Reservation;
@@ -35,6 +36,10 @@ const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so man
 
 /// Parts that are copied in while the keys are indexed, when the link would have nothing to do.
 const PARTS_AHEAD: usize = 4;
+
+/// The share of free host memory that a result may be expected to take whose rows wait for columns of the build side: all of it is there
+/// when the last of these arrives, whoever reads it meanwhile.
+const FREE_SHARE: u64 = 2;
 
 /// Pairs that are divided at once, at the most: those of a part among them are still worth a copy.
 pub(super) const PAIRS_AT_ONCE: usize = 1 << 24;
@@ -49,6 +54,8 @@ pub(super) struct Late<'a> {
     /// Ranges of the table's rows.
     parts: Vec<Range<u64>>,
     arriving: Mutex<Arriving>,
+    /// Parts cross the link one after the other.
+    turns: Turns,
     /// Of chunks whose copies are done.
     waiting: Mutex<Vec<Arc<Deferred<HalfThere>>>>,
     /// Whether memory ran short, so that no more rows wait.
@@ -59,11 +66,10 @@ pub(super) struct Late<'a> {
     spare: Mutex<Option<Reservation>>,
 }
 
-/// Parts on their way: they cross the link one after the other.
+/// Parts that are on their way, or there.
 #[derive(Default)]
 struct Arriving {
     asked_for: usize,
-    last: Option<Event>,
     there: BTreeMap<usize, (BTreeMap<usize, Column>, Event)>,
 }
 
@@ -78,13 +84,23 @@ struct Deferred<Columns> {
 
 impl<'a> Late<'a> {
     /// `None` where all of the build side comes first: the task says so, or rows are emitted that are not pairs, or are moved before they
-    /// are, or a column is there with the keys; or there is no host memory to spare.
-    pub(super) fn of(task: &Task, build: &'a SideInput, sizes: BatchSizes, shop: &Workshop<'_>) -> Option<Self> {
+    /// are, or a column is there with the keys; or there is too little host memory for all of the result to wait in.
+    pub(super) fn of(
+        task: &Task,
+        build: &'a SideInput,
+        probe: &SideInput,
+        sizes: BatchSizes,
+        shop: &Workshop<'_>,
+    ) -> Option<Self> {
         let is_plain = task.how == JoinKind::Inner && task.arrangement == Arrangement::Original && !task.counts_rows;
         let output = &build.output_columns;
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
         let gives_keys = build.key_columns.iter().any(|key| output.contains(key));
         if !task.build_columns_last || !is_plain || gives_keys || columns.is_empty() {
+            return None;
+        }
+        let result_rows = task.expected.pairs_per_row * probe.table.rows as f64;
+        if result_rows * task.expected.row_bytes > (shop.arena.free_bytes() / FREE_SHARE) as f64 {
             return None;
         }
         // Each stream makes batches while the ones before are on their way.
@@ -103,6 +119,7 @@ impl<'a> Late<'a> {
             part_bits,
             parts: parts.collect(),
             arriving: Mutex::default(),
+            turns: Turns::default(),
             waiting: Mutex::default(),
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
@@ -153,15 +170,10 @@ impl<'a> Late<'a> {
     }
 
     fn copy_part(&self, arriving: &mut Arriving, part: usize, shop: &Workshop<'_>) -> Result<()> {
-        let device = shop.device;
-        if let Some(last) = &arriving.last {
-            device.wait_event(last, shop.copies)?;
-        }
         let rows = self.build.rows(self.parts[part].clone());
         let copy = |&column: &usize| Ok((column, copy_column(shop, shop.copies, &rows, column)?));
-        let columns = self.columns.iter().map(copy).collect::<Result<_>>()?;
-        let there = device.record_event(shop.copies)?;
-        arriving.last = Some(there.clone());
+        let copies = || self.columns.iter().map(copy).collect::<Result<_>>();
+        let (columns, there) = self.turns.take(shop.device, shop.copies, copies)?;
         arriving.there.insert(part, (columns, there));
         arriving.asked_for = arriving.asked_for.max(part + 1);
         Ok(())
@@ -219,9 +231,16 @@ impl<'a> Late<'a> {
             })
         };
         let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
-        let outcome = emitter.emit_rest(&groups, &mut |part| self.part(part, build, emitter.shop));
+        // Whoever completes rows early lets go of all parts, also of those that are being read here.
+        let mut read = Vec::new();
+        let outcome = emitter.emit_rest(&groups, &mut |part| {
+            let part = self.part(part, build, emitter.shop)?;
+            read.push(part.clone());
+            Ok(part)
+        });
         // What is let go of now must not be read any more, however it came out.
         let settled = device.synchronize(&stream.uncancelled());
+        drop(read);
         outcome.and(settled)
     }
 
@@ -245,7 +264,7 @@ fn mean_row_bytes(input: &SideInput) -> u64 {
     input.device_row_bytes() as u64 + 1 + others / input.table.rows.max(1)
 }
 
-/// Bits of the row numbers of a part, such that [`PARTS_MAX`] parts are enough, and each but the last has so many rows at the least. With
+/// Bits of the row numbers of a part, such that [`PARTS`] parts are enough, and each but the last has so many rows at the least. With
 /// many parts little is left to do when the last has arrived.
 fn part_bits(rows: u64, part_rows_min: u64) -> u32 {
     rows.div_ceil(PARTS).max(part_rows_min).next_power_of_two().trailing_zeros()

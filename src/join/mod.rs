@@ -47,6 +47,7 @@ mod strategy;
 mod task;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod verify;
 
 use std::time::Instant;

@@ -175,10 +175,8 @@ impl Outcome {
             None => {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
-                let at_once = match emitter.late {
-                    Some(_) => expanded_pairs(device, emitter.sizes.gather_rows.max(PAIRS_AT_ONCE)),
-                    None => expanded_pairs(device, emitter.sizes.gather_rows),
-                };
+                let pairs_min = if emitter.late.is_some() { PAIRS_AT_ONCE } else { 0 };
+                let at_once = expanded_pairs(device, emitter.sizes.gather_rows.max(pairs_min));
                 for start in (0..pairs_total).step_by(at_once) {
                     let range = start..pairs_total.min(start + at_once as u64);
                     let rows = (range.end - range.start) as usize;

@@ -23,10 +23,11 @@ use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
 use super::run::{CHUNK_ROWS_MIN, beside};
+use super::turns::Turns;
 use super::{Arrangement, BatchSink, Task};
 use crate::Result;
 use crate::columns::KeyLayout;
-use crate::device::{Device, DeviceBuffer, Event, Filter, ROWS_MAX};
+use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 
 /// With several streams, a probe side comes in at least so many chunks for each: the first copy in and the last copy out
 /// overlap with nothing.
@@ -51,8 +52,8 @@ pub(super) struct Probing<'a> {
     pub(super) built: SharedBuild,
     /// Where columns of the build side come last.
     pub(super) late: Option<Late<'a>>,
-    /// When the last chunk that was taken is there: chunks cross the link one after the other.
-    pub(super) arrivals: Mutex<Option<Event>>,
+    /// Chunks cross the link one after the other.
+    pub(super) turns: Turns,
     /// The first row of the next chunk.
     pub(super) next_row: Mutex<u64>,
     /// Whether the last chunk needed columns beyond its keys on the device: so the next one will, most likely.
@@ -93,8 +94,7 @@ impl Probing<'_> {
         self.on_streams(shop, streams, |own, failed| {
             self.take_chunks(own, streams, failed)?;
             // The link goes on while other streams are at work on their last chunk.
-            let last = self.arrivals.lock().clone();
-            late.copy_rest(last.as_ref(), shop)
+            late.copy_rest(self.turns.last().as_ref(), shop)
         })?;
         let next = AtomicUsize::new(0);
         self.on_streams(shop, streams, |own, _| self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams))
@@ -178,10 +178,11 @@ impl Probing<'_> {
         };
         let filter = self.filter.as_ref();
         let arrange = || arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in);
-        // Only copies take turns: others would wait for what is done with a chunk, and a thread of the device that waits for its parts
-        // takes up other work, which may be that of a chunk that waits for its turn.
         let only_copies = self.task.arrangement == Arrangement::Original && !self.layout.is_made_on_host();
-        let arranged = if streams > 1 && only_copies { self.in_turn(shop, arrange)? } else { arrange()? };
+        let arranged = match streams > 1 && only_copies {
+            true => self.turns.take(shop.device, shop.stream, arrange)?.0,
+            false => arrange()?,
+        };
         self.arranged(chunk_rows);
         if let Some(unkeyed) = &arranged.unkeyed {
             let rows = SideRows::Numbered(&arranged, unkeyed.clone());
@@ -204,17 +205,6 @@ impl Probing<'_> {
     fn held_back_bytes(&self, device: &dyn Device) -> u64 {
         let columns = self.late.as_ref().map_or(0, Late::bytes_to_come);
         self.built.current().grouping_bytes(device) + columns
-    }
-
-    /// Queues the copies of a chunk behind those of the chunk before. They would share the link otherwise, and all arrive late.
-    fn in_turn<T>(&self, shop: &Workshop<'_>, queue: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut last = self.arrivals.lock();
-        if let Some(last) = &*last {
-            shop.device.wait_event(last, shop.stream)?;
-        }
-        let queued = queue()?;
-        *last = Some(shop.device.record_event(shop.stream)?);
-        Ok(queued)
     }
 
     fn arranged(&self, rows: f64) {

@@ -28,6 +28,7 @@ use super::monitor::Monitor;
 use super::outcome::Outcome;
 use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
+use super::turns::Turns;
 use super::verify::build_runs_are_exact;
 use super::{BatchSink, Task};
 use crate::columns::{KeyLayout, Role};
@@ -80,7 +81,7 @@ fn run_with_layout(
 
     let sizes =
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
-    let late = Late::of(task, build, sizes, &shop);
+    let late = Late::of(task, build, probe, sizes, &shop);
     let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
     let built = beside(device, || {
         loop {
@@ -131,7 +132,7 @@ fn run_with_layout(
         built: SharedBuild::new(built),
         columns_needed: AtomicBool::new(!probe.shares || late.is_some()),
         late,
-        arrivals: Mutex::default(),
+        turns: Turns::default(),
         next_row: Mutex::new(0),
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
     };

@@ -216,15 +216,17 @@ fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side
         let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
         let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
-        let found = [false, true].map(|build_columns_last| {
-            let task = Task { build_columns_last, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
+        // As it was planned, then with columns last; that the result is too large to wait is known at first, and then not.
+        let found = [(false, 4.0), (true, 4.0), (true, 0.01)].map(|(build_columns_last, pairs_per_row)| {
+            let mut task = Task { build_columns_last, chunk_rows_min: Some(1000), ..plan.task().unwrap() };
+            task.expected.pairs_per_row = pairs_per_row;
             let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
             join::run(&task, &device, catalog.arena(), &sink, &monitor).unwrap_or_else(|error| {
-                panic!("{host_bytes} and {device_bytes} B, last {build_columns_last}: {error}")
+                panic!("{host_bytes} and {device_bytes} B, last {build_columns_last}, {pairs_per_row} pairs: {error}")
             });
             assert_eq!(device.memory().used_bytes(), 0, "a join left device memory behind");
             sink.0.into_inner()
         });
-        assert_eq!(found, [4 * rows; 2], "{host_bytes} B of host memory, {device_bytes} B of the device");
+        assert_eq!(found, [4 * rows; 3], "{host_bytes} B of host memory, {device_bytes} B of the device");
     }
 }

@@ -588,7 +588,7 @@ pub struct DovetailMark {
     pub start: u32,
     /// How many.
     pub rows: u64,
-    /// Output: a byte per row.
+    /// Output: a byte per row, in a buffer of whole words.
     pub flags: *mut u8,
 }
 

@@ -13,7 +13,8 @@
 //!
 //! What is in no list is transient if the GPU still answers then, and else lost. After an error of the third class the context is
 //! of no use any more: the GPU is marked as lost, and answers every call with that sentence until the process starts anew. After
-//! one of the fourth class CUDA answers every call of the process with it, in whatever context: so it was on two H200s, with contexts of our own too. Only another process would be unharmed.
+//! one of the fourth class CUDA answers every call of the process with it, in whatever context: so it was on two H200s, with
+//! contexts of our own too. Only another process would be unharmed.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -400,7 +401,7 @@ impl Queue {
         self.raw
     }
 
-    /// Keeps host memory alive until a copy that is queued after this call is known to be done.
+    /// Keeps host memory alive until a copy that was queued before this call is known to be done.
     pub(super) fn hold(&self, buffer: Buffer) {
         self.in_flight.lock().buffers.push_back(buffer);
     }

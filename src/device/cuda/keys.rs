@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::abi::{self, DOVETAIL_FIELDS_MAX};
 use super::buffer::{CudaBuffer, pointer_of};
 use super::gather::{gather, gather_cells};
-use super::positions::select;
+use super::positions::{new_flags, select};
 use super::work::Work;
 use crate::device::{
     Carry, Column, DeviceBuffer, KeyEncoding, KeyField, KeyWidth, Keys, PackedKeys, Positions, Sorted, Width,
@@ -111,7 +111,7 @@ fn rows_valid_in_all(work: &Work<'_>, required: &[&DeviceBuffer], rows: usize) -
         return select::run(work, bitmaps_that(abi::DOVETAIL_VALID, required), None);
     }
     // More than one call looks at: those that are null anywhere are flagged, the others are left.
-    let flags = work.filled(rows, 0, "flags of rows with nulls")?;
+    let flags = new_flags(work, rows, "flags of rows with nulls")?;
     for bitmaps in required.chunks(DOVETAIL_FIELDS_MAX) {
         let (nulls, count) = select::run(work, bitmaps_that(abi::DOVETAIL_INVALID, bitmaps), None)?;
         let (positions, flags) = (nulls.as_ptr(), flags.as_mut_ptr());

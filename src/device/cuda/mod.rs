@@ -351,8 +351,7 @@ impl Device for CudaDevice {
     }
 
     fn new_flags(&self, rows: usize, stream: &Stream) -> Result<DeviceBuffer> {
-        let work = self.work(stream)?;
-        Ok(Arc::new(work.filled(rows, 0, "flags of matched rows")?))
+        Ok(Arc::new(positions::new_flags(&self.work(stream)?, rows, "flags of matched rows")?))
     }
 
     fn mark_build(&self, matches: &Matches, flags: &DeviceBuffer, stream: &Stream) -> Result<()> {

@@ -93,6 +93,11 @@ pub(super) fn select_flags(work: &Work<'_>, flags: &DeviceBuffer, rows: usize, w
     Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
 }
 
+/// A byte per row, all zero, in whole words.
+pub(super) fn new_flags(work: &Work<'_>, rows: usize, purpose: &str) -> Result<CudaBuffer> {
+    work.filled(rows.next_multiple_of(size_of::<u32>()), 0, purpose)
+}
+
 pub(super) fn mark_build(work: &Work<'_>, matches: &Matches, flags: &DeviceBuffer) -> Result<()> {
     /// Runs longer than this one are listed, by a number of two words each: `LONG_RUN` of kernels/select.cu.
     const LONG_RUN: usize = 256;

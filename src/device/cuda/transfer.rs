@@ -20,19 +20,7 @@ const COPY_IN: &str = "copying a column to the device";
 
 pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
     fault::before_copy(work.queue, COPY_IN)?;
-    let buffer = work.buffer(parts.iter().map(Buffer::len).sum(), COPY_IN)?;
-    let _watched = work.watch(COPY_IN, buffer.size());
-    let mut end = 0;
-    for part in parts.iter().filter(|part| !part.is_empty()) {
-        work.cancel.check()?;
-        work.queue.hold(part.clone());
-        // SAFETY: the parts together are as long as the buffer, and the queue keeps each until the copy is done.
-        let copied =
-            unsafe { result::memcpy_htod_async(buffer.pointer() + end as u64, part.as_slice(), work.queue.raw()) };
-        work.queue.gpu.check(copied, COPY_IN)?;
-        end += part.len();
-    }
-    Ok(Arc::new(buffer))
+    Ok(Arc::new(work.copy_from_host(parts, COPY_IN)?))
 }
 
 /// Parts of what is on the GPU already, one after the other.
@@ -87,12 +75,7 @@ fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
                     last = bytes[whole];
                 }
                 if whole > 0 {
-                    work.queue.hold(bytes.clone());
-                    // SAFETY: the parts together are as long as the buffer, and the queue keeps each until the copy is done.
-                    let copied = unsafe {
-                        result::memcpy_htod_async(bitmap.pointer() + start as u64, &bytes[..whole], work.queue.raw())
-                    };
-                    work.queue.gpu.check(copied, COPY_BITS_IN)?;
+                    work.copy_part(bytes.slice_with_length(0, whole), &bitmap, start, COPY_BITS_IN)?;
                 }
             }
             BitSlice::Ones { .. } => work.fill(&bitmap, start..start + whole, 0xff, COPY_BITS_IN)?,
@@ -123,7 +106,7 @@ fn copy_in_joined(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
         }
         start += part.len();
     }
-    work.upload(&bitmap, COPY_BITS_IN)
+    work.copy_from_host(&[Buffer::from_vec(bitmap)], COPY_BITS_IN)
 }
 
 pub(super) fn copy(work: &Work<'_>, from: &DeviceBuffer) -> Result<DeviceBuffer> {

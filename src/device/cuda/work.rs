@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::Arc;
 
+use arrow::buffer::Buffer;
 use cudarc::driver::result;
 
 use super::CudaStream;
@@ -80,16 +81,33 @@ impl Work<'_> {
         self.queue.gpu.observer.watch(self.queue, what, bytes as u64)
     }
 
-    /// Copies from host memory, which may be reused at once.
-    pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &'static str) -> Result<CudaBuffer> {
-        let buffer = self.values::<T>(values.len(), purpose)?;
-        if !values.is_empty() {
-            let _watched = self.watch(purpose, buffer.size());
-            // SAFETY: the buffer has room for them. The driver has read pageable memory when the call returns.
-            let copied = unsafe { result::memcpy_htod_async(buffer.pointer(), values, self.queue.raw()) };
-            self.queue.gpu.check(copied, purpose)?;
+    /// Queues copies of host memory, one part after the other in one buffer. The queue keeps each part until it was read.
+    pub(super) fn copy_from_host(&self, parts: &[Buffer], purpose: &'static str) -> Result<CudaBuffer> {
+        let buffer = self.buffer(parts.iter().map(Buffer::len).sum(), purpose)?;
+        let _watched = self.watch(purpose, buffer.size());
+        let mut end = 0;
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            self.cancel.check()?;
+            self.copy_part(part.clone(), &buffer, end, purpose)?;
+            end += part.len();
         }
         Ok(buffer)
+    }
+
+    /// Queues a copy of host memory to a buffer, from `offset` on. The queue keeps it until it was read.
+    pub(super) fn copy_part(&self, part: Buffer, to: &CudaBuffer, offset: usize, purpose: &'static str) -> Result<()> {
+        assert!(offset + part.len() <= to.size(), "{} bytes to {offset} of {}", part.len(), to.size());
+        // SAFETY: the buffer has room for them, as was just asserted, and the queue keeps them, also where the call failed.
+        let copied =
+            unsafe { result::memcpy_htod_async(to.pointer() + offset as u64, part.as_slice(), self.queue.raw()) };
+        // Not before the copy is queued: another thread that waits for the stream would let go of it.
+        self.queue.hold(part);
+        self.queue.gpu.check(copied, purpose)
+    }
+
+    /// Copies values that the caller need not keep.
+    pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &'static str) -> Result<CudaBuffer> {
+        self.copy_from_host(&[Buffer::from(bytemuck::cast_slice::<T, u8>(values))], purpose)
     }
 
     /// Copies bytes of one buffer to another, from `offset` on.

@@ -190,6 +190,11 @@ impl Arena {
         &self.inner.budget
     }
 
+    /// Bytes that pieces can take yet, of what was promised and of the budget.
+    pub fn free_bytes(&self) -> u64 {
+        self.pool.as_ref().map_or(0, ReservedPool::free_bytes) + self.inner.budget.free_bytes()
+    }
+
     /// What its slabs are made of.
     pub fn backing(&self) -> Backing {
         self.inner.backing
