@@ -15,7 +15,8 @@
 //                thread: can full buffers of a partition leave by one instruction?
 //   tiles        bytes per second that reach shared memory when a cluster's blocks read the same tiles, loaded once and
 //                multicast, or by each block for itself: what does it take that several blocks share a partition?
-//   link         bytes per second between pinned host memory and the GPU: in, out, and both at once
+//   link         bytes per second between pinned host memory and the GPU: in, out, and both at once, by how the memory was pinned, by
+//                the size of pieces, and beside gathers from random places: what do joins leave of the link's rate?
 //   peer         `store` into the memory of a second GPU, beside a plain copy to there: can a pass write to its peers?
 //
 // `store` by bulk copies needs compute capability 9.0, `tiles` 9 to 11 and code that is made for it (sm_90a, not sm_90), and `peer` a
@@ -26,9 +27,13 @@
 // that blocks of a cluster saw, in their order.
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include "common.cuh"
 
@@ -877,62 +882,151 @@ static void tiles(int processors, bool multicast, size_t count) {
 
 // ---- link -------------------------------------------------------------------------------------------------------------
 
-static void link(int processors, size_t count) {
-    constexpr size_t PIECES = 64;
-    constexpr u32 IN_SEED = 7, OUT_SEED = 11;
-    const size_t bytes = count * 8, piece = bytes / PIECES;
-    u32 *host_in = nullptr, *host_out = nullptr;
-    CHECK(cudaMallocHost(reinterpret_cast<void**>(&host_in), bytes));
-    CHECK(cudaMallocHost(reinterpret_cast<void**>(&host_out), bytes));
-    for (size_t at = 0; at < bytes / 4; ++at) host_in[at] = drawn(u32(at), IN_SEED);
-    auto* device_in = device_memory<char>(bytes);
-    auto* device_out = device_memory<char>(bytes);
-    fill(processors, device_out, bytes, OUT_SEED);
-    cudaStream_t in_stream, out_stream;
-    cudaEvent_t begin, in_end, out_end;
-    for (cudaStream_t* stream : {&in_stream, &out_stream}) CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
-    for (cudaEvent_t* event : {&begin, &in_end, &out_end}) CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-    const struct {
-        const char* name;
-        bool in, out;
-    } ways[] = {{"in", true, false}, {"out", false, true}, {"both", true, true}};
-    for (const auto& way : ways) {
+// Gathers values from random places until it is told to stop, as joins do while rows come and go.
+__global__ void gather_beside_kernel(const u32* __restrict__ table, u32 mask, u32* out, u32 out_mask, const volatile u32* stop,
+                                     u64* gathered) {
+    // Should nobody say so, it ends by itself after seconds.
+    constexpr u32 ROUNDS_MAX = 1 << 20;
+    const u32 step = gridDim.x * blockDim.x;
+    u32 at = blockIdx.x * blockDim.x + threadIdx.x, round = 0;
+    for (; round < ROUNDS_MAX && *stop == 0; ++round) {
+        u32 value[4];
+#pragma unroll
+        for (u32 lane = 0; lane < 4; ++lane) value[lane] = table[mix(at + lane * step) & mask];
+#pragma unroll
+        for (u32 lane = 0; lane < 4; ++lane) out[(at + lane * step) & out_mask] = value[lane];
+        at += 4 * step;
+    }
+    atomicAdd(gathered, u64(4) * round);
+}
+
+struct Way {
+    const char* name;
+    bool in, out;
+};
+constexpr Way IN{"in", true, false}, OUT{"out", false, true}, BOTH{"both", true, true};
+
+// Memory on both ends of the link, and what was copied last.
+struct Link {
+    static constexpr u32 IN_SEED = 7, OUT_SEED = 11;
+    static constexpr size_t GATHERED_BYTES = size_t(2) << 30, WRITTEN_BYTES = size_t(256) << 20;
+
+    int processors;
+    size_t bytes;
+    // How the host's memory came to stay in its place: allocated by CUDA, or by us and registered.
+    bool is_registered;
+    void *host_in, *host_out;
+    char *device_in, *device_out;
+    u32 *table, *written, *stop, *stop_words;
+    u64* gathered;
+    cudaStream_t in_stream, out_stream, gather_stream;
+    cudaEvent_t begin, in_end, out_end, gather_end;
+
+    Link(int processors, size_t bytes, bool is_registered) : processors(processors), bytes(bytes), is_registered(is_registered) {
+        for (void** host : {&host_in, &host_out}) {
+            if (is_registered) {
+                *host = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                if (*host == MAP_FAILED) std::perror("mmap"), std::exit(1);
+                madvise(*host, bytes, MADV_HUGEPAGE);
+                std::memset(*host, 1, bytes);
+                CHECK(cudaHostRegister(*host, bytes, cudaHostRegisterDefault));
+            } else {
+                CHECK(cudaMallocHost(host, bytes));
+            }
+        }
+        for (size_t at = 0; at < bytes / 4; ++at) static_cast<u32*>(host_in)[at] = drawn(u32(at), IN_SEED);
+        device_in = device_memory<char>(bytes);
+        device_out = device_memory<char>(bytes);
+        fill(processors, device_out, bytes, OUT_SEED);
+        table = device_memory<u32>(GATHERED_BYTES / 4);
+        written = device_memory<u32>(WRITTEN_BYTES / 4);
+        fill(processors, table, GATHERED_BYTES, 13);
+        stop = device_memory<u32>(1);
+        gathered = device_memory<u64>(1);
+        // A copy engine says when to stop: kernels may have no room beside the one that is to end.
+        CHECK(cudaMallocHost(reinterpret_cast<void**>(&stop_words), 8));
+        stop_words[0] = 0, stop_words[1] = 1;
+        for (cudaStream_t* stream : {&in_stream, &out_stream, &gather_stream})
+            CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+        for (cudaEvent_t* event : {&begin, &in_end, &out_end, &gather_end})
+            CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
+
+    ~Link() {
+        for (cudaEvent_t event : {begin, in_end, out_end, gather_end}) CHECK(cudaEventDestroy(event));
+        for (cudaStream_t stream : {in_stream, out_stream, gather_stream}) CHECK(cudaStreamDestroy(stream));
+        for (void* memory : {static_cast<void*>(device_in), static_cast<void*>(device_out), static_cast<void*>(table),
+                             static_cast<void*>(written), static_cast<void*>(stop), static_cast<void*>(gathered)})
+            CHECK(cudaFree(memory));
+        CHECK(cudaFreeHost(stop_words));
+        for (void* host : {host_in, host_out}) {
+            if (is_registered) {
+                CHECK(cudaHostUnregister(host));
+                munmap(host, bytes);
+            } else {
+                CHECK(cudaFreeHost(host));
+            }
+        }
+    }
+
+    Link(const Link&) = delete;
+
+    // Copies in pieces of that many bytes, beside gathers by so many blocks.
+    void measure(Way way, size_t piece, int gather_blocks) {
         CHECK(cudaMemset(device_in, 0xee, bytes));
         std::memset(host_out, 0xee, bytes);
-        // Between two events of the stream that is timed, which waits for both others.
+        CHECK(cudaMemset(gathered, 0, sizeof(u64)));
+        // Between two events of the stream that is timed, which waits for all others.
         double taken = seconds([&] {
+            CHECK(cudaMemcpyAsync(stop, stop_words, 4, cudaMemcpyHostToDevice, nullptr));
             CHECK(cudaEventRecord(begin));
-            CHECK(cudaStreamWaitEvent(in_stream, begin, 0));
-            CHECK(cudaStreamWaitEvent(out_stream, begin, 0));
+            for (cudaStream_t stream : {in_stream, out_stream, gather_stream}) CHECK(cudaStreamWaitEvent(stream, begin, 0));
+            if (gather_blocks > 0)
+                gather_beside_kernel<<<gather_blocks, 256, 0, gather_stream>>>(table, GATHERED_BYTES / 4 - 1, written,
+                                                                               WRITTEN_BYTES / 4 - 1, stop, gathered);
+            CHECK(cudaEventRecord(gather_end, gather_stream));
             for (size_t at = 0; at < bytes; at += piece) {
+                const size_t end = std::min(piece, bytes - at);
                 if (way.in)
-                    CHECK(cudaMemcpyAsync(device_in + at, reinterpret_cast<char*>(host_in) + at, piece, cudaMemcpyHostToDevice,
-                                          in_stream));
+                    CHECK(cudaMemcpyAsync(device_in + at, static_cast<char*>(host_in) + at, end, cudaMemcpyHostToDevice, in_stream));
                 if (way.out)
-                    CHECK(cudaMemcpyAsync(reinterpret_cast<char*>(host_out) + at, device_out + at, piece, cudaMemcpyDeviceToHost,
-                                          out_stream));
+                    CHECK(cudaMemcpyAsync(static_cast<char*>(host_out) + at, device_out + at, end, cudaMemcpyDeviceToHost, out_stream));
             }
             CHECK(cudaEventRecord(in_end, in_stream));
             CHECK(cudaEventRecord(out_end, out_stream));
             CHECK(cudaStreamWaitEvent(nullptr, in_end, 0));
             CHECK(cudaStreamWaitEvent(nullptr, out_end, 0));
+            CHECK(cudaMemcpyAsync(stop, stop_words + 1, 4, cudaMemcpyHostToDevice, nullptr));
+            CHECK(cudaStreamWaitEvent(nullptr, gather_end, 0));
         });
         if (way.in) verify_filled(processors, "words copied in", device_in, bytes, IN_SEED);
         if (way.out) {
             u64 wrong = 0;
-            for (size_t at = 0; at < bytes / 4; ++at) wrong += host_out[at] != drawn(u32(at), OUT_SEED);
+            for (size_t at = 0; at < bytes / 4; ++at) wrong += static_cast<u32*>(host_out)[at] != drawn(u32(at), OUT_SEED);
             expect_none("words copied out", wrong);
         }
-        std::printf("{\"case\":\"link\",\"way\":\"%s\",\"bytes_each_way\":%zu,\"piece_bytes\":%zu,\"seconds\":%.6g,"
-                    "\"gb_per_second\":%.4g}\n",
-                    way.name, bytes, piece, taken, double(bytes) * (way.in + way.out) / taken / 1e9);
+        u64 values = 0;
+        CHECK(cudaMemcpy(&values, gathered, sizeof values, cudaMemcpyDeviceToHost));
+        std::printf("{\"case\":\"link\",\"way\":\"%s\",\"bytes_each_way\":%zu,\"piece_bytes\":%zu,\"host_memory\":\"%s\","
+                    "\"gather_blocks\":%d,\"gathered_g_per_second\":%.4g,\"seconds\":%.6g,\"gb_per_second\":%.4g}\n",
+                    way.name, bytes, piece, is_registered ? "registered" : "allocated", gather_blocks,
+                    double(values) / RUNS / taken / 1e9, taken, double(bytes) * (way.in + way.out) / taken / 1e9);
     }
-    for (cudaEvent_t event : {begin, in_end, out_end}) CHECK(cudaEventDestroy(event));
-    for (cudaStream_t stream : {in_stream, out_stream}) CHECK(cudaStreamDestroy(stream));
-    CHECK(cudaFree(device_in));
-    CHECK(cudaFree(device_out));
-    CHECK(cudaFreeHost(host_in));
-    CHECK(cudaFreeHost(host_out));
+};
+
+static void link(int processors, size_t count) {
+    constexpr size_t MIB = 1 << 20;
+    {
+        Link allocated(processors, count * 8, false);
+        for (Way way : {IN, OUT, BOTH}) allocated.measure(way, 16 * MIB, 0);
+    }
+    Link registered(processors, count * 8, true);
+    for (Way way : {IN, OUT, BOTH}) registered.measure(way, 16 * MIB, 0);
+    for (size_t piece : {4 * MIB, MIB}) registered.measure(BOTH, piece, 0);
+    // From a fraction of what keeps the memory busy to more than has room at once.
+    for (int blocks : {processors / 8, processors / 2, processors, 2 * processors, 8 * processors}) {
+        for (Way way : {IN, OUT, BOTH}) registered.measure(way, 16 * MIB, std::max(blocks, 1));
+    }
 }
 
 // ---- peer -------------------------------------------------------------------------------------------------------------
