@@ -84,6 +84,16 @@ inline u32 blocks_for(u64 rows, u32 threads) { return u32(rows == 0 ? 1 : ceil_d
 // What an entry point answers: the error of its launch, if any. Errors of running kernels come with a later call.
 inline int launched() { return int(cudaGetLastError()); }
 
+// What an entry point answers for a call that failed or did not. The runtime remembers an error until it is asked for it: the next launch
+// of this thread must not take it for its own.
+inline int answered(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return int(error);
+}
+
+// What an entry point answers that was asked how much scratch memory a call takes: nobody has so much as it says after an error.
+inline std::uint64_t bytes_unless(cudaError_t error, size_t bytes) { return answered(error) == 0 ? bytes : ~std::uint64_t(0); }
+
 // Divides memory into pieces that begin at multiples of 256 bytes. From null on, it finds how much they take together.
 struct Divider {
     u8 *start, *at;
@@ -103,7 +113,7 @@ struct Divider {
 // What the current GPU has of something; nothing where it does not say.
 inline u32 limit_of(cudaDeviceAttr attribute) {
     int device = 0, limit = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&limit, attribute, device) != cudaSuccess) return 0;
+    if (answered(cudaGetDevice(&device)) != 0 || answered(cudaDeviceGetAttribute(&limit, attribute, device)) != 0) return 0;
     return u32(limit);
 }
 

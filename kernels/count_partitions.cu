@@ -31,14 +31,16 @@ u32 blocks_of(u64 rows) {
 struct Scratch {
     u32 *counts, *per_block;
     void* scan;
-    size_t scan_bytes, bytes;
+    size_t scan_bytes = 0, bytes;
+    // Of asking what the scan takes.
+    cudaError_t error;
 
     Scratch(void* memory, u64 rows, u32 bits) {
         const u64 partitions = u64(1) << bits;
         Divider divider(memory);
         counts = divider.take<u32>(partitions + 1);
         per_block = divider.take<u32>(u64(blocks_of(rows)) * words_of(bits));
-        cub::DeviceScan::ExclusiveSum(nullptr, scan_bytes, counts, counts, std::int64_t(partitions + 1));
+        error = cub::DeviceScan::ExclusiveSum(nullptr, scan_bytes, counts, counts, std::int64_t(partitions + 1));
         scan = divider.take<u8>(scan_bytes);
         bytes = divider.bytes();
     }
@@ -120,23 +122,25 @@ using namespace dovetail;
 
 uint64_t dovetail_count_partitions_scratch_bytes(uint64_t rows, uint32_t bits) {
     if (words_of(bits) * 4 > limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return 0;
-    return Scratch(nullptr, rows, bits).bytes;
+    const Scratch scratch(nullptr, rows, bits);
+    return bytes_unless(scratch.error, scratch.bytes);
 }
 
 int dovetail_count_partitions(const DovetailCountPartitions* args, DovetailStream stream_handle) {
     const cudaStream_t stream = cudaStream_t(stream_handle);
     Scratch scratch(args->scratch, args->rows, args->bits);
+    if (scratch.error != cudaSuccess) return answered(scratch.error);
     if (scratch.bytes > args->scratch_bytes || args->bits == 0 || args->coarse_bits > args->bits) return int(cudaErrorInvalidValue);
     const u32 partitions = 1u << args->bits, words = words_of(args->bits), blocks = blocks_of(args->rows);
     cudaError_t error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     const int code = with_key(args->key_bytes, [&](auto key) {
         const auto kernel = count_partitions<decltype(key)>;
         // The same whatever this call needs, because others set it as well.
         const u32 most = words_of(2 * DOVETAIL_PASS_BITS_MAX) * 4, limit = limit_of(cudaDevAttrMaxSharedMemoryPerBlockOptin);
         const cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most < limit ? most : limit));
-        if (error != cudaSuccess) return int(error);
+        if (error != cudaSuccess) return answered(error);
         kernel<<<blocks, THREADS, words * 4, stream>>>(*args, scratch.counts, scratch.per_block);
         return launched();
     });
@@ -144,7 +148,7 @@ int dovetail_count_partitions(const DovetailCountPartitions* args, DovetailStrea
     add_counts<<<blocks_for(words, 128), 128, 0, stream>>>(scratch.per_block, blocks, words, scratch.counts);
     error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, scratch.counts, args->bounds,
                                           std::int64_t(partitions) + 1, stream);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     const u32 coarse = (1u << args->coarse_bits) + 1;
     take_every<<<blocks_for(coarse, 128), 128, 0, stream>>>(args->bounds, partitions >> args->coarse_bits, coarse,
                                                             args->coarse_bounds);

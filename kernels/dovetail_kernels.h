@@ -14,6 +14,10 @@
 /// The most parts of a build side that pairs are divided by.
 #define DOVETAIL_PARTS_MAX 32
 
+/// The most rows that one selection looks at. CUB up to 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
+/// in the last tile are numbers of 32 bits, and wrap around (NVIDIA/cccl, issue 6584).
+#define DOVETAIL_SELECT_ROWS_MAX (1 << 30)
+
 /// The most bits that one partition pass resolves.
 #define DOVETAIL_PASS_BITS_MAX 8
 
@@ -108,7 +112,9 @@ struct DovetailSelect {
   uint32_t condition;
   /// What is added to every row that is listed.
   uint32_t base;
-  /// Rows to look at.
+  /// The first row to look at.
+  uint32_t start;
+  /// How many rows to look at: [`DOVETAIL_SELECT_ROWS_MAX`] at the most.
   uint64_t rows;
   /// Inputs, one kind of which each condition reads. A byte per row.
   const uint8_t *flags;

@@ -70,12 +70,13 @@ uint64_t dovetail_pair_starts_scratch_bytes(uint64_t rows) {
     size_t bytes = 0;
     DovetailPairStarts args{};
     args.rows = rows;
-    return pair_starts(nullptr, bytes, args, nullptr) == cudaSuccess ? bytes : ~0ull;
+    const cudaError_t error = pair_starts(nullptr, bytes, args, nullptr);
+    return bytes_unless(error, bytes);
 }
 
 int dovetail_pair_starts(const DovetailPairStarts* args, DovetailStream stream) {
     size_t bytes = args->scratch_bytes;
-    return int(pair_starts(args->scratch, bytes, *args, cudaStream_t(stream)));
+    return answered(pair_starts(args->scratch, bytes, *args, cudaStream_t(stream)));
 }
 
 int dovetail_expand(const DovetailExpand* args, DovetailStream stream) {

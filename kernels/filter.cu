@@ -16,7 +16,7 @@ __global__ void build(DovetailFilterBuild args) {
     const FilterBits bits(mix(static_cast<const Key*>(args.keys)[row]), args.word_mask);
     u64* word = reinterpret_cast<u64*>(args.words) + bits.word;
     // Keys that repeat find their bits set.
-    if ((*word & bits.pattern) != bits.pattern) atomicOr(word, bits.pattern);
+    if ((*const_cast<const volatile u64*>(word) & bits.pattern) != bits.pattern) atomicOr(word, bits.pattern);
 }
 
 }  // namespace

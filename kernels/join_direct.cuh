@@ -153,7 +153,7 @@ int run(const DovetailJoinPartitions& args, Columns columns, cudaStream_t stream
     constexpr u32 shared_bytes = sizeof(Shared<Key, Cell, COLUMNS>);
     const auto kernel = join<Key, Cell, COLUMNS>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     kernel<<<args.unit_count, THREADS, shared_bytes, stream>>>(args, columns);
     return launched();
 }

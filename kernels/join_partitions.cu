@@ -229,7 +229,7 @@ int dovetail_join_partitions(const DovetailJoinPartitions* args, DovetailStream 
         using Key = decltype(key);
         constexpr u32 shared_bytes = sizeof(Shared<Key>);
         const cudaError_t error = cudaFuncSetAttribute(join<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-        if (error != cudaSuccess) return int(error);
+        if (error != cudaSuccess) return answered(error);
         join<Key><<<args->unit_count, THREADS, shared_bytes, cudaStream_t(stream)>>>(*args);
         return launched();
     });

@@ -100,7 +100,7 @@ int dovetail_match_partitions(const DovetailMatchPartitions* args, DovetailStrea
         using Key = decltype(key);
         constexpr u32 shared_bytes = ROWS * sizeof(Key) + SLOTS * 4;
         const cudaError_t error = cudaFuncSetAttribute(match<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-        if (error != cudaSuccess) return int(error);
+        if (error != cudaSuccess) return answered(error);
         match<Key><<<args->unit_count, THREADS, shared_bytes, cudaStream_t(stream)>>>(*args);
         return launched();
     });

@@ -41,6 +41,8 @@ struct Scratch {
     u32 *counts, *cursors, *tile_starts;
     void* scan;
     size_t scan_bytes, bytes;
+    // Of asking what the scans take.
+    cudaError_t error;
 
     Scratch(void* memory, u32 parents, u32 bits) {
         const u64 partitions = u64(parents) << bits;
@@ -49,10 +51,11 @@ struct Scratch {
         cursors = divider.take<u32>(partitions + 1);
         tile_starts = divider.take<u32>(u64(parents) + 1);
         size_t of_counts = 0, of_tiles = 0;
-        cub::DeviceScan::ExclusiveSum(nullptr, of_counts, counts, cursors, std::int64_t(partitions + 1));
+        error = cub::DeviceScan::ExclusiveSum(nullptr, of_counts, counts, cursors, std::int64_t(partitions + 1));
         DovetailPartition args{};
         args.parents = parents;
-        cub::DeviceScan::ExclusiveSum(nullptr, of_tiles, tiles_of(args, 1), tile_starts, std::int64_t(parents) + 1);
+        if (error == cudaSuccess)
+            error = cub::DeviceScan::ExclusiveSum(nullptr, of_tiles, tiles_of(args, 1), tile_starts, std::int64_t(parents) + 1);
         scan_bytes = of_counts > of_tiles ? of_counts : of_tiles;
         scan = divider.take<u8>(scan_bytes);
         bytes = divider.bytes();
@@ -226,27 +229,27 @@ int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t strea
     if constexpr (sizeof(Key) <= 8) {
         if (args.is_counted && args.parents == 1 && args.move_count == 1 + EXTRA) {
             const cudaError_t error = run_combined<Key, Cell, EXTRA>(args, scratch.cursors, scratch.counts, stream);
-            if (error != cudaErrorNotSupported) return int(error);
+            if (error != cudaErrorNotSupported) return answered(error);
         }
     }
     cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, tiles_of(args, Sizes::TILE),
                                                       scratch.tile_starts, std::int64_t(args.parents) + 1, stream);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     // As many as there can be; blocks without a tile end at once.
     const u32 tiles = u32(args.rows / Sizes::TILE + args.parents);
     if (!args.is_counted) {
         error = cudaMemsetAsync(scratch.counts, 0, (partitions + 1) * 4, stream);
-        if (error != cudaSuccess) return int(error);
+        if (error != cudaSuccess) return answered(error);
         count_digits<Key, PER_THREAD><<<tiles, THREADS, 0, stream>>>(args, scratch.tile_starts, scratch.counts);
         error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, scratch.counts, args.bounds,
                                               std::int64_t(partitions) + 1, stream);
-        if (error != cudaSuccess) return int(error);
+        if (error != cudaSuccess) return answered(error);
     }
     error = cudaMemcpyAsync(scratch.cursors, args.bounds, partitions * 4, cudaMemcpyDeviceToDevice, stream);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     const auto kernel = scatter<Key, Cell, EXTRA, PER_THREAD>;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Sizes::SHARED_BYTES);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     kernel<<<tiles, THREADS, Sizes::SHARED_BYTES, stream>>>(args, scratch.tile_starts, scratch.cursors);
     return launched();
 }
@@ -271,13 +274,15 @@ u32 put_first(DovetailPartition& args, u32 width, u32 most) {
 using namespace dovetail;
 
 uint64_t dovetail_partition_scratch_bytes(uint32_t parents, uint32_t bits) {
-    return Scratch(nullptr, parents, bits).bytes;
+    const Scratch scratch(nullptr, parents, bits);
+    return bytes_unless(scratch.error, scratch.bytes);
 }
 
 int dovetail_partition(const DovetailPartition* given, DovetailStream stream_handle) {
     const cudaStream_t stream = cudaStream_t(stream_handle);
     DovetailPartition args = *given;
     Scratch scratch(args.scratch, args.parents, args.bits);
+    if (scratch.error != cudaSuccess) return answered(scratch.error);
     if (scratch.bytes > args.scratch_bytes) return int(cudaErrorInvalidValue);
     const int code = with_key(args.key_bytes, [&](auto key) {
         using Key = decltype(key);
@@ -293,7 +298,7 @@ int dovetail_partition(const DovetailPartition* given, DovetailStream stream_han
     });
     if (code != 0 || !args.largest) return code;
     const cudaError_t error = cudaMemsetAsync(args.largest, 0, 4, stream);
-    if (error != cudaSuccess) return int(error);
+    if (error != cudaSuccess) return answered(error);
     const u32 partitions = args.parents << args.bits;
     find_largest<<<blocks_for(partitions, 256), 256, 0, stream>>>(args.bounds, partitions, args.largest);
     return launched();

@@ -16,6 +16,7 @@ struct Condition {
     DovetailSelect args;
 
     __device__ bool operator()(u32 position) const {
+        // Of all rows, also where those that are looked at begin later.
         const u32 row = position - args.base;
         switch (args.condition) {
             case DOVETAIL_FLAG_SET: return args.flags[row] != 0;
@@ -48,7 +49,7 @@ struct Condition {
 };
 
 cudaError_t select(void* scratch, size_t& scratch_bytes, const DovetailSelect& args, cudaStream_t stream) {
-    return cub::DeviceSelect::If(scratch, scratch_bytes, thrust::counting_iterator<u32>(args.base), args.positions,
+    return cub::DeviceSelect::If(scratch, scratch_bytes, thrust::counting_iterator<u32>(args.base + args.start), args.positions,
                                  reinterpret_cast<u64*>(args.selected), std::int64_t(args.rows), Condition{args}, stream);
 }
 
@@ -115,12 +116,13 @@ uint64_t dovetail_select_scratch_bytes(uint64_t rows) {
     size_t bytes = 0;
     DovetailSelect args{};
     args.rows = rows;
-    return select(nullptr, bytes, args, nullptr) == cudaSuccess ? bytes : ~0ull;
+    const cudaError_t error = select(nullptr, bytes, args, nullptr);
+    return bytes_unless(error, bytes);
 }
 
 int dovetail_select(const DovetailSelect* args, DovetailStream stream) {
     size_t bytes = args->scratch_bytes;
-    return int(select(args->scratch, bytes, *args, cudaStream_t(stream)));
+    return answered(select(args->scratch, bytes, *args, cudaStream_t(stream)));
 }
 
 int dovetail_mark_runs(const DovetailMarkRuns* args, DovetailStream stream) {

@@ -59,13 +59,13 @@ uint64_t dovetail_sort_scratch_bytes(uint32_t width, uint64_t rows) {
     args.rows = rows;
     args.end_bit = 8 * width;
     const cudaError_t error = width == 4 ? sort<u32>(nullptr, bytes, args, nullptr) : sort<u64>(nullptr, bytes, args, nullptr);
-    return error == cudaSuccess ? bytes : ~0ull;
+    return bytes_unless(error, bytes);
 }
 
 int dovetail_sort(const DovetailSort* args, DovetailStream stream) {
     size_t bytes = args->scratch_bytes;
-    if (args->width == 4) return int(sort<u32>(args->scratch, bytes, *args, cudaStream_t(stream)));
-    return int(sort<u64>(args->scratch, bytes, *args, cudaStream_t(stream)));
+    if (args->width == 4) return answered(sort<u32>(args->scratch, bytes, *args, cudaStream_t(stream)));
+    return answered(sort<u64>(args->scratch, bytes, *args, cudaStream_t(stream)));
 }
 
 int dovetail_sort_image(const DovetailSortImage* args, DovetailStream stream) {

@@ -134,6 +134,10 @@ pub trait Device: Send + Sync + Debug {
     /// Waits on the CPU until all work queued on `stream` is done, and reports its first failure.
     fn synchronize(&self, stream: &Stream) -> Result<()>;
 
+    /// From now on a buffer is given back in the order of that stream's work, which waits for all that other streams do with it: who drops it
+    /// need not know what is still queued there. A column that the device keeps is given back by whoever keeps it, all the same.
+    fn hand_over(&self, _buffer: &DeviceBuffer, _stream: &Stream) {}
+
     // ---- Transfers -----------------------------------------------------------------------------------------------
 
     /// Brings byte ranges of host memory to the device, one after the other in one buffer. Without an emulated link a

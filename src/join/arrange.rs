@@ -143,6 +143,7 @@ pub(super) fn arrange(
     if arrangement != Arrangement::Original {
         // They are about to move with the keys.
         device.wait_event(&device.record_event(shop.copies)?, stream)?;
+        hand_over(&originals, shop);
     }
     let keys = Arc::new(keys);
     let unkeyed = match &keys.packed.rows_kept {
@@ -209,9 +210,6 @@ pub(super) fn arrange(
         }
         _ => Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?),
     };
-    // What was copied in is given back in the order of the stream that it came by, and whoever has it next may write to it: not before
-    // it was read here.
-    device.wait_event(&device.record_event(stream)?, shop.copies)?;
     if unkeyed.is_none() {
         originals.retain(|column, _| !carried.contains(column));
     }
@@ -291,6 +289,11 @@ impl Arranged {
         Ok(original)
     }
 
+    /// What was copied in on the workshop's other stream belongs to its main one, which has waited for it.
+    pub(super) fn hand_over_originals(&self, shop: &Workshop<'_>) {
+        hand_over(&self.originals.columns.lock(), shop);
+    }
+
     /// Whether rows were gathered from columns as they were copied in, other than from those that came to be keys.
     pub(super) fn used_originals(&self) -> bool {
         self.originals.used.load(Ordering::Relaxed)
@@ -341,6 +344,14 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, a
         && arrangement != Arrangement::Original
         // Rows without a key are gathered from the original column.
         && !input.has_nulls(column)
+}
+
+/// Whoever drops these columns, also for an error, may do so while the workshop's main stream still reads them. It has waited for their
+/// copies.
+fn hand_over(columns: &BTreeMap<usize, Column>, shop: &Workshop<'_>) {
+    for buffer in columns.values().flat_map(|column| std::iter::once(&column.data).chain(&column.validity)) {
+        shop.device.hand_over(buffer, shop.stream);
+    }
 }
 
 /// Copies a column in as it lies.

@@ -248,9 +248,10 @@ impl<'a> Late<'a> {
     fn bring_whole(&self, build: &Arranged, shop: &Workshop<'_>) -> Result<()> {
         let mut whole = self.whole.lock();
         if !*whole {
-            self.columns.iter().try_for_each(|&column| build.original(column, shop).map(|_| ()))?;
-            // Other streams know nothing of this one's copies.
-            shop.device.synchronize(shop.stream)?;
+            let brought = self.columns.iter().try_for_each(|&column| build.original(column, shop).map(|_| ()));
+            // Other streams know nothing of this one's copies, and find those that were queued before one failed.
+            let settled = shop.device.synchronize(&shop.stream.uncancelled());
+            brought.and(settled)?;
             *whole = true;
         }
         Ok(())

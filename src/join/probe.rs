@@ -86,8 +86,6 @@ impl Probing<'_> {
                 self.complete_late(&shop, 0, 1)
             });
         }
-        // What other streams are about to read has to be there.
-        device.synchronize(shop.stream)?;
         let Some(late) = &self.late else {
             return self.on_streams(shop, streams, |own, failed| self.take_chunks(own, streams, failed));
         };
@@ -100,7 +98,8 @@ impl Probing<'_> {
         self.on_streams(shop, streams, |own, _| self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams))
     }
 
-    /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one.
+    /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one. They begin when what the caller's
+    /// stream was given so far is done.
     fn on_streams(
         &self,
         shop: &Workshop<'_>,
@@ -108,8 +107,10 @@ impl Probing<'_> {
         work: impl Fn(&Workshop<'_>, &AtomicBool) -> Result<()> + Sync,
     ) -> Result<()> {
         let device = shop.device;
+        let built = device.record_event(shop.stream)?;
         let on_new_stream = |failed: &AtomicBool| {
             let stream = device.stream(shop.monitor.cancel().clone())?;
+            device.wait_event(&built, &stream)?;
             work(&Workshop { stream: &stream, copies: &stream, ..*shop }, failed)
         };
         let failed = AtomicBool::new(false);

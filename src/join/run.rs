@@ -102,7 +102,8 @@ fn run_with_layout(
         }
     })?;
     if late.is_none() {
-        device.synchronize(&copies)?;
+        device.wait_event(&device.record_event(&copies)?, &stream)?;
+        built.arranged.hand_over_originals(&shop);
     }
     progress.reach(Stretch::IndexBuild, 1.0);
     let filter = match task.filter && task.how.drops_unmatched(probe.side) {

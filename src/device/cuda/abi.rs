@@ -22,6 +22,10 @@ pub const DOVETAIL_MOVES_MAX: usize = 64;
 /// The most parts of a build side that pairs are divided by.
 pub const DOVETAIL_PARTS_MAX: usize = 32;
 
+/// The most rows that one selection looks at. CUB up to 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
+/// in the last tile are numbers of 32 bits, and wrap around (NVIDIA/cccl, issue 6584).
+pub const DOVETAIL_SELECT_ROWS_MAX: usize = 1 << 30;
+
 /// The most bits that one partition pass resolves.
 pub const DOVETAIL_PASS_BITS_MAX: u32 = 8;
 
@@ -109,7 +113,9 @@ pub struct DovetailSelect {
     pub condition: u32,
     /// What is added to every row that is listed.
     pub base: u32,
-    /// Rows to look at.
+    /// The first row to look at.
+    pub start: u32,
+    /// How many rows to look at: [`DOVETAIL_SELECT_ROWS_MAX`] at the most.
     pub rows: u64,
     /// Inputs, one kind of which each condition reads. A byte per row.
     pub flags: *const u8,

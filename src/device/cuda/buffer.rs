@@ -15,7 +15,8 @@ use crate::{Error, Result};
 /// What the pool hands out is a multiple of this many bytes; kernels that write whole words rely on it.
 const GRANULE_BYTES: usize = 256;
 
-/// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream it was made for, unless it [stays](Self::stay).
+/// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream it was made for, or that it was
+/// [handed over](Self::hand_over) to.
 #[derive(Debug)]
 pub(super) struct CudaBuffer {
     pointer: sys::CUdeviceptr,
@@ -40,10 +41,13 @@ impl CudaBuffer {
         Ok(Self { pointer, bytes, queue: Mutex::new(queue.clone()), reservation })
     }
 
-    /// From now on it is freed on that stream, so that the one it was made for need not live as long. Whoever drops it then sees
-    /// to it that nothing uses it any more.
-    pub(super) fn stay(&self, queue: &Arc<Queue>) {
-        *self.queue.lock() = queue.clone();
+    /// From now on it is freed on that stream, so that the one it was made for need not live as long, unless that would be on
+    /// `but_from`. What else uses it is done, or waited for by that stream, before it is dropped.
+    pub(super) fn hand_over(&self, queue: &Arc<Queue>, but_from: Option<&Arc<Queue>>) {
+        let mut current = self.queue.lock();
+        if !but_from.is_some_and(|other| Arc::ptr_eq(other, &current)) {
+            *current = queue.clone();
+        }
     }
 
     /// Bytes that may be used.

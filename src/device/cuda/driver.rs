@@ -201,6 +201,11 @@ impl Gpu {
         error
     }
 
+    /// The error of work that could not even be prepared.
+    pub(super) fn unprepared(&self, attempt: &str) -> Error {
+        self.error(sys::CUresult::CUDA_ERROR_UNKNOWN as c_int, "the size of its scratch memory is unknown", attempt)
+    }
+
     /// Whether the driver still answers for it, and all that was queued ends well.
     fn answers(&self) -> bool {
         self.context
@@ -414,8 +419,11 @@ impl Queue {
         // SAFETY: the stream lives as long as the queue.
         let waited = unsafe { result::stream::synchronize(self.raw) };
         let waited = self.gpu.check(waited, attempt);
-        let held = self.in_flight.lock().let_go_before(held);
-        drop(held);
+        // After an error that passes, copies may still be under way.
+        if waited.is_ok() || self.gpu.check_not_lost().is_err() {
+            let held = self.in_flight.lock().let_go_before(held);
+            drop(held);
+        }
         waited
     }
 
@@ -464,6 +472,10 @@ impl Drop for Queue {
         // SAFETY: nobody can queue work any more, and none is under way when its memory is let go of.
         let settled = unsafe { result::stream::synchronize(self.raw) };
         self.gpu.observer.settle(self);
+        if settled.is_err() && self.gpu.check_not_lost().is_ok() {
+            // Nobody knows what is still under way, so that its memory is nobody's any more.
+            std::mem::forget(std::mem::take(self.in_flight.get_mut()));
+        }
         let lane = Lane { raw: self.raw, read_back: *self.read_back.get_mut() };
         let mut idle = self.gpu.idle.lock();
         if settled.is_ok() && idle.len() < IDLE_LANES_MAX {

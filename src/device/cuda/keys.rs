@@ -254,7 +254,7 @@ pub(super) fn clustered(work: &Work<'_>, keys: &Keys, end_bit: u32) -> Result<Op
     let (rows, width) = (keys.rows, keys.width.bytes());
     // SAFETY: it computes a size from numbers.
     let scratch_bytes = unsafe { abi::dovetail_sort_scratch_bytes(width as u32, rows as u64) };
-    let takes = (rows * (width + 2 * size_of::<u32>())) as u64 + scratch_bytes;
+    let takes = scratch_bytes.saturating_add((rows * (width + 2 * size_of::<u32>())) as u64);
     if width > 8 || takes.saturating_mul(2) > work.memory.unused_bytes() {
         return Ok(None);
     }

@@ -211,6 +211,11 @@ impl Device for CudaDevice {
         cuda_stream(stream).queue.synchronize("waiting for work")
     }
 
+    fn hand_over(&self, buffer: &DeviceBuffer, stream: &Stream) {
+        let kept_on = self.kept.get().map(|kept| &kept.queue);
+        buffer::cuda(buffer).hand_over(&cuda_stream(stream).queue, kept_on);
+    }
+
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         transfer::copy_in(&self.work(stream)?, parts)
     }
@@ -227,7 +232,7 @@ impl Device for CudaDevice {
         };
         let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
         stream.cancel.check()?;
-        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).stay(&kept.queue);
+        let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).hand_over(&kept.queue, None);
         let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
         kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
     }

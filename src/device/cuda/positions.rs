@@ -19,6 +19,7 @@ pub(super) mod select {
         abi::DovetailSelect {
             condition,
             base: 0,
+            start: 0,
             rows: rows as u64,
             flags: null(),
             first: null(),
@@ -35,6 +36,15 @@ pub(super) mod select {
         }
     }
 
+    /// Rows that one call looks at.
+    fn rows_at_once() -> usize {
+        // Under sanitizers, tests come this way with few rows.
+        match cfg!(test) && std::env::var_os("DOVETAIL_TEST_ROWS_MAX").is_some() {
+            true => 1000,
+            false => abi::DOVETAIL_SELECT_ROWS_MAX,
+        }
+    }
+
     /// Runs it. `expected`: how many rows will be selected, if that is known; else it is read back, which waits.
     pub(in super::super) fn run(
         work: &Work<'_>,
@@ -45,17 +55,27 @@ pub(super) mod select {
         let rows = args.rows as usize;
         let positions = work.values::<u32>(expected.unwrap_or(rows), PURPOSE)?;
         let selected = work.buffer(size_of::<u64>(), PURPOSE)?;
+        let at_once = rows_at_once();
         // SAFETY: it computes a size from a number.
-        args.scratch_bytes = unsafe { abi::dovetail_select_scratch_bytes(args.rows) };
+        args.scratch_bytes = unsafe { abi::dovetail_select_scratch_bytes(rows.min(at_once) as u64) };
         let scratch = work.scratch(args.scratch_bytes, PURPOSE)?;
         args.scratch = scratch.as_mut_ptr();
-        args.positions = positions.as_mut_ptr();
         args.selected = selected.as_mut_ptr();
-        work.launch(PURPOSE, abi::dovetail_select, &args)?;
-        if let Some(expected) = expected {
-            return Ok((positions, expected));
+        let mut count = 0;
+        for start in (0..rows.max(1)).step_by(at_once) {
+            let end = rows.min(start + at_once);
+            (args.start, args.rows) = (start as u32, (end - start) as u64);
+            // SAFETY: as many were selected so far, of those that there is room for.
+            args.positions = unsafe { positions.as_mut_ptr::<u32>().add(count) };
+            work.launch(PURPOSE, abi::dovetail_select, &args)?;
+            match expected {
+                Some(expected) if end == rows => count = expected,
+                _ => count += work.read::<u64>(&selected, PURPOSE)? as usize,
+            }
         }
-        let count = work.read::<u64>(&selected, PURPOSE)? as usize;
+        if expected.is_some() {
+            return Ok((positions, count));
+        }
         if count > rows / 2 || rows < 1 << 16 {
             return Ok((positions, count));
         }

@@ -1087,6 +1087,31 @@ fn work_of_another_stream_waits_for_an_event() {
     assert!(gpu.device.is_sorted(&sorted.keys, &other).unwrap());
 }
 
+/// Memory that goes back in the order of the stream that it came by is another's at once, whatever a second stream is about to read there.
+#[test]
+fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
+    const ROWS: usize = 1 << 20;
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let other = gpu.device.stream(CancelFlag::new()).unwrap();
+    let numbers: Vec<u32> = (0..ROWS as u32).collect();
+    let (keys, backwards) = (gpu.keys(&numbers, KeyWidth::W16), numbers.iter().rev().copied().collect::<Vec<_>>());
+    let positions = gpu.list(&backwards, false);
+    let data = gpu.device.copy_in(&[Buffer::from_vec(numbers)], &other).unwrap();
+    gpu.device.wait_event(&gpu.device.record_event(&other).unwrap(), &gpu.stream).unwrap();
+    gpu.device.synchronize(&gpu.stream).unwrap();
+    // What keeps the stream from reading for long enough.
+    for _ in 0..20 {
+        gpu.device.sort(&keys, &[], &gpu.stream).unwrap();
+    }
+    let column = Column { data, width: Width::W4, rows: ROWS, validity: None };
+    let gathered = gpu.device.gather(&column, &positions, &gpu.stream).unwrap();
+    gpu.device.hand_over(&column.data, &gpu.stream);
+    drop(column);
+    let _written = gpu.device.new_flags(ROWS * size_of::<u32>(), &other).unwrap();
+    gpu.device.synchronize(&other).unwrap();
+    assert!(gpu.get::<u32>(&gathered.data, ROWS) == backwards, "memory was given away before it was read");
+}
+
 /// The header that the kernels include is made of the structs in `abi.rs`. `DOVETAIL_BLESS=1` writes it anew.
 #[test]
 fn the_header_agrees_with_the_structs() {

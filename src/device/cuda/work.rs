@@ -52,8 +52,11 @@ impl Work<'_> {
         self.queue.gpu.check(filled, purpose)
     }
 
-    /// Scratch memory, as much as a kernel's entry point asks for.
+    /// Scratch memory, as much as a kernel's entry point asks for; all bits are set where it could not tell.
     pub(super) fn scratch(&self, bytes: u64, purpose: &str) -> Result<CudaBuffer> {
+        if bytes == u64::MAX {
+            return Err(self.queue.gpu.unprepared(purpose));
+        }
         self.buffer(usize::try_from(bytes).unwrap_or(usize::MAX), purpose)
     }
 
