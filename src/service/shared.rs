@@ -105,10 +105,15 @@ impl Limits {
                 settings.message_limit
             )));
         }
-        for (flag, value) in [("--queue-limit", settings.queue_limit), ("--jobs-per-device", settings.jobs_per_device)]
-        {
-            if value == 0 {
-                return Err(Error::Invalid(format!("{flag} is 0, and no join would ever run; it goes from 1")));
+        for (flag, is_zero, what) in [
+            ("--queue-limit", settings.queue_limit == 0, "no join would ever run"),
+            ("--jobs-per-device", settings.jobs_per_device == 0, "no join would ever run"),
+            ("--stream-limit", settings.stream_limit == 0, "no client would ever be answered"),
+            ("--upload-limit", settings.upload_limit == 0, "no table would ever be taken"),
+            ("--ticket-seconds", settings.ticket_seconds == 0, "no ticket would ever be good"),
+        ] {
+            if is_zero {
+                return Err(Error::Invalid(format!("{flag} is 0, and {what}; it goes from 1")));
             }
         }
         if settings.endpoints == 0 || settings.endpoints > 1024 {

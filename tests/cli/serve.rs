@@ -62,6 +62,11 @@ fn a_file_with_an_unknown_key_is_refused_with_the_closest_one() {
 fn a_configuration_is_checked_without_being_run() {
     let sound = run(&["serve", "--check-config"]);
     assert!(sound.status.success() && stdout(&sound).contains("sound"), "{}", stderr(&sound));
+    for flag in ["--queue-limit", "--jobs-per-device", "--stream-limit", "--upload-limit", "--ticket-seconds"] {
+        let useless = run(&["serve", "--check-config", flag, "0"]);
+        assert_eq!(useless.status.code(), Some(2), "{flag}");
+        assert!(stderr(&useless).contains(&format!("{flag} is 0, and no ")), "{}", stderr(&useless));
+    }
     let missing = run(&["serve", "--check-config", "--token-file", "/nowhere/tokens"]);
     assert_eq!(missing.status.code(), Some(2));
     assert!(stderr(&missing).contains("token-file names /nowhere/tokens"), "{}", stderr(&missing));
