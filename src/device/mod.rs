@@ -278,6 +278,9 @@ pub trait Device: Send + Sync + Debug {
     /// Looks positions up in a list of positions: `map[positions[i]]`, [`NO_ROW`] staying as it is. Composes arrangements.
     fn compose(&self, map: &Positions, positions: &Positions, stream: &Stream) -> Result<Positions>;
 
+    /// Those entries of each list, one list after the other in one. None of them is [`NO_ROW`].
+    fn concat(&self, lists: &[(&Positions, Range<usize>)], stream: &Stream) -> Result<Positions>;
+
     /// The rows of `column` at `positions`, on the device. [`NO_ROW`] gives a null.
     fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column>;
 

@@ -79,6 +79,8 @@ enum Pending {
     Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     Ready(ArrayRef),
+    /// As it left before, a stretch at a time.
+    Left(Vec<ArrayRef>),
     /// Gathered from batches that share no dictionary: it has one of its own, with 32-bit keys.
     Encoded(ArrayRef),
     /// The first, and where that is null, the second.
@@ -98,9 +100,9 @@ impl Source {
     }
 }
 
-/// Rows that are treated at once: of all that are emitted together, or of a group of them.
+/// Rows that are treated at once: some of all that are emitted together, or of those that wait for the same part of the build side.
 struct Piece {
-    group: usize,
+    part: usize,
     range: Range<usize>,
 }
 
@@ -161,8 +163,8 @@ impl Emitter<'_> {
         self.emit_pieces(self.pieces(0, 0..rows), ahead, &mut |piece| self.queue(build, probe, &piece.range), emitted)
     }
 
-    /// Emits the rows of groups whose columns of the probe side have left before. `part` answers the rows of that part of the build side,
-    /// as they lie in its table, once they are on their way.
+    /// Emits the rows of groups whose columns of the probe side have left before, those of each part of the build side next to each other.
+    /// `part` answers the rows of that part, as they lie in its table, once they are on their way.
     ///
     /// # Errors
     /// As of [`emit`](Self::emit), and those of `part`.
@@ -173,26 +175,30 @@ impl Emitter<'_> {
     ) -> Result<()> {
         /// Pieces are small, and the rows of the next part may have yet to arrive.
         const AHEAD: usize = 3;
-        let pieces = groups.iter().enumerate().flat_map(|(number, group)| self.pieces(number, group.range.clone()));
+        // Those of a part are gathered together, whatever chunks they are of: copies of a megabyte leave a sixth of the link unused.
+        let parts: Vec<&[Group<'_>]> = groups.chunk_by(|a, b| a.part == b.part).collect();
+        let rows_of = |groups: &[Group<'_>]| groups.iter().map(|group| group.range.len()).sum();
+        let pieces = parts.iter().enumerate().flat_map(|(part, groups)| self.pieces(part, 0..rows_of(groups)));
         let ahead = if self.shop.device.info().streams > 1 { AHEAD } else { 0 };
         let mut current = None;
         let mut queue = |piece: &Piece| {
-            let group = &groups[piece.group];
+            let groups = parts[piece.part];
+            let number = groups[0].part;
             let arranged = match current.take() {
-                Some((number, arranged)) if number == group.part => arranged,
-                _ => part(group.part)?,
+                Some((last, arranged)) if last == number => arranged,
+                _ => part(number)?,
             };
-            let (_, arranged) = current.insert((group.part, arranged));
-            self.queue_rest(group, arranged, &piece.range)
+            let (_, arranged) = current.insert((number, arranged));
+            self.queue_rest(groups, arranged, &piece.range)
         };
         self.emit_pieces(pieces, ahead, &mut queue, &mut |_| {})
     }
 
     /// Rows in as many pieces as it takes to treat one at once.
-    fn pieces(&self, group: usize, rows: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+    fn pieces(&self, part: usize, rows: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
         let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
         let starts = rows.clone().step_by(at_once);
-        starts.map(move |start| Piece { group, range: start..rows.end.min(start + at_once) })
+        starts.map(move |start| Piece { part, range: start..rows.end.min(start + at_once) })
     }
 
     fn emit_pieces(
@@ -265,7 +271,7 @@ impl Emitter<'_> {
                 .into_iter()
                 .zip(self.task.schema.fields())
                 .map(|(column, field)| match column {
-                    Pending::Shared(arrays) => Ok(arrays),
+                    Pending::Shared(arrays) | Pending::Left(arrays) => Ok(arrays),
                     gathered => Ok(vec![finisher.finish(gathered, field)?]),
                 })
                 .collect::<Result<Vec<Vec<ArrayRef>>>>()
@@ -387,25 +393,32 @@ impl Emitter<'_> {
         Ok(HalfThere { columns, _paid: finisher.paid })
     }
 
-    /// Queues the columns of the build side, beside those of the probe side that have left.
-    fn queue_rest(&self, group: &Group<'_>, part: &Arranged, range: &Range<usize>) -> Result<InFlight> {
+    /// Queues the columns of the build side, beside those of the probe side that have left: of those of the groups' rows, counted from the
+    /// first of the first group, that lie in `range`.
+    fn queue_rest(&self, groups: &[Group<'_>], part: &Arranged, range: &Range<usize>) -> Result<InFlight> {
+        let Workshop { device, stream, monitor, .. } = *self.shop;
         let rows = range.len();
-        let numbers = SideRows::Numbered(part, group.build.clone()).part(range, self.shop)?;
-        let mut side = Gatherer::new(self, self.build, numbers, rows);
-        self.shop.monitor.counted_phase("gather", |moved| {
-            let columns = group.half.columns.iter().map(|(_, column, there)| {
-                self.shop.monitor.cancel().check()?;
-                match there {
-                    Some(there) => Ok(Pending::Ready(there.slice(range.start, rows))),
-                    None => {
-                        moved.bytes += 2 * side.width_bytes(*column) * rows as u64;
-                        side.gather(*column)
-                    }
+        let taken = taken_of(groups, range);
+        let lists: Vec<_> = taken.iter().map(|(group, rows)| (group.build, rows.clone())).collect();
+        let numbers = monitor.phase("gather", 0, || device.concat(&lists, stream))?;
+        let mut side = Gatherer::new(self, self.build, SideRows::Numbered(part, numbers), rows);
+        monitor.counted_phase("gather", |moved| {
+            let columns = groups[0].half.columns.iter().enumerate().map(|(at, (role, column, _))| {
+                monitor.cancel().check()?;
+                if *role == Role::Build {
+                    moved.bytes += 2 * side.width_bytes(*column) * rows as u64;
+                    return side.gather(*column);
                 }
+                let left = |(group, rows): &(&Group<'_>, Range<usize>)| {
+                    let there = group.half.columns[at].2.as_ref().expect("columns of the probe side have left");
+                    there.slice(rows.start, rows.len())
+                };
+                Ok(Pending::Left(taken.iter().map(left).collect()))
             });
             let columns = columns.collect::<Result<_>>()?;
-            let complete = self.shop.device.record_event(self.shop.stream)?;
-            Ok(InFlight { range: range.clone(), stretches: vec![rows], columns, complete })
+            let complete = device.record_event(stream)?;
+            let stretches = taken.iter().map(|(_, rows)| rows.len()).collect();
+            Ok(InFlight { range: range.clone(), stretches, columns, complete })
         })
     }
 
@@ -448,10 +461,23 @@ impl Emitter<'_> {
 impl Piece {
     /// Its second half, and its first.
     fn halves(&self) -> [Self; 2] {
-        let (group, Range { start, end }) = (self.group, self.range.clone());
+        let (part, Range { start, end }) = (self.part, self.range.clone());
         let middle = start + (end - start) / 2;
-        [Self { group, range: middle..end }, Self { group, range: start..middle }]
+        [Self { part, range: middle..end }, Self { part, range: start..middle }]
     }
+}
+
+/// Which rows of which groups lie in a range of all of their rows.
+fn taken_of<'g, 'a>(groups: &'g [Group<'a>], range: &Range<usize>) -> Vec<(&'g Group<'a>, Range<usize>)> {
+    let mut start = 0;
+    let of_group = |group: &'g Group<'a>| {
+        let (from, to) = (range.start.max(start), range.end.min(start + group.range.len()));
+        let offset = group.range.start;
+        let taken = (from < to).then(|| (group, offset + from - start..offset + to - start));
+        start += group.range.len();
+        taken
+    };
+    groups.iter().filter_map(of_group).collect()
 }
 
 fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
@@ -470,7 +496,7 @@ struct Finisher<'a> {
 impl Finisher<'_> {
     fn finish(&mut self, column: Pending, field: &FieldRef) -> Result<ArrayRef> {
         let array = match column {
-            Pending::Shared(_) => unreachable!("what is shared with the table is what the result shows"),
+            Pending::Shared(_) | Pending::Left(_) => unreachable!("it is what the result shows"),
             Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
             Pending::Ready(array) => array,
             Pending::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {

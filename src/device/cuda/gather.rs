@@ -1,6 +1,7 @@
 //! Values at positions, to the device and to host memory.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
@@ -139,6 +140,23 @@ pub(super) fn compose(work: &Work<'_>, map: &Positions, positions: &Positions) -
     };
     gather_cells(work, data, data_start, Width::W4, positions, NO_ROW_BYTE, &out)?;
     Ok(Positions::List { data: Arc::new(out), rows, may_miss: may_miss(map) || may_miss(positions) })
+}
+
+pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> Result<Positions> {
+    const PURPOSE: &str = "putting positions together";
+    let rows = lists.iter().map(|(_, range)| range.len()).sum();
+    let all = work.values::<u32>(rows, PURPOSE)?;
+    let bytes = |range: &Range<usize>| range.start * size_of::<u32>()..range.end * size_of::<u32>();
+    let mut end = 0;
+    for (positions, range) in lists {
+        let Positions::List { data, rows, may_miss: false } = positions else {
+            unreachable!("lists are put together, of rows that are there")
+        };
+        assert!(range.end <= *rows, "entries {range:?} of {rows}");
+        work.copy_to(cuda(data), bytes(range), &all, end, PURPOSE)?;
+        end += bytes(range).len();
+    }
+    Ok(Positions::List { data: Arc::new(all), rows, may_miss: false })
 }
 
 pub(super) fn positions_to_host(work: &Work<'_>, positions: &Positions, arena: &Arena) -> Result<Buffer> {

@@ -375,6 +375,10 @@ impl Device for CudaDevice {
         gather::compose(&self.work(stream)?, map, positions)
     }
 
+    fn concat(&self, lists: &[(&Positions, Range<usize>)], stream: &Stream) -> Result<Positions> {
+        gather::concat(&self.work(stream)?, lists)
+    }
+
     fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column> {
         gather::gather(&self.work(stream)?, column, positions)
     }

@@ -1087,6 +1087,18 @@ fn work_of_another_stream_waits_for_an_event() {
     assert!(gpu.device.is_sorted(&sorted.keys, &other).unwrap());
 }
 
+#[test]
+fn lists_of_positions_are_put_together_in_their_order() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    for rows in sizes().filter(|&rows| rows >= 31) {
+        let lists = [(0..rows as u32).rev().collect::<Vec<_>>(), vec![7, 8, 9]].map(|list| gpu.list(&list, false));
+        let parts = [(&lists[1], 1..3), (&lists[0], 1..rows - 1), (&lists[0], 5..5), (&lists[1], 0..1)];
+        let found = gpu.device.concat(&parts, &gpu.stream).unwrap();
+        let expected: Vec<u32> = [8, 9].into_iter().chain((1..rows as u32 - 1).rev()).chain([7]).collect();
+        assert!(gpu.numbers(&found) == expected, "{rows} rows");
+    }
+}
+
 /// Memory that goes back in the order of the stream that it came by is another's at once, whatever a second stream is about to read there.
 #[test]
 fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {

@@ -118,6 +118,21 @@ fn pick_bits(positions: &[u32], valid: impl Fn(u32) -> bool, bitmap: &mut [u8]) 
     positions.len() - ones
 }
 
+pub(super) fn concat(run: &Run<'_>, lists: &[(&Positions, Range<usize>)]) -> Result<Positions> {
+    let rows = lists.iter().map(|(_, range)| range.len()).sum();
+    let mut all = run.values::<u32>(rows, "putting positions together")?;
+    let mut rest = &mut all[..];
+    for (positions, range) in lists {
+        let Positions::List { data, rows, may_miss: false } = positions else {
+            unreachable!("lists are put together, of rows that are there")
+        };
+        let (next, after) = rest.split_at_mut(range.len());
+        run.copy(&values_of::<u32>(data, *rows)[range.clone()], next)?;
+        rest = after;
+    }
+    Ok(Positions::List { data: all.freeze(), rows, may_miss: false })
+}
+
 pub(super) fn compose(run: &Run<'_>, map: &Positions, positions: &Positions) -> Result<Positions> {
     match (map, positions) {
         (Positions::Range(map), Positions::Range(range)) => {
@@ -241,6 +256,19 @@ mod tests {
         let column = Column { data, width: crate::device::Width::W16, rows: 15, validity: None };
         let moved = bench.device.gather(&column, &bench.list(&[14, 0], false), &bench.stream).unwrap();
         assert_eq!(bytes_of(&moved.data)[..32], [&bytes[227..243], &bytes[3..19]].concat());
+    }
+
+    #[test]
+    fn lists_are_put_together_in_their_order() {
+        let bench = Bench::new(2);
+        let lists =
+            [vec![5u32, 6, 7], vec![], (0..100_000).rev().collect()].map(|list: Vec<u32>| bench.list(&list, false));
+        let parts =
+            [(&lists[2], 1..99_999), (&lists[1], 0..0), (&lists[0], 2..3), (&lists[0], 0..2), (&lists[0], 1..1)];
+        let found = bench.device.concat(&parts, &bench.stream).unwrap();
+        let expected: Vec<u32> = (1..99_999).rev().chain([7, 5, 6]).collect();
+        assert_eq!(numbers(&found), expected);
+        assert_eq!(numbers(&bench.device.concat(&[], &bench.stream).unwrap()), Vec::<u32>::new());
     }
 
     #[test]

@@ -449,6 +449,10 @@ impl Device for HostDevice {
         self.run(stream, |run| gather::compose(run, map, positions))
     }
 
+    fn concat(&self, lists: &[(&Positions, Range<usize>)], stream: &Stream) -> Result<Positions> {
+        self.run(stream, |run| gather::concat(run, lists))
+    }
+
     fn gather(&self, column: &Column, positions: &Positions, stream: &Stream) -> Result<Column> {
         self.run(stream, |run| gather::gather(run, column, positions))
     }
