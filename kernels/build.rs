@@ -1,7 +1,8 @@
 //! How the kernels are compiled: by whatever nvcc there is, for every GPU that Dovetail knows, into one static library.
 //!
 //! `DOVETAIL_CUDA` says what happens without an nvcc: `auto` (the default) builds for the CPU only and says so, `require` fails,
-//! and `off` does not look for one. nvcc is sought in `NVCC`, `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
+//! and `off` does not look for one. nvcc is what `NVCC` names, by its path or as `PATH` knows it; without that it is sought in
+//! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
 //! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as
 //! PTX, for GPUs that come later.
 
@@ -22,8 +23,11 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
     }
     let mode = std::env::var("DOVETAIL_CUDA").unwrap_or_else(|_| "auto".into());
     let nvcc = match mode.as_str() {
-        "off" => return Ok(()),
-        "auto" | "require" => find_nvcc(),
+        "off" => {
+            println!("cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=it was made with DOVETAIL_CUDA=off");
+            return Ok(());
+        }
+        "auto" | "require" => find_nvcc()?,
         other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto or off").into()),
     };
     let Some(nvcc) = nvcc else {
@@ -32,6 +36,7 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
             return Err(format!("DOVETAIL_CUDA=require, and no nvcc was found: {hint}").into());
         }
         println!("cargo::warning=no nvcc was found, so that this build runs joins on the CPU only; {hint}");
+        println!("cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=no nvcc was found when it was made");
         return Ok(());
     };
     let root = nvcc.parent().and_then(Path::parent).ok_or("nvcc lies in no toolkit")?.to_path_buf();
@@ -53,14 +58,25 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn find_nvcc() -> Option<PathBuf> {
-    if let Some(nvcc) = std::env::var_os("NVCC") {
-        return Some(PathBuf::from(nvcc));
-    }
-    let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
+/// Where nvcc is, behind all links: its toolkit lies around it. `None` where none is named and none is found.
+fn find_nvcc() -> Result<Option<PathBuf>, Box<dyn Error>> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = home.into_iter().chain(std::env::split_paths(&path)).chain([PathBuf::from("/usr/local/cuda/bin")]);
-    folders.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file()).and_then(|nvcc| nvcc.canonicalize().ok())
+    let found = |mut candidates: Box<dyn Iterator<Item = PathBuf> + '_>| candidates.find(|nvcc| nvcc.is_file());
+    let nvcc = match std::env::var_os("NVCC").map(PathBuf::from) {
+        Some(named) => {
+            let is_bare = named.components().count() == 1;
+            let folders = std::env::split_paths(&path).filter(|_| is_bare);
+            let there = found(Box::new(folders.map(|folder| folder.join(&named)).chain([named.clone()])));
+            Some(there.ok_or_else(|| format!("NVCC is {}, and there is no such file", named.display()))?)
+        }
+        None => {
+            let home = std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin"));
+            let folders = home.into_iter().chain(std::env::split_paths(&path));
+            let folders = folders.chain([PathBuf::from("/usr/local/cuda/bin")]);
+            found(Box::new(folders.map(|folder| folder.join("nvcc"))))
+        }
+    };
+    Ok(nvcc.map(|nvcc| nvcc.canonicalize()).transpose()?)
 }
 
 /// Compiles unless the last build was of the same sources by the same compiler: this runs after every commit, and takes minutes.

@@ -71,7 +71,7 @@ pub fn why_no_gpu() -> &'static str {
 /// Why [`gpu_count`] is 0.
 #[cfg(not(dovetail_cuda))]
 pub fn why_no_gpu() -> &'static str {
-    "this build has no kernels, because no nvcc was found when it was made"
+    concat!("this build has no kernels: ", env!("DOVETAIL_WHY_NO_KERNELS"))
 }
 
 /// Opens GPU number `index`, with `threads` CPU threads for the work beside it. `budget` is told how many bytes its memory can
@@ -90,7 +90,6 @@ pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) 
 /// [`Error::Unsupported`], because this build has no kernels.
 #[cfg(not(dovetail_cuda))]
 pub fn open_gpu(index: u16, _threads: usize, _budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
-    Err(Error::Unsupported(format!(
-        "cuda:{index} is a GPU, which this build cannot use: no nvcc was found when it was made; use host devices"
-    )))
+    let why = why_no_gpu();
+    Err(Error::Unsupported(format!("cuda:{index} is a GPU, which cannot be used, because {why}; use the CPU")))
 }

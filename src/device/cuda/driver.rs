@@ -111,9 +111,14 @@ impl Gpu {
         // Without a driver its library panics.
         let count = gpu_count()?;
         if ordinal >= count {
+            let there_are = match count {
+                0 if is_driver_present() => "the CUDA driver shows none".into(),
+                0 => "no CUDA driver was found".into(),
+                1 => "there is one, number 0".into(),
+                _ => format!("there are {count}, from 0 on"),
+            };
             return Err(Error::Unsupported(format!(
-                "there is no GPU {ordinal}: this machine has {}; use host devices",
-                if count == 0 { "none that it can use".into() } else { count.to_string() }
+                "there is no GPU {ordinal}: {there_are}; use the CPU instead: host"
             )));
         }
         let context = CudaContext::new(usize::from(ordinal))
