@@ -424,12 +424,16 @@ impl Queue {
         // SAFETY: the stream lives as long as the queue.
         let waited = unsafe { result::stream::synchronize(self.raw) };
         let waited = self.gpu.check(waited, attempt);
-        // After an error that passes, copies may still be under way.
-        if waited.is_ok() || self.gpu.check_not_lost().is_err() {
+        if !self.may_go_on_after(&waited) {
             let held = self.in_flight.lock().let_go_before(held);
             drop(held);
         }
         waited
+    }
+
+    /// Whether work may be under way although it was waited for: after an error that passes. A lost GPU does nothing any more.
+    fn may_go_on_after(&self, waited: &Result<()>) -> bool {
+        waited.is_err() && self.gpu.check_not_lost().is_ok()
     }
 
     /// Reads values back, when all work before has been done.
@@ -477,7 +481,9 @@ impl Drop for Queue {
         // SAFETY: nobody can queue work any more, and none is under way when its memory is let go of.
         let settled = unsafe { result::stream::synchronize(self.raw) };
         self.gpu.observer.settle(self);
-        if settled.is_err() && self.gpu.check_not_lost().is_ok() {
+        // This may be the first to hear that the GPU is lost. Once that is known it has been said.
+        let waited = self.gpu.check_not_lost().and_then(|()| self.gpu.check(settled, "ending a stream"));
+        if self.may_go_on_after(&waited) {
             // Nobody knows what is still under way, so that its memory is nobody's any more.
             std::mem::forget(std::mem::take(self.in_flight.get_mut()));
         }
