@@ -2,10 +2,12 @@
 
     pip install -r tests/python/requirements.txt
     dovetail bench wu-13 --out results.jsonl
-    python benches/plot.py results.jsonl            # writes wu-13.svg and wu-13-phases.svg beside results.jsonl
+    python benches/plot.py results.jsonl            # wu-13.svg, wu-13-phases.svg, wu-13-memory.svg beside results.jsonl
 
 Each line of results names the axis of its suite's figure. A figure shows rows of both sides per second, as the papers
-do; that of the phases, the seconds of each part of a join. Where a suite varies more than its axis, each combination
+do, with the floor of `dovetail bench` as a dashed line; that of the phases, the seconds of each part of a join, added
+up over streams, with which a floor cannot be compared; that of the memory, the most that each strategy took on the
+device, with the bytes of tables and result as a dashed line. Where a suite varies more than its axis, each combination
 has a panel.
 """
 
@@ -16,6 +18,7 @@ import json
 import sys
 import textwrap
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -47,6 +50,9 @@ FOLLOW = {
     "query": {"build_rows", "ratio"},
     "bytes_in": set(FIELDS),
 }
+
+# How far above the fastest strategy a floor is still drawn.
+FLOOR_TIMES_MAX = 3
 
 STRATEGIES = ["hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur", "auto"]
 
@@ -106,18 +112,62 @@ def mark(panel: Axes, at: dict[object, float], label: str, title: str) -> None:
     panel.grid(axis="y", linewidth=0.3)
 
 
-def draw_rates(panel: Axes, lines: list[Line], title: str) -> None:
-    """Rows per second over the axis, a line for each strategy."""
-    axis = lines[0]["axis"]
-    at = places(lines, axis["field"])
+def draw_series(panel: Axes, lines: list[Line], value: Callable[[Line], float]) -> None:
+    """A value over the axis, a line for each strategy."""
+    field = lines[0]["axis"]["field"]
+    at = places(lines, field)
     for strategy in [name for name in STRATEGIES if any(line["asked"] == name for line in lines)]:
-        points = [(at[line[axis["field"]]], line["rows_per_second"]) for line in lines if line["asked"] == strategy]
-        points.sort()
+        points = sorted((at[line[field]], value(line)) for line in lines if line["asked"] == strategy)
         style = {"marker": "x", "linestyle": "none"} if strategy == "auto" else {"marker": "o"}
         color = f"C{STRATEGIES.index(strategy)}"
-        panel.plot([x for x, _ in points], [rate / 1e6 for _, rate in points], label=strategy, color=color, **style)
-    mark(panel, at, axis["label"], title)
+        panel.plot([x for x, _ in points], [y for _, y in points], label=strategy, color=color, **style)
+
+
+def draw_bound(panel: Axes, lines: list[Line], label: str, value: Callable[[Line], float]) -> list[float]:
+    """What all strategies are compared with, over the axis, where the lines have it: the greatest of each place."""
+    field = lines[0]["axis"]["field"]
+    at = places(lines, field)
+    points: dict[float, float] = {}
+    for line in lines:
+        points[at[line[field]]] = max(points.get(at[line[field]], 0.0), value(line))
+    # A single point makes no line.
+    marker = "_" if len(points) == 1 else None
+    xs = sorted(points)
+    panel.plot(xs, [points[x] for x in xs], label=label, color="black", linestyle="--", linewidth=0.8, marker=marker)
+    return list(points.values())
+
+
+def draw_rates(panel: Axes, lines: list[Line], title: str) -> None:
+    """Rows per second over the axis, a line for each strategy, and what they would be at the floor."""
+    axis = lines[0]["axis"]
+
+    def rate(line: Line) -> float:
+        return line["rows_per_second"] / 1e6
+
+    draw_series(panel, lines, rate)
+    with_floor = [line for line in lines if line.get("floor_seconds")]
+    at_floor = []
+    if with_floor:
+        at_floor = draw_bound(
+            panel, with_floor, "floor", lambda line: rate(line) * line["seconds"] / line["floor_seconds"]
+        )
+    mark(panel, places(lines, axis["field"]), axis["label"], title)
+    # A floor that is far away would leave the strategies a flat line.
+    top = FLOOR_TIMES_MAX * max(rate(line) for line in lines)
+    if max(at_floor, default=0.0) > top:
+        panel.set_ylim(top=top)
+        text = f"floor: up to {max(at_floor):,.0f}"
+        panel.text(0.99, 0.99, text, transform=panel.transAxes, fontsize=7, ha="right", va="top")
     panel.set_ylabel("million rows per second (|R| + |S|)")
+
+
+def draw_memory(panel: Axes, lines: list[Line], title: str) -> None:
+    """The most device memory that was in use, a line for each strategy, and the bytes of tables and result."""
+    axis = lines[0]["axis"]
+    draw_series(panel, lines, lambda line: line["device_memory_max_bytes"] / 2**30)
+    draw_bound(panel, lines, "tables and result", lambda line: (line["bytes_in"] + line["bytes_out"]) / 2**30)
+    mark(panel, places(lines, axis["field"]), axis["label"], title)
+    panel.set_ylabel("device memory, GiB")
 
 
 def draw_phases(panel: Axes, lines: list[Line], title: str) -> None:
@@ -159,7 +209,7 @@ def draw_choices(panel: Axes, lines: list[Line], title: str) -> None:
 
 def draw(suite: str, lines: list[Line], kind: str, path: Path) -> None:
     """One figure: its panels side by side, up to three in a row."""
-    drawing = {"rates": draw_rates, "phases": draw_phases, "choices": draw_choices}[kind]
+    drawing = {"rates": draw_rates, "phases": draw_phases, "memory": draw_memory, "choices": draw_choices}[kind]
     found = panels(lines)
     columns = min(3, len(found))
     rows = -(-len(found) // columns)
@@ -168,9 +218,12 @@ def draw(suite: str, lines: list[Line], kind: str, path: Path) -> None:
         drawing(panel, of_panel, title)
     for unused in axes.flat[len(found) :]:
         unused.set_visible(False)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside right center", fontsize=8)
+    shown = {}
+    for panel in axes.flat:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if shown:
+        figure.legend(shown.values(), shown.keys(), loc="outside right center", fontsize=8)
     machine = lines[0]["machine"]
     where = str(lines[0]["device"])
     if isinstance(machine, dict) and machine["cpu"] not in where:
@@ -210,6 +263,10 @@ def main() -> None:
         else:
             draw(suite, lines, "rates", into / f"{suite}.svg")
             draw(suite, lines, "phases", into / f"{suite}-phases.svg")
+            # Beside columns that are kept a join's own memory is not known.
+            with_memory = [line for line in lines if line.get("device_memory_max_bytes") is not None]
+            if with_memory:
+                draw(suite, with_memory, "memory", into / f"{suite}-memory.svg")
 
 
 if __name__ == "__main__":

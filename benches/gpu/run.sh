@@ -5,7 +5,7 @@
 #   benches/gpu/run.sh micro >> benches/results/gpu_micro.jsonl              more arguments go to the benchmark
 #   benches/gpu/run.sh radix_join >> benches/results/gpu_radix_join.jsonl
 #   benches/gpu/run.sh cuco_join >> benches/results/gpu_cuco_join.jsonl
-#   benches/gpu/run.sh --build FOLDER                                        only builds all of them, as FOLDER/gpu-NAME
+#   benches/gpu/run.sh --build FOLDER [NAME ...]                             only builds all of them, or these, as FOLDER/gpu-NAME
 #
 # BINARY                        the program, built elsewhere, for a machine without an nvcc
 # SANITIZE=0                    no small run with compute-sanitizer first
@@ -71,7 +71,9 @@ compile() {
 }
 
 if [[ ${1:-} == --build ]]; then
-    [[ $# == 2 ]] || usage
+    [[ $# -ge 2 ]] || usage
+    [[ $# == 2 ]] || names=("${@:3}")
+    for name in "${names[@]}"; do [[ -e $here/$name.cu ]] || { echo "there is no benchmark $name" >&2; usage; }; done
     build=$here/../../kernels/build.rs
     architectures=${DOVETAIL_CUDA_ARCHITECTURES:-$(sed -n 's/^const ARCHITECTURES: &str = "\([0-9,]*\)";$/\1/p' "$build")}
     [[ -n $architectures ]] || { echo "$build does not say what to compile for" >&2; exit 1; }

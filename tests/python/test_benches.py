@@ -45,7 +45,7 @@ def test_plot_draws_each_suite_of_a_file(tmp_path: Path) -> None:
     results.write_text("".join(lines_of("wu-13", *strategies) + lines_of("choices", *strategies, "auto")))
     drawn = plot(results, "--into", into)
     assert drawn.returncode == 0, drawn.stderr
-    expected = {"choices.svg", "wu-13.svg", "wu-13-phases.svg"}
+    expected = {"choices.svg", "wu-13.svg", "wu-13-phases.svg", "wu-13-memory.svg"}
     assert {path.name for path in into.iterdir()} == expected
     assert {Path(line).name for line in drawn.stdout.splitlines()} == expected
     for path in into.iterdir():
@@ -54,6 +54,17 @@ def test_plot_draws_each_suite_of_a_file(tmp_path: Path) -> None:
         # Axes and what is drawn in them, not an empty page.
         assert len(root.findall(".//{http://www.w3.org/2000/svg}path")) > 10, path
 
+    # Lines without a floor, and without memory of their own, as beside columns that were kept.
+    bare = [
+        json.loads(line) | {"floor_seconds": None, "device_memory_max_bytes": None}
+        for line in lines_of("wu-13", *strategies)
+    ]
+    results.write_text("".join(json.dumps(line) + "\n" for line in bare))
+    drawn = plot(results, "--into", tmp_path / "bare")
+    assert drawn.returncode == 0, drawn.stderr
+    assert {path.name for path in (tmp_path / "bare").iterdir()} == {"wu-13.svg", "wu-13-phases.svg"}
+
+    results.write_text("".join(lines_of("wu-13", *strategies) + lines_of("choices", *strategies, "auto")))
     refused = plot(results, "--suite", "wu-99", "--into", into)
     assert refused.returncode != 0
     assert "'wu-99'; it has wu-13, choices" in refused.stderr
@@ -146,3 +157,43 @@ def test_a_timeline_tells_how_long_link_and_kernels_were_at_work(joins_vs_peers:
     device = "".join(path.read_text() for path in (ROOT / "src" / "device" / "cuda").glob("*.rs"))
     for name in joins_vs_peers.LINK_IN | joins_vs_peers.LINK_OUT:
         assert f'"{name}"' in device, name
+
+
+@pytest.fixture
+def drawing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(ROOT / "benches"))
+    return importlib.import_module("plot")
+
+
+def drawn_lines(drawing: ModuleType, draw: str, lines: list[dict[str, object]]) -> tuple[dict[str, list[float]], float]:
+    """What a panel shows by the labels of its lines, and how far up it reaches."""
+    figure, panel = drawing.plt.subplots()
+    getattr(drawing, draw)(panel, lines, "")
+    found = {line.get_label(): list(line.get_ydata()) for line in panel.get_lines()}
+    top = panel.get_ylim()[1]
+    drawing.plt.close(figure)
+    return found, top
+
+
+def measured(rows: int, asked: str, seconds: float, **more: object) -> dict[str, object]:
+    return {
+        "axis": {"field": "build_rows", "label": "rows"}, "build_rows": rows, "asked": asked, "seconds": seconds,
+        "rows_per_second": rows / seconds, "floor_seconds": 0.5, "bytes_in": 2 << 30, "bytes_out": 1 << 30,
+        "device_memory_max_bytes": 3 << 29, **more,
+    }  # fmt: skip
+
+
+def test_plot_draws_the_floor_and_memory_beside_the_strategies(drawing: ModuleType) -> None:
+    lines = [measured(rows, asked, 1.0) for rows in (2_000_000, 1_000_000) for asked in ("hash", "auto")]
+    shown, _ = drawn_lines(drawing, "draw_rates", lines)
+    assert shown == {"hash": [1.0, 2.0], "auto": [1.0, 2.0], "floor": [2.0, 4.0]}
+    shown, _ = drawn_lines(drawing, "draw_memory", lines)
+    assert shown == {"hash": [1.5, 1.5], "auto": [1.5, 1.5], "tables and result": [3.0, 3.0]}
+    # Where the floor is far away, strategies are still told apart.
+    far = [line | {"floor_seconds": 0.001} for line in lines]
+    shown, top = drawn_lines(drawing, "draw_rates", far)
+    assert shown["floor"] == [1000.0, 2000.0] and top == 6.0
+    # Results of other programs that have none.
+    shown, _ = drawn_lines(drawing, "draw_rates", [line | {"floor_seconds": None} for line in lines])
+    assert "floor" not in shown

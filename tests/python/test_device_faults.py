@@ -26,6 +26,8 @@ LOSS = {"cuda": "illegal-access", "host": "lost"}[KIND]
 
 ROWS = 300_000
 
+gpu_only = pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+
 
 @pytest.fixture
 def trigger(tmp_path: Path) -> Path:
@@ -42,6 +44,15 @@ def upload(client: dovetail.Client, rows: int = ROWS) -> None:
     keys = np.random.default_rng(1).permutation(rows)
     client.put("l", pa.table({"k": keys, "a": np.arange(rows)}))
     client.put("r", pa.table({"k": keys[::-1], "b": np.arange(rows)}))
+
+
+def assert_right(joined: pa.Table, rows: int = ROWS) -> None:
+    """Every row of both tables is there once, beside the one that has its key."""
+    keys = np.random.default_rng(1).permutation(rows)
+    k, a, b = (joined[name].to_numpy() for name in ("k", "a", "b"))
+    assert joined.num_rows == rows
+    assert np.array_equal(np.sort(a), np.arange(rows))
+    assert np.array_equal(keys[a], k) and np.array_equal(keys[::-1][b], k)
 
 
 def join(client: dovetail.Client, **options: object) -> pa.Table:
@@ -89,6 +100,9 @@ def device_up(server: Server, device: str) -> float:
     [
         ("launch-error", dovetail.InternalError),
         ("copy-error", dovetail.InternalError),
+        ("copy-out-error", dovetail.InternalError),
+        # The CPU's primitives have their numbers where they are wanted.
+        pytest.param("read-back-error", dovetail.InternalError, marks=gpu_only),
         ("out-of-memory", dovetail.Exhausted),
     ],
 )
@@ -96,7 +110,7 @@ def test_a_failure_that_passes_costs_one_job(failing: tuple[Server, Path], fault
     server, trigger = failing
     with server.connect() as client:
         upload(client)
-        assert join(client).num_rows == ROWS
+        assert_right(join(client))
         used = server.arena_used()
         trigger.write_text(fault)
         with pytest.raises(error, match=f"{KIND}:0"):
@@ -104,9 +118,42 @@ def test_a_failure_that_passes_costs_one_job(failing: tuple[Server, Path], fault
         assert not trigger.exists(), "the fault was injected"
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
         server.wait_for(lambda: server.arena_used() <= used, "the failed result to be gone")
-        assert join(client).num_rows == ROWS
+        assert_right(join(client))
         assert server.is_ready()
         assert client.topology()["devices"][0]["lost"] is None
+        assert device_up(server, f"{KIND}:0") == 1
+
+
+@gpu_only
+def test_a_copy_out_that_fails_after_the_first_rows_costs_one_job(failing: tuple[Server, Path]) -> None:
+    server, trigger = failing
+    rows = 16_000_000
+    with server.connect() as client:
+        upload(client, rows)
+        assert_right(join(client), rows)
+        used = server.arena_used()
+        # Other copies are under way then. A join that is over before the fault is due is tried again.
+        for _ in range(20):
+            job = submit(client)
+            while job.status().rows == 0:
+                pass
+            trigger.write_text("copy-out-error")
+            try:
+                job.wait()
+            except dovetail.InternalError as error:
+                assert "cuda:0" in str(error)
+                break
+            job.cancel()
+            trigger.unlink()
+        else:
+            pytest.fail("no fault was in time")
+        assert not trigger.exists(), "the fault was injected"
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+        server.wait_for(lambda: server.arena_used() <= used, "the failed result to be gone")
+        assert_right(join(client), rows)
+        assert server.is_ready()
+        assert client.topology()["devices"][0]["lost"] is None
+        assert device_up(server, "cuda:0") == 1
 
 
 def test_a_failure_that_may_pass_is_tried_once_more(failing: tuple[Server, Path]) -> None:
@@ -218,7 +265,7 @@ def test_a_lost_device_takes_only_its_own_jobs_along(
         assert client.get("r").num_rows == ROWS
 
 
-@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+@gpu_only
 def test_memory_that_another_process_has_taken_costs_one_job(start: Callable[..., Server]) -> None:
     rows = 16_000_000
     server = start(devices="cuda:1", host_memory="4GiB", device_cache="0")
@@ -233,7 +280,7 @@ def test_memory_that_another_process_has_taken_costs_one_job(start: Callable[...
         assert join(client).num_rows == rows
 
 
-@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+@gpu_only
 def test_a_gpu_that_is_lost_after_the_first_rows_ends_the_join(failing: tuple[Server, Path]) -> None:
     server, trigger = failing
     with server.connect() as client:

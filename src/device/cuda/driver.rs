@@ -28,6 +28,7 @@ use cudarc::driver::{CudaContext, sys};
 use parking_lot::Mutex;
 
 use super::abi::DovetailStream;
+use super::fault;
 use super::observe::Observer;
 use crate::device::fault::Trigger;
 use crate::device::{DeviceHandle, DeviceId, DeviceKind};
@@ -106,8 +107,8 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// The GPU of that number, as the driver counts.
-    pub(super) fn open(ordinal: u16) -> Result<Self> {
+    /// The GPU of that number, as the driver counts, with an observer by its name.
+    pub(super) fn open(ordinal: u16, observer: &str) -> Result<Self> {
         // Without a driver its library panics.
         let count = gpu_count()?;
         if ordinal >= count {
@@ -124,7 +125,7 @@ impl Gpu {
         let context = CudaContext::new(usize::from(ordinal))
             .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
         // Opening it has made its context the calling thread's.
-        let observer = Observer::from_environment(ordinal)?;
+        let observer = Observer::named(observer, ordinal)?;
         let faults = Trigger::of(DeviceId { kind: DeviceKind::Cuda, index: ordinal });
         let cache_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
         let cache_bytes = cache_bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
@@ -450,6 +451,7 @@ impl Queue {
             // SAFETY: callers pass memory of this device with that many values, and the copy is waited for before they are looked at.
             let copied = unsafe { result::memcpy_dtoh_async(&mut values, from, self.raw) };
             drop(watched);
+            let copied = fault::of_read_back(self, copied);
             let waited = self.synchronize(attempt);
             self.gpu.check(copied, attempt)?;
             waited?;
@@ -468,7 +470,8 @@ impl Queue {
         // SAFETY: callers pass memory of this device with at least that many bytes.
         let copied = unsafe { result::memcpy_dtoh_async(page, from, self.raw) };
         drop(watched);
-        self.gpu.check(copied, attempt)?;
+        // Should it be under way after an error, it is done before the next one on this stream writes to the page.
+        self.gpu.check(fault::of_read_back(self, copied), attempt)?;
         self.synchronize(attempt)?;
         Ok(page.to_vec())
     }

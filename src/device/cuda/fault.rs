@@ -1,7 +1,8 @@
 //! The deliberate failures of a GPU: `illegal-access` (a kernel writes where no memory is: all GPUs of the process are lost), `lost`
 //! (as after an uncorrectable memory error: this one is), `transient` (as when the system could not do its part just then),
-//! `launch-error`, `copy-error`, and `out-of-memory` (as when another process has taken what the budget promises). `device/fault.rs`
-//! says how a test asks for one.
+//! `launch-error`, `copy-error` (of a copy to the GPU), `copy-out-error` (of values or positions, to host memory), `read-back-error`
+//! (of a few numbers that a primitive waits for), and `out-of-memory` (as when another process has taken what the budget promises).
+//! `device/fault.rs` says how a test asks for one.
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -33,11 +34,29 @@ pub(super) fn before_launch(queue: &Queue, kernel: &str) -> Result<()> {
     Ok(())
 }
 
-/// The failures of a copy.
+/// The failures of a copy to the GPU.
 pub(super) fn before_copy(queue: &Queue, attempt: &str) -> Result<()> {
     match queue.gpu.faults.is_due("copy-error") {
         true => queue.gpu.check(Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)), attempt),
         false => Ok(()),
+    }
+}
+
+/// The failures of a copy to host memory that was just queued, and the driver's answer else. The copy is under way all the same, as
+/// nobody knows after an error whether it is not: what it writes must live until it is done.
+pub(super) fn of_copy_out(queue: &Queue, copied: Result<(), DriverError>) -> Result<(), DriverError> {
+    unless_due(queue, "copy-out-error", copied)
+}
+
+/// The same of a copy of numbers that are waited for.
+pub(super) fn of_read_back(queue: &Queue, copied: Result<(), DriverError>) -> Result<(), DriverError> {
+    unless_due(queue, "read-back-error", copied)
+}
+
+fn unless_due(queue: &Queue, fault: &str, answer: Result<(), DriverError>) -> Result<(), DriverError> {
+    match answer.is_ok() && queue.gpu.faults.is_due(fault) {
+        true => Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)),
+        false => answer,
     }
 }
 

@@ -3,13 +3,13 @@
 //! ```text
 //!   mod.rs         the device itself; hands each call to the file named for it
 //!   driver.rs      context, streams, events, and what errors mean        buffer.rs   charged memory
-//!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches
+//!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches and fills
 //!   transfer.rs    host memory in and out                                keys.rs     packing, sorting
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
 //!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
 //!   filter.rs      which keys cannot match                               fault.rs    deliberate failures, for tests
-//!   observe.rs     who is told of launches and copies: nobody, the log, a profiler, a timeline, or sums of times
+//!   observe.rs     who is told of launches, copies and fills: nobody, the log, a profiler, a timeline, or sums of times
 //! ```
 //!
 //! Calls queue work on the job's stream and return; those whose result is a number wait for it. Memory is stream-ordered:
@@ -99,7 +99,12 @@ impl CudaDevice {
     /// [`Error::Unsupported`] when there is no such GPU or it cannot be used, [`Error::Exhausted`] when the system refuses
     /// threads.
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
-        let gpu = Gpu::open(index)?;
+        Self::open_observed(index, threads, &observe::asked_for(), budget)
+    }
+
+    /// The same with an observer by its name.
+    fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
+        let gpu = Gpu::open(index, observer)?;
         let info = DeviceInfo {
             name: gpu.name()?,
             parallelism: gpu.multiprocessors()?,

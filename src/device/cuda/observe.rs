@@ -3,11 +3,11 @@
 //! `DOVETAIL_GPU_OBSERVER` chooses one when a GPU is opened:
 //!
 //! * `silent`, the default;
-//! * `trace`: launches and copies are events of the log, at level TRACE;
+//! * `trace`: launches, copies and fills are events of the log, at level TRACE;
 //! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and `ncu --nvtx --nvtx-include` chooses them;
-//! * `times`: each launch and copy is timed by events of its stream, and added up by its name and the phase of the join that it was for;
-//!   `dovetail bench` adds the sums to its lines;
-//! * `timeline:FILE`: each launch and copy is timed by events of its stream, and written to the file in the trace format of
+//! * `times`: each launch, copy and fill is timed by events of its stream, and added up by its name and the phase of the join that it was
+//!   for; `dovetail bench` adds the sums to its lines;
+//! * `timeline:FILE`: each launch, copy and fill is timed by events of its stream, and written to the file in the trace format of
 //!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
 //!   was opened.
 //!
@@ -29,6 +29,11 @@ use crate::{Error, Result};
 
 const VARIABLE: &str = "DOVETAIL_GPU_OBSERVER";
 
+/// The name of the one that the environment asks for.
+pub(super) fn asked_for() -> String {
+    std::env::var(VARIABLE).unwrap_or_default()
+}
+
 /// Told of all work of a GPU.
 #[derive(Debug)]
 pub(super) enum Observer {
@@ -39,14 +44,13 @@ pub(super) enum Observer {
 }
 
 impl Observer {
-    /// The one that the environment asks for. The GPU's context is the calling thread's.
+    /// The one of that name, as the environment gives it. The GPU's context is the calling thread's.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a name that is none, [`Error::Unsupported`] when the file cannot be written or the driver makes no
     /// events.
-    pub(super) fn from_environment(ordinal: u16) -> Result<Self> {
-        let chosen = std::env::var(VARIABLE).unwrap_or_default();
-        match chosen.as_str() {
+    pub(super) fn named(chosen: &str, ordinal: u16) -> Result<Self> {
+        match chosen {
             "" | "silent" => Ok(Self::Silent),
             "trace" => Ok(Self::Trace),
             "nvtx" => Ok(Self::Nvtx),

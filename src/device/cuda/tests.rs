@@ -11,6 +11,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
+use super::work::FILL;
 use super::{CudaDevice, device_count};
 use crate::Error;
 use crate::device::host::HostDevice;
@@ -1075,6 +1076,34 @@ fn a_cancelled_stream_runs_nothing() {
     gpu.stream.cancel.raise();
     assert!(matches!(gpu.device.sort(&keys, &[], &gpu.stream), Err(Error::Cancelled(_))));
     assert!(matches!(gpu.device.synchronize(&gpu.stream), Err(Error::Cancelled(_))));
+}
+
+#[test]
+fn observers_are_told_of_fills_as_of_copies() {
+    if gpu_with(1 << 30).is_none() {
+        return;
+    }
+    let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
+    let device = CudaDevice::open_observed(0, 2, "times", budget).unwrap();
+    let told_of = |work: &dyn Fn(&Stream)| {
+        let stream = device.stream(CancelFlag::new()).unwrap();
+        work(&stream);
+        // Times are known when the stream has ended.
+        drop(stream);
+        device.take_times().iter().map(|time| time.work).collect::<BTreeSet<&str>>()
+    };
+    let filled = told_of(&|stream| drop(device.new_flags(1000, stream).unwrap()));
+    assert_eq!(filled, BTreeSet::from([FILL]));
+    let bits = BitSlice::Bits { buffer: Buffer::from_vec(vec![0x5au8; 100]), offset: 0, len: 800 };
+    let bitmap = told_of(&|stream| {
+        let ones = BitSlice::Ones { len: 803 };
+        drop(device.copy_in_bits(&[bits.clone(), ones], stream).unwrap());
+    });
+    assert_eq!(bitmap, BTreeSet::from(["copying a bitmap to the device", FILL]));
+    let ones = told_of(&|stream| drop(device.copy_in_bits(&[BitSlice::Ones { len: 803 }], stream).unwrap()));
+    assert_eq!(ones, BTreeSet::from([FILL]), "nothing of it is copied");
+    let empty = told_of(&|stream| drop(device.new_flags(0, stream).unwrap()));
+    assert!(empty.is_empty(), "{empty:?}");
 }
 
 #[test]

@@ -61,7 +61,6 @@ fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     fault::before_copy(work.queue, COPY_BITS_IN)?;
     let total: usize = parts.iter().map(BitSlice::len).sum();
     let bitmap = work.buffer(total.div_ceil(8), COPY_BITS_IN)?;
-    let _watched = work.watch(COPY_BITS_IN, bitmap.size());
     let mut start = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
         work.cancel.check()?;
@@ -75,6 +74,7 @@ fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
                     last = bytes[whole];
                 }
                 if whole > 0 {
+                    let _watched = work.watch(COPY_BITS_IN, whole);
                     work.copy_part(bytes.slice_with_length(0, whole), &bitmap, start, COPY_BITS_IN)?;
                 }
             }
@@ -144,6 +144,6 @@ pub(super) fn copy_to_host(
     let copied = unsafe { result::memcpy_dtoh_async(&mut to[..], from.pointer() + start as u64, work.queue.raw()) };
     let host = to.freeze();
     work.queue.hold(host.clone());
-    work.queue.gpu.check(copied, purpose)?;
+    work.queue.gpu.check(fault::of_copy_out(work.queue, copied), purpose)?;
     Ok(host)
 }

@@ -1,4 +1,4 @@
-//! What a primitive works with: memory, a stream, and the one door through which kernels are launched.
+//! What a primitive works with: memory, a stream, and the one door through which kernels are launched and memory is filled.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -16,6 +16,9 @@ use super::observe::Watched;
 use crate::Result;
 use crate::device::CancelFlag;
 use crate::memory::Budget;
+
+/// What observers know every fill by, whatever it is for: it is work of the GPU's memory alone, and no copy.
+pub(super) const FILL: &str = "filling memory";
 
 /// A primitive under way.
 pub(super) struct Work<'a> {
@@ -43,12 +46,18 @@ impl Work<'_> {
         Ok(buffer)
     }
 
-    /// Sets bytes of a buffer to `byte`.
+    /// Queues a fill: bytes of a buffer become `byte`. It is stopped and watched as launches are.
     pub(super) fn fill(&self, buffer: &CudaBuffer, bytes: Range<usize>, byte: u8, purpose: &str) -> Result<()> {
         assert!(bytes.end <= buffer.size(), "bytes {bytes:?} of {}", buffer.size());
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.cancel.check()?;
+        let watched = self.watch(FILL, bytes.len());
         let start = buffer.pointer() + bytes.start as u64;
         // SAFETY: the buffer has those bytes, as was just asserted.
         let filled = unsafe { result::memset_d8_async(start, byte, bytes.len(), self.queue.raw()) };
+        drop(watched);
         self.queue.gpu.check(filled, purpose)
     }
 

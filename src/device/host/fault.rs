@@ -1,6 +1,6 @@
-//! The deliberate failures of a host device: `launch-error`, `copy-error`, `out-of-memory` (as when the system has not what the
-//! budget promises), `transient` (the next attempt may succeed), and `lost`, after which the device answers every call with its
-//! loss. `device/fault.rs` says how a test asks for one.
+//! The deliberate failures of a host device: `launch-error`, `copy-error` (of any copy), `copy-out-error` (of one to host memory),
+//! `out-of-memory` (as when the system has not what the budget promises), `transient` (the next attempt may succeed), and `lost`,
+//! after which the device answers every call with its loss. `device/fault.rs` says how a test asks for one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +65,14 @@ impl Faults {
             false => Ok(()),
         }
     }
+
+    /// The failures of a copy to host memory, once it is made: what it wrote is there, and must be given back.
+    pub(super) fn after_copy_out(&self) -> Result<()> {
+        match self.trigger.is_due("copy-out-error") {
+            true => Err(Error::Internal(format!("a copy from device {}: a deliberate failure", self.device))),
+            false => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +99,11 @@ mod tests {
         assert!(matches!(other.before_primitive(), Err(Error::Exhausted(_))));
         ask("copy-error");
         assert!(matches!(other.before_copy(), Err(Error::Internal(_))));
+        ask("host:0 copy-out-error");
+        assert!(one.before_copy().is_ok(), "it is a failure of copies out alone");
+        assert!(other.after_copy_out().is_ok(), "it is another device's");
+        assert!(matches!(one.after_copy_out(), Err(Error::Internal(text)) if text.contains("host:0")));
+        assert!(one.after_copy_out().is_ok(), "one call fails");
         ask("transient");
         assert!(matches!(one.before_primitive(), Err(Error::Unavailable(_))));
         assert!(one.check().is_ok() && one.before_primitive().is_ok(), "it still answers");

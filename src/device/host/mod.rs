@@ -484,7 +484,9 @@ impl HostDevice {
     /// A transfer from the device takes at least what the route needs for its bytes.
     fn pass_out<R>(&self, stream: &Stream, bytes: usize, copy: impl FnOnce() -> Result<R>) -> Result<R> {
         self.faults.before_copy()?;
-        pass(self.route.as_ref().map(|route| &route.from_device[..]), stream, bytes, copy)
+        let copied = pass(self.route.as_ref().map(|route| &route.from_device[..]), stream, bytes, copy)?;
+        self.faults.after_copy_out()?;
+        Ok(copied)
     }
 }
 
