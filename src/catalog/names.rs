@@ -89,7 +89,7 @@ impl Catalog {
         // Compared without the lock: it takes a while where there are many.
         let known: Vec<String> = self.names.read().tables.keys().cloned().collect();
         let meant = human::did_you_mean(name, known.iter().map(String::as_str));
-        Error::NotFound(format!("there is no table {name:?}{meant}"))
+        Error::NotFound(format!("there is no table {}{meant}", human::asked(name)))
     }
 
     /// All tables, by name.

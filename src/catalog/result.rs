@@ -505,7 +505,7 @@ impl ResultSpool {
             let others = if wanted.is_some() { ", and other joins waited for its device" } else { "" };
             return Err(Error::Exhausted(format!(
                 "the reader of this result {slow} while {} waited for it and memory had no room for more{others}; read \
-                 faster, let the server keep the result with retain_seconds, or raise the server's --host-memory",
+                 faster, let the server keep the result with retain_seconds (--retain-seconds), or raise the server's --host-memory",
                 human_bytes(held.bytes),
             )));
         }
@@ -577,7 +577,7 @@ impl std::fmt::Debug for ResultSpool {
 fn released() -> Error {
     Error::NotFound(
         "the result is gone: its lease ended, its job was cancelled, or it had been read and its memory was needed; run the join \
-         again, with retain_seconds if it must stay"
+         again, with retain_seconds (--retain-seconds) if it must stay"
             .into(),
     )
 }

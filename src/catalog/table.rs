@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::adopt::Meter;
 use super::quota::Charge;
 use super::{ColumnStatistics, Combination, Sketch, StatisticsCollector};
-use crate::human::did_you_mean;
+use crate::human::{asked, did_you_mean};
 use crate::{Error, Result, listed};
 
 /// What is known of a column once somebody has asked.
@@ -213,7 +213,7 @@ pub(super) fn column_index(schema: &SchemaRef, column: &str, of: &str) -> Result
     schema.index_of(column).map_err(|_| {
         let names = schema.fields().iter().map(|field| field.name());
         let meant = did_you_mean(column, names.clone().map(String::as_str));
-        Error::Invalid(format!("{of} has no column {column:?}; its columns are {}{meant}", listed(names)))
+        Error::Invalid(format!("{of} has no column {}; its columns are {}{meant}", asked(column), listed(names)))
     })
 }
 

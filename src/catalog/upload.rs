@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::{Field, SchemaRef};
+use arrow::array::{Array, RecordBatch};
+use arrow::datatypes::{Field, FieldRef, Schema, SchemaRef};
 use serde::Deserialize;
 
 use super::adopt::{Adopter, Meter};
@@ -228,8 +228,9 @@ impl Target {
     /// The rows after those of `existing`.
     fn appended(&self, existing: &Table, rows: &DoneRows) -> Result<Table> {
         check_appendable(existing, &self.schema)?;
+        check_nulls(existing, &self.schema, rows)?;
         let schema = existing.schema.clone();
-        // Metadata may differ, and a column may have no nulls where the table allows them.
+        // Metadata may differ, and whether a column without nulls may have some.
         let relabel = |batch: &RecordBatch| RecordBatch::try_new(schema.clone(), batch.columns().to_vec());
         let mut collectors = existing.collectors.clone();
         collectors.iter_mut().zip(&rows.collectors).for_each(|(before, after)| before.merge(after));
@@ -373,24 +374,51 @@ fn check_columns(schema: &SchemaRef, of: &str) -> Result<()> {
     }
 }
 
-/// Rows fit a table when names, order and types of the columns are equal, and no column that may be null meets one that
-/// may not. Metadata does not matter.
+/// Rows fit a table when names, order and types of the columns are equal. Metadata does not matter, nor whether a schema allows
+/// nulls: that of a CSV file or of a data frame allows them everywhere, so [`check_nulls`] looks for some.
 fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
     let (fields, new) = (table.schema.fields(), schema.fields());
     let fits = fields.len() == new.len()
-        && fields.iter().zip(new).all(|(field, new)| {
-            field.name() == new.name()
-                && field.data_type() == new.data_type()
-                && (field.is_nullable() || !new.is_nullable())
-        });
+        && fields
+            .iter()
+            .zip(new)
+            .all(|(field, new)| field.name() == new.name() && field.data_type() == new.data_type());
     if fits {
         return Ok(());
     }
+    // What is told is what is in the way.
+    let nullable_as = |(at, new): (usize, &FieldRef)| {
+        let is_nullable = fields.get(at).map_or(new.is_nullable(), |field| field.is_nullable());
+        new.as_ref().clone().with_nullable(is_nullable)
+    };
+    let new = Arc::new(Schema::new(new.iter().enumerate().map(nullable_as).collect::<Vec<_>>()));
     Err(Error::Invalid(format!(
         "the rows do not fit table {:?}: {}; upload the same columns, or use mode replace",
         table.name,
-        difference(&table.schema, schema),
+        difference(&table.schema, &new),
     )))
+}
+
+/// Refuses nulls in columns where a table has none, and will not have any.
+fn check_nulls(table: &Table, schema: &SchemaRef, rows: &DoneRows) -> Result<()> {
+    let columns = table.schema.fields().iter().enumerate();
+    for (at, field) in columns.filter(|(at, field)| !field.is_nullable() && schema.field(*at).is_nullable()) {
+        let mut row = 1;
+        for batch in &rows.batches {
+            let nulls = batch.column(at).logical_nulls();
+            if let Some(null) = nulls.and_then(|nulls| nulls.iter().position(|is_valid| !is_valid)) {
+                return Err(Error::Invalid(format!(
+                    "the rows do not fit table {:?}: column {:?} is not null there, and row {} has a null in it; upload rows \
+                     without, or use mode replace",
+                    table.name,
+                    field.name(),
+                    row + null
+                )));
+            }
+            row += batch.num_rows();
+        }
+    }
+    Ok(())
 }
 
 /// The first difference between two schemas, in words.

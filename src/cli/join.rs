@@ -28,9 +28,10 @@ pub struct JoinArgs {
     )]
     into: Option<String>,
 
-    /// What to do with a table of that name: create refuses to touch it, replace puts the result in its place once it is complete
-    #[arg(long, value_name = "MODE", default_value = "create", value_parser = ["create", "replace"], requires = "into")]
-    into_mode: String,
+    /// What to do with a table of that name: create, the default, refuses to touch it, replace puts the result in its place once it
+    /// is complete
+    #[arg(long, value_name = "MODE", value_parser = ["create", "replace"])]
+    into_mode: Option<String>,
 
     /// Jobs of higher priority start first, -100 to 100
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
@@ -134,7 +135,9 @@ fn misspelt(suffix: &str) -> Option<String> {
     const TYPOS_MAX: usize = 3;
     let written = suffix.trim().replace('-', "_").to_lowercase();
     let is_near = NULLS.iter().any(|(known, _)| strsim::osa_distance(&written, known) <= TYPOS_MAX);
-    is_near.then(|| {
+    // The beginning of one is cut short, or tells people all that they meant.
+    let is_cut = written.starts_with(":null") && NULLS.iter().any(|(known, _)| known.starts_with(&written));
+    (is_near || is_cut).then(|| {
         format!(
             "behind a pair of columns, {:?} means nothing: only \":nulls_equal\" and \":nulls_distinct\" do; if it belongs to the \
              name, put double quotes around the name",
@@ -230,8 +233,8 @@ impl JoinArgs {
         let mut join = self.spec.to_json();
         if let Some(into) = &self.into {
             join["into"] = into.clone().into();
-            if self.into_mode != "create" {
-                join["into_mode"] = self.into_mode.clone().into();
+            if let Some(mode) = &self.into_mode {
+                join["into_mode"] = mode.clone().into();
             }
         }
         if self.priority != 0 {
@@ -250,6 +253,13 @@ impl JoinArgs {
     fn check(&self) -> Result<()> {
         self.to.check()?;
         let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
+        // clap would not ask for --into beside what that cannot stand with.
+        if self.into_mode.is_some() && self.into.is_none() {
+            return refuse(
+                "--into-mode says what to do with a table that has the name of the result, and without --into it has none; name \
+                 the table with --into TABLE, or leave --into-mode out",
+            );
+        }
         if self.spec.count && self.to.limit.is_some() {
             return refuse("--limit says how many rows are printed, and --count makes none; leave one of them out");
         }
@@ -260,6 +270,13 @@ impl JoinArgs {
             );
         }
         Ok(())
+    }
+
+    /// Where the result can be had again, if somebody asked for that and no table is made of it.
+    fn kept(&self, job: u64) -> Option<String> {
+        let seconds = self.retain_seconds.filter(|seconds| *seconds > 0 && self.into.is_none())?;
+        let seconds = output::counted(seconds.into(), "second");
+        Some(format!("the server keeps the result for {seconds} after it was last read: dovetail get --job {job}"))
     }
 
     /// What is asked of the server. Of a join that ends with the first rows, no others need a place in its memory.
@@ -348,6 +365,8 @@ async fn finish(
             }
         } else if !received.whole {
             output::remark("the join ends with them");
+        } else if let Some(kept) = args.kept(job) {
+            output::remark(kept);
         }
     } else {
         let done = jobs::wait(client, job, &what).await?;
@@ -481,9 +500,16 @@ mod tests {
                    {"left": "z", "right": "z", "nulls_equal": false}])
         );
         // Names may have colons in them.
-        assert_eq!(on("a:b=ü:nulls"), json!([{"left": "a:b", "right": "ü:nulls"}]));
+        assert_eq!(on("a:b=ü:nullable"), json!([{"left": "a:b", "right": "ü:nullable"}]));
         assert!(":nulls_equal".parse::<KeyArgs>().is_err());
-        for wrong in ["id:nulls_equals", "id=b:null_equal", "\"id\":Nulls-Distinkt", "k,id:NULLS_EQUAL"] {
+        for wrong in [
+            "id:nulls",
+            "id=b:nulls-",
+            "id:nulls_equals",
+            "id=b:null_equal",
+            "\"id\":Nulls-Distinkt",
+            "k,id:NULLS_EQUAL",
+        ] {
             let said = wrong.parse::<KeyArgs>().unwrap_err();
             assert!(said.contains("only \":nulls_equal\" and \":nulls_distinct\" do"), "{wrong}: {said}");
         }
@@ -527,12 +553,21 @@ mod tests {
             ("--into c --count", ["--into", "--count"]),
             ("--count --limit 3", ["--count", "--limit"]),
             ("--count --batch-rows 7", ["--count", "--batch-rows"]),
+            ("--into-mode replace", ["--into-mode", "--into TABLE"]),
+            ("--into-mode create -o c.csv", ["--into-mode", "--into TABLE"]),
+            ("--into-mode replace --limit 3", ["--into-mode", "--into TABLE"]),
+            ("--into-mode replace --count", ["--into-mode", "--into TABLE"]),
             ("--batch-rows 0", ["--batch-rows", "0 is not in 1.."]),
         ] {
             let said = refused(words).unwrap_or_else(|| panic!("{words}"));
             assert!(flags.iter().all(|flag| said.contains(flag)), "{words}: {said}");
         }
-        for words in ["--into c --batch-rows 7 -o c.csv", "--count -o c.json", "--limit 3 --batch-rows 7"] {
+        for words in [
+            "--into c --into-mode create",
+            "--into c --batch-rows 7 -o c.csv",
+            "--count -o c.json",
+            "--limit 3 --batch-rows 7",
+        ] {
             assert_eq!(refused(words), None, "{words}");
         }
     }

@@ -232,15 +232,34 @@ fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
     let (Some(option), Some(value)) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue)) else {
         return error;
     };
-    if error.kind() != ErrorKind::ValueValidation || !error.to_string().contains("invalid digit found in string") {
+    if error.kind() != ErrorKind::ValueValidation {
         return error;
     }
-    let takes = match value.starts_with('-') {
-        true => "it takes a whole number, 0 or more",
-        false => "it takes a whole number",
+    let words = error.to_string();
+    let range = words.lines().find_map(|line| range_in_words(line.rsplit_once(" is not in ")?.1, value));
+    let takes = match range {
+        Some(range) => range,
+        None if !words.contains("invalid digit found in string") => return error,
+        None if value.starts_with('-') => ", 0 or more".into(),
+        None => String::new(),
     };
-    let said = format!("invalid value '{value}' for '{option}': {takes}\n\nFor more information, try '--help'.\n");
+    let said = format!(
+        "invalid value '{value}' for '{option}': it takes a whole number{takes}\n\nFor more information, try '--help'.\n"
+    );
     clap::Error::raw(ErrorKind::ValueValidation, said)
+}
+
+/// What follows "a whole number" for a range as Rust writes it: ` from 1 to 64` for `1..=64`. An end that only the type sets is told
+/// to those who went beyond it.
+fn range_in_words(range: &str, value: &str) -> Option<String> {
+    let (least, most) = range.trim().split_once("..")?;
+    let least: i64 = least.parse().ok()?;
+    let most = most.trim_start_matches('=').parse::<u64>().ok();
+    let is_told = |most: &u64| *most < u64::from(u32::MAX) || value.parse::<u64>().is_ok_and(|value| value > *most);
+    Some(match most.filter(is_told) {
+        Some(most) => format!(" from {least} to {most}"),
+        None => format!(", {least} or more"),
+    })
 }
 
 /// The whole command line, with `serve`'s switches able to say no, and numbers below zero taken for values: else clap would say

@@ -6,7 +6,7 @@ mod names;
 mod types;
 
 pub use self::files::{file_failure, system_words};
-pub use self::names::{did_you_mean, first_of, listed, quoted};
+pub use self::names::{asked, did_you_mean, first_of, listed, quoted};
 pub use self::types::type_name;
 
 /// A whole number with thousands apart: `6,001,215`.

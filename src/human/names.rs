@@ -9,6 +9,17 @@ pub fn quoted(name: &str) -> String {
     if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
 }
 
+/// A name that somebody asked for, between quotes: cut where it is longer than names are, since nobody reads a message of megabytes.
+pub fn asked(name: &str) -> String {
+    const BYTES_MAX: usize = 255;
+    const SHOWN_CHARS: usize = 40;
+    if name.len() <= BYTES_MAX {
+        return format!("{name:?}");
+    }
+    let start: String = name.chars().take(SHOWN_CHARS).collect();
+    format!("{:?} ({} bytes)", format!("{start}..."), super::count(name.len() as u64))
+}
+
 /// The first of some names, for a sentence.
 pub fn listed<T: AsRef<str>>(names: impl ExactSizeIterator<Item = T>) -> String {
     first_of(names.map(|name| quoted(name.as_ref())))
@@ -63,6 +74,14 @@ mod tests {
         let expected = r#"k, größe, it's, "a,b", "c d", "e=f", "f(x", "5"" disk", """#;
         assert_eq!(listed(names.iter()), expected);
         assert_eq!(first_of(["a b: int32", "c: date"].iter()), "a b: int32, c: date");
+    }
+
+    #[test]
+    fn long_names_are_cut() {
+        assert_eq!(asked("a \"b\""), r#""a \"b\"""#);
+        let longest = "x".repeat(255);
+        assert_eq!(asked(&longest), format!("{longest:?}"));
+        assert_eq!(asked(&"ü".repeat(2000)), format!("\"{}...\" (4,000 bytes)", "ü".repeat(40)));
     }
 
     #[test]

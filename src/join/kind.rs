@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::device::Which;
+use crate::human::asked;
 use crate::{Error, Result};
 
 /// Which rows of a join survive.
@@ -162,7 +163,7 @@ pub(super) fn unknown(what: &str, given: &str, accepted: &[&str], other_names: &
     };
     let meant = same.or_else(other).or_else(close);
     let hint = meant.map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
-    Error::Invalid(format!("unknown {what} {given:?}; it is one of {}{hint}", accepted.join(", ")))
+    Error::Invalid(format!("unknown {what} {}; it is one of {}{hint}", asked(given), accepted.join(", ")))
 }
 
 /// How close a name must be to be taken for misspelt, 0 to 1: two of three letters are right.

@@ -10,7 +10,7 @@ use super::JoinSpec;
 use super::plan::mean_value_bytes;
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};
-use crate::human::{did_you_mean, type_name};
+use crate::human::{asked, did_you_mean, type_name};
 use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
 use crate::{Context, Error, Result, listed};
 
@@ -236,7 +236,8 @@ fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &
                     None => by_table.unwrap_or_else(|| did_you_mean(column, known)),
                 };
                 Err(Error::Invalid(format!(
-                    "neither table has a column {column:?}; left has {}, right has {}{hint}",
+                    "neither table has a column {}; left has {}, right has {}{hint}",
+                    asked(column),
                     names(left),
                     names(right)
                 )))

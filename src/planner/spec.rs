@@ -72,7 +72,7 @@ impl JoinSpec {
             }
             (None, Some(0)) => "drop tables, or raise the server's --host-memory",
             (None, _) => {
-                "ask for fewer columns, drop tables, raise the server's --host-memory, or fetch it as it is made with retain_seconds 0"
+                "ask for fewer columns, drop tables, raise the server's --host-memory, or fetch it as it is made with retain_seconds 0 (--retain-seconds 0)"
             }
         }
     }

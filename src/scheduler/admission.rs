@@ -206,7 +206,8 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
                 let at = executors.iter().position(|executor| executor.id.to_string() == *name);
                 let at = at.ok_or_else(|| {
                     Error::Invalid(format!(
-                        "there is no device {name:?}; name some of {}, or leave \"devices\" out for any of them",
+                        "there is no device {}; name some of {}, or leave \"devices\" out for any of them",
+                        human::asked(name),
                         all()
                     ))
                 })?;

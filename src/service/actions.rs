@@ -23,6 +23,7 @@ use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
 use super::shared::Shared;
 use super::{commands, describe};
+use crate::human::asked;
 use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
 
@@ -133,7 +134,7 @@ pub async fn run(shared: &Shared, asker: &Asker, action: Action) -> Result<Answe
         other if FLIGHT_SQL.contains(&other) => Err(commands::no_flight_sql(other)),
         other => {
             let names: Vec<String> = list().map(|action| action.r#type).collect();
-            Err(Error::Invalid(format!("there is no action {other:?}; there are {}", names.join(", "))))
+            Err(Error::Invalid(format!("there is no action {}; there are {}", asked(other), names.join(", "))))
         }
     }
 }
@@ -183,7 +184,7 @@ fn message<T: Message + Default>(action: &Action) -> Result<T> {
 
 fn drop_table(shared: &Shared, asker: &Asker, body: NameBody) -> Result<Answer> {
     asker.record.set_command(format!("drop_table {}", body.name));
-    asker.caller.require(Role::Writer, &format!("dropping table {:?}", body.name))?;
+    asker.caller.require(Role::Writer, &format!("dropping table {}", asked(&body.name)))?;
     let table = shared.catalog.drop_table(&body.name, &asker.caller.editor())?;
     Ok(Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes})))
 }
@@ -244,7 +245,7 @@ fn topology(shared: &Shared) -> Answer {
 fn commit_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {
     asker.caller.require(Role::Writer, "committing an upload")?;
     let table = blocking(|| shared.uploads.commit(&asker.caller.tenant, &body.upload));
-    let table = table.context(|| format!("committing upload {:?}", body.upload))?;
+    let table = table.context(|| format!("committing upload {}", asked(&body.upload)))?;
     asker.record.set_command(format!("commit_upload {}", table.name));
     Ok(Answer::json(&describe::table(&table)))
 }

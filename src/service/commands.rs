@@ -15,6 +15,7 @@ use prost::encoding::{DecodeContext, decode_key, decode_varint, skip_field};
 
 use super::proto;
 use crate::catalog::IntoMode;
+use crate::human::asked;
 use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair};
 use crate::{Context, Error, Result};
 
@@ -128,7 +129,11 @@ fn slip(join: &serde_json::Value) -> Option<Error> {
     let given = |field: &str| join.get(field).filter(|value| !value.is_null());
     let wrong = JOIN_FIELDS.iter().find_map(|(field, takes)| {
         let value = given(field).filter(|value| !takes.accepts(value))?;
-        Some(Error::Invalid(format!("{field:?} is {value}, and takes {takes}")))
+        let shown = match value.as_str() {
+            Some(text) => asked(text),
+            None => value.to_string(),
+        };
+        Some(Error::Invalid(format!("{field:?} is {shown}, and takes {takes}")))
     });
     let refused = wrong.or_else(|| given("how")?.as_str()?.parse::<JoinKind>().err())?;
     Some(refused.context("the join command"))

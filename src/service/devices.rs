@@ -202,6 +202,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     }
     let like = |kind: NodeKind| topology.devices.iter().filter(|node| node.kind == kind).count();
     let memory_share = arena.budget().limit_bytes() / 4 / like(NodeKind::Host).max(1) as u64;
+    check_host_devices(settings, topology)?;
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let open = |node: &DeviceNode| -> Result<Arc<dyn Device>> {
@@ -231,6 +232,25 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         Ok(Arc::new(device))
     };
     topology.devices.iter().map(open).collect()
+}
+
+/// Refuses more memory for slices of the CPU than this process may use, as for tables and results: the system would end it.
+fn check_host_devices(settings: &Settings, topology: &Topology) -> Result<()> {
+    let is_by_setting = |node: &&DeviceNode| node.kind == NodeKind::Host && node.memory_bytes.is_none();
+    let count = topology.devices.iter().filter(is_by_setting).count() as u64;
+    let Some(bytes) = device_memory_bytes(&settings.device_memory, NodeKind::Host)?.filter(|_| count > 0) else {
+        return Ok(());
+    };
+    let limit = process_memory_limit()?;
+    if bytes.saturating_mul(count) <= limit {
+        return Ok(());
+    }
+    let each = if count > 1 { format!(" for each of {count} slices of the CPU") } else { String::new() };
+    Err(Error::Invalid(format!(
+        "--device-memory: {}{each} is more than the {} that this process may use; ask for less, or raise the container's limit",
+        human_bytes(bytes),
+        human_bytes(limit)
+    )))
 }
 
 fn keep_columns(settings: &Settings, device: &dyn Device) -> Result<()> {
@@ -585,6 +605,24 @@ mod tests {
             let told = refused[0].message();
             assert!(told.contains("--device-memory") && told.contains(words), "{wrong}: {told}");
         }
+    }
+
+    #[test]
+    fn slices_of_the_cpu_have_no_more_memory_than_the_process() {
+        let limit = process_memory_limit().unwrap();
+        let open = |slices: u64, bytes: u64| {
+            let flags = [format!("--devices=host:{slices}"), format!("--device-memory={bytes}B")];
+            let settings = CommandLine::parse_from(["dovetail".to_string()].into_iter().chain(flags)).settings;
+            open_devices(&settings, &topology(&settings).unwrap(), &arena()).map(drop)
+        };
+        open(1, limit).unwrap();
+        for (slices, bytes) in [(1, limit + (1 << 30)), (2, limit / 2 + (1 << 30))] {
+            let Error::Invalid(told) = open(slices, bytes).unwrap_err() else { panic!("another kind of error") };
+            assert!(told.starts_with("--device-memory: ") && told.contains("that this process may use"), "{told}");
+        }
+        // What a kind has that is not there is of no matter.
+        let cuda = CommandLine::parse_from(["dovetail", "--devices=host:1", "--device-memory=cuda=9000TiB"]).settings;
+        open_devices(&cuda, &topology(&cuda).unwrap(), &arena()).unwrap();
     }
 
     #[test]

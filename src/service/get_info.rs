@@ -32,6 +32,7 @@ use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use super::{commands, describe};
 use crate::catalog::{Editor, SpoolState, Table};
+use crate::human;
 use crate::planner::{self, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
@@ -244,7 +245,7 @@ pub fn table_name(path: &[String]) -> Result<&str> {
 
 fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
     if let Some(into) = &spec.into {
-        asker.caller.require(Role::Writer, &format!("keeping the result as table {into:?}"))?;
+        asker.caller.require(Role::Writer, &format!("keeping the result as table {}", human::asked(into)))?;
     }
     let command = in_words(&spec);
     // Planning looks through statistics of every column and every strategy.

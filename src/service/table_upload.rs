@@ -17,6 +17,7 @@ use super::get_info::table_name;
 use super::ingest::{Ack, UploadHandler, UploadSink};
 use super::shared::Shared;
 use crate::catalog::{UploadOptions, UploadStream};
+use crate::human::asked;
 use crate::{Context, Error, Result};
 
 /// Turns uploads into tables.
@@ -53,7 +54,7 @@ impl UploadHandler for TableUploads {
         }
         let name = table_name(&descriptor.path)?;
         record.set_command(name);
-        caller.require(Role::Writer, &format!("uploading table {name:?}"))?;
+        caller.require(Role::Writer, &format!("uploading table {}", asked(name)))?;
         let options = options(&app_metadata, extensions.get())?;
         // A drain waits for uploads under way, so it lets them have the streams that they still need.
         let is_under_way = |id: &String| self.shared.uploads.is_under_way(&caller.tenant, id);
@@ -61,7 +62,7 @@ impl UploadHandler for TableUploads {
             return Err(super::access::shutting_down());
         }
         let stream = self.shared.uploads.open(caller.editor(), name, schema, options);
-        let stream = stream.context(|| format!("uploading table {name:?}"))?;
+        let stream = stream.context(|| format!("uploading table {}", asked(name)))?;
         Ok(Box::new(TableSink { name: name.into(), stream, ack: Ack::default(), record, shared: self.shared.clone() }))
     }
 }

@@ -73,7 +73,9 @@ fn wrong_arguments_are_refused_with_what_would_be_right() {
         (&["--keys=pretty"], "write dense, sparse"),
         (&["--probe-keys=zipf:-1"], "is not an exponent"),
         (&["--match-ratio=2"], "write a number from 0 to 1"),
-        (&["--runs=0"], "1..=1000"),
+        (&["--runs=0"], "it takes a whole number from 1 to 1000"),
+        (&["--threads=0"], "it takes a whole number from 1 to 1024"),
+        (&["--cases=0"], "it takes a whole number from 1 to 10000"),
         (&["--device=quantum:1"], "quantum:1"),
         (&["--device-memory=plenty"], "plenty"),
     ] {
@@ -84,6 +86,7 @@ fn wrong_arguments_are_refused_with_what_would_be_right() {
     for (wrong, status, words) in [
         (&["nothing"][..], 2, "there is no suite \"nothing\"; there are wu-7"),
         (&["joins", "--strategies=magic"], 2, "radix-hash"),
+        (&["joins", "--cases=3"], 2, "--cases says how many joins are drawn"),
         (&["joins", "--rows=1000", "--out=no/such/folder.jsonl"], 1, "opening no/such/folder.jsonl"),
     ] {
         let output = run(&[&["bench"], wrong].concat());

@@ -370,8 +370,10 @@ fn a_result_is_let_go_once_it_is_here_unless_it_is_to_be_kept() {
     assert!(used() > before);
     server.ok(&["drop", "joined"]);
     wait_until("the memory to be free", || used() == before);
-    server.ok(&[&join[..], &["--retain-seconds", "300", "-o", "kept.csv"]].concat());
+    let output = server.run(&[&join[..], &["--retain-seconds", "300", "-o", "kept.csv"]].concat());
     let job = server.json(&["jobs"]).last().unwrap()["job"].to_string();
+    let told = format!("keeps the result for 300 seconds after it was last read: dovetail get --job {job}\n");
+    assert!(output.status.success() && stderr(&output).contains(&told), "{}", stderr(&output));
     assert_eq!(server.json(&["get", "--job", &job, "-o", "again.csv"])[0]["rows"].as_u64(), Some(lines_of(3_000)));
 }
 
@@ -389,6 +391,7 @@ fn what_is_wrong_with_a_join_is_said_in_one_line() {
         (&["join", "orders", "lines", "--on", "key=order", "-o", "x.doc"], "x.doc"),
         (&["explain", "orders", "lines", "--on", "nothing=order"], "\"nothing\""),
         (&["join", "orders", "lines", "--on", "key=order", "--columns", "line_right"], "write \"right.line\""),
+        (&["join", "orders", "lines", "--on", "key=order", "--into-mode", "replace"], "--into TABLE"),
         (&["join", "orders", "lines", "--on", "key=order", "--format", "csv"], "-o - for standard output"),
         (&["join", "orders", "lines", "--on", "key=order", "--format", "csv", "--into", "t"], "-o - for"),
         (&["get", "orders", "--format", "csv", "--limit", "2"], "-o - for standard output"),

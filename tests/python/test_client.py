@@ -179,8 +179,9 @@ def test_a_folder_is_uploaded_as_the_files_in_it(client: dovetail.Client, tmp_pa
     (parts / "b.csv").write_text("k\n2\n")
     (parts / "a.csv").write_text("k\n1\n")
     (parts / "more" / "c.csv").write_text("k\nNA\n")
-    assert client.put("t", parts, null_values="NA", types={"k": "int8"}) == 3
-    assert client.get("t")["k"].to_pylist() == [1, 2, None]
+    for words in ("NULL,NA", ["NA"], ("NULL", "NA")):
+        assert client.put("t", parts, "replace", null_values=words, types={"k": "int8"}) == 3
+        assert client.get("t")["k"].to_pylist() == [1, 2, None]
     with pytest.raises(
         ValueError, match=r"c\.csv does not have the columns of .*a\.csv: 'k' is int64 there, string here"
     ):
@@ -191,6 +192,21 @@ def test_a_folder_is_uploaded_as_the_files_in_it(client: dovetail.Client, tmp_pa
         pa.parquet.write_table(TABLE, parquet / f"{index}.parquet")
     assert client.put("p", parquet) == 8
     assert client.put("both", str(tmp_path / "parqu*")) == 8
+
+
+def test_csv_is_added_to_columns_that_are_not_null_where_it_has_no_null(
+    client: dovetail.Client, tmp_path: Path
+) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
+    client.put("t", pa.table({"k": [1]}, schema=schema))
+    file = tmp_path / "t.csv"
+    file.write_text("k\n2\n3\n")
+    assert client.put("t", file, mode="append") == 2
+    file.write_text("k\n4\nNA\n")
+    with pytest.raises(dovetail.InvalidRequest, match='column "k" is not null there, and row 2 has a null'):
+        client.put("t", file, mode="append", null_values=["NA"])
+    assert client.schema("t") == schema
+    assert client.get("t")["k"].to_pylist() == [1, 2, 3]
 
 
 def test_a_file_that_is_cut_short_is_named(client: dovetail.Client, tmp_path: Path) -> None:
@@ -331,12 +347,17 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[dovetail.Client], object], type[Excep
     "streams": (
         lambda client: client.put("t", TABLE, streams="4"),
         TypeError,
-        "streams is '4' (str); it takes a whole number of at least 1",
+        "streams is '4' (str); it takes a whole number from 1 to 64",
     ),
     "no streams": (
         lambda client: client.put("t", TABLE, streams=0),
         ValueError,
-        "streams is 0; it takes a whole number of at least 1",
+        "streams is 0; it takes a whole number from 1 to 64",
+    ),
+    "a thousand streams": (
+        lambda client: client.put("t", TABLE, streams=1000),
+        ValueError,
+        "streams is 1000; it takes a whole number from 1 to 64",
     ),
     "true streams": (lambda client: client.put("t", TABLE, streams=True), TypeError, "streams is True (bool)"),
     "sorted_by": (

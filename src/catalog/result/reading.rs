@@ -164,7 +164,7 @@ fn end_of(state: SpoolState) -> Result<Option<RecordBatch>> {
 fn consumed() -> Error {
     Error::Precondition(
         "this part of the result was read already, and retain_seconds 0 keeps nothing; run the join again, with retain_seconds \
-         if it is to be read twice"
+         (--retain-seconds) if it is to be read twice"
             .into(),
     )
 }

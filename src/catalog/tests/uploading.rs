@@ -147,6 +147,29 @@ fn rows_that_may_not_be_null_join_a_table_where_they_may() {
 }
 
 #[test]
+fn rows_that_may_be_null_and_are_not_join_a_table_where_they_may_not() {
+    let catalog = catalog();
+    let fields: Vec<Field> = schema().fields().iter().map(|field| (**field).clone().with_nullable(false)).collect();
+    let strict = Arc::new(Schema::new(fields));
+    let mut created = Upload::begin(&catalog, "t", strict.clone(), options(UploadMode::Create)).unwrap();
+    created.append(RecordBatch::try_new(strict.clone(), batch([1]).columns().to_vec()).unwrap()).unwrap();
+    created.commit().unwrap();
+    let table = upload(&catalog, UploadMode::Append, &[batch([2]), batch([3])]).unwrap();
+    assert_eq!((keys(&table.batches), &table.schema), (vec![1, 2, 3], &strict));
+    assert!(table.batches.iter().all(|batch| batch.schema() == strict));
+    // A null is told by its row, and nothing is added.
+    let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(vec![Some(5), None])), batch([5, 6]).column(1).clone()];
+    let with_null = RecordBatch::try_new(schema(), columns).unwrap();
+    let refused = upload(&catalog, UploadMode::CreateIfMissing, &[batch([4]), with_null]);
+    assert_refused(refused, is!(Invalid), &["\"t\"", "column \"k\" is not null there", "row 3 has a null"]);
+    assert_eq!(keys(&catalog.table("t").unwrap().batches), [1, 2, 3]);
+    // Of a schema that does not fit, what is told is not what its columns allow.
+    let fields = vec![Field::new("k", DataType::Int64, true), Field::new("name", DataType::Binary, true)];
+    let begun = Upload::begin(&catalog, "t", Arc::new(Schema::new(fields)), options(UploadMode::Append)).map(|_| ());
+    assert_refused(begun, is!(Invalid), &["column 2 was \"name\" of type string not null and is", "binary not null"]);
+}
+
+#[test]
 fn a_schema_that_changes_in_mid_stream_is_refused_by_the_column() {
     let catalog = catalog();
     let mut upload = Upload::begin(&catalog, "t", schema(), UploadOptions::default()).unwrap();
@@ -177,6 +200,8 @@ fn names_without_sense_are_refused() {
     assert_refused(begin(&"x".repeat(256)), is!(Invalid), &["256 bytes", "255"]);
     begin(&"ü".repeat(127)).unwrap();
     begin("a name with spaces, and \"quotes\"").unwrap();
+    let told = catalog.table(&"x".repeat(1 << 20)).unwrap_err();
+    assert!(told.message().ends_with("xxx...\" (1,048,576 bytes)") && told.message().len() < 100, "{told}");
 }
 
 #[test]

@@ -113,6 +113,20 @@ struct Run {
     plans: Vec<Plan>,
 }
 
+impl Run {
+    /// The rows of the result, if they are those expected.
+    fn verify(&self, prepared: &Prepared) -> Result<u64> {
+        let (got, expected) = (Summary::of(&self.batches, &prepared.products)?, prepared.expected);
+        match got == expected {
+            true => Ok(got.rows),
+            false => Err(Error::Internal(format!(
+                "the result is wrong: {} rows with checksum {:x}, and {} with {:x} were expected",
+                got.rows, got.checksum, expected.rows, expected.checksum
+            ))),
+        }
+    }
+}
+
 impl Measured {
     /// Takes what the timed runs gave; there is one at the least.
     pub fn set_runs(&mut self, mut runs: Vec<Timed>) {
@@ -270,7 +284,7 @@ impl Engine {
         Ok(possible)
     }
 
-    /// One run that is checked and not timed: all but times and phases is known then.
+    /// One run that is not timed, and checked: all but times and phases is known then.
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
@@ -286,13 +300,7 @@ impl Engine {
                 (self.run(asked, &*device)?, Some(memory.used_bytes_max()))
             }
         };
-        let got = Summary::of(&run.batches, &prepared.products)?;
-        if got != prepared.expected {
-            return Err(Error::Internal(format!(
-                "the result is wrong: {} rows with checksum {:x}, and {} with {:x} were expected",
-                got.rows, got.checksum, prepared.expected.rows, prepared.expected.checksum
-            )));
-        }
+        let rows = run.verify(prepared)?;
         let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy.name()).collect();
         strategies.dedup();
         let plan = |plan: &Plan| {
@@ -304,7 +312,7 @@ impl Engine {
             asked: *asked,
             kept: self.keeps,
             seconds: Vec::new(),
-            rows: got.rows,
+            rows,
             bytes_in: run.bytes_in,
             bytes_out: run.bytes_out,
             strategy: strategies.join(", "),
@@ -320,14 +328,16 @@ impl Engine {
         })
     }
 
-    /// One timed run.
+    /// One timed run. Its result is checked when the clock has stopped, and let go of before the next run makes one.
     ///
     /// # Errors
-    /// What the engine answers.
-    pub fn time(&self, asked: &Asked) -> Result<Timed> {
+    /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
+    pub fn time(&self, asked: &Asked, prepared: &Prepared) -> Result<Timed> {
         drop(self.device.take_times());
         let run = self.run(asked, &*self.device)?;
-        Ok(Timed { seconds: run.seconds, phases: run.phases, times: self.device.take_times() })
+        let times = self.device.take_times();
+        run.verify(prepared)?;
+        Ok(Timed { seconds: run.seconds, phases: run.phases, times })
     }
 
     /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while

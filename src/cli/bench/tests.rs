@@ -1,5 +1,6 @@
 use serde_json::Value;
 
+use super::check::Summary;
 use super::*;
 use crate::device::host::{EmulatedLink, HostDevice};
 use crate::memory::Budget;
@@ -91,6 +92,10 @@ fn unknown_suites_and_axes_that_a_suite_lacks_are_refused() {
     let refusal = suites::find("wu-16").unwrap().cases(&args(&["--rows", "5"]).axes, size).unwrap_err();
     assert!(refusal.message().contains("wu-16"), "{refusal}");
     assert!(matches!(run(&args(&["wu-9"])), Err(Error::Invalid(_))));
+    for (flags, words) in [(&["--cases", "3"][..], "--cases"), (&["--exhaustive"], "--exhaustive")] {
+        let refusal = run(&args(&[&["wu-16"], flags].concat())).unwrap_err();
+        assert!(refusal.message().contains(words) && refusal.message().contains("run suite choices"), "{refusal}");
+    }
 }
 
 #[test]
@@ -138,8 +143,13 @@ fn a_wrong_result_is_not_measured() {
     let engine = Engine::new(&small("joins", 1.0, 64 << 20), &mut prepared).unwrap();
     let hash = Asked::from(Some(Strategy::Hash));
     engine.check(&hash, &prepared).unwrap();
-    prepared.expected.checksum ^= 1;
-    assert!(matches!(engine.check(&hash, &prepared), Err(Error::Internal(_))));
+    engine.time(&hash, &prepared).unwrap();
+    let right = prepared.expected;
+    for wrong in [Summary { checksum: right.checksum ^ 1, ..right }, Summary { rows: right.rows + 1, ..right }] {
+        prepared.expected = wrong;
+        assert!(matches!(engine.check(&hash, &prepared), Err(Error::Internal(_))), "{wrong:?}");
+        assert!(matches!(engine.time(&hash, &prepared), Err(Error::Internal(_))), "a timed run, {wrong:?}");
+    }
 }
 
 #[test]
@@ -186,17 +196,18 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     let on = small("joins", 1.0, 64 << 20);
     let mut engine = Engine::on_device(std::sync::Arc::new(device), &on, &mut prepared).unwrap();
     let hash = Asked::from(Some(Strategy::Hash));
-    let kept_bytes =
-        |engine: &Engine| engine.time(&hash).unwrap().phases.iter().map(|phase| phase.kept_bytes).sum::<u64>();
+    let kept_bytes = |engine: &Engine, prepared: &Prepared| {
+        engine.time(&hash, prepared).unwrap().phases.iter().map(|phase| phase.kept_bytes).sum::<u64>()
+    };
     let streamed = engine.check(&hash, &prepared).unwrap();
     assert!(!streamed.kept && streamed.device_memory_max_bytes.is_some());
-    assert_eq!(kept_bytes(&engine), 0);
+    assert_eq!(kept_bytes(&engine, &prepared), 0);
     assert!(engine.keep_columns().unwrap());
     let kept = engine.check(&hash, &prepared).unwrap();
     assert!(kept.kept && kept.device_memory_max_bytes.is_none());
     assert_eq!((kept.rows, kept.bytes_in), (streamed.rows, streamed.bytes_in));
     // Keys of both sides, at the least.
-    assert!(kept_bytes(&engine) >= 8 * 30_000);
+    assert!(kept_bytes(&engine, &prepared) >= 8 * 30_000);
     let asking = Asking { strategies: &[Some(Strategy::Hash), None], runs: 1, exhaustive: true };
     let measured = measure_group(&case, &asking, &engine, &prepared, &Progress::of("test", None)).unwrap();
     assert!(measured.len() > 3 && measured.iter().all(|measured| measured.kept), "{measured:?}");

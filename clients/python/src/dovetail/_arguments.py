@@ -47,7 +47,9 @@ def optional_text(argument: str, value: object, takes: str = "a name") -> str | 
     return None if value is None else text(argument, value, takes)
 
 
-def whole(argument: str, value: object, least: int | None = None, takes: str | None = None) -> int:
+def whole(
+    argument: str, value: object, least: int | None = None, takes: str | None = None, most: int | None = None
+) -> int:
     """A whole number, also one of NumPy's.
 
     >>> whole("streams", "4", least=1)
@@ -56,16 +58,21 @@ def whole(argument: str, value: object, least: int | None = None, takes: str | N
     >>> whole("streams", 0, least=1)
     Traceback (most recent call last):
     ValueError: streams is 0; it takes a whole number of at least 1
+    >>> whole("streams", 1000, least=1, most=64)
+    Traceback (most recent call last):
+    ValueError: streams is 1000; it takes a whole number from 1 to 64
     """
     if takes is None:
         takes = "a whole number" if least is None else f"a whole number of at least {least}"
+        if least is not None and most is not None:
+            takes = f"a whole number from {least} to {most}"
     if isinstance(value, bool):
         raise _type_error(argument, value, takes)
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise _type_error(argument, value, takes) from None
-    if least is not None and number < least:
+    if (least is not None and number < least) or (most is not None and number > most):
         raise ValueError(f"{argument} is {number}; it takes {takes}")
     return number
 

@@ -112,7 +112,7 @@ class CsvOptions:
         if "infer_rows" in said:
             said["infer_rows"] = _arguments.whole("infer_rows", infer_rows, least=0)
         if "null_values" in said:
-            said["null_values"] = _arguments.name_or_names("null_values", null_values)
+            said["null_values"] = _words(null_values)
         return cls(**said, given=list(said))
 
 
@@ -128,6 +128,17 @@ def _delimiter(given: str) -> str:
             f"delimiter is {given!r}; it takes one ASCII character, such as ';', that is no quote and no line end"
         )
     return character
+
+
+def _words(words: object) -> list[str]:
+    """Words for null: several in one string stand with commas between them, as on the command line.
+
+    >>> _words("NA,NULL"), _words(["N,A"]), _words(("NA", "NULL"))
+    (['NA', 'NULL'], ['N,A'], ['NA', 'NULL'])
+    """
+    if isinstance(words, str):
+        return words.split(",")
+    return _arguments.names("null_values", words, 'words, as in "NA,NULL" or ["NA", "NULL"]')
 
 
 def _types(types: object) -> dict[str, pa.DataType]:
@@ -336,8 +347,11 @@ class _File:
             f"{f'{wider}, or for any text ' if wider else ''}{said}, or have more rows looked at with infer_rows"
         )
         missing = f"; if it stands for a null, say null_values=[{value!r}]" if value.strip().upper() in _MISSING else ""
+        forms = ""
+        if pa.types.is_timestamp(column.type) and not missing and not re.match(_TIMESTAMP, value, re.ASCII):
+            forms = "; a timestamp is written with its seconds, as in 2026-01-31 10:11:12.5, or is a date alone"
         return self._error(
-            f"{where}, column {column.name!r}: {value!r} is no {name_of(column.type)}, {advice}{missing}"
+            f"{where}, column {column.name!r}: {value!r} is no {name_of(column.type)}, {advice}{missing}{forms}"
         )
 
     def _malformed(self, error: Exception) -> ValueError:

@@ -34,6 +34,9 @@ Mode = Literal["create", "replace", "append", "create_if_missing"]
 
 DEFAULT_URI = "grpc://127.0.0.1:8815"
 
+STREAMS_MAX = 64
+"""Connections that an upload may go over, as ``dovetail put --streams`` has it."""
+
 CONNECT_TIMEOUT = 10.0
 """Seconds that connecting may take where nobody says: far longer than a server needs, no longer than a person waits."""
 
@@ -142,8 +145,8 @@ class Client:
                 sorting in joins.
             unique: Columns (or sets of columns) whose values are distinct. Nobody checks: the planner predicts by it,
                 and where it does not hold, results are right all the same.
-            streams: How many connections to send over at once. One tops out near 3 GB/s; with more, the order of the
-                rows is not kept.
+            streams: How many connections to send over at once, up to 64. One tops out near 3 GB/s; with more, the
+                order of the rows is not kept.
             progress: ``True`` for a bar on standard error, or a function that is called with each
                 :class:`UploadProgress`.
             types: Of CSV: types of columns, in place of those that are inferred, such as
@@ -152,7 +155,8 @@ class Client:
             delimiter: Of CSV: the ASCII character between fields; by default a comma, and a tab in files named .tsv.
             header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
             infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
-            null_values: Of CSV: words that stand for null, beside the empty field.
+            null_values: Of CSV: words that stand for null, beside the empty field: a sequence of them such as
+                ``["NA", "NULL"]``, or a string with commas between them, ``"NA,NULL"``, as ``--null-values`` takes it.
 
         Returns:
             The number of rows that the server took.
@@ -173,7 +177,7 @@ class Client:
             3
         """
         name = _arguments.text("name", name, "the name of a table")
-        streams = _arguments.whole("streams", streams, least=1)
+        streams = _arguments.whole("streams", streams, least=1, most=STREAMS_MAX)
         options: dict[str, Any] = {"mode": _arguments.one_of("mode", mode, get_args(Mode))}
         if order := _arguments.name_or_names("sorted_by", sorted_by):
             options["sorted_by"] = order

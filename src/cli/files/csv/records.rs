@@ -278,7 +278,13 @@ impl Rules {
             Some(_) => format!("; if it stands for a null, say --null-values {:?}", value),
             None => String::new(),
         };
-        Error::Invalid(format!("line {line}, column {name:?}: {value:?} is no {expected}, {advice}{missing}"))
+        let forms = match field.data_type() {
+            DataType::Timestamp(..) if missing.is_empty() && !TIMESTAMP.is_match(value) => {
+                "; a timestamp is written with its seconds, as in 2026-01-31 10:11:12.5, or is a date alone"
+            }
+            _ => "",
+        };
+        Error::Invalid(format!("line {line}, column {name:?}: {value:?} is no {expected}, {advice}{missing}{forms}"))
     }
 }
 
