@@ -14,7 +14,13 @@
 /// The most parts of a build side that pairs are divided by.
 #define DOVETAIL_PARTS_MAX 32
 
-/// The most rows that one selection looks at. CUB up to 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
+/// The most words that one call writes.
+#define DOVETAIL_WORDS_MAX 32
+
+/// The most lists that one call puts together.
+#define DOVETAIL_LISTS_MAX 64
+
+/// The most rows that one selection looks at. CUB 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
 /// in the last tile are numbers of 32 bits, and wrap around (NVIDIA/cccl, issue 6584).
 #define DOVETAIL_SELECT_ROWS_MAX (1 << 30)
 
@@ -284,7 +290,9 @@ struct DovetailTableInsert {
   const void *keys;
   /// Where each run of equal keys starts; null when every key is a run.
   const uint32_t *heads;
-  /// Number of runs.
+  /// The first run that is entered.
+  uint64_t first;
+  /// How many are.
   uint64_t runs;
   /// Bytes per key.
   uint32_t key_bytes;
@@ -324,7 +332,9 @@ struct DovetailTableProbe {
 struct DovetailDenseInsert {
   /// Inputs: build keys.
   const void *keys;
-  /// How many.
+  /// The first row that is entered.
+  uint64_t first;
+  /// How many are.
   uint64_t rows;
   /// The smallest key, as 128 bits.
   uint64_t min_low;
@@ -625,6 +635,46 @@ struct DovetailFilterBuild {
   uint64_t *words;
 };
 
+/// Reads a few bytes back.
+struct DovetailReadBack {
+  /// Input: bytes.
+  const void *from;
+  /// How many.
+  uint64_t bytes;
+  /// Output: the same in host memory that is pinned.
+  void *to;
+};
+
+/// Writes a few words that come with the call.
+struct DovetailWriteWords {
+  /// Inputs: words.
+  uint32_t words[DOVETAIL_WORDS_MAX];
+  /// How many.
+  uint32_t count;
+  /// Output: where.
+  uint32_t *to;
+};
+
+/// Some of the entries of a list.
+struct DovetailList {
+  /// The first.
+  const uint32_t *from;
+  /// How many.
+  uint64_t count;
+  /// Where they begin among those of all lists.
+  uint64_t start;
+};
+
+/// Puts lists together.
+struct DovetailConcat {
+  /// Inputs: lists.
+  struct DovetailList lists[DOVETAIL_LISTS_MAX];
+  /// How many.
+  uint32_t list_count;
+  /// Output: their entries.
+  uint32_t *to;
+};
+
 /// Writes where no memory is.
 struct DovetailIllegalAccess {
   /// Where.
@@ -690,6 +740,12 @@ extern int dovetail_gather(const struct DovetailGather *args, DovetailStream str
 extern int dovetail_gather_bits(const struct DovetailGatherBits *args, DovetailStream stream);
 
 extern int dovetail_filter_build(const struct DovetailFilterBuild *args, DovetailStream stream);
+
+extern int dovetail_read_back(const struct DovetailReadBack *args, DovetailStream stream);
+
+extern int dovetail_write_words(const struct DovetailWriteWords *args, DovetailStream stream);
+
+extern int dovetail_concat(const struct DovetailConcat *args, DovetailStream stream);
 
 extern int dovetail_illegal_access(const struct DovetailIllegalAccess *args, DovetailStream stream);
 

@@ -30,8 +30,8 @@ __device__ inline bool same(u64 slot, u32 tag, Key key, const Key* keys, const u
 
 template <typename Key>
 __global__ void insert(DovetailTableInsert args) {
-    const u64 run = u64(blockIdx.x) * THREADS + threadIdx.x;
-    if (run >= args.runs) return;
+    const u64 index = u64(blockIdx.x) * THREADS + threadIdx.x, run = args.first + index;
+    if (index >= args.runs) return;
     const Key* keys = static_cast<const Key*>(args.keys);
     const Key key = keys[args.heads ? args.heads[run] : run];
     const Key mixed = mix(key);
@@ -100,8 +100,8 @@ __device__ inline u64 offset_of(Key16 key, u64 min_low, u64 min_high) {
 
 template <typename Key>
 __global__ void dense_insert(DovetailDenseInsert args) {
-    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
-    if (row >= args.rows) return;
+    const u64 index = u64(blockIdx.x) * THREADS + threadIdx.x, row = args.first + index;
+    if (index >= args.rows) return;
     const u64 at = offset_of(static_cast<const Key*>(args.keys)[row], args.min_low, args.min_high);
     const u32 number = args.row_numbers ? args.row_numbers[row] : u32(row);
     if (at >= args.span || atomicExch(&args.positions[at], number) != NO_ROW) args.totals->unsound = 1;

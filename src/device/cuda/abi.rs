@@ -22,7 +22,13 @@ pub const DOVETAIL_MOVES_MAX: usize = 64;
 /// The most parts of a build side that pairs are divided by.
 pub const DOVETAIL_PARTS_MAX: usize = 32;
 
-/// The most rows that one selection looks at. CUB up to 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
+/// The most words that one call writes.
+pub const DOVETAIL_WORDS_MAX: usize = 32;
+
+/// The most lists that one call puts together.
+pub const DOVETAIL_LISTS_MAX: usize = 64;
+
+/// The most rows that one selection looks at. CUB 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
 /// in the last tile are numbers of 32 bits, and wrap around (NVIDIA/cccl, issue 6584).
 pub const DOVETAIL_SELECT_ROWS_MAX: usize = 1 << 30;
 
@@ -301,7 +307,9 @@ pub struct DovetailTableInsert {
     pub keys: *const c_void,
     /// Where each run of equal keys starts; null when every key is a run.
     pub heads: *const u32,
-    /// Number of runs.
+    /// The first run that is entered.
+    pub first: u64,
+    /// How many are.
     pub runs: u64,
     /// Bytes per key.
     pub key_bytes: u32,
@@ -345,7 +353,9 @@ pub struct DovetailTableProbe {
 pub struct DovetailDenseInsert {
     /// Inputs: build keys.
     pub keys: *const c_void,
-    /// How many.
+    /// The first row that is entered.
+    pub first: u64,
+    /// How many are.
     pub rows: u64,
     /// The smallest key, as 128 bits.
     pub min_low: u64,
@@ -678,6 +688,54 @@ pub struct DovetailFilterBuild {
     pub words: *mut u64,
 }
 
+/// Reads a few bytes back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailReadBack {
+    /// Input: bytes.
+    pub from: *const c_void,
+    /// How many.
+    pub bytes: u64,
+    /// Output: the same in host memory that is pinned.
+    pub to: *mut c_void,
+}
+
+/// Writes a few words that come with the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailWriteWords {
+    /// Inputs: words.
+    pub words: [u32; DOVETAIL_WORDS_MAX],
+    /// How many.
+    pub count: u32,
+    /// Output: where.
+    pub to: *mut u32,
+}
+
+/// Some of the entries of a list.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailList {
+    /// The first.
+    pub from: *const u32,
+    /// How many.
+    pub count: u64,
+    /// Where they begin among those of all lists.
+    pub start: u64,
+}
+
+/// Puts lists together.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailConcat {
+    /// Inputs: lists.
+    pub lists: [DovetailList; DOVETAIL_LISTS_MAX],
+    /// How many.
+    pub list_count: u32,
+    /// Output: their entries.
+    pub to: *mut u32,
+}
+
 /// Writes where no memory is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -715,6 +773,9 @@ unsafe extern "C" {
     pub fn dovetail_gather(args: *const DovetailGather, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
     pub fn dovetail_filter_build(args: *const DovetailFilterBuild, stream: DovetailStream) -> c_int;
+    pub fn dovetail_read_back(args: *const DovetailReadBack, stream: DovetailStream) -> c_int;
+    pub fn dovetail_write_words(args: *const DovetailWriteWords, stream: DovetailStream) -> c_int;
+    pub fn dovetail_concat(args: *const DovetailConcat, stream: DovetailStream) -> c_int;
     pub fn dovetail_illegal_access(args: *const DovetailIllegalAccess, stream: DovetailStream) -> c_int;
     pub fn dovetail_range_begin(name: *const c_char);
     pub fn dovetail_range_end();

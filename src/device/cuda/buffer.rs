@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 
-use super::driver::Queue;
+use super::driver::{Mark, Queue};
 use super::fault;
 use crate::device::{DeviceBuffer, DeviceMemory};
 use crate::memory::{Budget, Reservation};
@@ -23,7 +23,17 @@ pub(super) struct CudaBuffer {
     bytes: usize,
     /// Where it is freed.
     queue: Mutex<Arc<Queue>>,
+    /// What of it is there when, if it was copied in piece by piece.
+    arrivals: Mutex<Vec<Arrival>>,
     reservation: Reservation,
+}
+
+/// A piece of a buffer that is being copied in.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    /// Where in the buffer it ends. It begins where the one before ends.
+    pub(super) end: usize,
+    pub(super) there: Mark,
 }
 
 impl CudaBuffer {
@@ -38,7 +48,24 @@ impl CudaBuffer {
         let allocated = unsafe { result::malloc_async(queue.raw(), taken) };
         let mut pointer = 0;
         queue.gpu.check(allocated.map(|allocated| pointer = allocated), purpose)?;
-        Ok(Self { pointer, bytes, queue: Mutex::new(queue.clone()), reservation })
+        Ok(Self { pointer, bytes, queue: Mutex::new(queue.clone()), arrivals: Mutex::default(), reservation })
+    }
+
+    /// Says what of it is there when. The last piece ends where the buffer does.
+    pub(super) fn arrives(&self, arrivals: Vec<Arrival>) {
+        *self.arrivals.lock() = arrivals;
+    }
+
+    /// Whether it is being copied in, piece by piece.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.arrivals.lock().last().is_some_and(|last| !last.there.is_done())
+    }
+
+    /// The pieces that it is copied in by, for the first who asks; none once all of it is there.
+    pub(super) fn take_arrivals(&self) -> Vec<Arrival> {
+        let is_arriving = self.is_arriving();
+        let arrivals = std::mem::take(&mut *self.arrivals.lock());
+        if is_arriving { arrivals } else { Vec::new() }
     }
 
     /// From now on it is freed on that stream, so that the one it was made for need not live as long, unless that would be on

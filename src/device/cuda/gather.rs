@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 
-use super::abi;
+use super::abi::{self, DOVETAIL_LISTS_MAX};
 use super::buffer::{CudaBuffer, cuda, pointer_of};
 use super::transfer::copy_to_host;
 use super::work::Work;
@@ -146,15 +146,24 @@ pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> R
     const PURPOSE: &str = "putting positions together";
     let rows = lists.iter().map(|(_, range)| range.len()).sum();
     let all = work.values::<u32>(rows, PURPOSE)?;
-    let bytes = |range: &Range<usize>| range.start * size_of::<u32>()..range.end * size_of::<u32>();
-    let mut end = 0;
-    for (positions, range) in lists {
-        let Positions::List { data, rows, may_miss: false } = positions else {
-            unreachable!("lists are put together, of rows that are there")
+    let mut start = 0;
+    for lists in lists.chunks(DOVETAIL_LISTS_MAX) {
+        let mut args = abi::DovetailConcat {
+            lists: [abi::DovetailList { from: null(), count: 0, start: 0 }; DOVETAIL_LISTS_MAX],
+            list_count: lists.len() as u32,
+            to: all.as_mut_ptr(),
         };
-        assert!(range.end <= *rows, "entries {range:?} of {rows}");
-        work.copy_to(cuda(data), bytes(range), &all, end, PURPOSE)?;
-        end += bytes(range).len();
+        for (to, (positions, range)) in args.lists.iter_mut().zip(lists) {
+            let Positions::List { data, rows, may_miss: false } = positions else {
+                unreachable!("lists are put together, of rows that are there")
+            };
+            assert!(range.start <= range.end && range.end <= *rows, "entries {range:?} of {rows}");
+            // SAFETY: the list has as many entries, as was just asserted.
+            let from = unsafe { pointer_of::<u32>(data, *rows).add(range.start) };
+            *to = abi::DovetailList { from, count: range.len() as u64, start };
+            start += range.len() as u64;
+        }
+        work.launch(PURPOSE, abi::dovetail_concat, &args)?;
     }
     Ok(Positions::List { data: Arc::new(all), rows, may_miss: false })
 }

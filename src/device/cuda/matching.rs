@@ -42,8 +42,7 @@ pub(super) fn find_runs(work: &Work<'_>, keys: &Keys) -> Result<(CudaBuffer, usi
     let (heads, runs) = select::run(work, args, None)?;
     let bounds = work.values::<u32>(runs + 1, PURPOSE)?;
     work.copy_to(&heads, 0..runs * size_of::<u32>(), &bounds, 0, PURPOSE)?;
-    let end = work.upload(&[keys.rows as u32], PURPOSE)?;
-    work.copy_to(&end, 0..size_of::<u32>(), &bounds, runs * size_of::<u32>(), PURPOSE)?;
+    work.write_words(&[keys.rows as u32], &bounds, runs)?;
     Ok((bounds, runs))
 }
 

@@ -44,7 +44,8 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
         [first, second, ..] => count(work, keys, bits.skip, first.bits + second.bits, first.bits)?,
     };
     let mut counted = counted.into_iter();
-    let mut bounds = work.upload(&[0, rows as u32], "bounds of partitions")?;
+    let mut bounds = work.values::<u32>(2, "bounds of partitions")?;
+    work.write_words(&[0, rows as u32], &bounds, 0)?;
     let largest = work.values::<u32>(1, "bounds of partitions")?;
     let mut parents = 1;
     for (pass, &digit) in digits.iter().enumerate() {

@@ -2,14 +2,23 @@
 //!
 //! Keys are entered as they lie, and a key that repeats shows at once. Then, or where some are expected to repeat, they are sorted by their
 //! mixed key instead, so that equal ones are adjacent, and the table holds the runs.
+//!
+//! Keys that are still being copied in are entered piece by piece, each when it is there, on a stream beside that of the copies:
+//!
+//! ```text
+//!   the job's stream   copy │ copy │ copy │ copy │
+//!   beside it                 enter │ enter │ enter │ enter │
+//! ```
 
 use std::any::Any;
 use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
+use super::CudaStream;
 use super::abi::{self, DovetailMatchTotals};
-use super::buffer::{CudaBuffer, cuda, pointer_of};
+use super::buffer::{Arrival, CudaBuffer, cuda, pointer_of};
+use super::driver::Queue;
 use super::keys::{Image, clustered, is_sorted, key_pointer, rearranged, sorted_order};
 use super::matching::{find_runs, matches};
 use super::work::Work;
@@ -61,23 +70,78 @@ fn hashed(work: &Work<'_>, keys: Keys, runs: Option<(CudaBuffer, usize)>) -> Res
     const PURPOSE: &str = "a hash table";
     let entries = runs.as_ref().map_or(keys.rows, |(_, runs)| *runs);
     let slot_count = (2 * entries).next_power_of_two().max(2);
-    // Every bit set is an empty slot. No entry looks like it, because no run has the number `NO_ROW`.
-    let slots = work.filled(slot_count * size_of::<u64>(), 0xff, PURPOSE)?;
-    let totals = work.totals()?;
     let heads = runs.map(|(heads, _)| heads);
-    let args = abi::DovetailTableInsert {
-        keys: key_pointer(&keys),
-        heads: heads.as_ref().map_or(null(), CudaBuffer::as_ptr),
-        runs: entries as u64,
-        key_bytes: keys.width.bytes() as u32,
-        slot_mask: slot_count as u64 - 1,
-        slots: slots.as_mut_ptr(),
-        totals: totals.as_mut_ptr(),
-    };
-    work.launch("building a hash table", abi::dovetail_table_insert, &args)?;
-    let totals: DovetailMatchTotals = work.read(&totals, PURPOSE)?;
+    let entering = Entering::of(&keys, work)?;
+    let own = entering.work(work);
+    // Every bit set is an empty slot. No entry looks like it, because no run has the number `NO_ROW`.
+    let slots = own.filled(slot_count * size_of::<u64>(), 0xff, PURPOSE)?;
+    let totals = own.totals()?;
+    entering.each(entries, |runs| {
+        let args = abi::DovetailTableInsert {
+            keys: key_pointer(&keys),
+            heads: heads.as_ref().map_or(null(), CudaBuffer::as_ptr),
+            first: runs.start as u64,
+            runs: runs.len() as u64,
+            key_bytes: keys.width.bytes() as u32,
+            slot_mask: slot_count as u64 - 1,
+            slots: slots.as_mut_ptr(),
+            totals: totals.as_mut_ptr(),
+        };
+        own.launch("building a hash table", abi::dovetail_table_insert, &args)
+    })?;
+    let totals: DovetailMatchTotals = own.read(&totals, PURPOSE)?;
+    slots.hand_over(work.queue, None);
     let slot_mask = slot_count as u64 - 1;
     Ok((totals.unsound == 0).then_some(CudaTable::Hashed { slots, slot_mask, keys, heads }))
+}
+
+/// How keys are entered: all at once, or piece by piece as they arrive.
+struct Entering {
+    key_bytes: usize,
+    arrivals: Vec<Arrival>,
+    /// Where pieces are entered.
+    beside: Option<CudaStream>,
+}
+
+impl Entering {
+    fn of(keys: &Keys, work: &Work<'_>) -> Result<Self> {
+        let (key_bytes, arrivals) = (keys.width.bytes(), cuda(&keys.data).take_arrivals());
+        let beside = match arrivals.is_empty() {
+            true => None,
+            false => {
+                let queue = Arc::new(Queue::new(work.queue.gpu.clone())?);
+                Some(CudaStream { queue, known_pairs: Default::default() })
+            }
+        };
+        Ok(Self { key_bytes, arrivals, beside })
+    }
+
+    fn is_in_pieces(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// Where the table is made.
+    fn work<'a>(&'a self, work: &Work<'a>) -> Work<'a> {
+        match &self.beside {
+            Some(beside) => Work { stream: beside, queue: &beside.queue, ..*work },
+            None => Work { ..*work },
+        }
+    }
+
+    /// Calls `enter` for all of so many entries, in one or several ranges, when those of the range are there.
+    fn each(&self, entries: usize, mut enter: impl FnMut(Range<usize>) -> Result<()>) -> Result<()> {
+        let Some(beside) = &self.beside else { return enter(0..entries) };
+        let mut start = 0;
+        for Arrival { end, there } in &self.arrivals {
+            there.hold_back(&beside.queue)?;
+            // A piece may end within a key.
+            let end = (end / self.key_bytes).min(entries);
+            enter(start..end)?;
+            start = end;
+        }
+        assert_eq!(start, entries, "keys that are copied in are entered as they lie, one by one");
+        Ok(())
+    }
 }
 
 pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: u128) -> Result<Option<Table>> {
@@ -90,28 +154,35 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
         return Ok(None);
     }
     let Ok(span) = u64::try_from(span) else { return Ok(None) };
-    let positions = work.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
-    let totals = work.totals()?;
+    let entering = Entering::of(keys, work)?;
+    let own = entering.work(work);
+    let positions = own.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
+    let totals = own.totals()?;
     // Keys in no order write to random places. Where the array is larger than what the cache holds, that takes four times as
-    // long as it does to bring together first what is written to the same part of it.
-    let clustered = match positions.size() as u64 > work.queue.gpu.cache_bytes / 2 && !is_sorted(work, keys)? {
+    // long as it does to bring together first what is written to the same part of it; but not longer than they take to arrive.
+    let is_random = !entering.is_in_pieces() && positions.size() as u64 > work.queue.gpu.cache_bytes / 2;
+    let clustered = match is_random && !is_sorted(work, keys)? {
         true => clustered(work, keys, u64::BITS - (span - 1).leading_zeros())?,
         false => None,
     };
     let (keys, row_numbers) = clustered.map_or((keys.clone(), None), |(keys, numbers)| (keys, Some(numbers)));
-    let args = abi::DovetailDenseInsert {
-        keys: key_pointer(&keys),
-        rows: keys.rows as u64,
-        min_low: key_min as u64,
-        min_high: (key_min >> 64) as u64,
-        span,
-        key_bytes: keys.width.bytes() as u32,
-        row_numbers: row_numbers.as_ref().map_or(null(), CudaBuffer::as_ptr),
-        positions: positions.as_mut_ptr(),
-        totals: totals.as_mut_ptr(),
-    };
-    work.launch("building a table of dense keys", abi::dovetail_dense_insert, &args)?;
-    let totals: DovetailMatchTotals = work.read(&totals, PURPOSE)?;
+    entering.each(keys.rows, |rows| {
+        let args = abi::DovetailDenseInsert {
+            keys: key_pointer(&keys),
+            first: rows.start as u64,
+            rows: rows.len() as u64,
+            min_low: key_min as u64,
+            min_high: (key_min >> 64) as u64,
+            span,
+            key_bytes: keys.width.bytes() as u32,
+            row_numbers: row_numbers.as_ref().map_or(null(), CudaBuffer::as_ptr),
+            positions: positions.as_mut_ptr(),
+            totals: totals.as_mut_ptr(),
+        };
+        own.launch("building a table of dense keys", abi::dovetail_dense_insert, &args)
+    })?;
+    let totals: DovetailMatchTotals = own.read(&totals, PURPOSE)?;
+    positions.hand_over(work.queue, None);
     let table = CudaTable::Dense { positions, key_min, span, key_bytes: keys.width.bytes() };
     Ok((totals.unsound == 0).then(|| Table { state: Arc::new(table), order: None, rows: keys.rows }))
 }

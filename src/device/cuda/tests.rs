@@ -515,6 +515,55 @@ fn large_arrays_of_dense_keys_find_every_key() {
     }
 }
 
+/// Keys that still cross the link are entered piece by piece, and pieces end within batches and within keys.
+#[test]
+fn keys_that_are_still_arriving_are_all_entered() {
+    const MIN: u32 = 1000;
+    const ROWS: usize = 200_000;
+    let Some([gpu, _]) = both() else { return };
+    gpu.arena.pin_by(gpu.device.pin());
+    let mut random = random(219);
+    let mut numbers: Vec<u32> = (MIN..MIN + ROWS as u32).collect();
+    numbers.shuffle(&mut random);
+    let mut repeated = numbers.clone();
+    repeated[ROWS - 1] = repeated[7];
+    // What the stream has to do before it copies anything.
+    let busy = gpu.device.new_flags(256 << 20, &gpu.stream).unwrap();
+    let mut arriving = |numbers: &[u32], width: KeyWidth| {
+        let mut bytes = gpu.arena.allocate(numbers.len() * width.bytes(), "keys of a test").unwrap();
+        for (to, &number) in bytes.chunks_exact_mut(width.bytes()).zip(numbers) {
+            to.copy_from_slice(&u128::from(number).to_le_bytes()[..width.bytes()]);
+        }
+        let (all, mut parts, mut start) = (bytes.freeze(), Vec::new(), 0);
+        while start < numbers.len() {
+            let rows = random.random_range(1..70_000).min(numbers.len() - start);
+            parts.push(all.slice_with_length(start * width.bytes(), rows * width.bytes()));
+            start += rows;
+        }
+        (0..40).for_each(|_| drop(gpu.device.copy(&busy, &gpu.stream).unwrap()));
+        let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
+        assert!(super::buffer::cuda(&data).is_arriving(), "{width:?}: the copy is done before anything is entered");
+        Keys { data, width, rows: numbers.len() }
+    };
+    for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
+        let last = u128::from(MIN) + ROWS as u128 - 1;
+        let dense = |keys: &Keys| gpu.device.build_dense_table(keys, u128::from(MIN), last, &gpu.stream).unwrap();
+        let hashed = |keys: &Keys| gpu.device.build_table(keys, false, &gpu.stream).unwrap();
+        let values: Vec<u128> = numbers.iter().map(|&number| number.into()).collect();
+        let probe = arriving(&numbers, width);
+        let array = dense(&arriving(&numbers, width)).expect("all keys are distinct");
+        for (table, story) in [(array, "an array"), (hashed(&arriving(&numbers, width)), "a hash table")] {
+            assert!(table.order.is_none(), "{story}, {width:?}");
+            let matches = gpu.device.probe_table(&table, &probe, 0..ROWS, &gpu.stream).unwrap();
+            gpu.assert_matches(&matches, &values, &values, story);
+            let rows: Vec<u32> = gpu.runs(&matches).into_iter().map(|(first, _)| first).collect();
+            assert!(rows == (0..ROWS as u32).collect::<Vec<_>>(), "{story}, {width:?}");
+        }
+        assert!(dense(&arriving(&repeated, width)).is_none(), "a key repeats, {width:?}");
+        assert!(hashed(&arriving(&repeated, width)).order.is_some(), "a key repeats, {width:?}");
+    }
+}
+
 #[test]
 fn partitions_and_sorted_keys_find_every_key() {
     let Some([gpu, _]) = both() else { return };

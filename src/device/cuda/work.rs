@@ -2,15 +2,16 @@
 
 use std::ffi::c_int;
 use std::ops::Range;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use arrow::buffer::Buffer;
 use cudarc::driver::result;
 
 use super::CudaStream;
-use super::abi::{DovetailMatchTotals, DovetailStream};
-use super::buffer::CudaBuffer;
-use super::driver::Queue;
+use super::abi::{self, DOVETAIL_WORDS_MAX, DovetailMatchTotals, DovetailStream, DovetailWriteWords};
+use super::buffer::{Arrival, CudaBuffer};
+use super::driver::{Mark, Queue};
 use super::fault;
 use super::observe::Watched;
 use crate::Result;
@@ -19,6 +20,10 @@ use crate::memory::Budget;
 
 /// What observers know every fill by, whatever it is for: it is work of the GPU's memory alone, and no copy.
 pub(super) const FILL: &str = "filling memory";
+
+/// What is copied in at once of a large buffer: the link carries copies of 16 MiB and more at its full rate (`link` in
+/// `benches/results/gpu_micro.jsonl`). Tests have small buffers.
+const PIECE_BYTES: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
 
 /// A primitive under way.
 pub(super) struct Work<'a> {
@@ -93,16 +98,29 @@ impl Work<'_> {
         self.queue.gpu.observer.watch(self.queue, what, bytes as u64)
     }
 
-    /// Queues copies of host memory, one part after the other in one buffer. The queue keeps each part until it was read.
+    /// Queues copies of host memory, one part after the other in one buffer. The queue keeps each part until it was read. Of a large buffer
+    /// it is known what is there when ([`CudaBuffer::take_arrivals`]).
     pub(super) fn copy_from_host(&self, parts: &[Buffer], purpose: &'static str) -> Result<CudaBuffer> {
         let buffer = self.buffer(parts.iter().map(Buffer::len).sum(), purpose)?;
         let _watched = self.watch(purpose, buffer.size());
-        let mut end = 0;
+        let is_marked = buffer.size() >= 2 * PIECE_BYTES;
+        let (mut end, mut arrivals) = (0, Vec::new());
         for part in parts.iter().filter(|part| !part.is_empty()) {
-            self.cancel.check()?;
-            self.copy_part(part.clone(), &buffer, end, purpose)?;
-            end += part.len();
+            let pieces = if is_marked { part.len().div_ceil(PIECE_BYTES) } else { 1 };
+            let piece_bytes = part.len().div_ceil(pieces);
+            for start in (0..part.len()).step_by(piece_bytes) {
+                self.cancel.check()?;
+                let piece = part.slice_with_length(start, piece_bytes.min(part.len() - start));
+                let bytes = piece.len();
+                self.copy_part(piece, &buffer, end, purpose)?;
+                end += bytes;
+                let marked = arrivals.last().map_or(0, |arrival: &Arrival| arrival.end);
+                if is_marked && (end - marked >= PIECE_BYTES || end == buffer.size()) {
+                    arrivals.push(Arrival { end, there: Mark::record(self.queue)? });
+                }
+            }
         }
+        buffer.arrives(arrivals);
         Ok(buffer)
     }
 
@@ -117,7 +135,17 @@ impl Work<'_> {
         self.queue.gpu.check(copied, purpose)
     }
 
-    /// Copies values that the caller need not keep.
+    /// Writes a few words, to a buffer from word `at` on.
+    pub(super) fn write_words(&self, words: &[u32], to: &CudaBuffer, at: usize) -> Result<()> {
+        assert!((at + words.len()) * size_of::<u32>() <= to.size(), "{} words to word {at}", words.len());
+        let mut args = DovetailWriteWords { words: [0; DOVETAIL_WORDS_MAX], count: words.len() as u32, to: null_mut() };
+        args.words[..words.len()].copy_from_slice(words);
+        // SAFETY: the buffer has them, as was just asserted.
+        args.to = unsafe { to.as_mut_ptr::<u32>().add(at) };
+        self.launch("writing a number", abi::dovetail_write_words, &args)
+    }
+
+    /// Copies values that the caller need not keep. There had better be many: see [`write_words`](Self::write_words).
     pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &'static str) -> Result<CudaBuffer> {
         self.copy_from_host(&[Buffer::from(bytemuck::cast_slice::<T, u8>(values))], purpose)
     }
