@@ -158,9 +158,7 @@ impl Emitter<'_> {
         if self.task.counts_rows {
             return self.count(rows, emitted);
         }
-        // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
-        let ahead = if self.shop.device.info().streams > 1 { 1 } else { 0 };
-        self.emit_pieces(self.pieces(0, 0..rows), ahead, &mut |piece| self.queue(build, probe, &piece.range), emitted)
+        self.emit_pieces(self.pieces(0, 0..rows), &mut |piece| self.queue(build, probe, &piece.range), emitted)
     }
 
     /// Emits the rows of groups whose columns of the probe side have left before, those of each part of the build side next to each other.
@@ -173,13 +171,10 @@ impl Emitter<'_> {
         groups: &[Group<'_>],
         part: &mut dyn FnMut(usize) -> Result<Arranged>,
     ) -> Result<()> {
-        /// Pieces are small, and the rows of the next part may have yet to arrive.
-        const AHEAD: usize = 3;
         // Those of a part are gathered together, whatever chunks they are of: copies of a megabyte leave a sixth of the link unused.
         let parts: Vec<&[Group<'_>]> = groups.chunk_by(|a, b| a.part == b.part).collect();
         let rows_of = |groups: &[Group<'_>]| groups.iter().map(|group| group.range.len()).sum();
         let pieces = parts.iter().enumerate().flat_map(|(part, groups)| self.pieces(part, 0..rows_of(groups)));
-        let ahead = if self.shop.device.info().streams > 1 { AHEAD } else { 0 };
         let mut current = None;
         let mut queue = |piece: &Piece| {
             let groups = parts[piece.part];
@@ -191,7 +186,7 @@ impl Emitter<'_> {
             let (_, arranged) = current.insert((number, arranged));
             self.queue_rest(groups, arranged, &piece.range)
         };
-        self.emit_pieces(pieces, ahead, &mut queue, &mut |_| {})
+        self.emit_pieces(pieces, &mut queue, &mut |_| {})
     }
 
     /// Rows in as many pieces as it takes to treat one at once.
@@ -204,10 +199,11 @@ impl Emitter<'_> {
     fn emit_pieces(
         &self,
         mut pieces: impl Iterator<Item = Piece>,
-        in_flight_max: usize,
         queue: &mut dyn FnMut(&Piece) -> Result<InFlight>,
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
+        // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
+        let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
         // Since when there is no memory for the next rows.
         let mut short_since = None;

@@ -57,7 +57,7 @@ use arrow::array::RecordBatch;
 pub(crate) use emit::{BatchSizes, MESSAGE_BYTES};
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord};
-pub(crate) use probe::CHUNKS_PER_STREAM;
+pub(crate) use probe::chunks_per_stream;
 pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;
 pub use strategy::Strategy;

@@ -156,6 +156,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
     let row_bytes = result_row_bytes(&join);
     let bitmaps = join.schema.fields().iter().filter(|field| field.is_nullable()).count() as f64 / 8.0;
     let result_bytes = (estimates.rows * (row_bytes + bitmaps)) as u64;
+    let host_scratch_bytes = host_scratch_bytes(&chosen.costed, &chosen.inputs, target);
     let plan = Plan {
         strategy: chosen.costed.strategy,
         build_side: chosen.build_side,
@@ -169,7 +170,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
         result_bytes,
-        host_scratch_bytes: host_scratch_bytes(&chosen.inputs, &chosen.costed.memory, target),
+        host_scratch_bytes,
         memory: chosen.costed.memory,
         phases: chosen.costed.phases,
         seconds: chosen.costed.seconds,
@@ -302,13 +303,13 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
 
 /// Bytes of the keys that the host packs or hashes for the device, with their validity: those of the build side, and of the
 /// chunks of the probe side that are worked on at a time.
-fn host_scratch_bytes(inputs: &Inputs, memory: &MemoryNeed, target: &Target) -> u64 {
+fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 {
     let made = |input: &Input| match input.host_keys {
         true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
         false => 0.0,
     };
     // Keys that the host makes are not kept on the device.
-    let chunks = Chunks::new(memory, inputs.probe.rows, target, false);
+    let chunks = Chunks::new(costed.strategy, &costed.memory, inputs, target, false);
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 

@@ -102,7 +102,7 @@ impl Choice<'_> {
     fn costed(&self, inputs: &Inputs) -> Costed {
         let model = self.model(inputs);
         let memory = model.memory();
-        let chunks = |probe_at_once| Chunks::new(&memory, inputs.probe.rows, self.target, probe_at_once);
+        let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, self.target, probe_at_once);
         let in_chunks = chunks(false);
         let mut best = self.costed_with(&model, memory, in_chunks);
         let at_once = model.probe_is_on_device().then(|| (chunks(true), memory));
@@ -135,10 +135,9 @@ impl Choice<'_> {
     }
 }
 
-/// What columns of the build side that come last have to save. They take longer than their price says, in relation to those that come
-/// first, whatever the size of the join: 4 to 7 ms where both sides have 2^24 to 2^26 rows (an H200; suite `rui-7` at 3544589 and 00ec9ee),
-/// and up to 7.5 ms in 61 joins of the suite `choices` at 00ec9ee, of which one gained by it, by 0.1 ms.
-const COLUMNS_LAST_SECONDS: f64 = 6e-3;
+/// What columns of the build side that come last have to save: they take a millisecond more than their price says, in relation to those that
+/// come first, for streams begin twice (an H200, both sides of 2^24 rows of 12 bytes: 10.9 ms in the place of 11.8, predicted 9.6 and 11.7).
+const COLUMNS_LAST_SECONDS: f64 = 1.5e-3;
 
 /// Carries the columns of a side whose reads at random places would take longer than moving them.
 fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::super::inputs::Input;
+use super::super::inputs::{Input, Inputs};
 use super::super::{JoinKind, Strategy, Target};
 use super::Model;
 use crate::device::host::{FilterBytes, TableBytes, sort_scratch_bytes};
-use crate::join::{CHUNK_ROWS_MIN, CHUNKS_PER_STREAM, OVERLAPPED_CHUNK_ROWS_MIN};
+use crate::join::{CHUNK_ROWS_MIN, OVERLAPPED_CHUNK_ROWS_MIN, chunks_per_stream};
 
 /// Bytes of device memory that a strategy takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -47,14 +47,26 @@ pub(in crate::planner) struct Chunks {
 impl Chunks {
     /// As `join::probe` divides it: each takes half of what the build side leaves free to its stream, and there are several for
     /// each stream, unless one stream has to do.
-    pub(in crate::planner) fn new(memory: &MemoryNeed, probe_rows: f64, target: &Target, probe_at_once: bool) -> Self {
+    pub(in crate::planner) fn new(
+        strategy: Strategy,
+        memory: &MemoryNeed,
+        inputs: &Inputs,
+        target: &Target,
+        probe_at_once: bool,
+    ) -> Self {
+        let probe_rows = inputs.probe.rows;
         let streams_max = if probe_at_once { 1.0 } else { target.streams as f64 };
         let streams = (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().clamp(1.0, streams_max);
         let whole_chunk = memory.whole_bytes.saturating_sub(memory.resident_bytes) as f64;
         let free = target.memory_bytes.saturating_sub(memory.resident_bytes).max(1) as f64 / streams;
         let by_memory = (whole_chunk / free).ceil().clamp(1.0, (probe_rows / CHUNK_ROWS_MIN as f64).ceil().max(1.0));
         let by_streams = match streams > 1.0 {
-            true => (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().min(CHUNKS_PER_STREAM as f64 * streams),
+            true => {
+                let is_looked_up = strategy == Strategy::Hash;
+                let key_bytes = inputs.key_width.bytes();
+                let of_each = chunks_per_stream(probe_rows as u64, key_bytes, streams as u64, is_looked_up);
+                (probe_rows / OVERLAPPED_CHUNK_ROWS_MIN as f64).ceil().min(of_each as f64 * streams)
+            }
             false => 1.0,
         };
         let count = by_memory.max(by_streams);

@@ -38,6 +38,8 @@ pub(super) struct Step {
     beside: f64,
     /// Seconds of the device.
     work: f64,
+    /// Of these, for what is done to keys as they arrive.
+    on_arrival: f64,
     /// Seconds of the link from the device; they run beside the work that makes the bytes.
     copy_out: f64,
     /// Calls of primitives, each of which takes a while however little it does.
@@ -58,6 +60,7 @@ impl Step {
             copy_in: 0.0,
             beside: 0.0,
             work,
+            on_arrival: 0.0,
             copy_out: 0.0,
             calls: 1.0,
             long_calls: 0.0,
@@ -110,7 +113,8 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
 /// What all steps take together.
 ///
 /// Where nothing overlaps, that is their sum. Where copies run beside primitives, what is arranged of the build side must have
-/// arrived before that begins, and its other columns arrive meanwhile, or after the probe side; chunks of the probe side go round between
+/// arrived before that begins, but for keys that are entered into a table as they come; its other columns arrive meanwhile, or after the
+/// probe side; chunks of the probe side go round between
 /// link in, device and link out, several at a time. How long that takes is known from
 /// closed queueing networks: no less than the busiest of the three is needed (the roofline), and at most so long as if each
 /// chunk found all others waiting at that one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"), which is
@@ -126,9 +130,14 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
         return steps.iter().map(|step| step.seconds(rates)).sum();
     }
     let (copy_in, work, _, waiting) = of(Role::Build);
-    let beside: f64 = steps.iter().filter(|step| step.role == Role::Build).map(|step| step.beside).sum();
+    let of_build =
+        |seconds: fn(&Step) -> f64| -> f64 { steps.iter().filter(|step| step.role == Role::Build).map(seconds).sum() };
+    let beside = of_build(|step| step.beside);
     let (while_indexed, later) = if chunks.build_columns_last { (0.0, beside) } else { (beside, 0.0) };
-    let build = copy_in - beside + work.max(while_indexed) + waiting;
+    let arriving = copy_in - beside;
+    // Keys that are there already are entered at once.
+    let on_arrival = if arriving > 0.0 { of_build(|step| step.on_arrival) } else { 0.0 };
+    let build = arriving.max(on_arrival) + (work - on_arrival).max(while_indexed) + waiting;
     let (copy_in, work, copy_out, waiting) = of(Role::Probe);
     let copy_in = copy_in + later;
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
@@ -357,6 +366,14 @@ impl Model<'_> {
     }
 
     fn build_table(&self) -> Step {
+        let build = &self.inputs.build;
+        let step = self.enter_into_table();
+        // As they come, unless something has to be done to them, or found out about them, before.
+        let on_arrival = self.inputs.raw && !build.repeats && !build.is_partly_keyed();
+        Step { on_arrival: if on_arrival { step.work } else { 0.0 }, ..step }
+    }
+
+    fn enter_into_table(&self) -> Step {
         let build = &self.inputs.build;
         if let Some(slots) = self.inputs.dense_slots {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
