@@ -252,3 +252,17 @@ fn wave_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
     device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::chunks_per_stream;
+
+    #[test]
+    fn chunks_are_as_many_as_their_copies_are_worth() {
+        const ROWS: u64 = 1 << 27;
+        let chunks =
+            [(ROWS, 4, true), (ROWS, 8, true), (ROWS, 16, true), (ROWS, 8, false), (1 << 20, 8, true), (0, 4, true)];
+        let found = chunks.map(|(rows, key_bytes, is_looked_up)| chunks_per_stream(rows, key_bytes, 5, is_looked_up));
+        assert_eq!(found, [6, 12, 12, 5, 5, 5]);
+    }
+}

@@ -30,7 +30,7 @@ use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
 use super::turns::Turns;
 use super::verify::build_runs_are_exact;
-use super::{BatchSink, Task};
+use super::{Arrangement, BatchSink, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, Filter};
 use crate::memory::Arena;
@@ -101,7 +101,8 @@ fn run_with_layout(
             layout = layout.clone().with_another_seed(rand::random());
         }
     })?;
-    if late.is_none() {
+    // Where rows are moved, whoever arranged them has waited.
+    if late.is_none() && task.arrangement == Arrangement::Original {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
         built.arranged.hand_over_originals(&shop);
     }

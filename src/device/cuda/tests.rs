@@ -540,9 +540,13 @@ fn keys_that_are_still_arriving_are_all_entered() {
             parts.push(all.slice_with_length(start * width.bytes(), rows * width.bytes()));
             start += rows;
         }
-        (0..40).for_each(|_| drop(gpu.device.copy(&busy, &gpu.stream).unwrap()));
-        let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
-        assert!(super::buffer::cuda(&data).is_arriving(), "{width:?}: the copy is done before anything is entered");
+        // On a machine that does much else, more may be done before the last copy is queued.
+        let data = [40, 160, 640, 2560].into_iter().find_map(|copies| {
+            (0..copies).for_each(|_| drop(gpu.device.copy(&busy, &gpu.stream).unwrap()));
+            let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
+            super::buffer::cuda(&data).is_arriving().then_some(data)
+        });
+        let data = data.unwrap_or_else(|| panic!("{width:?}: copies are done before anything is entered"));
         Keys { data, width, rows: numbers.len() }
     };
     for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
