@@ -94,7 +94,8 @@ pub trait Device: Send + Sync + Debug {
     }
 
     /// Runs `work` where its parallel parts, such as gathering strings, use the CPU threads that belong to this device: its
-    /// own threads, for a host device. Returns when it is done.
+    /// own threads, for a host device. Returns when it is done. A thread of theirs that waits for its parts takes up whatever else it was
+    /// given: where several streams are at work, no work may be given to it that waits for what another stream holds.
     fn beside(&self, work: &mut (dyn FnMut() + Send));
 
     /// What keeps host memory in place, so that this and all other devices of its kind copy it by themselves. `None` where copies

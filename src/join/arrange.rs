@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::Arrangement;
 use super::inputs::SideInput;
 use super::monitor::Monitor;
+use super::run::beside;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
 use crate::device::{Carry, Column, Device, Filter, Keys, Partitions, Positions, Sorted, Stream, Which};
@@ -117,9 +118,12 @@ pub(super) fn arrange(
     let (device, stream, monitor) = (shop.device, shop.stream, shop.monitor);
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
-    let (mut keys, key_columns) = monitor.phase("pack keys", 2 * key_bytes, || {
-        layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
-    })?;
+    let pack = || {
+        monitor.phase("pack keys", 2 * key_bytes, || {
+            layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
+        })
+    };
+    let (mut keys, key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
     let packed = keys.packed.clone();
     if let Some(filter) = filter {
         assert!(!keeps_unkeyed, "rows that are part of the result without a match pass over no filter");

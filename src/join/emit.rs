@@ -18,6 +18,7 @@ use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef, UInt32Type};
 use super::arrange::{Arranged, Workshop, is_raw_key};
 use super::inputs::SideInput;
 use super::late::LateChunk;
+use super::run::beside;
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{
     KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row, rows_max,
@@ -651,8 +652,8 @@ impl<'a> Gatherer<'a> {
         };
         let Some(movable) = self.input.movable(column) else {
             let numbers = self.row_numbers_on_host()?;
-            let array =
-                gather_on_host(&arranged.rows, column, bytemuck::cast_slice(&numbers[..4 * self.count]), arena)?;
+            let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
+            let array = beside(device, || gather_on_host(&arranged.rows, column, numbers, arena))?;
             return Ok(match data_type {
                 DataType::Dictionary(..) => Pending::Encoded(array),
                 _ => Pending::Ready(array),

@@ -9,6 +9,7 @@ use super::fused::Fused;
 use super::inputs::SideInput;
 use super::late::PAIRS_AT_ONCE;
 use super::matching::{BuildSide, SharedBuild, waves};
+use super::run::beside;
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;
@@ -106,7 +107,7 @@ impl Outcome {
             };
             if emitter.layout.is_hashed() {
                 let compare = || exact_matches(matches, &built, probe, emitter.layout, shop);
-                matches = shop.monitor.phase("compare keys", 0, compare)?;
+                matches = beside(shop.device, || shop.monitor.phase("compare keys", 0, compare))?;
             }
             let rows = matches.rows.len() as f64;
             let mut of_wave = 0.0;

@@ -130,7 +130,9 @@ impl Probing<'_> {
         std::thread::scope(|scope| {
             for _ in 0..streams {
                 scope.spawn(|| {
-                    if let Err(error) = beside(device, || on_new_stream(&failed)) {
+                    // Not on the device's CPU threads: one that waits for its parts takes up other work, and that of another stream
+                    // may wait for what this one holds.
+                    if let Err(error) = on_new_stream(&failed) {
                         failed.store(true, Ordering::Relaxed);
                         failure.lock().get_or_insert(error);
                     }

@@ -152,7 +152,8 @@ fn run_with_layout(
     Ok(())
 }
 
-/// Runs `work` on the CPU threads that belong to the device.
+/// Runs `work` on the CPU threads that belong to the device: what is done for one stream at a time, or one that has parts to be shared out and
+/// waits for nobody else.
 pub(super) fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (mut work, mut outcome) = (Some(work), None);
     device.beside(&mut || outcome = work.take().map(|work| work()));

@@ -254,12 +254,7 @@ impl Device for HostDevice {
     }
 
     fn beside(&self, work: &mut (dyn FnMut() + Send)) {
-        match self.info.streams {
-            1 => self.threads.install(work),
-            // A thread of the device that waits for its parts takes up other work meanwhile, and that of another stream may wait
-            // for what this one holds.
-            _ => work(),
-        }
+        self.threads.install(work);
     }
 
     /// Jobs take turns on the CPU; more of them than threads would only wait for each other.
