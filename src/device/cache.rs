@@ -2,7 +2,8 @@
 //! again.
 //!
 //! What is kept is what was copied: some consecutive rows of a column of a table, known by the table itself and not by its name, so
-//! that a table which is replaced is another one. Joins cut a table of one size in one way, so that they ask for the same rows.
+//! that a table which is replaced is another one. Joins cut a table of one size in one of two ways, of which one halves what the
+//! other cuts, so that most ask for the same rows.
 //! Who asks for other rows of a column all of which are there gets a copy of these, made on the device.
 //! Kept columns are charged to the device's memory, and give way when a job asks for it: those of tables that are gone before
 //! all, then those that were asked for once, and last those that were asked for again; of each, the least recently used first.

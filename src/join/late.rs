@@ -192,7 +192,7 @@ impl<'a> Late<'a> {
     }
 
     /// Completes the rows that wait, part after part: so many streams do so at a time, of which this is the one of that number, and each
-    /// has every so many-th part. All chunks are through.
+    /// has a share of the rows of every part: there may be few parts, or most rows may refer to one. All chunks are through.
     ///
     /// # Errors
     /// The device's, the sink's, and those of gathering.
@@ -205,16 +205,15 @@ impl<'a> Late<'a> {
     ) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = self.waiting.lock().clone();
-        // Those of a part together, whatever chunks they are of: copies of a few megabytes leave some of the link unused.
-        let parts = (stream..self.parts.len()).step_by(streams);
-        self.complete_these(&waiting.iter().collect::<Vec<_>>(), parts, emitter, build)
+        let share: Vec<_> = waiting.iter().skip(stream).step_by(streams).collect();
+        self.complete_these(&share, emitter, build)
     }
 
     /// Completes what waits now, to give its memory back.
     fn complete_early(&self, emitter: &Emitter<'_>, build: &Arranged) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        self.complete_these(&waiting.iter().collect::<Vec<_>>(), 0..self.parts.len(), emitter, build)?;
+        self.complete_these(&waiting.iter().collect::<Vec<_>>(), emitter, build)?;
         self.arriving.lock().there.clear();
         Ok(())
     }
@@ -222,7 +221,6 @@ impl<'a> Late<'a> {
     fn complete_these(
         &self,
         waiting: &[&Arc<Deferred<HalfThere>>],
-        parts: impl Iterator<Item = usize>,
         emitter: &Emitter<'_>,
         build: &Arranged,
     ) -> Result<()> {
@@ -233,7 +231,7 @@ impl<'a> Late<'a> {
                 (!range.is_empty()).then_some(Group { half: &deferred.half, build: &deferred.build, part, range })
             })
         };
-        let groups: Vec<Group<'_>> = parts.flat_map(group_of).collect();
+        let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
         // Whoever completes rows early lets go of all parts, also of those that are being read here.
         let mut read = Vec::new();
         let outcome = emitter.emit_rest(&groups, &mut |part| {

@@ -10,7 +10,7 @@
 //! thread. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
 //! then cross the link while another is matched, and the link is busy both ways. All share the build side.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -29,10 +29,11 @@ use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 
-/// With several streams, a probe side comes in so many chunks for each: the first copy in and the last copy out overlap with nothing. More
-/// than the fewest are worth it where a chunk reads nothing but its own rows and what they match, and as long as each copies [`COPY_BYTES`] of
-/// keys: 2^27 rows of 16 bytes with as many take 90, 89 and 88.6 ms by `hash` with 5, 8 and 12.
-const CHUNKS_PER_STREAM: RangeInclusive<u64> = 5..=12;
+/// With several streams, a probe side comes in so many chunks for each: the first copy in and the last copy out overlap with nothing. Twice as
+/// many are worth it where a chunk reads nothing but its own rows and what they match, and as long as each copies [`COPY_BYTES`] of keys: 2^27
+/// rows of 16 bytes with as many take 90 ms by `hash` with 5, 89 with 8 and 88.6 with 12. It is twice as many so that chunks of both sizes end where
+/// the larger ones do, and a device that keeps columns has them for both.
+const CHUNKS_PER_STREAM: u64 = 5;
 
 /// What one copy had better carry.
 const COPY_BYTES: u64 = 16 << 20;
@@ -41,8 +42,8 @@ const COPY_BYTES: u64 = 16 << 20;
 /// a chunk does not go through all of the build side.
 pub(crate) fn chunks_per_stream(rows: u64, key_bytes: usize, streams: u64, is_looked_up: bool) -> u64 {
     let copies = rows.saturating_mul(key_bytes as u64) / COPY_BYTES;
-    let most = if is_looked_up { *CHUNKS_PER_STREAM.end() } else { *CHUNKS_PER_STREAM.start() };
-    (copies / streams.max(1)).clamp(*CHUNKS_PER_STREAM.start(), most)
+    let twice = 2 * CHUNKS_PER_STREAM;
+    if is_looked_up && copies >= twice * streams { twice } else { CHUNKS_PER_STREAM }
 }
 
 /// Chunks start at whole words of the bitmaps of their columns, which can then be copied as they lie.
@@ -174,8 +175,9 @@ impl Probing<'_> {
         if streams > 1 {
             let is_looked_up = self.task.arrangement == Arrangement::Original;
             let chunks = chunks_per_stream(total, self.layout.width().bytes(), streams as u64, is_looked_up);
-            let even = total.div_ceil(chunks * streams as u64);
-            let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(BITMAP_ROWS) } else { even };
+            let halves = chunks / CHUNKS_PER_STREAM;
+            let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
+            let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(halves * BITMAP_ROWS) / halves } else { even };
             rows = rows.min(even.max(self.task.chunk_rows_min()));
         }
         *next = total.min(start + rows);
@@ -265,6 +267,6 @@ mod tests {
         let chunks =
             [(ROWS, 4, true), (ROWS, 8, true), (ROWS, 16, true), (ROWS, 8, false), (1 << 20, 8, true), (0, 4, true)];
         let found = chunks.map(|(rows, key_bytes, is_looked_up)| chunks_per_stream(rows, key_bytes, 5, is_looked_up));
-        assert_eq!(found, [6, 12, 12, 5, 5, 5]);
+        assert_eq!(found, [5, 10, 10, 5, 5, 5]);
     }
 }

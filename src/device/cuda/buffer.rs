@@ -56,12 +56,13 @@ impl CudaBuffer {
         *self.arrivals.lock() = arrivals;
     }
 
-    /// Whether it is being copied in, piece by piece.
+    /// Whether it is being copied in, piece by piece, and most of it is not there yet.
     pub(super) fn is_arriving(&self) -> bool {
-        self.arrivals.lock().last().is_some_and(|last| !last.there.is_done())
+        let arrivals = self.arrivals.lock();
+        arrivals.get(arrivals.len() / 2).is_some_and(|middle| !middle.there.is_done())
     }
 
-    /// The pieces that it is copied in by, for the first who asks; none once all of it is there.
+    /// The pieces that it is copied in by, for the first who asks; none once half of it is there.
     pub(super) fn take_arrivals(&self) -> Vec<Arrival> {
         let is_arriving = self.is_arriving();
         let arrivals = std::mem::take(&mut *self.arrivals.lock());

@@ -48,7 +48,7 @@ pub(super) fn of_copy_out(queue: &Queue, copied: Result<(), DriverError>) -> Res
     unless_due(queue, "copy-out-error", copied)
 }
 
-/// The same of a copy of numbers that are waited for.
+/// The same of numbers that are read back and waited for, by a copy or by a kernel.
 pub(super) fn of_read_back(queue: &Queue, copied: Result<(), DriverError>) -> Result<(), DriverError> {
     unless_due(queue, "read-back-error", copied)
 }

@@ -159,7 +159,7 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
     let positions = own.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
     let totals = own.totals()?;
     // Keys in no order write to random places. Where the array is larger than what the cache holds, that takes four times as
-    // long as it does to bring together first what is written to the same part of it; but not longer than they take to arrive.
+    // long as it does to bring together first what is written to the same part of it; but not longer than they take to arrive over PCIe.
     let is_random = !entering.is_in_pieces() && positions.size() as u64 > work.queue.gpu.cache_bytes / 2;
     let clustered = match is_random && !is_sorted(work, keys)? {
         true => clustered(work, keys, u64::BITS - (span - 1).leading_zeros())?,

@@ -144,6 +144,9 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     build + (copy_in + work + copy_out + waiting + others) / chunks.at_once
 }
 
+/// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
+const ARRIVING_BYTES: f64 = (64 << 20) as f64;
+
 /// The most probe rows that one worker of a device goes through by itself, of one partition, in build rows that a partition should
 /// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
 const SHARED_OUT_ROWS: f64 = 16.0;
@@ -368,8 +371,11 @@ impl Model<'_> {
     fn build_table(&self) -> Step {
         let build = &self.inputs.build;
         let step = self.enter_into_table();
-        // As they come, unless something has to be done to them, or found out about them, before.
-        let on_arrival = self.inputs.raw && !build.repeats && !build.is_partly_keyed();
+        // As they come, unless they are there in no time, or something has to be done to them, or found out about them, before.
+        let on_arrival = self.inputs.raw
+            && !build.repeats
+            && !build.is_partly_keyed()
+            && build.rows * self.inputs.key_bytes() >= ARRIVING_BYTES;
         Step { on_arrival: if on_arrival { step.work } else { 0.0 }, ..step }
     }
 
