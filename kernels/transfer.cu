@@ -50,7 +50,7 @@ int dovetail_concat(const DovetailConcat* args, DovetailStream stream) {
     if (args->list_count == 0) return 0;
     u64 longest = 0;
     for (u32 list = 0; list < args->list_count; ++list) longest = longest > args->lists[list].count ? longest : args->lists[list].count;
-    // Some numbers for each thread, but no fewer blocks than keep the GPU busy with few lists.
+    // Four numbers for each thread, or more of long lists: so many blocks keep the GPU busy.
     constexpr u32 BLOCKS_MAX = 1024;
     const u32 blocks = blocks_for(longest, THREADS * 4);
     const dim3 grid(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, args->list_count);

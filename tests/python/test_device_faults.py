@@ -63,6 +63,27 @@ def submit(client: dovetail.Client, *devices: str) -> dovetail.Job:
     return client.submit("l", "r", on="k", strategy="radix-hash", devices=list(devices) or None)
 
 
+def fail_after_the_first_rows(
+    client: dovetail.Client, trigger: Path, fault: str, error: type[Exception], said: str
+) -> None:
+    """Injects a fault into a join that has delivered rows. One that is over before the fault is due is tried again."""
+    for _ in range(20):
+        job = submit(client)
+        while job.status().rows == 0:
+            pass
+        trigger.write_text(fault)
+        try:
+            job.wait()
+        except error as raised:
+            assert said in str(raised)
+            break
+        job.cancel()
+        trigger.unlink()
+    else:
+        pytest.fail("no fault was in time")
+    assert not trigger.exists(), "the fault was injected"
+
+
 # Takes all of the first GPU's memory in a process of its own, says so, and keeps it until its input ends.
 TAKE_ALL_MEMORY = """
 import ctypes, sys
@@ -132,22 +153,8 @@ def test_a_copy_out_that_fails_after_the_first_rows_costs_one_job(failing: tuple
         upload(client, rows)
         assert_right(join(client), rows)
         used = server.arena_used()
-        # Other copies are under way then. A join that is over before the fault is due is tried again.
-        for _ in range(20):
-            job = submit(client)
-            while job.status().rows == 0:
-                pass
-            trigger.write_text("copy-out-error")
-            try:
-                job.wait()
-            except dovetail.InternalError as error:
-                assert "cuda:0" in str(error)
-                break
-            job.cancel()
-            trigger.unlink()
-        else:
-            pytest.fail("no fault was in time")
-        assert not trigger.exists(), "the fault was injected"
+        # Other copies are under way then.
+        fail_after_the_first_rows(client, trigger, "copy-out-error", dovetail.InternalError, "cuda:0")
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
         server.wait_for(lambda: server.arena_used() <= used, "the failed result to be gone")
         assert_right(join(client), rows)
@@ -285,22 +292,7 @@ def test_a_gpu_that_is_lost_after_the_first_rows_ends_the_join(failing: tuple[Se
     server, trigger = failing
     with server.connect() as client:
         upload(client, 16_000_000)
-        # A join that is over before the fault is due is tried again.
-        for _ in range(20):
-            job = submit(client)
-            while job.status().rows == 0:
-                pass
-            trigger.write_text("lost")
-            try:
-                job.wait()
-            except dovetail.Unavailable as error:
-                assert "cuda:0 was lost" in str(error)
-                break
-            job.cancel()
-            trigger.unlink()
-        else:
-            pytest.fail("no fault was in time")
-        assert not trigger.exists(), "the fault was injected"
+        fail_after_the_first_rows(client, trigger, "lost", dovetail.Unavailable, "cuda:0 was lost")
         assert not server.is_ready()
         assert device_up(server, "cuda:0") == 0
         assert client.get("l").num_rows == 16_000_000

@@ -148,6 +148,12 @@ struct CudaStream {
     known_pairs: parking_lot::Mutex<Option<KnownPairs>>,
 }
 
+impl CudaStream {
+    fn new(gpu: Arc<Gpu>) -> Result<Self> {
+        Ok(Self { queue: Arc::new(Queue::new(gpu)?), known_pairs: Default::default() })
+    }
+}
+
 fn cuda_stream(stream: &Stream) -> &CudaStream {
     stream.handle.as_any().downcast_ref().expect("a stream of another device was given to a GPU")
 }
@@ -191,8 +197,7 @@ impl Device for CudaDevice {
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
-        let queue = Arc::new(Queue::new(self.gpu.clone())?);
-        let handle = Arc::new(CudaStream { queue, known_pairs: Default::default() });
+        let handle = Arc::new(CudaStream::new(self.gpu.clone())?);
         Ok(Stream { handle, cancel, spared: Arc::default() })
     }
 

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use super::CudaStream;
 use super::abi::{self, DovetailMatchTotals};
 use super::buffer::{Arrival, CudaBuffer, cuda, pointer_of};
-use super::driver::Queue;
 use super::keys::{Image, clustered, is_sorted, key_pointer, rearranged, sorted_order};
 use super::matching::{find_runs, matches};
 use super::work::Work;
@@ -108,10 +107,7 @@ impl Entering {
         let (key_bytes, arrivals) = (keys.width.bytes(), cuda(&keys.data).take_arrivals());
         let beside = match arrivals.is_empty() {
             true => None,
-            false => {
-                let queue = Arc::new(Queue::new(work.queue.gpu.clone())?);
-                Some(CudaStream { queue, known_pairs: Default::default() })
-            }
+            false => Some(CudaStream::new(work.queue.gpu.clone())?),
         };
         Ok(Self { key_bytes, arrivals, beside })
     }

@@ -74,7 +74,8 @@ impl Work<'_> {
         self.buffer(usize::try_from(bytes).unwrap_or(usize::MAX), purpose)
     }
 
-    /// Queues a kernel. The one door to launches, but for numbers that a stream reads back: it stops a job that was cancelled, and knows what each error means.
+    /// Queues a kernel. The one door to launches, but for numbers that a stream reads back: it stops a job that was cancelled, and knows
+    /// what each error means.
     ///
     /// `entry` must be an entry point of the kernels, and `args` such as it documents: pointers to memory of this device that
     /// is as long as it says. The callers in this room see to that.
