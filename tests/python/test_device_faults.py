@@ -64,11 +64,11 @@ def submit(client: dovetail.Client, *devices: str) -> dovetail.Job:
 
 
 def fail_after_the_first_rows(
-    client: dovetail.Client, trigger: Path, fault: str, error: type[Exception], said: str
+    client: dovetail.Client, trigger: Path, fault: str, error: type[Exception], said: str, *devices: str
 ) -> None:
     """Injects a fault into a join that has delivered rows. One that is over before the fault is due is tried again."""
     for _ in range(20):
-        job = submit(client)
+        job = submit(client, *devices)
         while job.status().rows == 0:
             pass
         trigger.write_text(fault)
@@ -297,6 +297,29 @@ def test_a_gpu_that_is_lost_after_the_first_rows_ends_the_join(failing: tuple[Se
         assert device_up(server, "cuda:0") == 0
         assert client.get("l").num_rows == 16_000_000
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
+
+
+@gpu_only
+def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server], trigger: Path) -> None:
+    rows = 16_000_000
+    server = start(
+        devices="cuda:1,host:1", host_memory="8GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
+    )
+    with server.connect() as client:
+        upload(client, rows)
+        assert_right(join(client, devices=["cuda:0"]), rows)
+        # One after the other, half a second each on sixteen cores.
+        unharmed = [submit(client, "host:0") for _ in range(5)]
+        fault = "cuda:0 illegal-access"
+        fail_after_the_first_rows(client, trigger, fault, dovetail.Unavailable, "cuda:0 was lost", "cuda:0")
+        assert unharmed[-1].status().rows < rows, "the CPU was at work when the GPU was lost"
+        moving = submit(client)
+        for job in [*unharmed, moving]:
+            assert job.wait().raw["device"] == "host:0"
+        assert_right(unharmed[-1].result().table(), rows)
+        assert_right(moving.result().table(), rows)
+        assert (device_up(server, "cuda:0"), device_up(server, "host:0")) == (0, 1)
+        assert server.is_ready()
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")

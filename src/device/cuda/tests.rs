@@ -195,9 +195,14 @@ fn values_of(numbers: &[u32], width: KeyWidth) -> Vec<u128> {
     numbers.iter().map(|&number| cut(key(number), width)).collect()
 }
 
-/// The sizes to test with; `DOVETAIL_TEST_ROWS_MAX` leaves the large ones out, for sanitizers that make everything slow.
+/// Rows to test with at the most: `DOVETAIL_TEST_ROWS_MAX`, for sanitizers that make everything slow.
+fn rows_max() -> usize {
+    std::env::var("DOVETAIL_TEST_ROWS_MAX").ok().and_then(|rows| rows.parse().ok()).unwrap_or(usize::MAX)
+}
+
+/// The sizes to test with.
 fn sizes() -> impl Iterator<Item = usize> {
-    let most = std::env::var("DOVETAIL_TEST_ROWS_MAX").ok().and_then(|rows| rows.parse().ok()).unwrap_or(usize::MAX);
+    let most = rows_max();
     SIZES.into_iter().filter(move |&rows| rows <= most)
 }
 
@@ -690,9 +695,9 @@ fn assert_joins(
         |wanted| side.device.join_partitions(&build_side, &probe_side, range.clone(), wanted, &side.stream).unwrap();
     let pairs = expected.len();
     let Some(counted) = join(Wanted::Count) else {
-        // It gives up at chains of 64 rows, and those of keys that do not repeat are far shorter than half of that.
+        // It gives up at chains of 1024 rows, and those of keys that do not repeat are far shorter than half of that.
         let heaviest = rows_of.values().map(Vec::len).max();
-        assert!(heaviest > Some(32), "it gave up, {story}");
+        assert!(heaviest > Some(512), "it gave up, {story}");
         return;
     };
     assert_eq!((counted.pairs, counted.rows.is_none()), (pairs as u64, true), "{story}");
@@ -756,6 +761,23 @@ fn joins_partitions_in_one_go(width: KeyWidth) {
     });
 }
 
+/// Few launches of few blocks, so that a checker of races comes to their end with every kernel.
+#[test]
+fn a_few_rows_in_two_partitions_are_joined_in_one_go() {
+    let Some([gpu, _]) = both() else { return };
+    let probe: Vec<u32> = (0..90).map(|row| row % 70).collect();
+    for width in KEY_WIDTHS {
+        // With and without keys that repeat.
+        for keys in [40, 60] {
+            let build: Vec<u32> = (0..60).map(|row| row % keys).collect();
+            for payload in &PAYLOADS {
+                let story = format!("60 rows of {keys} keys of {width:?}");
+                assert_joins(&gpu, &build, &probe, width, (1, 0..2), payload, &story);
+            }
+        }
+    }
+}
+
 /// Few launches, so that a checker of races comes to their end.
 #[test]
 fn partitions_of_several_rounds_are_joined_in_one_go() {
@@ -773,7 +795,7 @@ fn partitions_of_several_rounds_are_joined_in_one_go() {
     }
     // What is better grouped: partitions that are far too large, and rows of few keys.
     let distinct: Vec<u32> = (0..17 * most).collect();
-    for numbers in [distinct, vec![7; 100]] {
+    for numbers in [distinct, vec![7; 1100]] {
         let bits = RadixBits { skip: 0, bits: 0 };
         let side = gpu.device.partition(&gpu.keys(&numbers, KeyWidth::W8), &[], bits, &gpu.stream).unwrap();
         let joined = gpu.device.join_partitions(&side, &side, 0..1, Wanted::Count, &gpu.stream).unwrap();
@@ -803,7 +825,7 @@ fn skewed_partitions_are_joined_in_one_go() {
 fn large_passes_are_partitioned_as_on_the_host() {
     let Some([gpu, host]) = both() else { return };
     // Of the largest tiles, nine for each block; two where sanitizers make everything slow (`combined_tiles_min`).
-    let tiles = if sizes().all(|size| size < 100_000) { 2 } else { 9 };
+    let tiles = if rows_max() < 100_000 { 2 } else { 9 };
     let rows = gpu.device.info().parallelism * 2 * tiles * 6144 + 4321;
     let mut random = random(214);
     let few: Vec<u32> = (0..40).map(|_| random.random()).collect();
@@ -928,9 +950,9 @@ fn random_matches(side: &Side, runs: &[(u32, u32)], start: usize) -> Matches {
 fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
     let Some(sides) = both() else { return };
     let mut random = random(207);
+    let build_rows = rows_max().min(50_000) as u32;
     for rows in sizes() {
         for longest in [1, 3, 40, 3000] {
-            let build_rows = 50_000u32;
             // Heads of runs: they do not overlap, and several probe rows may have the same.
             let mut heads = vec![0u32];
             while *heads.last().unwrap() < build_rows {
@@ -1110,7 +1132,8 @@ fn a_budget_that_is_too_small_refuses_and_gets_every_byte_back() {
     let needed = enough.device.memory().used_bytes_max();
     drop(enough.stream);
     assert_eq!(enough.device.memory().used_bytes(), 0);
-    for step in 0..=20 {
+    // Under sanitizers fewer budgets, each of which takes long.
+    for step in (0..=20).step_by(if rows_max() < 100_000 { 7 } else { 1 }) {
         let side = gpu_with(needed * step / 24).unwrap();
         match every_primitive(&side, 20_000) {
             Err(Error::Exhausted(text)) => assert!(text.contains("--device-memory"), "{text}"),
@@ -1184,10 +1207,10 @@ fn lists_of_positions_are_put_together_in_their_order() {
 /// Memory that goes back in the order of the stream that it came by is another's at once, whatever a second stream is about to read there.
 #[test]
 fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
-    const ROWS: usize = 1 << 20;
+    let rows = rows_max().min(1 << 20);
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let other = gpu.device.stream(CancelFlag::new()).unwrap();
-    let numbers: Vec<u32> = (0..ROWS as u32).collect();
+    let numbers: Vec<u32> = (0..rows as u32).collect();
     let (keys, backwards) = (gpu.keys(&numbers, KeyWidth::W16), numbers.iter().rev().copied().collect::<Vec<_>>());
     let positions = gpu.list(&backwards, false);
     let data = gpu.device.copy_in(&[Buffer::from_vec(numbers)], &other).unwrap();
@@ -1197,13 +1220,13 @@ fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
     for _ in 0..20 {
         gpu.device.sort(&keys, &[], &gpu.stream).unwrap();
     }
-    let column = Column { data, width: Width::W4, rows: ROWS, validity: None };
+    let column = Column { data, width: Width::W4, rows, validity: None };
     let gathered = gpu.device.gather(&column, &positions, &gpu.stream).unwrap();
     gpu.device.hand_over(&column.data, &gpu.stream);
     drop(column);
-    let _written = gpu.device.new_flags(ROWS * size_of::<u32>(), &other).unwrap();
+    let _written = gpu.device.new_flags(rows * size_of::<u32>(), &other).unwrap();
     gpu.device.synchronize(&other).unwrap();
-    assert!(gpu.get::<u32>(&gathered.data, ROWS) == backwards, "memory was given away before it was read");
+    assert!(gpu.get::<u32>(&gathered.data, rows) == backwards, "memory was given away before it was read");
 }
 
 /// The header that the kernels include is made of the structs in `abi.rs`. `DOVETAIL_BLESS=1` writes it anew.
