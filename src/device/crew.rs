@@ -1,5 +1,5 @@
 //! The CPU threads of a device, which do a host device's work and what a GPU cannot: one crew for the device, and one for each job
-//! that runs beside others.
+//! that runs beside others. A GPU has more of them, whose threads drive the streams of a join.
 //!
 //! Jobs do not share a crew. A thread that waits for a part of its own work, or for a GPU, takes up whatever else lies there, and
 //! with another job's work it would hold up its own until that is done, or stopped, or read.
@@ -17,6 +17,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Crews {
     id: DeviceId,
+    /// What threads are called, each with its number.
+    name: String,
     threads: usize,
     /// Those that nobody uses: threads take longer to start than a small join to run.
     idle: Mutex<Vec<ThreadPool>>,
@@ -24,7 +26,17 @@ pub(super) struct Crews {
 
 impl Crews {
     pub(super) fn new(id: DeviceId, threads: usize) -> Arc<Self> {
-        Arc::new(Self { id, threads: threads.max(1), idle: Mutex::default() })
+        Self::of_name(id, id.to_string(), threads)
+    }
+
+    /// Crews of so many streams.
+    #[cfg(dovetail_cuda)]
+    pub(super) fn of_streams(id: DeviceId, streams: usize) -> Arc<Self> {
+        Self::of_name(id, format!("{id}-stream"), streams)
+    }
+
+    fn of_name(id: DeviceId, name: String, threads: usize) -> Arc<Self> {
+        Arc::new(Self { id, name, threads: threads.max(1), idle: Mutex::default() })
     }
 
     /// A crew that nobody else uses, until it is dropped.
@@ -41,8 +53,8 @@ impl Crews {
     }
 
     fn start(&self) -> Result<ThreadPool> {
-        let (id, threads) = (self.id, self.threads);
-        let name = move |thread| format!("{id}-{thread}");
+        let (id, name, threads) = (self.id, self.name.clone(), self.threads);
+        let name = move |thread| format!("{name}-{thread}");
         ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
             Error::Exhausted(format!("starting {threads} threads for device {id}: {cause}; use fewer"))
         })

@@ -98,6 +98,16 @@ pub trait Device: Send + Sync + Debug {
     /// given: where several streams are at work, no work may be given to it that waits for what another stream holds.
     fn beside(&self, work: &mut (dyn FnMut() + Send));
 
+    /// Runs `work` on so many threads at once, no more than there are [`streams`](DeviceInfo::streams), which do nothing else until it is
+    /// done on all: it may wait for what another of them holds.
+    ///
+    /// # Errors
+    /// [`Exhausted`](crate::Error::Exhausted) when the system refuses threads.
+    fn at_once(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        Ok(())
+    }
+
     /// What keeps host memory in place, so that this and all other devices of its kind copy it by themselves. `None` where copies
     /// need nothing of the sort.
     fn pin(&self) -> Option<Arc<dyn Pin>> {

@@ -131,23 +131,30 @@ pub(super) fn arrange(
         keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
     }
     let mut originals = BTreeMap::new();
-    for &column in &input.output_columns {
-        // A raw key column is gathered from the keys themselves.
-        if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
-            continue;
+    let mut copy_columns = |carried: bool| -> Result<()> {
+        let wanted = input.output_columns.iter().filter(|column| carried == input.carried.contains(column));
+        for &column in wanted {
+            // A raw key column is gathered from the keys themselves.
+            if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
+                continue;
+            }
+            if let Some(came) = key_columns.get(&column) {
+                originals.insert(column, came.clone());
+            } else if copy_in == CopyIn::Ahead || arrangement != Arrangement::Original {
+                originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
+            }
         }
-        if let Some(came) = key_columns.get(&column) {
-            originals.insert(column, came.clone());
-        } else if copy_in == CopyIn::Ahead || arrangement != Arrangement::Original {
-            originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
-        }
-    }
+        Ok(())
+    };
+    copy_columns(true)?;
+    let carried_came = device.record_event(shop.copies)?;
+    copy_columns(false)?;
     let came_as_keys: Vec<usize> = key_columns.into_keys().collect();
     drop(packed);
     if arrangement != Arrangement::Original {
-        // They are about to move with the keys.
-        device.wait_event(&device.record_event(shop.copies)?, stream)?;
-        hand_over(&originals, shop);
+        // They are about to move with the keys; the others still cross the link meanwhile.
+        device.wait_event(&carried_came, stream)?;
+        hand_over(originals.iter().filter(|(column, _)| input.carried.contains(column)), shop);
     }
     let keys = Arc::new(keys);
     let unkeyed = match &keys.packed.rows_kept {
@@ -295,7 +302,7 @@ impl Arranged {
 
     /// What was copied in on the workshop's other stream belongs to its main one, which has waited for it.
     pub(super) fn hand_over_originals(&self, shop: &Workshop<'_>) {
-        hand_over(&self.originals.columns.lock(), shop);
+        hand_over(&*self.originals.columns.lock(), shop);
     }
 
     /// Whether rows were gathered from columns as they were copied in, other than from those that came to be keys.
@@ -352,8 +359,9 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, a
 
 /// Whoever drops these columns, also for an error, may do so while the workshop's main stream still reads them. It has waited for their
 /// copies.
-fn hand_over(columns: &BTreeMap<usize, Column>, shop: &Workshop<'_>) {
-    for buffer in columns.values().flat_map(|column| std::iter::once(&column.data).chain(&column.validity)) {
+fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, shop: &Workshop<'_>) {
+    let columns = columns.into_iter().map(|(_, column)| column);
+    for buffer in columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)) {
         shop.device.hand_over(buffer, shop.stream);
     }
 }

@@ -22,7 +22,7 @@ use super::late::{Late, LateChunk};
 use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
-use super::run::{CHUNK_ROWS_MIN, beside};
+use super::run::{CHUNK_ROWS_MIN, on_threads_of};
 use super::turns::Turns;
 use super::{Arrangement, BatchSink, Task};
 use crate::Result;
@@ -94,7 +94,7 @@ impl Probing<'_> {
             // The caller's stream for copies is not waited for.
             let shop = Workshop { copies: shop.stream, ..*shop };
             let never = AtomicBool::new(false);
-            return beside(device, || {
+            return on_threads_of(device, || {
                 self.take_chunks(&shop, 1, &never)?;
                 self.complete_late(&shop, 0, 1)
             });
@@ -128,18 +128,14 @@ impl Probing<'_> {
         };
         let failed = AtomicBool::new(false);
         let failure = Mutex::new(None);
-        std::thread::scope(|scope| {
-            for _ in 0..streams {
-                scope.spawn(|| {
-                    // Not on the device's CPU threads: one that waits for its parts takes up other work, and that of another stream
-                    // may wait for what this one holds.
-                    if let Err(error) = on_new_stream(&failed) {
-                        failed.store(true, Ordering::Relaxed);
-                        failure.lock().get_or_insert(error);
-                    }
-                });
+        // Not on the device's CPU threads: one that waits for its parts takes up other work, and that of another stream may wait for
+        // what this one holds.
+        device.at_once(streams, &|| {
+            if let Err(error) = on_new_stream(&failed) {
+                failed.store(true, Ordering::Relaxed);
+                failure.lock().get_or_insert(error);
             }
-        });
+        })?;
         failure.into_inner().map_or(Ok(()), Err)
     }
 

@@ -30,7 +30,7 @@ use super::probe::{ProbeProgress, Probing};
 use super::progress::{Progress, Stretch};
 use super::turns::Turns;
 use super::verify::build_runs_are_exact;
-use super::{Arrangement, BatchSink, Task};
+use super::{BatchSink, Task};
 use crate::columns::{KeyLayout, Role};
 use crate::device::{Device, Filter};
 use crate::memory::Arena;
@@ -83,7 +83,7 @@ fn run_with_layout(
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
     let late = Late::of(task, build, probe, sizes, &shop);
     let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
-    let built = beside(device, || {
+    let built = on_threads_of(device, || {
         loop {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
@@ -93,16 +93,15 @@ fn run_with_layout(
             let repeats = task.expected.build_keys_repeat;
             let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
             let built = BuildSide::new(arranged, task.dense_range, &layout, repeats, ahead, &shop)?;
-            if !layout.is_hashed()
-                || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop))?
-            {
+            let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop));
+            if !layout.is_hashed() || beside(device, is_exact)? {
                 return Ok(built);
             }
             layout = layout.clone().with_another_seed(rand::random());
         }
     })?;
-    // Where rows are moved, whoever arranged them has waited.
-    if late.is_none() && task.arrangement == Arrangement::Original {
+    // Whoever moved rows has waited for what moved with them, and for nothing else.
+    if late.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
         built.arranged.hand_over_originals(&shop);
     }
@@ -119,7 +118,7 @@ fn run_with_layout(
     };
     if let Some(unkeyed) = &built.arranged.unkeyed {
         let rows = SideRows::Numbered(&built.arranged, unkeyed.clone());
-        beside(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
+        on_threads_of(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
     }
     let probing = Probing {
         task,
@@ -142,7 +141,7 @@ fn run_with_layout(
     let Probing { built, flags, progress, .. } = probing;
     let (built, mut progress) = (built.current(), progress.into_inner().inner);
     if let Some(flags) = &flags {
-        beside(device, || {
+        on_threads_of(device, || {
             let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
             outcome.emit_kept_build(&emitter, &built.arranged, flags, &mut reach)
         })?;
@@ -150,6 +149,12 @@ fn run_with_layout(
     device.synchronize(&stream)?;
     progress.finish();
     Ok(())
+}
+
+/// Runs `work`, all of one stream, on the CPU threads of a device whose primitives are done by them: changing over to them takes tens of
+/// microseconds each time. A GPU's work is queued from here, and what has parts to be shared out goes to its CPU threads by itself.
+pub(super) fn on_threads_of<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if device.info().streams > 1 { work() } else { beside(device, work) }
 }
 
 /// Runs `work` on the CPU threads that belong to the device: what is done for one stream at a time, or one that has parts to be shared out and

@@ -79,6 +79,8 @@ pub struct CudaDevice {
     memory: Budget,
     gpu: Arc<Gpu>,
     threads: Crew,
+    /// Those that drive streams, of which a join takes as many as it works on at once: starting them takes longer than a small join.
+    stream_threads: Arc<Crews>,
     /// Shared by the views of all jobs.
     kept: Arc<OnceLock<Kept>>,
 }
@@ -123,10 +125,11 @@ impl CudaDevice {
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
             id,
-            info,
             memory: budget(gpu.free_bytes()?),
             gpu: Arc::new(gpu),
             threads: Crews::new(id, threads).crew()?,
+            stream_threads: Crews::of_streams(id, info.streams),
+            info,
             kept: Default::default(),
         })
     }
@@ -183,6 +186,17 @@ impl Device for CudaDevice {
         self.threads.install(work);
     }
 
+    fn at_once(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
+        assert!(threads <= self.info.streams, "a thread for each stream at the most");
+        // Each thread of the crew is given it once, and nobody gives it anything else.
+        self.stream_threads.crew()?.broadcast(|thread| {
+            if thread.index() < threads {
+                work()
+            }
+        });
+        Ok(())
+    }
+
     fn pin(&self) -> Option<Arc<dyn Pin>> {
         Some(Arc::new(driver::PinForGpus { gpu: self.gpu.clone() }))
     }
@@ -193,7 +207,8 @@ impl Device for CudaDevice {
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
-        Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu, threads, kept }))
+        let stream_threads = self.stream_threads.clone();
+        Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu, threads, stream_threads, kept }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
