@@ -23,7 +23,7 @@ namespace {
 // Of 128 to 512 threads with 2 to 8 rows each, these were the best on an H200 (kernels/README.md).
 constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
 // Build rows that a probe row is compared with in one round, at the most.
-constexpr u32 CHAIN_MAX = 64;
+constexpr u32 CHAIN_MAX = 1024;
 
 static_assert(TILE <= 0x10000, "rows of a tile are 16-bit numbers");
 

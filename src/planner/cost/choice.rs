@@ -97,15 +97,15 @@ impl Choice<'_> {
         Model { join, strategy, inputs, estimates, target, rates: &target.rates, passes, partitions, filter }
     }
 
-    /// Its price with what comes in, and in which order, as is best: all of the build side and then chunks of the probe side; or where
-    /// nothing of the probe side has to be copied in, that side all at once; or the build side's columns after both sides' keys.
+    /// Its price with what comes in, and in which order, as is best: all of the build side and then chunks of the probe side, or all of that
+    /// at once, where there is so little to overlap that it is not worth the calls; or the build side's columns after both sides' keys.
     fn costed(&self, inputs: &Inputs) -> Costed {
         let model = self.model(inputs);
         let memory = model.memory();
         let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, self.target, probe_at_once);
         let in_chunks = chunks(false);
         let mut best = self.costed_with(&model, memory, in_chunks);
-        let at_once = model.probe_is_on_device().then(|| (chunks(true), memory));
+        let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
         let last = model.memory_with_columns_last(memory, self.forced.build_columns_last);
         let last = last.map(|memory| (Chunks { build_columns_last: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {

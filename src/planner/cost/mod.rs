@@ -75,27 +75,18 @@ impl Model<'_> {
         }
     }
 
-    /// Whether nothing of the probe side has to cross the link on its way in: its keys are on the device, and so is what rows of the
-    /// result are gathered from. Then chunks have only copies out to overlap with.
-    fn probe_is_on_device(&self) -> bool {
-        let probe = &self.inputs.probe;
-        let is_kept = |column| self.target.kept_share(self.join.table(probe.side), column, true) >= 1.0;
-        let gathered = !self.join.spec.count && !self.is_probe_shared();
-        !probe.host_keys
-            && self.join.keys.iter().all(|key| is_kept(key.column(probe.side)))
-            && (!gathered || probe.columns.iter().all(|column| is_kept(column.index)))
-    }
-
     /// Whether the device joins partitions in one go (`join/fused.rs`). Where a key has many build rows it may give that up, and group and
     /// match them.
     fn joins_partitions(&self) -> bool {
-        /// Half of what a GPU goes through in one bucket of its table.
+        /// Where keys have more rows than this on average, listing runs of equal keys is the better way.
         const ROWS_OF_KEY_MAX: f64 = 32.0;
+        /// Half of what a GPU goes through in one bucket of its table.
+        const ROWS_OF_HEAVY_KEY_MAX: f64 = 512.0;
         self.strategy.is_partitioned()
             && self.join.spec.how == JoinKind::Inner
             && !self.inputs.hashed
             && self.estimates.rows_of_key(self.inputs.build.side) <= ROWS_OF_KEY_MAX
-            && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= ROWS_OF_KEY_MAX)
+            && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= ROWS_OF_HEAVY_KEY_MAX)
             && of_width(self.rates.join_rows, self.inputs.key_width) > 0.0
     }
 

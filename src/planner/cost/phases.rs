@@ -86,14 +86,13 @@ impl Step {
         Self { idle: seconds, ..self }
     }
 
-    /// Seconds in which it keeps nothing busy that other chunks might need: what its calls take however little they do, and what a
-    /// part of the device takes by itself.
-    fn waiting(&self, rates: &Rates) -> f64 {
-        self.calls * rates.call_seconds + self.long_calls + self.idle
+    /// Seconds that its calls take however little they do.
+    fn calling_seconds(&self, rates: &Rates) -> f64 {
+        self.calls * rates.call_seconds + self.long_calls
     }
 
     fn seconds(&self, rates: &Rates) -> f64 {
-        self.copy_in + self.work.max(self.copy_out) + self.waiting(rates)
+        self.copy_in + self.work.max(self.copy_out) + self.calling_seconds(rates) + self.idle
     }
 }
 
@@ -118,30 +117,32 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
 /// link in, device and link out, several at a time. How long that takes is known from
 /// closed queueing networks: no less than the busiest of the three is needed (the roofline), and at most so long as if each
 /// chunk found all others waiting at that one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"), which is
-/// what is taken: with one chunk at a time it is the sum, with many it is the busiest.
+/// what is taken: with one chunk at a time it is the sum, with many it is the busiest. Calls are made through one driver, which takes
+/// them one by one; streams begin together, so that nothing else is done during the calls of each one's first chunk.
 pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
-    let of = |role: Role| {
-        let steps = steps.iter().filter(move |step| step.role == role);
-        steps.fold((0.0, 0.0, 0.0, 0.0), |(copy_in, work, copy_out, waiting), step| {
-            (copy_in + step.copy_in, work + step.work, copy_out + step.copy_out, waiting + step.waiting(rates))
-        })
-    };
     if !rates.copies_overlap {
         return steps.iter().map(|step| step.seconds(rates)).sum();
     }
-    let (copy_in, work, _, waiting) = of(Role::Build);
-    let of_build =
-        |seconds: fn(&Step) -> f64| -> f64 { steps.iter().filter(|step| step.role == Role::Build).map(seconds).sum() };
-    let beside = of_build(|step| step.beside);
+    let of = |role: Role, seconds: &dyn Fn(&Step) -> f64| -> f64 {
+        steps.iter().filter(|step| step.role == role).map(seconds).sum()
+    };
+    let of_build = |seconds: &dyn Fn(&Step) -> f64| of(Role::Build, seconds);
+    let of_probe = |seconds: &dyn Fn(&Step) -> f64| of(Role::Probe, seconds);
+    let (copy_in, work, idle) =
+        (of_build(&|step| step.copy_in), of_build(&|step| step.work), of_build(&|step| step.idle));
+    let beside = of_build(&|step| step.beside);
     let (while_indexed, later) = if chunks.build_columns_last { (0.0, beside) } else { (beside, 0.0) };
     let arriving = copy_in - beside;
     // Keys that are there already are entered at once.
-    let on_arrival = if arriving > 0.0 { of_build(|step| step.on_arrival) } else { 0.0 };
-    let build = arriving.max(on_arrival) + (work - on_arrival).max(while_indexed) + waiting;
-    let (copy_in, work, copy_out, waiting) = of(Role::Probe);
-    let copy_in = copy_in + later;
-    let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
-    build + (copy_in + work + copy_out + waiting + others) / chunks.at_once
+    let on_arrival = if arriving > 0.0 { of_build(&|step| step.on_arrival) } else { 0.0 };
+    let calls = of_build(&|step| step.calling_seconds(rates));
+    let build = arriving.max(on_arrival) + (work - on_arrival).max(while_indexed) + calls + idle;
+    let (copy_in, work, copy_out) =
+        (of_probe(&|step| step.copy_in) + later, of_probe(&|step| step.work), of_probe(&|step| step.copy_out));
+    let (calls, idle) = (of_probe(&|step| step.calling_seconds(rates)), of_probe(&|step| step.idle));
+    let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out).max(calls);
+    let exposed = if chunks.at_once > 1.0 { calls * chunks.at_once / chunks.count } else { calls };
+    build + (copy_in + work + copy_out + idle + others) / chunks.at_once + exposed
 }
 
 /// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
@@ -245,8 +246,11 @@ impl Model<'_> {
         });
         let copy_in = self.copy_seconds(input, copied.sum());
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
-        let step = Step::new("pack keys", role, source + packed, work).copying_in(copy_in);
-        step.calling(calls * self.times(role, chunks))
+        let times = self.times(role, chunks);
+        let step = Step::new("pack keys", role, source + packed, work).copying_in(copy_in).calling(calls * times);
+        // Which rows have a key is read from a bitmap that is copied in, they are listed, and how many they are is asked.
+        let listed = if input.keyed < input.rows && !input.host_keys { times } else { 0.0 };
+        Step { long_calls: listed * (2.0 * self.rates.call_seconds + self.rates.answer_seconds), ..step }
     }
 
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
@@ -385,7 +389,7 @@ impl Model<'_> {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
             return Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses)
-                .calling(1.0);
+                .calling_for(1.0, self.rates.answer_seconds);
         }
         let extent = self.table(build.keyed, build.repeats).stays as f64;
         // A place is found, then written; where keys repeat, the list of rows is written as well.
@@ -398,7 +402,8 @@ impl Model<'_> {
                     of_width(self.rates.build_repeated_call_seconds, width),
                 )
             }
-            false => (self.rates.build_rows, 2.0, self.rates.call_seconds),
+            // Whether any repeats after all is asked.
+            false => (self.rates.build_rows, 2.0, self.rates.answer_seconds),
         };
         let seconds = build.keyed / rate + self.rates.miss_seconds(reads * build.keyed, extent);
         Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
