@@ -46,6 +46,8 @@ pub(super) struct Step {
     calls: f64,
     /// Seconds of calls that are made of several.
     long_calls: f64,
+    /// Whether nobody waits for its calls, so that they are made while what they work on crosses the link.
+    is_queued: bool,
     /// Seconds that it takes beyond its work, because a part of the device does most of that while others have none.
     idle: f64,
 }
@@ -64,6 +66,7 @@ impl Step {
             copy_out: 0.0,
             calls: 1.0,
             long_calls: 0.0,
+            is_queued: false,
             idle: 0.0,
         }
     }
@@ -79,6 +82,11 @@ impl Step {
     /// By so many calls that take so long each.
     fn calling_for(self, calls: f64, seconds: f64) -> Self {
         Self { calls: 0.0, long_calls: calls * seconds, ..self }
+    }
+
+    /// That is queued, and not waited for.
+    fn queued(self) -> Self {
+        Self { is_queued: true, ..self }
     }
 
     /// That leaves most of the device idle for so long.
@@ -118,7 +126,8 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
 /// closed queueing networks: no less than the busiest of the three is needed (the roofline), and at most so long as if each
 /// chunk found all others waiting at that one (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"), which is
 /// what is taken: with one chunk at a time it is the sum, with many it is the busiest. Calls are made through one driver, which takes
-/// them one by one; streams begin together, so that nothing else is done during the calls of each one's first chunk.
+/// them one by one; streams begin together, so that nothing else is done during the calls of each one's first chunk. With one chunk, calls
+/// that nobody waits for are made while the rows cross the link.
 pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
     if !rates.copies_overlap {
         return steps.iter().map(|step| step.seconds(rates)).sum();
@@ -135,14 +144,22 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     let arriving = copy_in - beside;
     // Keys that are there already are entered at once.
     let on_arrival = if arriving > 0.0 { of_build(&|step| step.on_arrival) } else { 0.0 };
-    let calls = of_build(&|step| step.calling_seconds(rates));
+    let calls_of = |role: Role, copy_in: f64| {
+        let queued = of(role, &|step| if step.is_queued { step.calling_seconds(rates) } else { 0.0 });
+        of(role, &|step| step.calling_seconds(rates)) - queued.min(copy_in)
+    };
+    let calls = calls_of(Role::Build, copy_in);
     let build = arriving.max(on_arrival) + (work - on_arrival).max(while_indexed) + calls + idle;
     let (copy_in, work, copy_out) =
         (of_probe(&|step| step.copy_in) + later, of_probe(&|step| step.work), of_probe(&|step| step.copy_out));
     let (calls, idle) = (of_probe(&|step| step.calling_seconds(rates)), of_probe(&|step| step.idle));
-    let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out).max(calls);
-    let exposed = if chunks.at_once > 1.0 { calls * chunks.at_once / chunks.count } else { calls };
-    build + (copy_in + work + copy_out + idle + others) / chunks.at_once + exposed
+    if chunks.at_once <= 1.0 {
+        return build + copy_in + work + copy_out + idle + calls_of(Role::Probe, copy_in);
+    }
+    let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
+    let overlapped = (copy_in + work + copy_out + idle + others) / chunks.at_once;
+    let of_first_chunks = calls * chunks.at_once / chunks.count;
+    build + (overlapped + of_first_chunks).max((copy_in + work + copy_out) / chunks.at_once + calls)
 }
 
 /// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
@@ -250,7 +267,8 @@ impl Model<'_> {
         let step = Step::new("pack keys", role, source + packed, work).copying_in(copy_in).calling(calls * times);
         // Which rows have a key is read from a bitmap that is copied in, they are listed, and how many they are is asked.
         let listed = if input.keyed < input.rows && !input.host_keys { times } else { 0.0 };
-        Step { long_calls: listed * (2.0 * self.rates.call_seconds + self.rates.answer_seconds), ..step }
+        let long_calls = listed * (2.0 * self.rates.call_seconds + self.rates.answer_seconds);
+        Step { long_calls, is_queued: listed == 0.0 && !input.host_keys, ..step }
     }
 
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
@@ -273,7 +291,7 @@ impl Model<'_> {
         }
         let step =
             Step::new("copy in", role, bytes, work).copying_in(copy_in).calling(calls * self.times(role, chunks));
-        Step { beside, ..step }
+        Step { beside, ..step }.queued()
     }
 
     /// Rows of a column that are copied, because the device has not kept them.
@@ -335,7 +353,7 @@ impl Model<'_> {
         let bytes = self.arranged(role) * row_bytes * self.passes;
         let calls = self.passes * self.times(role, chunks);
         let step = Step::new(name, role, bytes, bytes / self.rates.partition);
-        step.calling_for(calls, self.rates.partition_call_seconds)
+        step.calling_for(calls, self.rates.partition_call_seconds).queued()
     }
 
     /// Makes equal build keys adjacent, one partition in cache after the other.
@@ -369,7 +387,7 @@ impl Model<'_> {
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
-        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds)
+        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds).queued()
     }
 
     fn build_table(&self) -> Step {

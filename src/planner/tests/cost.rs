@@ -119,7 +119,9 @@ fn copies_that_run_beside_primitives_hide_them_the_better_the_more_chunks_are_un
 fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_more() {
     let join = bound(&sparse(1 << 26, 1), &sparse(1 << 26, 1), JoinKind::Inner);
     let match_seconds = |strategy, streams| {
-        let target = Target { streams, ..two_pass(a100()) };
+        let mut target = Target { streams, ..two_pass(a100()) };
+        // Slow enough that overlapping them is worth all else.
+        (target.rates.copy_in, target.rates.copy_out) = (2e9, 2e9);
         let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
         plan.phases.iter().find(|phase| phase.name == "match").unwrap().seconds
     };
@@ -130,6 +132,21 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
     }
     let hash = match_seconds(Strategy::Hash, 5) / match_seconds(Strategy::Hash, 1);
     assert!((0.99..1.3).contains(&hash), "a table that stays is passed over by none: {hash}");
+}
+
+#[test]
+fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
+    let is_at_once = |rows, call_seconds| {
+        let mut join = bound(&sparse(1 << 20, 1), &sparse(rows, 1), JoinKind::Inner);
+        join.spec.into = Some("kept".into());
+        let mut target = Target { streams: 5, ..two_pass(a100()) };
+        (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
+        (target.rates.call_seconds, target.rates.answer_seconds) = (call_seconds, call_seconds);
+        plan_on(join, Some(Strategy::Hash), &target).unwrap().probe_at_once
+    };
+    assert!(is_at_once(3 << 20, 100e-6), "three chunks of calls take longer than what they hide");
+    assert!(!is_at_once(3 << 20, 1e-6), "calls take hardly anything");
+    assert!(!is_at_once(1 << 26, 100e-6), "there is much to overlap");
 }
 
 #[test]
