@@ -20,23 +20,25 @@ pub(super) struct Crews {
     /// What threads are called, each with its number.
     name: String,
     threads: usize,
+    /// What helps when the system refuses them.
+    remedy: &'static str,
     /// Those that nobody uses: threads take longer to start than a small join to run.
     idle: Mutex<Vec<ThreadPool>>,
 }
 
 impl Crews {
     pub(super) fn new(id: DeviceId, threads: usize) -> Arc<Self> {
-        Self::of_name(id, id.to_string(), threads)
+        Self::of_name(id, id.to_string(), threads, "use fewer")
     }
 
     /// Crews of so many streams.
     #[cfg(dovetail_cuda)]
     pub(super) fn of_streams(id: DeviceId, streams: usize) -> Arc<Self> {
-        Self::of_name(id, format!("{id}-stream"), streams)
+        Self::of_name(id, format!("{id}-stream"), streams, "allow this process more threads")
     }
 
-    fn of_name(id: DeviceId, name: String, threads: usize) -> Arc<Self> {
-        Arc::new(Self { id, name, threads: threads.max(1), idle: Mutex::default() })
+    fn of_name(id: DeviceId, name: String, threads: usize, remedy: &'static str) -> Arc<Self> {
+        Arc::new(Self { id, name, threads: threads.max(1), remedy, idle: Mutex::default() })
     }
 
     /// A crew that nobody else uses, until it is dropped.
@@ -53,11 +55,13 @@ impl Crews {
     }
 
     fn start(&self) -> Result<ThreadPool> {
-        let (id, name, threads) = (self.id, self.name.clone(), self.threads);
+        let (id, name, threads, remedy) = (self.id, self.name.clone(), self.threads, self.remedy);
         let name = move |thread| format!("{name}-{thread}");
-        ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build().map_err(|cause| {
-            Error::Exhausted(format!("starting {threads} threads for device {id}: {cause}; use fewer"))
-        })
+        ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(name)
+            .build()
+            .map_err(|cause| Error::Exhausted(format!("starting {threads} threads for device {id}: {cause}; {remedy}")))
     }
 }
 

@@ -103,7 +103,7 @@ pub trait Device: Send + Sync + Debug {
     ///
     /// # Errors
     /// [`Exhausted`](crate::Error::Exhausted) when the system refuses threads.
-    fn at_once(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
+    fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
         std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
         Ok(())
     }

@@ -98,8 +98,8 @@ pub(super) enum Order {
     },
 }
 
-/// Copies in, packs and arranges some rows of one side. Rows that stay as they lie are complete once both streams of the workshop
-/// are synchronized; others, once its stream is. `keeps_unkeyed`: rows without a key are part of the result. With a
+/// Copies in, packs and arranges some rows of one side. What was moved is complete once the workshop's stream is synchronized; columns
+/// as they lie, once both of its streams are. `keeps_unkeyed`: rows without a key are part of the result. With a
 /// filter, rows whose keys do not pass it are left out as if they had none; then no row without a key is kept.
 ///
 /// # Errors
@@ -131,8 +131,8 @@ pub(super) fn arrange(
         keys.packed = monitor.phase("filter", bytes, || device.filter_keys(filter, &packed, stream))?;
     }
     let mut originals = BTreeMap::new();
-    let mut copy_columns = |carried: bool| -> Result<()> {
-        let wanted = input.output_columns.iter().filter(|column| carried == input.carried.contains(column));
+    let mut copy_columns = |to_be_carried: bool| -> Result<()> {
+        let wanted = input.output_columns.iter().filter(|column| to_be_carried == input.carried.contains(column));
         for &column in wanted {
             // A raw key column is gathered from the keys themselves.
             if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
@@ -146,14 +146,15 @@ pub(super) fn arrange(
         }
         Ok(())
     };
+    let is_moved = arrangement != Arrangement::Original;
     copy_columns(true)?;
-    let carried_came = device.record_event(shop.copies)?;
+    let to_be_moved = if is_moved { Some(device.record_event(shop.copies)?) } else { None };
     copy_columns(false)?;
     let came_as_keys: Vec<usize> = key_columns.into_keys().collect();
     drop(packed);
-    if arrangement != Arrangement::Original {
+    if let Some(came) = to_be_moved {
         // They are about to move with the keys; the others still cross the link meanwhile.
-        device.wait_event(&carried_came, stream)?;
+        device.wait_event(&came, stream)?;
         hand_over(originals.iter().filter(|(column, _)| input.carried.contains(column)), shop);
     }
     let keys = Arc::new(keys);
@@ -300,7 +301,7 @@ impl Arranged {
         Ok(original)
     }
 
-    /// What was copied in on the workshop's other stream belongs to its main one, which has waited for it.
+    /// What was copied in on the workshop's other stream belongs to its main one, which must have waited for it.
     pub(super) fn hand_over_originals(&self, shop: &Workshop<'_>) {
         hand_over(&*self.originals.columns.lock(), shop);
     }

@@ -6,8 +6,8 @@
 //!   stream 2                                      copy in │ ...
 //! ```
 //!
-//! A device that lists one stream (the CPU, whose primitives use all of its threads) works off the chunks in the caller's
-//! thread. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
+//! One stream works off its chunks one after the other: on the CPU, whose primitives use all of its threads, and on a GPU where there is little
+//! to overlap. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
 //! then cross the link while another is matched, and the link is busy both ways. All share the build side.
 
 use std::ops::Range;
@@ -22,7 +22,7 @@ use super::late::{Late, LateChunk};
 use super::matching::SharedBuild;
 use super::outcome::Outcome;
 use super::progress::{Progress, Stretch};
-use super::run::{CHUNK_ROWS_MIN, on_threads_of};
+use super::run::{CHUNK_ROWS_MIN, where_primitives_run};
 use super::turns::Turns;
 use super::{Arrangement, BatchSink, Task};
 use crate::Result;
@@ -94,7 +94,7 @@ impl Probing<'_> {
             // The caller's stream for copies is not waited for.
             let shop = Workshop { copies: shop.stream, ..*shop };
             let never = AtomicBool::new(false);
-            return on_threads_of(device, || {
+            return where_primitives_run(device, || {
                 self.take_chunks(&shop, 1, &never)?;
                 self.complete_late(&shop, 0, 1)
             });
@@ -130,7 +130,7 @@ impl Probing<'_> {
         let failure = Mutex::new(None);
         // Not on the device's CPU threads: one that waits for its parts takes up other work, and that of another stream may wait for
         // what this one holds.
-        device.at_once(streams, &|| {
+        device.on_stream_threads(streams, &|| {
             if let Err(error) = on_new_stream(&failed) {
                 failed.store(true, Ordering::Relaxed);
                 failure.lock().get_or_insert(error);

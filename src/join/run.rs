@@ -83,7 +83,7 @@ fn run_with_layout(
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
     let late = Late::of(task, build, probe, sizes, &shop);
     let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
-    let built = on_threads_of(device, || {
+    let built = where_primitives_run(device, || {
         loop {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
@@ -100,7 +100,8 @@ fn run_with_layout(
             layout = layout.clone().with_another_seed(rand::random());
         }
     })?;
-    // Whoever moved rows has waited for what moved with them, and for nothing else.
+    // The other columns of the build side, too, must be there before anything is gathered from them: whoever moved rows has waited for
+    // what moved with them only.
     if late.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
         built.arranged.hand_over_originals(&shop);
@@ -118,7 +119,7 @@ fn run_with_layout(
     };
     if let Some(unkeyed) = &built.arranged.unkeyed {
         let rows = SideRows::Numbered(&built.arranged, unkeyed.clone());
-        on_threads_of(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
+        where_primitives_run(device, || emitter.emit(&rows, &SideRows::Missing, unkeyed.len(), &mut |_| {}))?;
     }
     let probing = Probing {
         task,
@@ -141,7 +142,7 @@ fn run_with_layout(
     let Probing { built, flags, progress, .. } = probing;
     let (built, mut progress) = (built.current(), progress.into_inner().inner);
     if let Some(flags) = &flags {
-        on_threads_of(device, || {
+        where_primitives_run(device, || {
             let mut reach = |share| progress.reach(Stretch::KeptBuild, share);
             outcome.emit_kept_build(&emitter, &built.arranged, flags, &mut reach)
         })?;
@@ -153,7 +154,7 @@ fn run_with_layout(
 
 /// Runs `work`, all of one stream, on the CPU threads of a device whose primitives are done by them: changing over to them takes tens of
 /// microseconds each time. A GPU's work is queued from here, and what has parts to be shared out goes to its CPU threads by itself.
-pub(super) fn on_threads_of<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(super) fn where_primitives_run<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if device.info().streams > 1 { work() } else { beside(device, work) }
 }
 

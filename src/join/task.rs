@@ -45,8 +45,8 @@ pub struct Task {
     /// Rows that a chunk has at the least where several streams of a device work on chunks, or a part of the build side whose columns come
     /// last. `None`: so many that launching work costs little beside it.
     pub chunk_rows_min: Option<u64>,
-    /// Whether the probe side comes in one chunk if that fits, also where several streams could work on chunks: so little is expected to
-    /// cross the link that the calls of more chunks would take longer.
+    /// Whether the probe side comes in one chunk if that fits, also where several streams could work on chunks: what more chunks overlap is
+    /// expected to be less than what their calls take, and going through the build side again.
     pub probe_at_once: bool,
     /// Whether the columns that the result takes from the build side, beyond its keys, come in after the probe side, so that rows begin to
     /// leave before. For inner joins of rows that stay as they lie.

@@ -31,7 +31,7 @@ pub struct Plan {
     /// Whether probe rows pass over a filter of the build keys first, and how many of them are predicted to pass. It is used
     /// where the kind of join drops probe rows without a match.
     pub filtered_rows: Option<f64>,
-    /// Whether the probe side comes in one chunk if that fits: the calls of more chunks would cost more than they overlap.
+    /// Whether the probe side comes in one chunk if that fits: more chunks would cost more than they overlap.
     pub probe_at_once: bool,
     /// Whether columns of the build side come in after the probe side, so that rows of the result begin to leave before.
     pub build_columns_last: bool,

@@ -186,7 +186,7 @@ impl Device for CudaDevice {
         self.threads.install(work);
     }
 
-    fn at_once(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
+    fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
         assert!(threads <= self.info.streams, "a thread for each stream at the most");
         // Each thread of the crew is given it once, and nobody gives it anything else.
         self.stream_threads.crew()?.broadcast(|thread| {

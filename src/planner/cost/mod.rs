@@ -80,13 +80,15 @@ impl Model<'_> {
     fn joins_partitions(&self) -> bool {
         /// Where keys have more rows than this on average, listing runs of equal keys is the better way.
         const ROWS_OF_KEY_MAX: f64 = 32.0;
-        /// Half of what a GPU goes through in one bucket of its table.
+        /// Half of what a GPU goes through in one bucket of its table (`CHAIN_MAX` of `kernels/join_partitions.cu`).
         const ROWS_OF_HEAVY_KEY_MAX: f64 = 512.0;
+        // Rows have to be written one by one, either way; a run of them is counted at once.
+        let heavy_max = if self.join.spec.count { ROWS_OF_KEY_MAX } else { ROWS_OF_HEAVY_KEY_MAX };
         self.strategy.is_partitioned()
             && self.join.spec.how == JoinKind::Inner
             && !self.inputs.hashed
             && self.estimates.rows_of_key(self.inputs.build.side) <= ROWS_OF_KEY_MAX
-            && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= ROWS_OF_HEAVY_KEY_MAX)
+            && self.estimates.heavy(self.join, self.inputs.build.side).all(|(_, rows)| rows <= heavy_max)
             && of_width(self.rates.join_rows, self.inputs.key_width) > 0.0
     }
 

@@ -148,18 +148,18 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
         let queued = of(role, &|step| if step.is_queued { step.calling_seconds(rates) } else { 0.0 });
         of(role, &|step| step.calling_seconds(rates)) - queued.min(copy_in)
     };
-    let calls = calls_of(Role::Build, copy_in);
+    let calls = calls_of(Role::Build, arriving + while_indexed);
     let build = arriving.max(on_arrival) + (work - on_arrival).max(while_indexed) + calls + idle;
-    let (copy_in, work, copy_out) =
-        (of_probe(&|step| step.copy_in) + later, of_probe(&|step| step.work), of_probe(&|step| step.copy_out));
+    let of_own = of_probe(&|step| step.copy_in);
+    let (copy_in, work, copy_out) = (of_own + later, of_probe(&|step| step.work), of_probe(&|step| step.copy_out));
     let (calls, idle) = (of_probe(&|step| step.calling_seconds(rates)), of_probe(&|step| step.idle));
     if chunks.at_once <= 1.0 {
-        return build + copy_in + work + copy_out + idle + calls_of(Role::Probe, copy_in);
+        return build + copy_in + work + copy_out + idle + calls_of(Role::Probe, of_own);
     }
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
     let overlapped = (copy_in + work + copy_out + idle + others) / chunks.at_once;
     let of_first_chunks = calls * chunks.at_once / chunks.count;
-    build + (overlapped + of_first_chunks).max((copy_in + work + copy_out) / chunks.at_once + calls)
+    build + (overlapped + of_first_chunks).max((copy_in + work + copy_out + idle) / chunks.at_once + calls)
 }
 
 /// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
