@@ -20,7 +20,7 @@
 /// The most lists that one call puts together.
 #define DOVETAIL_LISTS_MAX 64
 
-/// The most rows that one selection looks at. CUB 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
+/// The most rows that one selection looks at. CUB up to 3.0 writes out of bounds where nearly all of 2^31 - 1 rows are selected: its places
 /// in the last tile are numbers of 32 bits, and wrap around (NVIDIA/cccl, issue 6584).
 #define DOVETAIL_SELECT_ROWS_MAX (1 << 30)
 

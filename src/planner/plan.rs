@@ -308,8 +308,7 @@ fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 
         true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
         false => 0.0,
     };
-    // Keys that the host makes are not kept on the device.
-    let chunks = Chunks::new(costed.strategy, &costed.memory, inputs, target, false);
+    let chunks = Chunks::new(costed.strategy, &costed.memory, inputs, target, costed.probe_at_once);
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 

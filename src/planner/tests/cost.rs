@@ -150,6 +150,25 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
 }
 
 #[test]
+fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a_time() {
+    const ROWS: u64 = 8 << 20;
+    // Of texts, hashes of 16 bytes, with a bit each for their validity.
+    let side = TableSpec { key: DataType::Utf8, ..sparse(ROWS, 1) };
+    let mut join = bound(&side, &side, JoinKind::Inner);
+    join.spec.into = Some("kept".into());
+    let keys = |rows: u64| 16 * rows + rows / 8;
+    // Eight chunks, of which five are under way.
+    for (call_seconds, is_at_once, probe_rows) in [(10e-3, true, ROWS), (1e-6, false, ROWS / 8 * 5)] {
+        let mut target = Target { streams: 5, ..two_pass(a100()) };
+        (target.rates.copy_in, target.rates.copy_out) = (1e9, 1e9);
+        (target.rates.call_seconds, target.rates.answer_seconds) = (call_seconds, call_seconds);
+        let plan = plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap();
+        assert_eq!(plan.probe_at_once, is_at_once);
+        assert_eq!(plan.host_scratch_bytes, keys(ROWS) + keys(probe_rows));
+    }
+}
+
+#[test]
 fn only_copies_that_arranging_does_not_wait_for_hide_it() {
     // Its columns take longer to copy than its keys to partition, and no result shares the probe side's.
     let mut join = bound(&sparse(1 << 22, 4), &sparse(1 << 23, 0), JoinKind::Inner);
