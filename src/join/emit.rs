@@ -26,7 +26,7 @@ use crate::columns::{
 };
 use crate::device::{Column, Event, HostColumn, Positions};
 use crate::human::type_name;
-use crate::memory::{Arena, Reservation};
+use crate::memory::{Arena, Held};
 use crate::{Error, Result};
 
 /// The rows of one side that a batch is made of.
@@ -118,7 +118,7 @@ pub(super) struct HalfThere {
     /// Where each column of the result comes from, and what there is of it.
     columns: Vec<(Role, usize, Option<ArrayRef>)>,
     /// As of [`Finisher::paid`].
-    _paid: Vec<Reservation>,
+    _paid: Vec<Held>,
 }
 
 /// Some rows of a half, with the rows of the build side that they are to stand beside.
@@ -487,7 +487,7 @@ fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<R
 struct Finisher<'a> {
     arena: &'a Arena,
     /// For values that were taken out of their dictionaries, and are many times as large then.
-    paid: Vec<Reservation>,
+    paid: Vec<Held>,
 }
 
 impl Finisher<'_> {

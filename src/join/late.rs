@@ -26,7 +26,7 @@ use super::inputs::SideInput;
 use super::turns::Turns;
 use super::{Arrangement, JoinKind, Task};
 use crate::device::{Column, Event, PARTS_MAX, Pairs, Positions};
-use crate::memory::Reservation;
+use crate::memory::Held;
 use crate::{Error, Result};
 
 /// A build side is divided into so many parts at the most. With many of them little is left to do when the last has arrived, and with few
@@ -64,7 +64,7 @@ pub(super) struct Late<'a> {
     /// Whether all of these columns are on the device, for rows that do not wait.
     whole: Mutex<bool>,
     /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
-    spare: Mutex<Option<Reservation>>,
+    spare: Mutex<Option<Held>>,
 }
 
 /// Parts that are on their way, or there.

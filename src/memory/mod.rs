@@ -23,7 +23,10 @@ mod interrupt;
 mod limits;
 mod pool;
 
-pub use arena::{ALIGNMENT, Arena, ArenaBuffer, Backing, GrowingAhead, Pin};
+pub use arena::{
+    ALIGNMENT, Arena, ArenaBuffer, ArrayParts, Backing, GrowingAhead, Held, Lender, LentPiece, Pin, Place, SlabViews,
+    describe, restore,
+};
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;
 pub use limits::{parse_memory_setting, process_memory_limit};

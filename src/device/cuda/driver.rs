@@ -19,6 +19,7 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -273,7 +274,7 @@ pub(super) struct PinForGpus {
 }
 
 impl Pin for PinForGpus {
-    fn pin(&self, start: *mut u8, len: usize) -> bool {
+    fn pin(&self, start: *mut u8, len: usize, _file: Option<&Arc<OwnedFd>>) -> bool {
         /// For the contexts of all GPUs, not only this one's.
         const PORTABLE: u32 = 1;
         if self.gpu.bind().is_err() {

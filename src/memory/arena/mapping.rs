@@ -53,7 +53,7 @@ impl Backing {
 pub(super) struct Mapping {
     pub(super) start: NonNull<u8>,
     pub(super) len: usize,
-    _file: Option<OwnedFd>,
+    file: Option<Arc<OwnedFd>>,
     /// What has pinned it, and must let go of it before it is unmapped.
     pinned_by: OnceLock<Arc<dyn Pin>>,
 }
@@ -61,9 +61,20 @@ pub(super) struct Mapping {
 impl Mapping {
     pub(super) fn new(len: usize, backing: Backing, interrupt: &Interrupt) -> Result<Self> {
         let file = match backing {
-            Backing::Memfd => Some(memfd(len)?),
+            Backing::Memfd => Some(Arc::new(memfd(len)?)),
             Backing::Anonymous => None,
         };
+        Self::over(file, len, interrupt)
+    }
+
+    /// Another process's memory; the file is needed no longer than it takes to map it.
+    pub(super) fn of_file(file: OwnedFd, len: usize) -> Result<Self> {
+        let mut mapping = Self::over(Some(Arc::new(file)), len, &Interrupt::default())?;
+        mapping.file = None;
+        Ok(mapping)
+    }
+
+    fn over(file: Option<Arc<OwnedFd>>, len: usize, interrupt: &Interrupt) -> Result<Self> {
         // A range that is long enough to hold an aligned one is taken without memory, and all but that is given back.
         let taken = take_range(len + HUGE_PAGE_BYTES)?;
         let address = taken.as_ptr() as usize;
@@ -75,15 +86,15 @@ impl Mapping {
             unmap(taken, before);
             unmap(start.add(len), HUGE_PAGE_BYTES - before);
         }
-        let mapping = Self { start, len, _file: file, pinned_by: OnceLock::new() };
+        let mapping = Self { start, len, file, pinned_by: OnceLock::new() };
         // SAFETY: the aligned range was just taken for this, and nothing points into it.
-        unsafe { map_over(start, len, mapping._file.as_ref()) }?;
+        unsafe { map_over(start, len, mapping.file.as_ref()) }?;
         mapping.populate(interrupt)?;
         Ok(mapping)
     }
 
     pub(super) fn pin_by(&self, pin: &Arc<dyn Pin>) {
-        if pin.pin(self.start.as_ptr(), self.len) {
+        if pin.pin(self.start.as_ptr(), self.len, self.file.as_ref()) {
             // A mapping is pinned once: by what the arena was told first.
             let _ = self.pinned_by.set(pin.clone());
         }
@@ -136,6 +147,9 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+// A panic cannot leave it half changed: nothing of it changes but what it is pinned by, once.
+impl std::panic::RefUnwindSafe for Mapping {}
+
 const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
 /// Takes a range of addresses, without memory.
@@ -152,7 +166,7 @@ fn take_range(len: usize) -> Result<NonNull<u8>> {
 ///
 /// # Safety
 /// The range must be the caller's, and nothing may point into it.
-unsafe fn map_over(start: NonNull<u8>, len: usize, file: Option<&OwnedFd>) -> Result<()> {
+unsafe fn map_over(start: NonNull<u8>, len: usize, file: Option<&Arc<OwnedFd>>) -> Result<()> {
     let (flags, descriptor) = file.map_or((PRIVATE, -1), |file| (libc::MAP_SHARED, file.as_raw_fd()));
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED);
     // SAFETY: the caller answers for the range.

@@ -17,17 +17,26 @@
 //! thread looks after them, all that was in use during the last minute. Pages that cannot be had are an error at that point,
 //! and no signal at some later touch.
 //!
+//! # More than one process
+//! Slabs of a `memfd` can be seen by another process of ours. That one has an arena without slabs, whose pieces are lent to it
+//! (`lent`), and tells where columns lie in them instead of sending their bytes (`arrays`).
+//!
 //! `mapping` says what slabs are made of. With the device room, this is the only place that is allowed `unsafe`.
 
+mod arrays;
+mod lent;
 mod mapping;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
+pub use lent::{Held, Lender, LentPiece, Place, SlabViews};
 pub use mapping::Backing;
 use mapping::{HUGE_PAGE_BYTES, Mapping};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -68,8 +77,9 @@ fn slack_bytes(limit: u64) -> u64 {
 
 /// Keeps memory where it is, so that devices copy from and to it by themselves, at the rate of their link.
 pub trait Pin: Send + Sync + std::fmt::Debug {
-    /// Pins a slab. False when that cannot be had; it then works as before, and copies are slower.
-    fn pin(&self, start: *mut u8, len: usize) -> bool;
+    /// Pins a slab; `file` is what it is made of, where that can be mapped by another process. False when that cannot be had; it then
+    /// works as before, and copies are slower.
+    fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool;
 
     /// Lets go of a slab that was pinned and will be unmapped.
     fn unpin(&self, start: *mut u8);
@@ -83,6 +93,8 @@ pub struct Arena {
     pool: Option<ReservedPool>,
     /// What ends an allocation that has to wait for a slab.
     interrupt: Interrupt,
+    /// Who lends the pieces, where the slabs are another process's.
+    lender: Option<Arc<dyn Lender>>,
 }
 
 #[derive(Debug)]
@@ -133,7 +145,13 @@ impl Arena {
             ranges: RwLock::default(),
             pin: OnceLock::new(),
         };
-        Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default() }
+        Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default(), lender: None }
+    }
+
+    /// An arena without slabs, whose pieces `lender` lends out of another process's.
+    pub fn lent(lender: Arc<dyn Lender>) -> Self {
+        let none = Budget::new("host memory of this process", "the server's --host-memory", 0);
+        Self { lender: Some(lender), ..Self::with_backing(none, Backing::Anonymous) }
     }
 
     /// The same arena for one who was promised memory: pieces are drawn from `pool`, and from the budget when it is empty.
@@ -153,14 +171,24 @@ impl Arena {
     /// [`Error::Exhausted`] when the budget refuses, when too much of it is lost between pieces, or when the system has no
     /// memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
-        self.allocate_reserved(len, self.reserve(size_of_piece(len) as u64, purpose)?)
+        match &self.lender {
+            Some(lender) => Ok(ArenaBuffer::borrowed(lender.lend(len, purpose)?, len, lender.clone())),
+            None => self.allocate_reserved(len, self.draw(size_of_piece(len) as u64, purpose)?),
+        }
     }
 
     /// Bytes for what is not in the arena, and is to be paid for all the same: drawn from where its pieces are.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the budget refuses.
-    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
+    pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Held> {
+        match &self.lender {
+            Some(lender) => Ok(Held::lent(lender.hold(bytes, purpose)?, lender.clone())),
+            None => self.draw(bytes, purpose).map(Held::reserved),
+        }
+    }
+
+    fn draw(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
         match &self.pool {
             Some(pool) => pool.reserve(bytes, purpose),
             None => self.inner.budget.reserve(bytes, purpose),
@@ -182,7 +210,8 @@ impl Arena {
         let (slab, offset, memory) = self.inner.place(size, &self.interrupt)?;
         // SAFETY: places are inside the mapping, which is never at address zero.
         let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
-        Ok(ArenaBuffer { start, len, size, slab, offset, _memory: memory, arena: self.inner.clone(), reservation })
+        let owned = Owned { size, slab, offset, arena: self.inner.clone(), reservation };
+        Ok(ArenaBuffer { start, len, home: Home::Owned(owned), _memory: memory })
     }
 
     /// The budget that bounds this arena.
@@ -192,6 +221,9 @@ impl Arena {
 
     /// Bytes that pieces can take yet, of what was promised and of the budget.
     pub fn free_bytes(&self) -> u64 {
+        if let Some(lender) = &self.lender {
+            return lender.free_bytes();
+        }
         self.pool.as_ref().map_or(0, ReservedPool::free_bytes) + self.inner.budget.free_bytes()
     }
 
@@ -434,13 +466,25 @@ pub struct ArenaBuffer {
     start: NonNull<u8>,
     /// Bytes asked for.
     len: usize,
-    /// Bytes taken from the slab: `len` rounded up to [`ALIGNMENT`].
+    home: Home,
+    /// Keeps the slab mapped.
+    _memory: Arc<Mapping>,
+}
+
+/// Where a piece goes back to.
+enum Home {
+    Owned(Owned),
+    /// Another process, that lent it: where it is there.
+    Lent(u64, Arc<dyn Lender>),
+}
+
+/// A place in a slab of this process.
+struct Owned {
+    /// Bytes taken from the slab: those asked for, rounded up to [`ALIGNMENT`].
     size: usize,
     slab: SlabId,
     /// Where the piece starts in its slab, in bytes.
     offset: usize,
-    /// Keeps the slab mapped.
-    _memory: Arc<Mapping>,
     arena: Arc<Inner>,
     reservation: Reservation,
 }
@@ -457,13 +501,23 @@ impl ArenaBuffer {
 
     /// Shortens the piece to its first `len` bytes, and gives the rest back.
     pub fn truncate(&mut self, len: usize) {
+        let before = size_of_piece(self.len);
         self.len = self.len.min(len);
         let size = size_of_piece(self.len);
-        if size < self.size {
-            self.arena.give_back(self.slab, self.offset + size, self.size - size);
-            self.size = size;
-            self.reservation.shrink_to(size as u64);
+        match &mut self.home {
+            Home::Owned(owned) if size < owned.size => {
+                owned.arena.give_back(owned.slab, owned.offset + size, owned.size - size);
+                owned.size = size;
+                owned.reservation.shrink_to(size as u64);
+            }
+            Home::Lent(address, lender) if size < before => lender.shorten(*address, self.len),
+            _ => {}
         }
+    }
+
+    /// A piece that was lent.
+    fn borrowed(piece: LentPiece, len: usize, lender: Arc<dyn Lender>) -> Self {
+        Self { start: piece.start, len, home: Home::Lent(piece.address, lender), _memory: piece.memory }
     }
 }
 
@@ -485,7 +539,10 @@ impl DerefMut for ArenaBuffer {
 
 impl Drop for ArenaBuffer {
     fn drop(&mut self) {
-        self.arena.give_back(self.slab, self.offset, self.size);
+        match &self.home {
+            Home::Owned(owned) => owned.arena.give_back(owned.slab, owned.offset, owned.size),
+            Home::Lent(address, lender) => lender.give_back(*address),
+        }
     }
 }
 

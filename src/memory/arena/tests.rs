@@ -1,5 +1,6 @@
 //! The arena by what it hands out and takes back.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rand::rngs::StdRng;
@@ -272,7 +273,7 @@ fn a_refused_piece_leaves_the_budget_as_it_was() {
 struct PinnedSlabs(Mutex<Vec<usize>>);
 
 impl Pin for PinnedSlabs {
-    fn pin(&self, start: *mut u8, _len: usize) -> bool {
+    fn pin(&self, start: *mut u8, _len: usize, _file: Option<&Arc<OwnedFd>>) -> bool {
         self.0.lock().push(start as usize);
         true
     }

@@ -1,0 +1,184 @@
+//! Arrow arrays told by where their buffers are, for a process that sees the same slabs.
+
+use arrow::array::ArrayData;
+use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow::datatypes::DataType;
+use serde::{Deserialize, Serialize};
+
+use super::Place;
+use crate::{Error, Result};
+
+/// An array but for its type, with places in the stead of buffers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrayParts {
+    len: usize,
+    offset: usize,
+    nulls: Option<NullParts>,
+    buffers: Vec<Place>,
+    children: Vec<ArrayParts>,
+}
+
+/// Which values are null: a bit each, from bit `offset` of the place on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct NullParts {
+    place: Place,
+    offset: usize,
+    len: usize,
+    null_count: usize,
+}
+
+/// Tells an array by its parts; `place_of` says where a buffer is.
+pub fn describe(array: &ArrayData, place_of: &dyn Fn(&Buffer) -> Place) -> ArrayParts {
+    let nulls = array.nulls().map(|nulls| NullParts {
+        place: place_of(nulls.buffer()),
+        offset: nulls.offset(),
+        len: nulls.len(),
+        null_count: nulls.null_count(),
+    });
+    ArrayParts {
+        len: array.len(),
+        offset: array.offset(),
+        nulls,
+        buffers: array.buffers().iter().map(place_of).collect(),
+        children: array.child_data().iter().map(|child| describe(child, place_of)).collect(),
+    }
+}
+
+/// The array of that type that was told by its parts; `find` brings the buffer of a place. Its values were checked by the process that
+/// told of it, which is of this same program, and are not checked again: tables have billions of them.
+///
+/// # Errors
+/// What `find` says, and [`Error::Internal`] when the parts are of another type.
+pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -> Result<Buffer>) -> Result<ArrayData> {
+    let types = child_types(data_type);
+    if types.len() != parts.children.len() {
+        return Err(Error::Internal(format!(
+            "an array of type {data_type} has {} arrays in it, and not {}",
+            types.len(),
+            parts.children.len()
+        )));
+    }
+    let children = types.into_iter().zip(&parts.children).map(|(child, parts)| restore(child, parts, find));
+    let buffers = parts.buffers.iter().map(find);
+    let mut array = ArrayData::builder(data_type.clone())
+        .len(parts.len)
+        .offset(parts.offset)
+        .buffers(buffers.collect::<Result<_>>()?)
+        .child_data(children.collect::<Result<_>>()?);
+    if let Some(nulls) = &parts.nulls {
+        let bits = BooleanBuffer::new(find(&nulls.place)?, nulls.offset, nulls.len);
+        // SAFETY: the process that counted them read the same bits.
+        array = array.nulls(Some(unsafe { NullBuffer::new_unchecked(bits, nulls.null_count) }));
+    }
+    // SAFETY: lengths, offsets and values are those of an array that the other process had, which is of this same program.
+    Ok(unsafe { array.build_unchecked() })
+}
+
+/// The types of the arrays in an array.
+fn child_types(data_type: &DataType) -> Vec<&DataType> {
+    match data_type {
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => vec![field.data_type()],
+        DataType::Struct(fields) => fields.iter().map(|field| field.data_type()).collect(),
+        DataType::Union(fields, _) => fields.iter().map(|(_, field)| field.data_type()).collect(),
+        DataType::Dictionary(_, values) => vec![values],
+        DataType::RunEndEncoded(ends, values) => vec![ends.data_type(), values.data_type()],
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{
+        Array, ArrayRef, BooleanArray, Date32Array, Decimal128Array, DictionaryArray, FixedSizeBinaryArray, Int32Array,
+        Int64Array, ListArray, MapBuilder, NullArray, RunArray, StringArray, StringViewArray, StructArray, UnionArray,
+        make_array,
+    };
+    use arrow::buffer::ScalarBuffer;
+    use arrow::datatypes::{Field, Int32Type, UnionFields};
+
+    use super::*;
+
+    fn arrays() -> Vec<ArrayRef> {
+        let numbers: Int32Array = (0..100).map(|at| (at % 3 > 0).then_some(at)).collect();
+        let words: Vec<Option<String>> =
+            (0..100).map(|at| (at % 4 > 0).then(|| format!("a word of {at} letters"))).collect();
+        let lists: Vec<Option<Vec<Option<i32>>>> =
+            (0..100).map(|at| (at % 5 > 0).then(|| (0..at % 7).map(Some).collect())).collect();
+        let mut maps = MapBuilder::new(None, arrow::array::StringBuilder::new(), arrow::array::Int32Builder::new());
+        for at in 0..100 {
+            maps.keys().append_value(format!("k{at}"));
+            maps.values().append_value(at);
+            maps.append(at % 2 == 0).unwrap();
+        }
+        let fields = vec![
+            (Arc::new(Field::new("n", DataType::Int32, true)), Arc::new(numbers.clone()) as ArrayRef),
+            (
+                Arc::new(Field::new("b", DataType::Boolean, true)),
+                Arc::new(BooleanArray::from(vec![true; 100])) as ArrayRef,
+            ),
+        ];
+        let union_fields =
+            UnionFields::from_fields([Field::new("n", DataType::Int32, true), Field::new("w", DataType::Int64, true)]);
+        let union = UnionArray::try_new(
+            union_fields,
+            ScalarBuffer::from((0..100).map(|at| (at % 2) as i8).collect::<Vec<_>>()),
+            None,
+            vec![Arc::new(numbers.clone()), Arc::new(Int64Array::from((0..100).collect::<Vec<_>>()))],
+        );
+        vec![
+            Arc::new(numbers.clone()),
+            Arc::new(numbers.slice(3, 50)),
+            Arc::new((0..100).map(|at| (at % 3 > 0).then_some(at % 2 == 0)).collect::<BooleanArray>().slice(5, 60)),
+            Arc::new(Decimal128Array::from((0..100).map(|at| i128::from(at) << 70).collect::<Vec<_>>())),
+            Arc::new(Date32Array::from((0..100).collect::<Vec<_>>())),
+            Arc::new(StringArray::from(words.clone()).slice(7, 80)),
+            Arc::new(StringViewArray::from_iter(words.clone()).slice(7, 80)),
+            Arc::new(FixedSizeBinaryArray::try_from_iter((0..100u8).map(|at| [at; 5])).unwrap()),
+            Arc::new(words.iter().map(|word| word.as_deref()).collect::<DictionaryArray<Int32Type>>()),
+            Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(lists).slice(9, 70)),
+            Arc::new(maps.finish()),
+            Arc::new(StructArray::from(fields).slice(11, 30)),
+            Arc::new(union.unwrap()),
+            Arc::new(
+                RunArray::<Int32Type>::try_new(
+                    &Int32Array::from(vec![2, 5, 9]),
+                    &StringArray::from(vec!["a", "b", "c"]),
+                )
+                .unwrap(),
+            ),
+            Arc::new(NullArray::new(10)),
+            Arc::new(Int32Array::from(Vec::<i32>::new())),
+        ]
+    }
+
+    #[test]
+    fn arrays_of_every_shape_come_back_from_their_parts() {
+        for array in arrays() {
+            let place_of = |buffer: &Buffer| Place::Bytes(buffer.to_vec());
+            let find = |place: &Place| match place {
+                Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
+                Place::Slab { .. } => unreachable!("none was told of"),
+            };
+            let parts = describe(&array.to_data(), &place_of);
+            let restored = restore(array.data_type(), &parts, &find).unwrap();
+            restored.validate_full().unwrap();
+            assert_eq!(&make_array(restored), &array);
+        }
+    }
+
+    #[test]
+    fn parts_of_another_type_are_refused() {
+        let array = Int32Array::from(vec![1, 2]);
+        let parts = describe(&array.to_data(), &|buffer| Place::Bytes(buffer.to_vec()));
+        let find = |_: &Place| Ok(Buffer::from(vec![0u8; 8]));
+        let list = DataType::new_list(DataType::Int32, true);
+        assert!(restore(&list, &parts, &find).unwrap_err().message().contains("has 1 arrays in it, and not 0"));
+    }
+}
