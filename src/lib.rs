@@ -7,6 +7,7 @@
 //! | [`cli`] | the command line |
 //! | [`service`] | what a client meets: Flight, authentication, limits, health, metrics |
 //! | [`scheduler`] | jobs, the queue, placement, cancellation, progress |
+//! | [`engine`] | what runs the joins of a device, in this process or in one of its own |
 //! | [`planner`] | from a join specification to a plan, and why |
 //! | [`join`] | strategies, composed of primitives |
 //! | [`columns`] | Arrow to device columns and back |
@@ -20,6 +21,7 @@ pub mod catalog;
 pub mod cli;
 pub mod columns;
 pub mod device;
+pub mod engine;
 mod error;
 mod human;
 pub mod join;

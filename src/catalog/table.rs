@@ -111,6 +111,26 @@ impl Table {
         })
     }
 
+    /// A table for one who joins it and plans nothing: of its rows nothing is known.
+    pub(crate) fn unknown(name: String, schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
+        Self {
+            name,
+            owner: String::new(),
+            schema,
+            rows: batches.iter().map(|batch| batch.num_rows() as u64).sum(),
+            batches,
+            bytes: 0,
+            statistics: Vec::new(),
+            sorted_by: Vec::new(),
+            unique: Vec::new(),
+            created: SystemTime::now(),
+            asked: Vec::new(),
+            combinations: Combinations::default(),
+            collectors: Vec::new(),
+            charges: Vec::new(),
+        }
+    }
+
     /// How many rows have each value that a sample of the column holds, exactly, by hashes as in
     /// [`HeavyValue`](super::HeavyValue). The first call passes over the column, which takes some nanoseconds per row.
     pub fn counted_values(&self, column: usize) -> &HashMap<u64, u64> {

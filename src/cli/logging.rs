@@ -8,13 +8,21 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::service::settings::Settings;
 use crate::{Error, Result, panics};
 
-/// Starts logging as the settings say. Once per process; a second call changes nothing.
+/// Starts logging as the settings say.
 ///
 /// # Errors
 /// As [`filter`].
 pub fn start(settings: &Settings) -> Result<()> {
-    let logs = tracing_subscriber::fmt().with_env_filter(filter(&settings.log)?).with_writer(std::io::stderr);
-    let started = match settings.log_format.as_str() {
+    start_as(&settings.log, &settings.log_format)
+}
+
+/// Starts logging what `what` lets through, as text or JSON. Once per process; a second call changes nothing.
+///
+/// # Errors
+/// As [`filter`].
+pub fn start_as(what: &str, format: &str) -> Result<()> {
+    let logs = tracing_subscriber::fmt().with_env_filter(filter(what)?).with_writer(std::io::stderr);
+    let started = match format {
         "json" => logs.json().flatten_event(true).with_current_span(false).try_init(),
         _ => logs.with_ansi(std::io::stderr().is_terminal()).try_init(),
     };

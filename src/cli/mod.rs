@@ -17,6 +17,7 @@ mod bench;
 mod client;
 mod demo;
 mod describe;
+mod device_process;
 mod files;
 mod get;
 mod interrupt;
@@ -93,6 +94,9 @@ enum Command {
     Topology(tables::TopologyArgs),
     /// Measure the engine on this machine, without a server
     Bench(bench::BenchArgs),
+    /// Run the joins of one device, for a server, which starts this by itself
+    #[command(hide = true)]
+    DeviceProcess(device_process::DeviceProcessArgs),
 }
 
 /// Runs the command line and returns the process's exit status.
@@ -125,7 +129,7 @@ pub fn main() -> ExitCode {
     };
     output::set_json(cli.json);
     // What is invalid for those that ask no server is the command line or the configuration.
-    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::Bench(_));
+    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::Bench(_) | Command::DeviceProcess(_));
     let outcome = match cli.command {
         Command::Serve(args) => {
             let matches = matches.subcommand_matches("serve").unwrap_or(&matches);
@@ -142,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Drop(args) => block_on(tables::run_drop(args)),
         Command::Topology(args) => block_on(tables::run_topology(args)),
         Command::Bench(args) => bench::run(&args),
+        Command::DeviceProcess(args) => device_process::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,8 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::settings::{Layered, misspelt_variables};
 use super::{logging, output};
 use crate::human::file_failure;
@@ -71,6 +73,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let ready = args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
     logging::start(settings)?;
     misspelt_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
+    raise_file_limit();
     let runtime = super::runtime()?;
     runtime.block_on(async {
         let server = Server::start(settings).await?;
@@ -81,6 +84,16 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
         }
         server.run().await
     })
+}
+
+/// Lets the process have as many files open as the system allows it, which is often more than it is given at first: each connection
+/// takes one, and so may each slab of host memory.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if let Err(error) = raised {
+        tracing::warn!("the limit of open files stays {:?}: {error}", limit.current);
+    }
 }
 
 /// One line that says where to connect.

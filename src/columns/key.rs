@@ -1,12 +1,13 @@
 //! Which types can be keys, and which can be compared with which.
 
 use arrow::datatypes::{DataType, TimeUnit};
+use serde::{Deserialize, Serialize};
 
 use crate::human::type_name;
 use crate::{Error, Result};
 
 /// Types whose values can be equal. Two key columns fit when their classes are equal.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KeyClass {
     /// Integers of any width and sign, and decimals of scale 0, compared by value: integers of both signs and 64 bits become such
     /// decimals where one column has the keys of both sides.

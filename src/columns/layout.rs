@@ -22,6 +22,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use arrow::datatypes::DataType;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use fields::{Field, Source, packed_fields};
@@ -35,7 +36,7 @@ use crate::device::{Column, Device, KeyEncoding, KeyField, KeyWidth, PackedKeys,
 use crate::memory::Arena;
 
 /// What is known of one pair of key columns before any value is read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeyFacts {
     /// What both sides hold.
     pub class: KeyClass,

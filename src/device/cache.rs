@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceBuffer, DeviceMemory, Event, Stream};
 use crate::memory::{Budget, Reclaim};
@@ -42,7 +43,7 @@ pub struct ColumnRows {
 }
 
 /// What a cache has done and holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
     /// Bytes that it may hold.
     pub limit_bytes: u64,

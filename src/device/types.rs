@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arrow::buffer::Buffer;
+use serde::{Deserialize, Serialize};
 
 use super::CancelFlag;
 use crate::Result;
@@ -22,7 +23,7 @@ pub const ROWS_MAX: usize = (u32::MAX - 0xffff) as usize;
 pub const PARTS_MAX: usize = 32;
 
 /// Which device: its kind and its number among those of its kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceId {
     /// CPU or GPU.
     pub kind: DeviceKind,
@@ -37,7 +38,7 @@ impl fmt::Display for DeviceId {
 }
 
 /// The kinds of device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DeviceKind {
     /// A slice of the CPU's threads with a memory budget.
     Host,
@@ -55,7 +56,7 @@ impl fmt::Display for DeviceKind {
 }
 
 /// What a device is made of, and the sizes it works best with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceInfo {
     /// As the operator knows it: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
@@ -305,7 +306,7 @@ pub enum Carry {
 
 /// Which bits of the mixed key choose the partition. Bits are counted from the most significant, so that levels are disjoint:
 /// the second of two passes over `{0, 15}` uses `{8, 7}` if the first used `{0, 8}`, and tables use the lowest bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RadixBits {
     /// Bits that earlier levels have used.
     pub skip: u32,

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::device::Which;
 use crate::human::asked;
 use crate::{Error, Result};
 
 /// Which rows of a join survive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum JoinKind {
     /// Every matching pair.
     Inner,
@@ -29,7 +31,7 @@ pub enum JoinKind {
 }
 
 /// A side of a join, as the user wrote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     /// The first table named.
     Left,

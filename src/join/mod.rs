@@ -56,7 +56,7 @@ use arrow::array::RecordBatch;
 
 pub(crate) use emit::{BatchSizes, MESSAGE_BYTES};
 pub use kind::{JoinKind, Side};
-pub use monitor::{Monitor, PhaseRecord};
+pub use monitor::{Monitor, PhaseRecord, Report};
 pub(crate) use probe::chunks_per_stream;
 pub(crate) use run::CHUNK_ROWS_MIN;
 pub use run::run;

@@ -23,6 +23,17 @@ pub struct PhaseRecord {
     pub in_place_bytes: u64,
 }
 
+/// All that a join has told of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Work done, in the unit of `work_total`.
+    pub work_done: u64,
+    /// Work that the join is.
+    pub work_total: u64,
+    /// The phases so far, in the order they first ran.
+    pub phases: Vec<PhaseRecord>,
+}
+
 /// What a piece of a phase has moved, where that is known only when it is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
@@ -115,6 +126,22 @@ impl Monitor {
             None => phases.push(PhaseRecord { name, seconds, bytes, kept_bytes, in_place_bytes }),
         }
         outcome
+    }
+
+    /// What a join that runs elsewhere has told of itself so far, in the place of what it told before.
+    pub fn take_over(&self, report: Report) {
+        self.work_done.store(report.work_done, Ordering::Relaxed);
+        self.work_total.store(report.work_total, Ordering::Relaxed);
+        *self.phases.lock() = report.phases;
+    }
+
+    /// What the join has told of itself so far.
+    pub fn report(&self) -> Report {
+        Report {
+            work_done: self.work_done.load(Ordering::Relaxed),
+            work_total: self.work_total.load(Ordering::Relaxed),
+            phases: self.phases(),
+        }
     }
 
     /// How often the flag was looked at in each phase so far.

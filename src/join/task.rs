@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use serde::{Deserialize, Serialize};
 
 use super::{JoinKind, Side};
 use crate::catalog::Table;
@@ -85,7 +86,7 @@ pub struct TaskSide {
 }
 
 /// How rows are to be arranged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Arrangement {
     /// As they lie.
     Original,
@@ -96,7 +97,7 @@ pub enum Arrangement {
 }
 
 /// Two columns that must be equal, by index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinKey {
     /// In the left table.
     pub left: usize,
@@ -120,7 +121,7 @@ impl JoinKey {
 }
 
 /// A column of the result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputColumn {
     /// Its name in the result.
     pub name: String,
@@ -129,7 +130,7 @@ pub struct OutputColumn {
 }
 
 /// Where a result's values come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OutputSource {
     /// A column of one side; null where that side has no row.
     Column {
@@ -173,7 +174,7 @@ impl OutputColumn {
 }
 
 /// What statistics say will happen.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Expected {
     /// Whether build keys repeat, so that it is worth making equal ones adjacent before the first row is probed.
     pub build_keys_repeat: bool,
@@ -189,7 +190,7 @@ pub struct Expected {
 }
 
 /// Seconds that each stretch of a run takes, one after the other; of the probe side's, all chunks together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stretches {
     /// The build side is brought in and arranged.
     pub arrange_build: f64,

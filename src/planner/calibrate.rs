@@ -65,7 +65,7 @@ pub fn calibrate(device: &dyn Device) -> Rates {
 
 /// As [`calibrate`]; `tell` is told the share that is done.
 pub fn calibrate_telling(device: &dyn Device, tell: &dyn Fn(f64)) -> Rates {
-    measure_rates(device, tell).unwrap_or_else(|| Rates::defaults(device))
+    measure_rates(device, tell).unwrap_or_else(|| Rates::defaults(device.id().kind, device.info().parallelism))
 }
 
 /// Measures a device's rates, in a second or two. `None` for a device with too little memory to measure with, and for one
@@ -99,7 +99,7 @@ fn sizes(device: &dyn Device) -> (usize, usize, usize) {
 
 fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let (_, table_rows, spread_rows) = sizes(device);
-    let mut rates = Rates::defaults(device);
+    let mut rates = Rates::defaults(device.id().kind, device.info().parallelism);
     let stream = device.stream(CancelFlag::new())?;
     let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 256 << 20));
     arena.pin_by(device.pin());

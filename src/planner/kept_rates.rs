@@ -16,7 +16,8 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::Rates;
-use crate::device::Device;
+use crate::device::{DeviceInfo, DeviceKind};
+use crate::memory::Budget;
 use crate::{Context, Error, Result};
 
 /// Counts the ways in which rates were measured: what is measured, or how, changed in between.
@@ -48,13 +49,13 @@ pub struct DeviceModel {
 }
 
 impl DeviceModel {
-    /// Of a device behind such a link.
-    pub fn of(device: &dyn Device, link: Vec<f64>) -> Self {
+    /// Of a device that is made of that, behind such a link.
+    pub fn of(kind: DeviceKind, info: &DeviceInfo, memory: &Budget, link: Vec<f64>) -> Self {
         Self {
-            kind: device.id().kind.to_string(),
-            name: device.info().name.clone(),
-            parallelism: device.info().parallelism,
-            memory_bytes: device.memory().limit_bytes().checked_ilog2().map_or(0, |bits| 1 << bits),
+            kind: kind.to_string(),
+            name: info.name.clone(),
+            parallelism: info.parallelism,
+            memory_bytes: memory.limit_bytes().checked_ilog2().map_or(0, |bits| 1 << bits),
             link,
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Device, DeviceKind, KeyWidth};
+use crate::device::{DeviceKind, KeyWidth};
 
 /// What random reads of [`Rates::near_reads`] spread over.
 pub(super) const NEAR_BYTES: u64 = 8 << 20;
@@ -161,9 +161,9 @@ impl Rates {
     }
 
     /// Where calibration starts from, and what holds when it cannot run.
-    pub fn defaults(device: &dyn Device) -> Self {
-        match device.id().kind {
-            DeviceKind::Host => Self::host(device.info().parallelism),
+    pub fn defaults(kind: DeviceKind, parallelism: usize) -> Self {
+        match kind {
+            DeviceKind::Host => Self::host(parallelism),
             DeviceKind::Cuda => Self::h200(),
         }
     }

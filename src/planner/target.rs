@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use super::Rates;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device, DeviceKind};
+use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
+use crate::memory::Budget;
 
 /// Partitions that a multiprocessor of a GPU joins at a time, a block of threads each (`kernels/join_partitions.cu`).
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
@@ -44,21 +45,26 @@ pub struct Target {
 impl Target {
     /// The view of a device with those rates.
     pub fn of(device: &dyn Device, rates: Rates) -> Self {
+        Self::new(device.id(), device.info(), device.memory(), rates)
+    }
+
+    /// The view of a device that is made of that, with those rates.
+    pub fn new(id: DeviceId, info: &DeviceInfo, memory: &Budget, rates: Rates) -> Self {
         Self {
-            name: device.id().to_string(),
-            memory_bytes: device.memory().limit_bytes(),
-            memory_knob: device.memory().knob().into(),
-            parallelism: device.info().parallelism.max(1),
-            partitions_at_once: match device.id().kind {
+            name: id.to_string(),
+            memory_bytes: memory.limit_bytes(),
+            memory_knob: memory.knob().into(),
+            parallelism: info.parallelism.max(1),
+            partitions_at_once: match id.kind {
                 DeviceKind::Host => 1,
-                DeviceKind::Cuda => device.info().parallelism.max(1) * BLOCKS_PER_MULTIPROCESSOR,
+                DeviceKind::Cuda => info.parallelism.max(1) * BLOCKS_PER_MULTIPROCESSOR,
             },
-            partition_rows: device.info().partition_rows.max(1),
-            pass_bits_max: device.info().pass_bits_max.max(1),
-            streams: device.info().streams.max(1),
-            wave_rows: device.info().wave_rows.max(1),
-            gather_bytes: device.info().gather_bytes.max(1),
-            row_scratch_bytes: device.info().row_scratch_bytes,
+            partition_rows: info.partition_rows.max(1),
+            pass_bits_max: info.pass_bits_max.max(1),
+            streams: info.streams.max(1),
+            wave_rows: info.wave_rows.max(1),
+            gather_bytes: info.gather_bytes.max(1),
+            row_scratch_bytes: info.row_scratch_bytes,
             rates,
             kept: Vec::new(),
         }

@@ -5,19 +5,11 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device, DeviceId};
-use crate::join::{self, BatchSink, Monitor};
-use crate::memory::{Arena, Budget, ReservedPool};
+use crate::device::{ColumnRows, DeviceId};
+use crate::engine::{Engine, Grant};
+use crate::join::{BatchSink, Monitor};
+use crate::memory::Budget;
 use crate::planner::{BoundJoin, Plan, Rates, Target};
-
-/// The memory that was reserved for a job before it runs.
-#[derive(Debug)]
-pub struct Grant {
-    /// Its part of the device's memory, when it runs beside others. `None`: it has the device, and all of its memory, alone.
-    pub device_memory: Option<Budget>,
-    /// Host memory for its result and what it makes on the way.
-    pub host_memory: ReservedPool,
-}
 
 /// Runs jobs: one at a time, or as many as its [`Executor::jobs_max`] says.
 pub trait Runner: Send + Sync + Debug {
@@ -59,13 +51,13 @@ pub struct Executor {
 
 impl Executor {
     /// A device that joins run on, with rates that were measured or are assumed.
-    pub fn new(device: Arc<dyn Device>, rates: Rates, arena: Arena) -> Self {
+    pub fn new(engine: Arc<dyn Engine>, rates: Rates) -> Self {
         Self {
-            id: device.id(),
-            memory: device.memory().clone(),
-            jobs_max: device.jobs_max().max(1),
-            target: Target::of(&*device, rates),
-            runner: Box::new(JoinRunner { device, arena }),
+            id: engine.id(),
+            memory: engine.memory().clone(),
+            jobs_max: engine.jobs_max().max(1),
+            target: Target::new(engine.id(), engine.info(), engine.memory(), rates),
+            runner: Box::new(JoinRunner { engine }),
         }
     }
 }
@@ -81,25 +73,19 @@ impl Executor {
 /// Runs joins.
 #[derive(Debug)]
 struct JoinRunner {
-    device: Arc<dyn Device>,
-    arena: Arena,
+    engine: Arc<dyn Engine>,
 }
 
 impl Runner for JoinRunner {
     fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-        let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
-        let task = plan.task()?;
-        match &grant.device_memory {
-            Some(memory) => join::run(&task, &*self.device.for_job(memory.clone())?, &arena, sink, monitor),
-            None => join::run(&task, &*self.device, &arena, sink, monitor),
-        }
+        self.engine.run(&plan.task()?, grant, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {
-        self.device.check()
+        self.engine.check()
     }
 
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        Target::kept_rows(&*self.device, table)
+        self.engine.kept_rows(table)
     }
 }

@@ -16,6 +16,7 @@ use super::state::{Shared, Slot, State};
 use super::stats::{DeviceStats, SchedulerStats};
 use crate::catalog::Catalog;
 use crate::device::Device;
+use crate::engine::{Engine, InProcess};
 use crate::memory::Holders;
 use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
 use crate::{Error, Result};
@@ -91,11 +92,17 @@ impl Scheduler {
         Self::start(catalog, devices.into_iter().map(measured).collect(), SchedulerOptions::default())
     }
 
-    /// A scheduler over devices of those rates.
+    /// A scheduler over devices of this process, of those rates.
     pub fn start(catalog: Catalog, devices: Vec<(Arc<dyn Device>, Rates)>, options: SchedulerOptions) -> Self {
         let arena = catalog.arena().clone();
-        let executors =
-            devices.into_iter().map(|(device, rates)| Executor::new(device, rates, arena.clone())).collect();
+        let engine = |(device, rates)| (Arc::new(InProcess::new(device, arena.clone())) as Arc<dyn Engine>, rates);
+        let engines = devices.into_iter().map(engine).collect();
+        Self::over_engines(catalog, engines, options)
+    }
+
+    /// A scheduler over engines of those rates.
+    pub fn over_engines(catalog: Catalog, engines: Vec<(Arc<dyn Engine>, Rates)>, options: SchedulerOptions) -> Self {
+        let executors = engines.into_iter().map(|(engine, rates)| Executor::new(engine, rates)).collect();
         Self::over(catalog, executors, options, Arc::new(SystemClock::default()))
     }
 

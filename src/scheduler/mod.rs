@@ -5,7 +5,7 @@
 //!                              │                                 │                └► Failed      ─► history
 //!                              └───────────── cancel ────────────┴────────────────► Cancelled
 //!
-//!   admission ── Job, places ──► queue, placing ── turns ──► dispatch ── worker threads of a device ──► executor ──► join::run
+//!   admission ── Job, places ──► queue, placing ── turns ──► dispatch ── worker threads of a device ──► executor ──► engine
 //! ```
 //!
 //! It decides when a join runs and on which device; the planner has decided how. A device runs one long job at a time, or
@@ -42,7 +42,7 @@
 //!   hold what it needs. Until then others may overtake it with less memory, but not for
 //!   ever: see `placing.rs`.
 //!
-//! This room knows of the planner, the topology, devices and joins, and nothing of the wire.
+//! This room knows of the planner, the topology, engines and joins, and nothing of the wire.
 
 mod admission;
 mod clock;
@@ -60,7 +60,7 @@ mod tests;
 mod work;
 
 pub use clock::{Clock, SystemClock};
-pub use executor::{Executor, Grant, Runner};
+pub use executor::{Executor, Runner};
 pub use handle::{Scheduler, SchedulerOptions, Submission};
 pub use job::{Job, JobId, JobState, JobStatus};
 pub use stats::{DeviceStats, SchedulerStats};

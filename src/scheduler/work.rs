@@ -7,11 +7,11 @@ use std::time::{Instant, SystemTime};
 use arrow::array::RecordBatch;
 
 use super::ending::count_failure;
-use super::executor::Grant;
 use super::job::{Job, QueueTurn};
 use super::placing::RETRY;
 use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
+use crate::engine::Grant;
 use crate::join::{BatchSink, Monitor};
 use crate::memory::Budget;
 use crate::{Context, Error, Result, panics};

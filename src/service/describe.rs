@@ -12,7 +12,7 @@ use super::metrics::{code_name, state_name};
 use super::shared::Shared;
 use crate::Result;
 use crate::catalog::Table;
-use crate::device::Device;
+use crate::engine::Engine;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 use crate::planner::Explanation;
@@ -128,8 +128,8 @@ pub fn devices(shared: &Shared) -> Vec<Value> {
     devices.map(|((each, rates), lost)| device(&**each, rates, lost)).collect()
 }
 
-fn device(device: &dyn Device, rates: &DeviceRates, lost: Option<String>) -> Value {
-    let (info, memory) = (device.info(), device.memory());
+fn device(device: &dyn Engine, rates: &DeviceRates, lost: Option<String>) -> Value {
+    let (info, memory, in_use) = (device.info(), device.memory(), device.memory_use());
     let origin = match (&rates.kept_in, rates.measured) {
         (Some(_), _) => "kept",
         (None, Some(_)) => "measured",
@@ -143,8 +143,8 @@ fn device(device: &dyn Device, rates: &DeviceRates, lost: Option<String>) -> Val
         // Why it is out of service; null while it serves.
         "lost": lost,
         "memory_bytes": memory.limit_bytes(),
-        "memory_used_bytes": memory.used_bytes(),
-        "memory_used_bytes_max": memory.used_bytes_max(),
+        "memory_used_bytes": in_use.used_bytes,
+        "memory_used_bytes_max": in_use.used_bytes_max,
         "rates": {
             "origin": origin,
             "measured": rates.measured.map(time),

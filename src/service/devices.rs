@@ -8,12 +8,13 @@ use std::time::SystemTime;
 
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
-use crate::device::{Device, DeviceKind, gpu_count, open_gpu, why_no_gpu};
+use crate::device::{Device, DeviceId, DeviceKind, gpu_count, why_no_gpu};
+use crate::engine::{Engine, InProcess, Opening, OwnProcess, SharedSlabs};
 use crate::human::{counted, file_failure};
 use crate::memory::{
-    Arena, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
+    Arena, Backing, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
-use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile, measure_rates};
+use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
 use crate::{Context, Error, Result};
 
@@ -166,9 +167,9 @@ fn parse_entry(entry: &str) -> Option<Asked> {
 }
 
 /// Which GPUs were found, and on which of them joins run; or why on none. A line of the log.
-pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Device>]) -> String {
+pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
     let gpus = devices.iter().filter(|device| device.id().kind == DeviceKind::Cuda);
-    let named = |gpu: &Arc<dyn Device>| {
+    let named = |gpu: &Arc<dyn Engine>| {
         let memory = human_bytes(gpu.memory().limit_bytes());
         format!("{} ({}, of whose memory joins have {memory})", gpu.id(), gpu.info().name)
     };
@@ -196,7 +197,7 @@ pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Device>]) -> String {
 /// # Errors
 /// [`Error::Invalid`] for a setting that cannot be met; [`Error::Unsupported`] for a kind of device that this build has
 /// not; what opening a device answers.
-pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Device>>> {
+pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> Result<Vec<Arc<dyn Engine>>> {
     if topology.devices.is_empty() {
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
@@ -205,33 +206,78 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     check_host_devices(settings, topology)?;
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let open = |node: &DeviceNode| -> Result<Arc<dyn Device>> {
+    let slabs = Arc::new(SharedSlabs::default());
+    let open = |node: &DeviceNode| -> Result<Arc<dyn Engine>> {
         let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
         let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
-        let (memory_bytes, knob) = match node.memory_bytes {
+        let (memory_bytes, memory_knob) = match node.memory_bytes {
             Some(bytes) => (Some(bytes), format!("the memory of {} in the topology file", node.name)),
             None => (memory_setting, "the server's --device-memory".to_string()),
         };
-        let budget = |bytes| Budget::new(format!("memory of device {}", node.name), knob, bytes);
-        if node.kind == NodeKind::Cuda {
-            let gpu = open_gpu(node.index, threads, |free| budget(memory_bytes.unwrap_or(free)))
-                .context(|| format!("opening device {}", node.name))?;
-            // What the first device has pinned is pinned for all.
-            arena.pin_by(gpu.pin());
-            keep_columns(settings, &*gpu)?;
-            return Ok(gpu);
+        let (kind, memory_bytes) = match node.kind {
+            NodeKind::Cuda => (DeviceKind::Cuda, memory_bytes),
+            _ => (DeviceKind::Host, Some(memory_bytes.unwrap_or(memory_share))),
+        };
+        let memory_name = format!("memory of device {}", node.name);
+        let id = DeviceId { kind, index: node.index };
+        let opening = Opening { id, threads, memory_bytes, memory_name, memory_knob };
+        if has_own_process(settings, topology, node.kind)? {
+            arena.pin_by(Some(slabs.clone()));
+            let logs = ["--log", &settings.log, "--log-format", &settings.log_format];
+            let engine = OwnProcess::start(&opening, &logs, arena.clone(), &slabs)?;
+            match cache_bytes(&settings.device_cache, engine.memory().limit_bytes())? {
+                0 => {}
+                limit => engine.keep_columns(limit)?,
+            }
+            return Ok(Arc::new(engine));
         }
-        let memory = budget(memory_bytes.unwrap_or(memory_share));
-        let route = topology.host_route(node).map(|route| EmulatedRoute {
-            to_device: lanes_of(&lanes, &route.to_device),
-            from_device: lanes_of(&lanes, &route.from_device),
-        });
-        let device = HostDevice::with_route(node.index, threads, memory, route)
-            .context(|| format!("opening device {}", node.name))?;
-        keep_columns(settings, &device)?;
-        Ok(Arc::new(device))
+        let device: Arc<dyn Device> = match topology.host_route(node).filter(|_| kind == DeviceKind::Host) {
+            None => opening.open()?,
+            Some(route) => {
+                let route = EmulatedRoute {
+                    to_device: lanes_of(&lanes, &route.to_device),
+                    from_device: lanes_of(&lanes, &route.from_device),
+                };
+                Arc::new(HostDevice::with_route(node.index, threads, opening.budget(None), Some(route))?)
+            }
+        };
+        // What the first device has pinned is pinned for all.
+        arena.pin_by(device.pin());
+        keep_columns(settings, &*device)?;
+        Ok(Arc::new(InProcess::new(device, arena.clone())))
     };
+    let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));
     topology.devices.iter().map(open).collect()
+}
+
+/// What memory of the arena has to be made of, so that all who are to see it do.
+pub fn arena_backing(settings: &Settings, topology: &Topology) -> Result<Backing> {
+    let mut own = topology.devices.iter().map(|node| has_own_process(settings, topology, node.kind));
+    match own.try_fold(false, |any, own| own.map(|own| any || own))? {
+        true => Ok(Backing::Memfd),
+        false => Ok(Backing::best()),
+    }
+}
+
+/// Whether devices of a kind have processes of their own.
+///
+/// # Errors
+/// [`Error::Invalid`] for a setting that is none, or that cannot be met.
+fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> Result<bool> {
+    let gpus = topology.devices.iter().filter(|node| node.kind == NodeKind::Cuda).count();
+    match settings.device_processes.as_str() {
+        "auto" => Ok(kind == NodeKind::Cuda && gpus > 1),
+        "off" => Ok(false),
+        "on" if topology.links.is_empty() => Ok(true),
+        "on" => Err(Error::Invalid(
+            "--device-processes on: the topology file emulates links, which devices share within one process; leave out the links, or \
+             say off"
+                .into(),
+        )),
+        other => Err(Error::Invalid(format!(
+            "--device-processes is {other:?}; write on (a process for each device), off, or auto (for each GPU, where there are several)"
+        ))),
+    }
 }
 
 /// Refuses more memory for slices of the CPU than this process may use, as for tables and results: the system would end it.
@@ -298,15 +344,16 @@ pub struct DeviceRates {
 pub fn device_rates(
     settings: &Settings,
     topology: &Topology,
-    devices: &[Arc<dyn Device>],
+    devices: &[Arc<dyn Engine>],
     tell: &dyn Fn(f64),
 ) -> Vec<DeviceRates> {
     let mut file = rates_file(&settings.rates_file).map(|path| RatesFile::open(&path));
     let mut known: Vec<(DeviceModel, DeviceRates)> = Vec::new();
     let mut is_new = false;
-    let mut rates_of = |(at, device): (usize, &Arc<dyn Device>)| {
+    let mut rates_of = |(at, device): (usize, &Arc<dyn Engine>)| {
         let tell = |share: f64| tell((at as f64 + share) / devices.len() as f64);
-        let model = DeviceModel::of(&**device, link_rates(topology, &device.id().to_string()));
+        let id = device.id();
+        let model = DeviceModel::of(id.kind, device.info(), device.memory(), link_rates(topology, &id.to_string()));
         if let Some((_, rates)) = known.iter().find(|(other, _)| *other == model) {
             return rates.clone();
         }
@@ -317,7 +364,7 @@ pub fn device_rates(
                 measured: Some(kept.measured),
                 kept_in: Some(file.path().into()),
             },
-            None => match measure_rates(&**device, &tell) {
+            None => match device.measure_rates(&tell) {
                 Some(rates) => {
                     let measured = SystemTime::now();
                     if let Some(file) = &mut file {
@@ -326,7 +373,10 @@ pub fn device_rates(
                     }
                     DeviceRates { rates, measured: Some(measured), kept_in: None }
                 }
-                None => DeviceRates { rates: Rates::defaults(&**device), measured: None, kept_in: None },
+                None => {
+                    let rates = Rates::defaults(id.kind, device.info().parallelism);
+                    DeviceRates { rates, measured: None, kept_in: None }
+                }
             },
         };
         known.push((model, rates.clone()));
@@ -418,6 +468,7 @@ mod tests {
 
     use super::*;
     use crate::device::CancelFlag;
+    use crate::memory::Budget;
     use crate::planner::{Rates, Target};
 
     #[derive(Parser)]
@@ -460,6 +511,7 @@ mod tests {
         let topology = Topology::parse(&text).unwrap();
         let settings = CommandLine::parse_from(["dovetail"]).settings;
         let devices = open_devices(&settings, &topology, &arena()).unwrap();
+        let devices: Vec<_> = devices.iter().map(|engine| engine.device().expect("it is in this process")).collect();
         let knob_of = |device: &Arc<dyn Device>| Target::of(&**device, Rates::host(1)).memory_knob;
         assert!(knob_of(&devices[0]).contains("topology file"), "its memory is in the file, and so is what raises it");
         assert_eq!(knob_of(&devices[1]), "the server's --device-memory");

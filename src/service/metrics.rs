@@ -186,13 +186,13 @@ impl Metrics {
             set(self.arena_bytes.with_label_values(&[kind]), bytes);
         }
         for device in &shared.devices {
-            let (id, memory) = (device.id().to_string(), device.memory());
+            let (id, memory) = (device.id().to_string(), device.memory_use());
             let cache = device.cache_stats().unwrap_or_default();
             let kinds = [
-                ("used", memory.used_bytes().saturating_sub(cache.bytes)),
+                ("used", memory.used_bytes.saturating_sub(cache.bytes)),
                 ("kept", cache.bytes),
-                ("used_max", memory.used_bytes_max()),
-                ("limit", memory.limit_bytes()),
+                ("used_max", memory.used_bytes_max),
+                ("limit", device.memory().limit_bytes()),
             ];
             for (kind, bytes) in kinds {
                 set(self.device_memory_bytes.with_label_values(&[&id, kind]), bytes);

@@ -67,6 +67,11 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_DEVICE_CACHE", default_value = "50%")]
     pub device_cache: String,
 
+    /// Whether a device has a process of its own, so that what ends it ends no other: on (each device), off, or auto (each GPU, where there
+    /// are several)
+    #[arg(long, env = "DOVETAIL_DEVICE_PROCESSES", default_value = "auto")]
+    pub device_processes: String,
+
     /// Topology file (TOML): devices and links to emulate instead of what the machine has
     #[arg(long, env = "DOVETAIL_TOPOLOGY")]
     pub topology: Option<PathBuf>,

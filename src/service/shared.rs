@@ -16,7 +16,7 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use super::tickets::Tickets;
 use crate::catalog::{Catalog, TenantLimits, Uploads};
-use crate::device::Device;
+use crate::engine::Engine;
 use crate::human;
 use crate::memory::{check_at_least, parse_bytes};
 use crate::scheduler::Scheduler;
@@ -33,7 +33,7 @@ pub struct Shared {
     /// What the host is made of, or emulates.
     pub topology: Topology,
     /// The devices that jobs run on.
-    pub devices: Vec<Arc<dyn Device>>,
+    pub devices: Vec<Arc<dyn Engine>>,
     /// What each of them is planned with.
     pub rates: Vec<DeviceRates>,
     /// The settings that calls look at.

@@ -25,6 +25,9 @@ WAIT_SECONDS = 60
 DEVICE_KIND = "cuda" if os.environ.get("DOVETAIL_TEST_DEVICE") == "cuda" else "host"
 GPUS = int(os.environ.get("DOVETAIL_TEST_GPUS") or 1) if DEVICE_KIND == "cuda" else 0
 
+# Whether devices have processes of their own, as `--device-processes` takes it; nothing: as the server chooses.
+PROCESSES = os.environ.get("DOVETAIL_TEST_PROCESSES")
+
 
 def binary() -> Path:
     """The server's binary: ``DOVETAIL_BIN``, or the debug build of this clone."""
@@ -74,6 +77,9 @@ class Server:
         ready = folder / "ready.json"
         ready.unlink(missing_ok=True)
         settings = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", **settings}
+        # Links of a topology file are shared within one process.
+        if PROCESSES and "topology" not in settings:
+            settings.setdefault("device_processes", PROCESSES)
         flags = []
         for name, value in settings.items():
             flags.append(f"--{name.replace('_', '-')}")

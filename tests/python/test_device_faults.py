@@ -323,9 +323,30 @@ def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server],
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_an_illegal_access_takes_all_gpus_of_the_process(start: Callable[..., Server], trigger: Path) -> None:
+def test_an_illegal_access_takes_no_gpu_of_another_process(start: Callable[..., Server], trigger: Path) -> None:
     server = start(
         devices=f"cuda:{GPUS}", host_memory="2GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
+    )
+    with server.connect() as client:
+        upload(client)
+        for gpu in range(GPUS):
+            assert join(client, devices=[f"cuda:{gpu}"]).num_rows == ROWS
+        trigger.write_text("cuda:0 illegal-access")
+        # Nothing was delivered yet: the join goes to the next GPU.
+        assert_right(join(client))
+        assert not trigger.exists(), "the fault was injected"
+        assert [device_up(server, f"cuda:{gpu}") for gpu in range(GPUS)] == [0] + [1] * (GPUS - 1)
+        assert server.is_ready()
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_an_illegal_access_takes_all_gpus_of_the_process(start: Callable[..., Server], trigger: Path) -> None:
+    server = start(
+        devices=f"cuda:{GPUS}",
+        device_processes="off",
+        host_memory="2GiB",
+        device_cache="0",
+        env={"DOVETAIL_TEST_FAULT": str(trigger)},
     )
     gpus = [f"cuda:{gpu}" for gpu in range(GPUS)]
     with server.connect() as client:

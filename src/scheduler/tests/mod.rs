@@ -23,6 +23,7 @@ use super::clock::ManualClock;
 use super::*;
 use crate::catalog::{Catalog, Editor, SpoolState, Table};
 use crate::device::{DeviceId, DeviceKind};
+use crate::engine::Grant;
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget};
 use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Rates, Target};

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::catalog::{Catalog, Uploads, UploadsLimits};
-use crate::device::Device;
+use crate::engine::Engine;
 use crate::human::file_failure;
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
@@ -60,7 +60,7 @@ pub(super) struct Parts {
     authenticator: Authenticator,
     catalog: Catalog,
     topology: Topology,
-    devices: Vec<Arc<dyn Device>>,
+    devices: Vec<Arc<dyn Engine>>,
 }
 
 pub(super) fn parts(settings: &Settings) -> Result<Parts> {
@@ -71,9 +71,10 @@ pub(super) fn parts(settings: &Settings) -> Result<Parts> {
     };
     let authenticator = authenticator.with_certificates(settings.tls_client_ca.is_some())?;
     let host_memory_bytes = devices::host_memory_bytes(&settings.host_memory)?;
-    let arena = Arena::new(Budget::new("host memory", "the server's --host-memory", host_memory_bytes));
-    let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
     let topology = devices::topology(settings)?;
+    let budget = Budget::new("host memory", "the server's --host-memory", host_memory_bytes);
+    let arena = Arena::with_backing(budget, devices::arena_backing(settings, &topology)?);
+    let catalog = Catalog::with_limits(arena, tenant_limits(settings)?);
     let devices = devices::open_devices(settings, &topology, catalog.arena())?;
     Ok(Parts { limits, authenticator, catalog, topology, devices })
 }
@@ -94,7 +95,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         ..SchedulerOptions::default()
     };
     let rated = devices.iter().cloned().zip(rates.iter().map(|measured| measured.rates.clone()));
-    let scheduler = Scheduler::start(catalog.clone(), rated.collect(), options);
+    let scheduler = Scheduler::over_engines(catalog.clone(), rated.collect(), options);
     for caller in authenticator.tenants() {
         scheduler.set_weight(&caller.tenant, caller.weight)?;
     }

@@ -1,0 +1,132 @@
+//! Messages over a socket between two processes of one host, some of them with a file.
+//!
+//! A message is its length in 8 bytes and what `postcard` makes of it. A file goes along with the first byte of its message, so that
+//! messages and files come out in one order.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use parking_lot::Mutex;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Bytes that are asked of the socket at once, or as many as a message lacks.
+const READ_BYTES: usize = 16 << 10;
+
+/// Bytes of a message's length.
+const LENGTH_BYTES: usize = 8;
+
+/// The end of a socket that messages are put into, by any thread.
+#[derive(Debug)]
+pub(super) struct Sender {
+    socket: UnixStream,
+    /// Held while a message is put in.
+    sending: Mutex<()>,
+}
+
+impl Sender {
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Self { socket, sending: Mutex::default() }
+    }
+
+    /// Closes the socket, both ways.
+    pub(super) fn hang_up(&self) {
+        // One that is closed already is closed.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Sends a message, and a file with it. Returns when the socket has taken both, which waits for a reader that is behind.
+    pub(super) fn send(&self, message: &impl Serialize, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut frame = postcard::to_extend(message, vec![0; LENGTH_BYTES]).map_err(io::Error::other)?;
+        let length = (frame.len() - LENGTH_BYTES) as u64;
+        frame[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+        let files = file.as_slice();
+        let _sending = self.sending.lock();
+        let mut sent = 0;
+        while sent < frame.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if sent == 0 && !files.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(files));
+            }
+            match sendmsg(&self.socket, &[IoSlice::new(&frame[sent..])], &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(bytes) => sent += bytes,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The end that messages come out of.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    socket: UnixStream,
+    bytes: Vec<u8>,
+    /// Bytes that messages before have taken.
+    taken: usize,
+    files: VecDeque<OwnedFd>,
+}
+
+impl Receiver {
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Self { socket, bytes: Vec::new(), taken: 0, files: VecDeque::new() }
+    }
+
+    /// The next message; `None` when the other end is closed. Waits.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        if !self.fill(LENGTH_BYTES)? {
+            return Ok(None);
+        }
+        let length = self.bytes[self.taken..][..LENGTH_BYTES].try_into().expect("so many bytes were filled");
+        let length = usize::try_from(u64::from_le_bytes(length)).map_err(io::Error::other)?;
+        if !self.fill(LENGTH_BYTES + length)? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let message = postcard::from_bytes(&self.bytes[self.taken + LENGTH_BYTES..][..length]);
+        self.taken += LENGTH_BYTES + length;
+        message.map(Some).map_err(io::Error::other)
+    }
+
+    /// The file that came with the message just received.
+    pub(super) fn file(&mut self) -> io::Result<OwnedFd> {
+        self.files.pop_front().ok_or_else(|| io::Error::other("a message came without its file"))
+    }
+
+    /// Reads until so many bytes are there; `false` when the other end is closed and nothing of a message has come.
+    fn fill(&mut self, wanted: usize) -> io::Result<bool> {
+        while self.bytes.len() - self.taken < wanted {
+            self.bytes.drain(..std::mem::take(&mut self.taken));
+            let filled = self.bytes.len();
+            self.bytes.resize(filled + READ_BYTES.max(wanted - filled), 0);
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let into = &mut [IoSliceMut::new(&mut self.bytes[filled..])];
+            let received = recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
+            let count = received.as_ref().map_or(0, |received| received.bytes);
+            self.bytes.truncate(filled + count);
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(files) = message {
+                    self.files.extend(files);
+                }
+            }
+            match received {
+                Ok(_) if count > 0 => {}
+                Ok(_) if filled == 0 => return Ok(false),
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,708 @@
+//! The server's side of a device that has a process of its own.
+//!
+//! ```text
+//!   run() ── one thread per job: pushes batches, hands on progress ──────────┐
+//!   clerks ── lend pieces, take them back: may map a slab, or unmap one ─────┤◄── reader ◄── socket
+//!   whoever asks: what is kept, rates ───────────────────────────────────────┘
+//! ```
+//!
+//! The reader sends nothing and maps nothing, so that it always comes back to the socket: the process may be waiting for it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, ArrayData, RecordBatch};
+use arrow::buffer::Buffer;
+use parking_lot::Mutex;
+
+use super::channel::{Receiver, Sender};
+use super::messages::{
+    Answer, BatchParts, FromDevice, Opened, ReportParts, Run, State, TableParts, TaskParts, ToDevice, Want,
+};
+use super::{Engine, Grant, MemoryUse, Opening};
+use crate::catalog::Table;
+use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
+use crate::human::system_words;
+use crate::join::{BatchSink, Monitor, Report, Task};
+use crate::memory::{Arena, ArenaBuffer, Budget, Held, Pin, Place};
+use crate::planner::Rates;
+use crate::{Context, Error, Result};
+
+/// Threads that lend memory: one may wait for a slab, which takes tenths of a second, while others find room.
+const CLERKS: usize = 3;
+
+/// Time between looks at whether a job should stop.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long a question waits for its answer, whose lack is no failure.
+const QUESTION_WAIT: Duration = Duration::from_millis(200);
+
+/// How long the system may take to bury a process, with the contexts of its GPU.
+const BURIAL_WAIT: Duration = Duration::from_secs(10);
+
+/// How long rates may take to be measured.
+const RATES_WAIT: Duration = Duration::from_secs(120);
+
+/// The slabs of an arena, for processes that come and go. It takes the place of what pins slabs: each process pins its view.
+#[derive(Debug, Default)]
+pub struct SharedSlabs {
+    inner: Mutex<Shown>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    /// Length and file of each slab, by its address.
+    slabs: BTreeMap<u64, (u64, Arc<OwnedFd>)>,
+    to: Vec<Weak<Link>>,
+}
+
+impl SharedSlabs {
+    /// Shows all slabs to a process, those that are there and those to come.
+    fn show_to(&self, link: &Arc<Link>) -> Result<()> {
+        let mut shown = self.inner.lock();
+        for (&address, (len, file)) in &shown.slabs {
+            link.sender.send(&ToDevice::Slab { address, len: *len }, Some(file.as_fd()))?;
+        }
+        shown.to.push(Arc::downgrade(link));
+        Ok(())
+    }
+}
+
+impl Pin for SharedSlabs {
+    fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool {
+        let Some(file) = file else {
+            tracing::warn!(
+                "a slab of host memory cannot be shown to the processes of devices; what lies in it is sent to them"
+            );
+            return false;
+        };
+        let (address, len) = (start as u64, len as u64);
+        let mut shown = self.inner.lock();
+        let tell = |link: &Weak<Link>| {
+            let Some(link) = link.upgrade() else { return false };
+            // Of a process that does not hear, its reader will tell.
+            let _ = link.sender.send(&ToDevice::Slab { address, len }, Some(file.as_fd()));
+            true
+        };
+        shown.to.retain(tell);
+        shown.slabs.insert(address, (len, file.clone()));
+        true
+    }
+
+    fn unpin(&self, start: *mut u8) {
+        let address = start as u64;
+        let mut shown = self.inner.lock();
+        shown.slabs.remove(&address);
+        for link in shown.to.iter().filter_map(Weak::upgrade) {
+            let _ = link.sender.send(&ToDevice::Unmapped { address }, None);
+        }
+    }
+}
+
+/// An engine over a device that has a process of its own.
+#[derive(Debug)]
+pub struct OwnProcess {
+    id: DeviceId,
+    info: DeviceInfo,
+    memory: Budget,
+    jobs_max: usize,
+    arena: Arena,
+    link: Arc<Link>,
+    /// Tables that the process knows, by their address; it is not used again while the table can be named.
+    tables: Mutex<HashMap<usize, (u64, Weak<Table>)>>,
+    last_number: AtomicU64,
+}
+
+impl OwnProcess {
+    /// Starts the process, this program with `device-process` and those arguments, and opens the device there. `slabs` are those of
+    /// `arena`.
+    ///
+    /// # Errors
+    /// What opening the device answers; [`Error::Unavailable`] when the process cannot be started, or does not answer.
+    pub fn start(opening: &Opening, arguments: &[&str], arena: Arena, slabs: &SharedSlabs) -> Result<Self> {
+        let (here, there) = UnixStream::pair()?;
+        let program = std::env::current_exe()?;
+        let mut command = Command::new(program);
+        // Ctrl-C in a terminal is for the server, which lets its jobs end.
+        command
+            .arg("device-process")
+            .args(arguments)
+            .stdin(OwnedFd::from(there))
+            .stdout(Stdio::null())
+            .process_group(0);
+        let child = command.spawn().map_err(|error| {
+            Error::Unavailable(format!("starting the process of {}: {}", opening.id, system_words(&error)))
+        })?;
+        Self::over(opening, arena, slabs, here, Some(child))
+    }
+
+    /// The same with a process that runs already at the other end of a socket.
+    pub(super) fn over(
+        opening: &Opening,
+        arena: Arena,
+        slabs: &SharedSlabs,
+        socket: UnixStream,
+        child: Option<Child>,
+    ) -> Result<Self> {
+        let sender = Sender::new(socket.try_clone()?);
+        let mut messages = Receiver::new(socket.try_clone()?);
+        let grave = Grave { id: opening.id, socket, child };
+        sender.send(&ToDevice::Open(opening.clone()), None)?;
+        let opened = match messages.receive()? {
+            Some(FromDevice::Opened(opened)) => opened?,
+            None => return Err(grave.bury()),
+            Some(other) => return Err(Error::Internal(format!("the process of {} begins with {other:?}", opening.id))),
+        };
+        let Opened { info, memory_bytes, jobs_max } = opened;
+        let (work, clerks) = mpsc::channel();
+        let link = Arc::new(Link {
+            sender,
+            jobs: Mutex::default(),
+            questions: Mutex::default(),
+            pieces: Mutex::default(),
+            state: Mutex::default(),
+            lost: OnceLock::new(),
+        });
+        let clerks = Arc::new(Mutex::new(clerks));
+        for _ in 0..CLERKS {
+            let (link, clerks) = (Arc::downgrade(&link), clerks.clone());
+            spawn(format!("{}/clerk", opening.id), move || work_off(&link, &clerks))?;
+        }
+        let read = link.clone();
+        spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, grave))?;
+        slabs.show_to(&link).context(|| format!("showing host memory to the process of {}", opening.id))?;
+        let memory = Budget::new(opening.memory_name.clone(), opening.memory_knob.clone(), memory_bytes);
+        let (tables, last_number) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, tables, last_number })
+    }
+
+    /// Has the device keep columns of joins, in so many bytes of its memory.
+    ///
+    /// # Errors
+    /// As [`Engine::check`].
+    pub fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
+        self.send(&ToDevice::KeepColumns { limit_bytes })
+    }
+
+    fn send(&self, message: &ToDevice) -> Result<()> {
+        self.check()?;
+        self.link.sender.send(message, None).map_err(|error| {
+            // The reader comes to know of it, too, and what has become of the process.
+            self.link.wait_until_lost();
+            let why = system_words(&error);
+            let unheard = || Error::Unavailable(format!("the process of {} does not hear: {why}", self.id));
+            self.check().err().unwrap_or_else(unheard)
+        })
+    }
+
+    fn number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The number by which the process knows a table; it is told of those that are new, and of those that are gone.
+    fn table(&self, table: &Arc<Table>) -> Result<u64> {
+        let mut known = self.tables.lock();
+        let gone: Vec<u64> =
+            known.values().filter(|(_, table)| table.strong_count() == 0).map(|(number, _)| *number).collect();
+        if !gone.is_empty() {
+            known.retain(|_, (_, table)| table.strong_count() > 0);
+            self.send(&ToDevice::Forget { tables: gone })?;
+        }
+        let address = Arc::as_ptr(table) as usize;
+        if let Some((number, _)) = known.get(&address) {
+            return Ok(*number);
+        }
+        let number = self.number();
+        let parts = TableParts::of(number, table, &|buffer| self.arena.place_of(buffer));
+        self.send(&ToDevice::Table(parts))?;
+        known.insert(address, (number, Arc::downgrade(table)));
+        Ok(number)
+    }
+
+    /// How many tables the process is thought to know.
+    #[cfg(test)]
+    pub(super) fn known_tables(&self) -> usize {
+        self.tables.lock().len()
+    }
+
+    /// Asks the process something; `None` when it does not answer in time.
+    fn ask<T>(
+        &self,
+        wait: Duration,
+        message: impl FnOnce(u64) -> ToDevice,
+        answer: impl Fn(FromDevice) -> Option<T>,
+    ) -> Option<T> {
+        let question = self.number();
+        let (sender, answered) = mpsc::sync_channel(1);
+        self.link.questions.lock().insert(question, sender);
+        let answer = self.send(&message(question)).ok().and_then(|()| answer(answered.recv_timeout(wait).ok()?));
+        self.link.questions.lock().remove(&question);
+        answer
+    }
+
+    /// Does what a job wants, or takes in what it tells, until it ends.
+    fn attend(
+        &self,
+        job: u64,
+        task: &Task,
+        messages: &mpsc::Receiver<OfJob>,
+        sink: &dyn BatchSink,
+        monitor: &Monitor,
+    ) -> Result<()> {
+        let mut is_told_to_stop = false;
+        let tables = TableBuffers::new(task);
+        loop {
+            if monitor.cancel().is_raised() && !is_told_to_stop {
+                is_told_to_stop = true;
+                self.send(&ToDevice::Cancel { job })?;
+            }
+            match messages.recv_timeout(CANCEL_INTERVAL) {
+                Ok(OfJob::Push { call, batch, shared }) => {
+                    let pushed = self.link.batch(task, &tables, &batch).and_then(|batch| match shared {
+                        Some(shared) => sink.push_sharing(batch, &shared),
+                        None => sink.push(batch),
+                    });
+                    self.send(&ToDevice::Answer { call, answer: pushed.map(|()| Answer::Pushed) })?;
+                }
+                Ok(OfJob::ReadersMayHelp { call, waited }) => {
+                    let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
+                    let answer = sink.wait_for_readers(since).map(Answer::ReadersMayHelp);
+                    self.send(&ToDevice::Answer { call, answer })?;
+                }
+                Ok(OfJob::Progress(report)) => monitor.take_over(Report::from(report)),
+                Ok(OfJob::Ended { outcome, report }) => {
+                    monitor.take_over(Report::from(report));
+                    return outcome;
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    self.check()?;
+                    return Err(Error::Internal(format!("nobody listens to the process of {}", self.id)));
+                }
+            }
+        }
+    }
+}
+
+impl Engine for OwnProcess {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> &Budget {
+        &self.memory
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        self.link.state.lock().memory
+    }
+
+    fn jobs_max(&self) -> usize {
+        self.jobs_max
+    }
+
+    fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        self.check()?;
+        let tables = [self.table(&task.build.table)?, self.table(&task.probe.table)?];
+        let job = self.number();
+        let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
+        let (messages, of_job) = mpsc::channel();
+        let _listening = Listening::begin(&self.link, job, Door { arena, messages })?;
+        let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
+        let task_parts = TaskParts::of(task, tables);
+        self.send(&ToDevice::Run(Box::new(Run { job, task: task_parts, device_bytes })))?;
+        self.attend(job, task, &of_job, sink, monitor)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.link.check()
+    }
+
+    fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        // What was never sent is not there.
+        let Some(number) = self.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number) else {
+            return Vec::new();
+        };
+        if self.link.state.lock().cache.is_none() {
+            return Vec::new();
+        }
+        let kept = self.ask(
+            QUESTION_WAIT,
+            |question| ToDevice::KeptRows { question, table: number },
+            |answer| match answer {
+                FromDevice::KeptRows { kept, .. } => Some(kept),
+                _ => None,
+            },
+        );
+        let rows_of = |(column, rows)| {
+            let table: Weak<Table> = Arc::downgrade(table);
+            ColumnRows { table, column, rows }
+        };
+        kept.unwrap_or_default().into_iter().map(rows_of).collect()
+    }
+
+    fn cache_stats(&self) -> Option<CacheStats> {
+        self.link.state.lock().cache
+    }
+
+    fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
+        let rates = self.ask(
+            RATES_WAIT,
+            |question| ToDevice::MeasureRates { question },
+            |answer| match answer {
+                FromDevice::Rates { rates, .. } => rates,
+                _ => None,
+            },
+        );
+        tell(1.0);
+        rates.map(|rates| *rates)
+    }
+}
+
+impl Drop for OwnProcess {
+    fn drop(&mut self) {
+        // The process ends when the server hangs up, and the reader when the process has.
+        self.link.sender.hang_up();
+    }
+}
+
+/// The connection to a process, and what was lent to it.
+#[derive(Debug)]
+struct Link {
+    sender: Sender,
+    /// Who listens to which job.
+    jobs: Mutex<HashMap<u64, Door>>,
+    /// Who waits for which answer.
+    questions: Mutex<HashMap<u64, mpsc::SyncSender<FromDevice>>>,
+    pieces: Mutex<Lent>,
+    state: Mutex<State>,
+    /// Why the device is out of service.
+    lost: OnceLock<Error>,
+}
+
+/// What the process has of the server's memory.
+#[derive(Debug, Default)]
+struct Lent {
+    /// Pieces by their address.
+    pieces: BTreeMap<u64, Piece>,
+    held: HashMap<u64, Held>,
+    last_held: u64,
+}
+
+/// A piece that was lent.
+#[derive(Debug)]
+enum Piece {
+    /// The process writes to it.
+    Open(ArenaBuffer),
+    /// It is part of a batch.
+    Written(Buffer),
+}
+
+/// Where what a job says goes.
+#[derive(Clone, Debug)]
+struct Door {
+    /// What the job's pieces come from.
+    arena: Arena,
+    messages: mpsc::Sender<OfJob>,
+}
+
+/// What a job says.
+#[derive(Debug)]
+enum OfJob {
+    Push { call: u64, batch: BatchParts, shared: Option<Vec<bool>> },
+    ReadersMayHelp { call: u64, waited: Duration },
+    Progress(ReportParts),
+    Ended { outcome: Result<()>, report: ReportParts },
+}
+
+/// What clerks do.
+enum Chore {
+    Piece { call: u64, arena: Arena, len: usize, purpose: String },
+    Hold { call: u64, arena: Arena, bytes: u64, purpose: String },
+    FreeBytes { call: u64, arena: Arena },
+    GiveBack { address: u64 },
+    LetGo { held: u64 },
+}
+
+/// A door that is open as long as this lives.
+struct Listening<'a> {
+    link: &'a Link,
+    job: u64,
+}
+
+impl<'a> Listening<'a> {
+    fn begin(link: &'a Link, job: u64, door: Door) -> Result<Self> {
+        link.jobs.lock().insert(job, door);
+        let listening = Self { link, job };
+        // Whoever closes the doors has said before that the device is lost.
+        link.check()?;
+        Ok(listening)
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.link.jobs.lock().remove(&self.job);
+    }
+}
+
+impl Link {
+    fn check(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |lost| Err(lost.clone()))
+    }
+
+    /// Waits, for as long as the system takes to bury a process.
+    fn wait_until_lost(&self) {
+        let since = Instant::now();
+        while self.lost.get().is_none() && since.elapsed() < BURIAL_WAIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The reader's life.
+    fn read(&self, mut messages: Receiver, work: &mpsc::Sender<Chore>, grave: Grave) {
+        // Of a process whose device is lost nothing more is wanted.
+        let outcome = loop {
+            if self.lost.get().is_some() {
+                break Ok(());
+            }
+            match messages.receive() {
+                Ok(Some(message)) => self.take(message, work),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(device = %grave.id, "the process is not understood any more: {error}");
+        }
+        let end = grave.bury();
+        let _ = self.lost.set(end);
+        self.jobs.lock().clear();
+        self.questions.lock().clear();
+        // Until here its GPU might have written to them.
+        let lent = std::mem::take(&mut *self.pieces.lock());
+        drop(lent);
+        *self.state.lock() = State::default();
+    }
+
+    /// Hands a message to whom it is for.
+    fn take(&self, message: FromDevice, work: &mpsc::Sender<Chore>) {
+        let chore = |chore: Chore| work.send(chore).expect("clerks end after the reader");
+        match message {
+            FromDevice::Opened(_) => {}
+            FromDevice::Call { call, job, want } => {
+                // Of a job that nobody listens to any more, the device was lost.
+                let Some(Door { arena, messages }) = self.jobs.lock().get(&job).cloned() else { return };
+                let say = |said: OfJob| drop(messages.send(said));
+                match want {
+                    Want::Piece { len, purpose } => chore(Chore::Piece { call, arena, len: len as usize, purpose }),
+                    Want::Hold { bytes, purpose } => chore(Chore::Hold { call, arena, bytes, purpose }),
+                    Want::FreeBytes => chore(Chore::FreeBytes { call, arena }),
+                    Want::Push { batch, shared } => say(OfJob::Push { call, batch, shared }),
+                    Want::ReadersMayHelp { waited_seconds } => {
+                        let waited = Duration::try_from_secs_f64(waited_seconds).unwrap_or_default();
+                        say(OfJob::ReadersMayHelp { call, waited });
+                    }
+                }
+            }
+            // A piece that becomes shorter leaves its slab in use: nothing is unmapped.
+            FromDevice::Shorten { address, len } => {
+                if let Some(Piece::Open(piece)) = self.pieces.lock().pieces.get_mut(&address) {
+                    piece.truncate(len as usize);
+                }
+            }
+            FromDevice::GiveBack { address } => chore(Chore::GiveBack { address }),
+            FromDevice::LetGo { held } => chore(Chore::LetGo { held }),
+            FromDevice::Progress { job, report } => self.tell(job, OfJob::Progress(report)),
+            FromDevice::State(state) => *self.state.lock() = state,
+            FromDevice::KeptRows { question, .. } | FromDevice::Rates { question, .. } => {
+                if let Some(asker) = self.questions.lock().remove(&question) {
+                    // It may have waited long enough.
+                    let _ = asker.send(message);
+                }
+            }
+            FromDevice::Ended { job, outcome, report, lost } => {
+                if let Some(lost) = lost {
+                    let _ = self.lost.set(lost);
+                }
+                self.tell(job, OfJob::Ended { outcome, report });
+            }
+        }
+    }
+
+    fn tell(&self, job: u64, said: OfJob) {
+        if let Some(door) = self.jobs.lock().get(&job) {
+            let _ = door.messages.send(said);
+        }
+    }
+
+    /// Does a chore and answers the call that it is for.
+    fn work(&self, chore: Chore) {
+        let (call, answer) = match chore {
+            Chore::Piece { call, arena, len, purpose } => {
+                let lent = arena.allocate(len, &purpose).map(|piece| {
+                    let address = piece.as_ptr() as u64;
+                    self.pieces.lock().pieces.insert(address, Piece::Open(piece));
+                    Answer::Piece { address }
+                });
+                (call, lent)
+            }
+            Chore::Hold { call, arena, bytes, purpose } => {
+                let held = arena.reserve(bytes, &purpose).map(|reserved| {
+                    let mut lent = self.pieces.lock();
+                    lent.last_held += 1;
+                    let held = lent.last_held;
+                    lent.held.insert(held, reserved);
+                    Answer::Held { held }
+                });
+                (call, held)
+            }
+            Chore::FreeBytes { call, arena } => (call, Ok(Answer::FreeBytes(arena.free_bytes()))),
+            Chore::GiveBack { address } => {
+                let piece = self.pieces.lock().pieces.remove(&address);
+                drop(piece);
+                return;
+            }
+            Chore::LetGo { held } => {
+                let held = self.pieces.lock().held.remove(&held);
+                drop(held);
+                return;
+            }
+        };
+        // Of a process that does not hear, the reader will tell.
+        let _ = self.sender.send(&ToDevice::Answer { call, answer }, None);
+    }
+
+    /// A batch of a task's result.
+    fn batch(&self, task: &Task, tables: &TableBuffers<'_>, parts: &BatchParts) -> Result<RecordBatch> {
+        let find = |place: &Place| match place {
+            Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
+            Place::Slab { address, len } => {
+                let (address, len) = (*address, *len as usize);
+                let buffer = self.pieces.lock().find(address, len).or_else(|| tables.find(address, len));
+                buffer.ok_or_else(|| {
+                    Error::Internal(format!("{len} bytes at {address:#x} were not lent, and are in neither table"))
+                })
+            }
+        };
+        parts.restore(&task.schema, &find)
+    }
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = std::thread::Builder::new().name(name).spawn(body);
+    thread.map(drop).map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
+}
+
+fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>) {
+    loop {
+        let chore = clerks.lock().recv();
+        let (Ok(chore), Some(link)) = (chore, link.upgrade()) else { return };
+        link.work(chore);
+    }
+}
+
+impl Lent {
+    /// Bytes of a piece, to which nobody writes from now on.
+    fn find(&mut self, address: u64, len: usize) -> Option<Buffer> {
+        let (&start, piece) = self.pieces.range_mut(..=address).next_back()?;
+        let bytes = match piece {
+            Piece::Open(open) => open.len(),
+            Piece::Written(written) => written.len(),
+        };
+        let offset = (address - start) as usize;
+        if offset.checked_add(len).is_none_or(|end| end > bytes) {
+            return None;
+        }
+        if let Piece::Open(_) = piece {
+            let Some(Piece::Open(open)) = self.pieces.remove(&start) else { unreachable!("it was just found") };
+            self.pieces.insert(start, Piece::Written(open.freeze()));
+        }
+        match self.pieces.get(&start)? {
+            Piece::Written(written) => Some(written.slice_with_length(offset, len)),
+            Piece::Open(_) => None,
+        }
+    }
+}
+
+/// The buffers of both tables of a task, by their addresses: a result may share them.
+struct TableBuffers<'a> {
+    task: &'a Task,
+    buffers: OnceLock<BTreeMap<u64, Buffer>>,
+}
+
+impl<'a> TableBuffers<'a> {
+    fn new(task: &'a Task) -> Self {
+        Self { task, buffers: OnceLock::new() }
+    }
+
+    fn find(&self, address: u64, len: usize) -> Option<Buffer> {
+        let buffers = self.buffers.get_or_init(|| {
+            let mut buffers = BTreeMap::new();
+            for table in [&self.task.build.table, &self.task.probe.table] {
+                for column in table.batches.iter().flat_map(|batch| batch.columns()) {
+                    collect(&column.to_data(), &mut buffers);
+                }
+            }
+            buffers
+        });
+        let (&start, buffer) = buffers.range(..=address).next_back()?;
+        let offset = (address - start) as usize;
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= buffer.len());
+        is_inside.then(|| buffer.slice_with_length(offset, len))
+    }
+}
+
+/// All buffers of an array, by their addresses; of several that begin at one, the longest.
+fn collect(array: &ArrayData, buffers: &mut BTreeMap<u64, Buffer>) {
+    let mut add = |buffer: &Buffer| {
+        let known = buffers.entry(buffer.as_ptr() as u64).or_insert_with(|| buffer.clone());
+        if known.len() < buffer.len() {
+            *known = buffer.clone();
+        }
+    };
+    array.buffers().iter().for_each(&mut add);
+    if let Some(nulls) = array.nulls() {
+        add(nulls.buffer());
+    }
+    array.child_data().iter().for_each(|child| collect(child, buffers));
+}
+
+/// What is left to do when a process has ended, or must.
+#[derive(Debug)]
+struct Grave {
+    id: DeviceId,
+    socket: UnixStream,
+    child: Option<Child>,
+}
+
+impl Grave {
+    /// Ends the process if need be, waits until the system has buried it, and says what became of it.
+    fn bury(mut self) -> Error {
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        let status = self.child.as_mut().map(|child| {
+            // One that has hung up is ending by itself; one whose device is lost, or that is not understood, has to.
+            let _ = child.kill();
+            child.wait()
+        });
+        let how = match status {
+            Some(Ok(status)) => format!(" ({status})"),
+            Some(Err(error)) => format!(" ({error})"),
+            None => String::new(),
+        };
+        Error::Unavailable(format!(
+            "the process of {} has ended{how}; other devices go on, and the server must be started again to use this one",
+            self.id
+        ))
+    }
+}

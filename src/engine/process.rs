@@ -1,0 +1,397 @@
+//! The process of a device: it runs what the server sends it, until the server hangs up.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use parking_lot::Mutex;
+
+use super::channel::{Receiver, Sender};
+use super::messages::{Answer, BatchParts, FromDevice, Opened, Run, State, ToDevice, Want};
+use super::{MemoryUse, Opening};
+use crate::catalog::Table;
+use crate::device::{CancelFlag, Device};
+use crate::join::{self, BatchSink, Monitor};
+use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
+use crate::planner::{Target, measure_rates};
+use crate::{Error, Result, panics};
+
+/// Time between two looks at what running jobs have to tell.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How long a job waits for memory of the device that it was promised: columns that another job is done with give way.
+const PROMISED_WAIT: Duration = Duration::from_secs(5);
+
+/// Runs the process that [`OwnProcess`](super::OwnProcess) starts; standard input is its socket.
+///
+/// # Errors
+/// [`Error::Invalid`] when somebody else has started it; [`Error::Internal`] when the server cannot be understood.
+pub fn run() -> Result<()> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let socket = UnixStream::from(socket);
+    if socket.peer_addr().is_err() {
+        return Err(Error::Invalid(
+            "this is for the server, which starts it for a device that is to have its own process".into(),
+        ));
+    }
+    serve(socket)?;
+    // Jobs that still run are nobody's.
+    std::process::exit(0)
+}
+
+/// Opens a device and runs jobs on it, as the other end of the socket asks, until that is closed.
+pub(super) fn serve(socket: UnixStream) -> Result<()> {
+    let sender = Arc::new(Sender::new(socket.try_clone()?));
+    let mut messages = Receiver::new(socket);
+    let Some(ToDevice::Open(opening)) = messages.receive()? else {
+        return Err(Error::Internal("the server did not say which device to open".into()));
+    };
+    let process = match Process::open(&opening, sender.clone()) {
+        Ok((process, opened)) => {
+            sender.send(&FromDevice::Opened(Ok(opened)), None)?;
+            Arc::new(process)
+        }
+        Err(error) => return Ok(sender.send(&FromDevice::Opened(Err(error)), None)?),
+    };
+    let (work, crew) = mpsc::channel();
+    let crew = Arc::new(Mutex::new(crew));
+    // Each job has a thread, and questions have one.
+    for at in 0..=process.device.jobs_max() {
+        let (process, crew) = (Arc::downgrade(&process), crew.clone());
+        spawn(format!("{}/{at}", opening.id), move || work_off(&process, &crew))?;
+    }
+    let watched = Arc::downgrade(&process);
+    spawn(format!("{}/tell", opening.id), move || tell_progress(&watched))?;
+    // Here nothing is sent, nor waited for: the server may be waiting for room in the socket.
+    let outcome = loop {
+        match messages.receive() {
+            Ok(Some(message)) => match process.take(message, &mut messages, &work) {
+                Ok(()) => {}
+                Err(error) => break Err(error),
+            },
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error.into()),
+        }
+    };
+    process.hang_up();
+    outcome
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = std::thread::Builder::new().name(name).spawn(body);
+    thread.map(drop).map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
+}
+
+/// What a thread is given to do.
+enum Work {
+    Run(Box<Run>),
+    KeptRows { question: u64, table: u64 },
+    MeasureRates { question: u64 },
+}
+
+/// A device and what is known of the server.
+#[derive(Debug)]
+struct Process {
+    device: Arc<dyn Device>,
+    slabs: Arc<SlabViews>,
+    tables: Mutex<HashMap<u64, Arc<Table>>>,
+    /// Jobs that were asked for and have not ended.
+    jobs: Mutex<HashMap<u64, Arc<Monitor>>>,
+    line: Arc<Line>,
+}
+
+impl Process {
+    fn open(opening: &Opening, sender: Arc<Sender>) -> Result<(Self, Opened)> {
+        let device = opening.open()?;
+        let opened = Opened {
+            info: device.info().clone(),
+            memory_bytes: device.memory().limit_bytes(),
+            jobs_max: device.jobs_max(),
+        };
+        let process = Self {
+            slabs: Arc::new(SlabViews::pinned_by(device.pin())),
+            device,
+            tables: Mutex::default(),
+            jobs: Mutex::default(),
+            line: Arc::new(Line {
+                sender,
+                waiting: Mutex::default(),
+                last_call: AtomicU64::new(0),
+                is_cut: AtomicBool::new(false),
+            }),
+        };
+        Ok((process, opened))
+    }
+
+    /// Takes in what the server says. Nothing of it takes long but to map a slab.
+    fn take(&self, message: ToDevice, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
+        let give = |item: Work| work.send(item).expect("the threads live as long as the process");
+        match message {
+            ToDevice::Open(_) => return Err(Error::Internal("the device is open already".into())),
+            ToDevice::KeepColumns { limit_bytes } => self.device.keep_columns(limit_bytes)?,
+            ToDevice::Slab { address, len } => self.slabs.add(address, len as usize, messages.file()?)?,
+            ToDevice::Unmapped { address } => self.slabs.remove(address),
+            ToDevice::Table(table) => {
+                let number = table.number;
+                let table = table.restore(&|place| self.slabs.buffer(place))?;
+                self.tables.lock().insert(number, Arc::new(table));
+            }
+            ToDevice::Forget { tables } => {
+                let mut known = self.tables.lock();
+                let forgotten: Vec<_> = tables.iter().filter_map(|number| known.remove(number)).collect();
+                drop(known);
+                drop(forgotten);
+            }
+            ToDevice::Run(run) => {
+                self.jobs.lock().insert(run.job, Arc::new(Monitor::new(CancelFlag::new())));
+                give(Work::Run(run));
+            }
+            ToDevice::Cancel { job } => {
+                if let Some(monitor) = self.jobs.lock().get(&job) {
+                    monitor.cancel().raise();
+                }
+            }
+            ToDevice::Answer { call, answer } => self.line.answered(call, answer),
+            ToDevice::KeptRows { question, table } => give(Work::KeptRows { question, table }),
+            ToDevice::MeasureRates { question } => give(Work::MeasureRates { question }),
+        }
+        Ok(())
+    }
+
+    /// Ends whatever waits for the server.
+    fn hang_up(&self) {
+        self.jobs.lock().values().for_each(|monitor| monitor.cancel().raise());
+        self.line.cut();
+    }
+
+    fn work(&self, work: Work) {
+        match work {
+            Work::Run(run) => self.run(*run),
+            Work::KeptRows { question, table } => {
+                let table = self.tables.lock().get(&table).cloned();
+                let kept = table.map_or_else(Vec::new, |table| Target::kept_rows(&*self.device, &table));
+                let kept = kept.into_iter().map(|kept| (kept.column, kept.rows)).collect();
+                self.line.send(&FromDevice::KeptRows { question, kept });
+            }
+            Work::MeasureRates { question } => {
+                let rates = measure_rates(&*self.device, &|_| ()).map(Box::new);
+                self.line.send(&FromDevice::Rates { question, rates });
+            }
+        }
+    }
+
+    fn run(&self, run: Run) {
+        let job = run.job;
+        let monitor = self.jobs.lock().get(&job).expect("a job that runs is known").clone();
+        // A panic is the job's failure, not the process's.
+        let caught = catch_unwind(AssertUnwindSafe(|| self.join(run, &monitor)));
+        let outcome = caught.unwrap_or_else(|panic| {
+            Err(Error::Internal(format!("the join panicked on {}: {}", self.device.id(), panics::message(&*panic))))
+        });
+        self.jobs.lock().remove(&job);
+        let (report, lost) = (monitor.report().into(), self.device.check().err());
+        self.line.send(&FromDevice::State(self.state()));
+        self.line.send(&FromDevice::Ended { job, outcome, report, lost });
+    }
+
+    fn join(&self, run: Run, monitor: &Monitor) -> Result<()> {
+        let Run { job, task, device_bytes } = run;
+        let find = |number: u64| -> Result<Arc<Table>> {
+            let known = self.tables.lock().get(&number).cloned();
+            known.ok_or_else(|| Error::Internal(format!("a task names table {number}, which was not sent")))
+        };
+        let task = task.restore(&find)?;
+        let lender = JobLender { job, line: self.line.clone(), slabs: self.slabs.clone() };
+        let arena = Arena::lent(Arc::new(lender)).interrupted_by(monitor.cancel().interrupt());
+        let sink = JobSink { job, line: &self.line, slabs: &self.slabs };
+        match device_bytes {
+            Some(bytes) => {
+                let memory = Budget::within(self.promised(bytes, monitor.cancel())?);
+                join::run(&task, &*self.device.for_job(memory)?, &arena, &sink, monitor)
+            }
+            None => join::run(&task, &*self.device, &arena, &sink, monitor),
+        }
+    }
+
+    /// The part of the device's memory that the server has promised to a job: there is no more than that promised, but a column that a job
+    /// beside it reads may be in its place for a moment.
+    fn promised(&self, bytes: u64, cancel: &CancelFlag) -> Result<Reservation> {
+        let since = Instant::now();
+        loop {
+            cancel.check()?;
+            match self.device.memory().reserve(bytes, "a job") {
+                Err(Error::Exhausted(_)) if since.elapsed() < PROMISED_WAIT => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                reserved => return reserved,
+            }
+        }
+    }
+
+    fn state(&self) -> State {
+        State { memory: MemoryUse::of(self.device.memory()), cache: self.device.cache_stats() }
+    }
+}
+
+fn work_off(process: &Weak<Process>, crew: &Mutex<mpsc::Receiver<Work>>) {
+    loop {
+        let work = crew.lock().recv();
+        let (Ok(work), Some(process)) = (work, process.upgrade()) else { return };
+        process.work(work);
+    }
+}
+
+/// Tells the server what has changed, as long as the process lives.
+fn tell_progress(process: &Weak<Process>) {
+    let mut told = HashMap::new();
+    let mut told_state = State::default();
+    while let Some(process) = process.upgrade() {
+        let running: Vec<_> = process.jobs.lock().iter().map(|(&job, monitor)| (job, monitor.clone())).collect();
+        told.retain(|job, _| running.iter().any(|(running, _)| running == job));
+        for (job, monitor) in running {
+            let report = monitor.report();
+            if told.get(&job) != Some(&report) {
+                told.insert(job, report.clone());
+                process.line.send(&FromDevice::Progress { job, report: report.into() });
+            }
+        }
+        let state = process.state();
+        if state != told_state {
+            told_state = state;
+            process.line.send(&FromDevice::State(state));
+        }
+        drop(process);
+        std::thread::sleep(PROGRESS_INTERVAL);
+    }
+}
+
+/// The line to the server.
+#[derive(Debug)]
+struct Line {
+    sender: Arc<Sender>,
+    /// Calls that wait for their answers.
+    waiting: Mutex<HashMap<u64, mpsc::SyncSender<Result<Answer>>>>,
+    last_call: AtomicU64,
+    is_cut: AtomicBool,
+}
+
+impl Line {
+    /// Sends what needs no answer. Where nobody hears it, the process is about to end.
+    fn send(&self, message: &FromDevice) {
+        if let Err(error) = self.sender.send(message, None) {
+            tracing::debug!("the server does not hear: {error}");
+        }
+    }
+
+    /// Asks for something and waits for it.
+    fn call(&self, job: u64, want: Want) -> Result<Answer> {
+        let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.waiting.lock().insert(call, answer);
+        if self.is_cut.load(Ordering::Acquire) {
+            self.cut();
+        }
+        self.sender.send(&FromDevice::Call { call, job, want }, None)?;
+        answered.recv().unwrap_or_else(|_| Err(Error::Cancelled("the server has hung up".into())))
+    }
+
+    fn answered(&self, call: u64, answer: Result<Answer>) {
+        if let Some(waiting) = self.waiting.lock().remove(&call) {
+            // Whoever has asked waits for it.
+            let _ = waiting.send(answer);
+        }
+    }
+
+    fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+        self.waiting.lock().clear();
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::Internal(format!("the server answers {answer:?} to something else"))
+}
+
+/// Lends a job the server's memory.
+#[derive(Debug)]
+struct JobLender {
+    job: u64,
+    line: Arc<Line>,
+    slabs: Arc<SlabViews>,
+}
+
+impl Lender for JobLender {
+    fn lend(&self, len: usize, purpose: &str) -> Result<LentPiece> {
+        match self.line.call(self.job, Want::Piece { len: len as u64, purpose: purpose.into() })? {
+            Answer::Piece { address } => self.slabs.borrow(address, len),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn hold(&self, bytes: u64, purpose: &str) -> Result<u64> {
+        match self.line.call(self.job, Want::Hold { bytes, purpose: purpose.into() })? {
+            Answer::Held { held } => Ok(held),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn shorten(&self, address: u64, len: usize) {
+        self.line.send(&FromDevice::Shorten { address, len: len as u64 });
+    }
+
+    fn give_back(&self, address: u64) {
+        self.line.send(&FromDevice::GiveBack { address });
+    }
+
+    fn let_go(&self, held: u64) {
+        self.line.send(&FromDevice::LetGo { held });
+    }
+
+    fn free_bytes(&self) -> u64 {
+        match self.line.call(self.job, Want::FreeBytes) {
+            Ok(Answer::FreeBytes(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+}
+
+/// Pushes a job's batches to the server.
+struct JobSink<'a> {
+    job: u64,
+    line: &'a Line,
+    slabs: &'a SlabViews,
+}
+
+impl JobSink<'_> {
+    fn send(&self, batch: &RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
+        let batch = BatchParts::of(batch, &|buffer| self.slabs.place_of(buffer));
+        match self.line.call(self.job, Want::Push { batch, shared })? {
+            Answer::Pushed => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl BatchSink for JobSink<'_> {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.send(&batch, None)
+    }
+
+    fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
+        self.send(&batch, Some(shared.to_vec()))
+    }
+
+    fn wait_for_readers(&self, since: Instant) -> Result<bool> {
+        let waited_seconds = since.elapsed().as_secs_f64();
+        match self.line.call(self.job, Want::ReadersMayHelp { waited_seconds })? {
+            Answer::ReadersMayHelp(may) => Ok(may),
+            other => Err(unexpected(&other)),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Joins on a device behind a socket, whose process is a thread of the test.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow::row::{RowConverter, SortField};
+use parking_lot::Mutex;
+
+use super::*;
+use crate::catalog::Catalog;
+use crate::device::{CancelFlag, DeviceKind};
+use crate::join::JoinKind;
+use crate::memory::Backing;
+use crate::planner::{JoinSpec, KeyPair, Strategy, bind, plan_on};
+use crate::testing::wait_until;
+use crate::{Error, Result};
+
+struct Stage {
+    catalog: Catalog,
+    engine: OwnProcess,
+    /// The process's end of the socket, to be cut.
+    line: UnixStream,
+    process: JoinHandle<Result<()>>,
+}
+
+fn opening() -> Opening {
+    Opening {
+        id: DeviceId { kind: DeviceKind::Host, index: 0 },
+        threads: 2,
+        memory_bytes: Some(64 << 20),
+        memory_name: "memory of device host:0".into(),
+        memory_knob: "--device-memory".into(),
+    }
+}
+
+impl Stage {
+    fn new() -> Self {
+        let budget = Budget::new("host memory", "--host-memory", 256 << 20);
+        let catalog = Catalog::new(Arena::with_backing(budget, Backing::Memfd));
+        let slabs = Arc::new(SharedSlabs::default());
+        catalog.arena().pin_by(Some(slabs.clone()));
+        // A table that lies in the arena, and one that does not.
+        catalog.create(table("r", 5_000, Some(catalog.arena()))).unwrap();
+        catalog.create(table("s", 20_000, None)).unwrap();
+        let (here, there) = UnixStream::pair().unwrap();
+        let line = there.try_clone().unwrap();
+        let process = std::thread::spawn(move || process::serve(there));
+        let engine = OwnProcess::over(&opening(), catalog.arena().clone(), &slabs, here, None).unwrap();
+        Self { catalog, engine, line, process }
+    }
+
+    fn task(&self, how: JoinKind, strategy: Strategy) -> Task {
+        let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
+        let (info, memory) = (self.engine.info(), self.engine.memory());
+        let target = Target::new(self.engine.id(), info, memory, Rates::host(2));
+        plan_on(bind(spec, &self.catalog).unwrap(), Some(strategy), &target).unwrap().task().unwrap()
+    }
+
+    fn grant(&self) -> Grant {
+        Grant { device_memory: None, host_memory: ReservedPool::new(self.catalog.arena().budget().clone()) }
+    }
+
+    fn run(&self, engine: &dyn Engine, task: &Task) -> Result<Vec<RecordBatch>> {
+        let sink = Batches::default();
+        engine.run(task, &self.grant(), &sink, &Monitor::default())?;
+        Ok(sink.0.into_inner())
+    }
+}
+
+/// Keys with repeats and nulls, and words.
+fn table(name: &str, rows: i64, arena: Option<&Arena>) -> Table {
+    let keys: Int64Array = (0..rows).map(|at| (at % 11 > 0).then_some(at % 3_000)).collect();
+    let words: StringArray = (0..rows).map(|at| (at % 7 > 0).then(|| format!("{name} {at}"))).collect();
+    let columns: Vec<ArrayRef> = vec![Arc::new(keys), Arc::new(words)];
+    let in_arena = |array: &ArrayRef| -> ArrayRef {
+        let Some(arena) = arena else { return array.clone() };
+        let piece = |buffer: &arrow::buffer::Buffer| {
+            let mut piece = arena.allocate(buffer.len(), "a test").unwrap();
+            piece.copy_from_slice(buffer);
+            piece.freeze()
+        };
+        let data = array.to_data();
+        let buffers = data.buffers().iter().map(piece).collect();
+        arrow::array::make_array(data.into_builder().buffers(buffers).build().unwrap())
+    };
+    let columns = columns.iter().map(in_arena).collect();
+    let fields = vec![Field::new("k", DataType::Int64, true), Field::new(name, DataType::Utf8, true)];
+    let schema = Arc::new(Schema::new(fields));
+    let batch = RecordBatch::try_new(schema.clone(), columns).unwrap();
+    Table::from_batches(name, schema, vec![batch]).unwrap()
+}
+
+#[derive(Default)]
+struct Batches(Mutex<Vec<RecordBatch>>);
+
+impl BatchSink for Batches {
+    fn push(&self, batch: RecordBatch) -> Result<()> {
+        self.0.lock().push(batch);
+        Ok(())
+    }
+}
+
+/// The rows in an order of their own.
+fn sorted(task: &Task, batches: &[RecordBatch]) -> Vec<Vec<u8>> {
+    let batch = concat_batches(&task.schema, batches).unwrap();
+    let fields = batch.columns().iter().map(|column| SortField::new(column.data_type().clone()));
+    let rows = RowConverter::new(fields.collect()).unwrap().convert_columns(batch.columns()).unwrap();
+    let mut rows: Vec<Vec<u8>> = rows.iter().map(|row| row.data().to_vec()).collect();
+    rows.sort_unstable();
+    rows
+}
+
+#[test]
+fn joins_give_the_same_rows_as_in_this_process_and_all_memory_back() {
+    let stage = Stage::new();
+    let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
+    let before = stage.catalog.arena().budget().used_bytes();
+    for how in JoinKind::ALL {
+        for strategy in Strategy::ALL {
+            let task = stage.task(how, strategy);
+            let (apart, here) = (stage.run(&stage.engine, &task).unwrap(), stage.run(&here, &task).unwrap());
+            assert_eq!(sorted(&task, &apart), sorted(&task, &here), "{how} by {strategy}");
+        }
+    }
+    // What goes back is on its way when a job has ended.
+    wait_until("all memory", || stage.catalog.arena().budget().used_bytes() == before);
+}
+
+#[test]
+fn what_a_batch_has_of_the_arena_is_not_sent() {
+    let stage = Stage::new();
+    let batches = stage.run(&stage.engine, &stage.task(JoinKind::Inner, Strategy::Hash)).unwrap();
+    let arena = stage.catalog.arena();
+    for batch in &batches {
+        for column in batch.columns() {
+            for buffer in column.to_data().buffers() {
+                assert!(arena.owns(buffer.as_ptr()), "{} bytes came over the socket", buffer.len());
+            }
+        }
+        assert!(batch.column(1).as_string::<i32>().iter().flatten().all(|word| word.starts_with("r ")));
+    }
+}
+
+#[test]
+fn a_job_tells_of_itself_and_stops_when_it_is_told_to() {
+    let stage = Stage::new();
+    let task = stage.task(JoinKind::Inner, Strategy::RadixHash);
+    let monitor = Monitor::default();
+    stage.engine.run(&task, &stage.grant(), &Batches::default(), &monitor).unwrap();
+    assert!(monitor.phases().iter().any(|phase| phase.name == "gather"), "{:?}", monitor.phases());
+    assert!((monitor.progress() - 1.0).abs() < 1e-9, "{}", monitor.progress());
+
+    let cancel = CancelFlag::new();
+    cancel.raise();
+    let outcome = stage.engine.run(&task, &stage.grant(), &Batches::default(), &Monitor::new(cancel));
+    assert!(matches!(outcome, Err(Error::Cancelled(_))), "{outcome:?}");
+    // The next job is not concerned.
+    let (again, first) = (stage.run(&stage.engine, &task).unwrap(), Batches::default());
+    stage.engine.run(&task, &stage.grant(), &first, &Monitor::default()).unwrap();
+    assert_eq!(sorted(&task, &again), sorted(&task, &first.0.into_inner()));
+}
+
+#[test]
+fn errors_of_the_sink_and_of_memory_reach_the_job_as_they_are() {
+    struct Refuses;
+    impl BatchSink for Refuses {
+        fn push(&self, _: RecordBatch) -> Result<()> {
+            Err(Error::Precondition("nobody wants it".into()))
+        }
+    }
+    let stage = Stage::new();
+    let task = stage.task(JoinKind::Inner, Strategy::Hash);
+    let refused = stage.engine.run(&task, &stage.grant(), &Refuses, &Monitor::default()).unwrap_err();
+    assert_eq!(refused, Error::Precondition("nobody wants it".into()));
+
+    let budget = stage.catalog.arena().budget();
+    let others = budget.reserve(budget.free_bytes(), "others").unwrap();
+    let short = stage.run(&stage.engine, &task).unwrap_err();
+    assert!(matches!(&short, Error::Exhausted(message) if message.contains("--host-memory")), "{short:?}");
+    drop(others);
+    stage.run(&stage.engine, &task).unwrap();
+}
+
+#[test]
+fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
+    struct Cuts<'a>(&'a UnixStream);
+    impl BatchSink for Cuts<'_> {
+        fn push(&self, _: RecordBatch) -> Result<()> {
+            self.0.shutdown(std::net::Shutdown::Both).unwrap();
+            Ok(())
+        }
+    }
+    let stage = Stage::new();
+    let before = stage.catalog.arena().budget().used_bytes();
+    let task = stage.task(JoinKind::Inner, Strategy::Hash);
+    let outcome = stage.engine.run(&task, &stage.grant(), &Cuts(&stage.line), &Monitor::default());
+    assert!(
+        matches!(&outcome, Err(Error::Unavailable(why)) if why.contains("the process of host:0 has ended")),
+        "{outcome:?}"
+    );
+    assert!(stage.engine.check().is_err());
+    assert!(matches!(stage.run(&stage.engine, &task), Err(Error::Unavailable(_))));
+    wait_until("all memory", || stage.catalog.arena().budget().used_bytes() == before);
+    // The other end notices, and ends.
+    assert!(stage.process.join().is_ok());
+    assert!(stage.engine.kept_rows(&task.build.table).is_empty());
+}
+
+#[test]
+fn slabs_that_come_later_are_seen_and_tables_that_go_are_forgotten() {
+    let stage = Stage::new();
+    let name = "later";
+    for round in 0..3 {
+        let rows = 40_000 * (round + 1);
+        let spec = JoinSpec::inner(name, "s", vec![KeyPair::new("k", "k")]);
+        stage.catalog.create(table(name, rows, Some(stage.catalog.arena()))).unwrap();
+        let target = Target::new(stage.engine.id(), stage.engine.info(), stage.engine.memory(), Rates::host(2));
+        let task = plan_on(bind(spec, &stage.catalog).unwrap(), Some(Strategy::Hash), &target).unwrap().task().unwrap();
+        let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
+        let (apart, here) = (stage.run(&stage.engine, &task).unwrap(), stage.run(&here, &task).unwrap());
+        assert_eq!(sorted(&task, &apart), sorted(&task, &here));
+        drop(task);
+        stage.catalog.drop_table(name, &"".into()).unwrap();
+    }
+    assert_eq!(stage.engine.known_tables(), 2, "two of `later`, of which the process was told, are gone");
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_says_why() {
+    let (here, there) = UnixStream::pair().unwrap();
+    let process = std::thread::spawn(move || process::serve(there));
+    let opening = Opening { id: DeviceId { kind: DeviceKind::Cuda, index: 999 }, ..opening() };
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
+    let refused = OwnProcess::over(&opening, arena, &SharedSlabs::default(), here, None).unwrap_err();
+    assert!(matches!(&refused, Error::Unsupported(_)), "{refused:?}");
+    process.join().unwrap().unwrap();
+}

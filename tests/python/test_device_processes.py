@@ -1,0 +1,181 @@
+"""Devices with processes of their own: joins on them, and what becomes of everything else when one ends.
+
+On the CPU; with ``DOVETAIL_TEST_DEVICE=cuda`` also on GPUs. With ``DOVETAIL_TEST_PROCESSES=on`` the servers of all other
+suites have such processes too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dovetail
+from harness import GPUS, WAIT_SECONDS, Server, binary, slow_devices
+
+DEVICES = "cuda:1,host:1" if GPUS else "host:2"
+FIRST = "cuda:0" if GPUS else "host:0"
+SECOND = "host:0" if GPUS else "host:1"
+
+ROWS = 1_000_000
+# Rows of a table of which each has as many partners as this is of the ten keys: the result is larger than the server's memory.
+REPEATED_ROWS = 15_000
+REPEATED_KEYS = 10
+HOST_MEMORY = "384MiB"
+
+
+def children(server: Server) -> dict[str, int]:
+    """The processes of the server's devices, by the names of these, which their threads have."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int(process.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == server.process.pid:
+                names = [comm.read_text().strip() for comm in process.glob("task/*/comm")]
+                found[next(name for name in names if "/" in name).split("/")[0]] = int(process.name)
+        except (FileNotFoundError, ProcessLookupError, StopIteration):
+            continue
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is more than an entry that nobody has taken away yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def upload(client: dovetail.Client) -> None:
+    keys = np.random.default_rng(1).permutation(ROWS)
+    client.put("l", pa.table({"k": keys, "a": np.arange(ROWS)}))
+    client.put("r", pa.table({"k": keys[::-1], "b": np.arange(ROWS)}))
+    rows = np.arange(REPEATED_ROWS)
+    client.put("many", pa.table({"k": rows % REPEATED_KEYS, "v": rows}))
+
+
+def assert_right(joined: pa.Table) -> None:
+    """Every row of both tables is there once, beside the one that has its key."""
+    keys = np.random.default_rng(1).permutation(ROWS)
+    k, a, b = (joined[name].to_numpy() for name in ("k", "a", "b"))
+    assert np.array_equal(np.sort(a), np.arange(ROWS))
+    assert np.array_equal(keys[a], k) and np.array_equal(keys[::-1][b], k)
+
+
+def submit(client: dovetail.Client, device: str) -> dovetail.Job:
+    """A join that waits for its reader in the middle: its result does not fit in memory."""
+    job = client.submit("many", "many", on="k", strategy="hash", devices=[device], retain_seconds=0)
+    while job.status().rows == 0:
+        pass
+    return job
+
+
+def assert_all_read(job: dovetail.Job) -> None:
+    """The rest of such a join comes, and all of it is right."""
+    rows, left, right = 0, 0, 0
+    for batch in job.result().reader():
+        rows += batch.num_rows
+        left += int(batch["v"].to_numpy().sum())
+        right += int(batch["v_right"].to_numpy().sum())
+    each = REPEATED_ROWS // REPEATED_KEYS
+    assert rows == REPEATED_ROWS * each
+    assert left == right == each * sum(range(REPEATED_ROWS))
+
+
+@pytest.fixture
+def apart(start: Callable[..., Server]) -> Server:
+    return start(
+        devices=DEVICES, device_processes="on", host_memory=HOST_MEMORY, device_memory="512MiB", device_cache="0"
+    )
+
+
+def device_up(server: Server, device: str) -> float:
+    return server.metric(rf'^dovetail_device_up\{{device="{device}"\}}')
+
+
+def test_each_device_has_a_process_and_joins_as_ever(apart: Server) -> None:
+    with apart.connect() as client:
+        assert sorted(children(apart)) == sorted([FIRST, SECOND])
+        upload(client)
+        used = apart.arena_used()
+        for device in (FIRST, SECOND):
+            for strategy in ("hash", "radix-hash", "radix-hash-gfur", "sort-merge", "sort-merge-gfur"):
+                job = client.submit("l", "r", on="k", strategy=strategy, devices=[device])
+                assert_right(job.result().table())
+                status = job.status().raw
+                assert status["device"] == device
+                assert any(phase["name"] in ("gather", "join") for phase in job.explain()["phases"])
+                job.cancel()
+        apart.wait_for(lambda: apart.arena_used() == used, "the memory of the results to be free again")
+
+
+def test_a_process_that_is_killed_costs_its_own_joins_only(apart: Server) -> None:
+    with apart.connect() as client:
+        upload(client)
+        used = apart.arena_used()
+        harmed, unharmed = submit(client, FIRST), submit(client, SECOND)
+        os.kill(children(apart)[FIRST], signal.SIGKILL)
+        with pytest.raises(dovetail.Unavailable, match=rf"the process of {FIRST} has ended \(signal: 9"):
+            harmed.wait()
+        assert_all_read(unharmed)
+        assert (device_up(apart, FIRST), device_up(apart, SECOND)) == (0, 1)
+        assert apart.is_ready()
+        assert sorted(children(apart)) == [SECOND], "no process is left that nobody buries"
+        # What may go to any device goes to the one that is left.
+        with client.join("l", "r", on="k", strategy="radix-hash") as joined:
+            assert_right(joined.table())
+        apart.wait_for(lambda: apart.arena_used() == used, "what the process had borrowed to be free again")
+
+
+def test_a_lost_device_takes_no_other_along(start: Callable[..., Server], tmp_path: Path) -> None:
+    trigger = tmp_path / "fault"
+    server = start(
+        devices=DEVICES,
+        device_processes="on",
+        host_memory=HOST_MEMORY,
+        device_memory="512MiB",
+        device_cache="0",
+        env={"DOVETAIL_TEST_FAULT": str(trigger)},
+    )
+    with server.connect() as client:
+        upload(client)
+        unharmed = submit(client, SECOND)
+        trigger.write_text(f"{FIRST} {'illegal-access' if GPUS else 'lost'}")
+        with pytest.raises(dovetail.Unavailable):
+            client.join("l", "r", on="k", devices=[FIRST]).table()
+        assert not trigger.exists(), "the fault was injected"
+        assert_all_read(unharmed)
+        assert (device_up(server, FIRST), device_up(server, SECOND)) == (0, 1)
+        assert server.is_ready()
+
+
+def test_processes_end_with_their_server(start: Callable[..., Server]) -> None:
+    server = start(devices="host:2", device_processes="on", host_memory="256MiB")
+    pids = children(server).values()
+    assert len(pids) == 2
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a device's process outlives its server"
+        time.sleep(0.02)
+
+
+def test_links_are_shared_in_one_process(tmp_path: Path) -> None:
+    def refusal(*flags: object) -> str:
+        said = subprocess.run(
+            [binary(), "serve", "--check-config", *flags], capture_output=True, text=True, check=False
+        )
+        assert said.returncode == 2, said
+        return said.stderr
+
+    links = refusal("--device-processes", "on", "--topology", slow_devices(tmp_path, "1MB/s", "1MB/s"))
+    assert "--device-processes on: the topology file emulates links" in links
+    assert "write on (a process for each device), off, or auto" in refusal("--device-processes", "maybe")
