@@ -1,5 +1,7 @@
 //! `dovetail device-process`: the process of one device, which the server starts by itself.
 
+use tokio::signal::unix::{SignalKind, signal};
+
 use super::logging;
 use crate::{Result, engine};
 
@@ -21,5 +23,10 @@ pub struct DeviceProcessArgs {
 /// As [`engine::run_process`].
 pub fn run(args: &DeviceProcessArgs) -> Result<()> {
     logging::start_as(&args.log, &args.log_format)?;
+    // Who stops the server may tell all of its processes. This one ends when the server has no use for it any more: jobs that run
+    // come to their end first.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _entered = runtime.enter();
+    let _deaf = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     engine::run_process()
 }

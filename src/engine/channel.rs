@@ -21,6 +21,9 @@ use serde::de::DeserializeOwned;
 /// Bytes that are asked of the socket at once, or as many as a message lacks.
 const READ_BYTES: usize = 16 << 10;
 
+/// Bytes that are asked of it at the most: more than it holds is not worth clearing.
+const READ_BYTES_MAX: usize = 1 << 20;
+
 /// Bytes of a message's length.
 const LENGTH_BYTES: usize = 8;
 
@@ -50,6 +53,11 @@ impl Sender {
         frame[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
         let files = file.as_slice();
         let _sending = self.sending.lock();
+        // What has gone in half cannot be understood.
+        self.put(&frame, files).inspect_err(|_| self.hang_up())
+    }
+
+    fn put(&self, frame: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut sent = 0;
         while sent < frame.len() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -107,7 +115,7 @@ impl Receiver {
         while self.bytes.len() - self.taken < wanted {
             self.bytes.drain(..std::mem::take(&mut self.taken));
             let filled = self.bytes.len();
-            self.bytes.resize(filled + READ_BYTES.max(wanted - filled), 0);
+            self.bytes.resize(filled + (wanted - filled).clamp(READ_BYTES, READ_BYTES_MAX), 0);
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let into = &mut [IoSliceMut::new(&mut self.bytes[filled..])];

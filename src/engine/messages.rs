@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
+use arrow::array::{Array, ArrayData, ArrayRef, MutableArrayData, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::Buffer;
 use arrow_schema::{Schema, SchemaRef};
 use parking_lot::Mutex;
@@ -181,6 +181,16 @@ fn named(name: String) -> &'static str {
     }
 }
 
+/// Bytes that may be sent in vain rather than copied first.
+const SLICE_BYTES_MIN: usize = 4 << 10;
+
+/// The same values in buffers of their own; `None` where Arrow makes none.
+fn copied(array: &ArrayData) -> Option<ArrayData> {
+    let mut copy = MutableArrayData::new(vec![array], false, array.len());
+    copy.try_extend(0, 0, array.len()).ok()?;
+    Some(copy.freeze())
+}
+
 /// A batch but for its schema.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct BatchParts {
@@ -190,8 +200,21 @@ pub(super) struct BatchParts {
 
 impl BatchParts {
     pub(super) fn of(batch: &RecordBatch, place_of: &dyn Fn(&Buffer) -> Place) -> Self {
-        let columns = batch.columns().iter().map(|column| describe(&column.to_data(), place_of));
+        let columns = batch.columns().iter().map(|column| {
+            let column = column.to_data();
+            let parts = describe(&column, place_of);
+            // Of a slice of what has to be sent, only the slice is.
+            let needed = column.get_slice_memory_size().unwrap_or(usize::MAX);
+            let is_wasteful = parts.sent_bytes() / 2 > needed.saturating_add(SLICE_BYTES_MIN);
+            let copy = if is_wasteful { copied(&column) } else { None };
+            copy.map_or(parts, |copy| describe(&copy, place_of))
+        });
         Self { rows: batch.num_rows(), columns: columns.collect() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn sent_bytes(&self) -> usize {
+        self.columns.iter().map(ArrayParts::sent_bytes).sum()
     }
 
     pub(super) fn restore(&self, schema: &SchemaRef, find: &dyn Fn(&Place) -> Result<Buffer>) -> Result<RecordBatch> {

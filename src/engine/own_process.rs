@@ -9,12 +9,15 @@
 //! The reader sends nothing and maps nothing, so that it always comes back to the socket: the process may be waiting for it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayData, RecordBatch};
@@ -32,13 +35,22 @@ use crate::human::system_words;
 use crate::join::{BatchSink, Monitor, Report, Task};
 use crate::memory::{Arena, ArenaBuffer, Budget, Held, Pin, Place};
 use crate::planner::Rates;
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, panics};
 
 /// Threads that lend memory: one may wait for a slab, which takes tenths of a second, while others find room.
 const CLERKS: usize = 3;
 
 /// Time between looks at whether a job should stop.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long a process may take to open its device.
+const OPENING_WAIT: Duration = Duration::from_secs(120);
+
+/// A process that takes nothing from its socket for so long is stuck, and is ended: others wait for it meanwhile.
+const STUCK_AFTER: Duration = Duration::from_secs(10);
+
+/// How long a process that was hung up on has to end by itself.
+const ENDING_WAIT: Duration = Duration::from_secs(1);
 
 /// How long a question waits for its answer, whose lack is no failure.
 const QUESTION_WAIT: Duration = Duration::from_millis(200);
@@ -78,7 +90,7 @@ impl Pin for SharedSlabs {
     fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool {
         let Some(file) = file else {
             tracing::warn!(
-                "a slab of host memory cannot be shown to the processes of devices; what lies in it is sent to them"
+                "a slab of host memory has no file, so that processes of devices cannot join what lies in it"
             );
             return false;
         };
@@ -97,10 +109,17 @@ impl Pin for SharedSlabs {
 
     fn unpin(&self, start: *mut u8) {
         let address = start as u64;
-        let mut shown = self.inner.lock();
-        shown.slabs.remove(&address);
-        for link in shown.to.iter().filter_map(Weak::upgrade) {
-            let _ = link.sender.send(&ToDevice::Unmapped { address }, None);
+        // Links are let go of without the lock: with the last of one go pieces, and with these maybe a slab.
+        let links: Vec<Arc<Link>>;
+        {
+            let mut shown = self.inner.lock();
+            shown.slabs.remove(&address);
+            links = shown.to.iter().filter_map(Weak::upgrade).collect();
+            for link in &links {
+                // What lay in it was a table's that is gone, which the process has still mapped.
+                link.forget_gone_tables();
+                let _ = link.sender.send(&ToDevice::Unmapped { address }, None);
+            }
         }
     }
 }
@@ -114,10 +133,12 @@ pub struct OwnProcess {
     jobs_max: usize,
     arena: Arena,
     link: Arc<Link>,
-    /// Tables that the process knows, by their address; it is not used again while the table can be named.
-    tables: Mutex<HashMap<usize, (u64, Weak<Table>)>>,
+    reader: Option<JoinHandle<()>>,
     last_number: AtomicU64,
 }
+
+/// Tables that a process knows, by their address, which is not used again while the table can be named.
+type Tables = HashMap<usize, (u64, Weak<Table>)>;
 
 impl OwnProcess {
     /// Starts the process, this program with `device-process` and those arguments, and opens the device there. `slabs` are those of
@@ -139,6 +160,8 @@ impl OwnProcess {
         let child = command.spawn().map_err(|error| {
             Error::Unavailable(format!("starting the process of {}: {}", opening.id, system_words(&error)))
         })?;
+        // It holds the other end, which only the process is to hold: its end is the socket's.
+        drop(command);
         Self::over(opening, arena, slabs, here, Some(child))
     }
 
@@ -152,20 +175,30 @@ impl OwnProcess {
     ) -> Result<Self> {
         let sender = Sender::new(socket.try_clone()?);
         let mut messages = Receiver::new(socket.try_clone()?);
-        let grave = Grave { id: opening.id, socket, child };
-        sender.send(&ToDevice::Open(opening.clone()), None)?;
-        let opened = match messages.receive()? {
-            Some(FromDevice::Opened(opened)) => opened?,
-            None => return Err(grave.bury()),
-            Some(other) => return Err(Error::Internal(format!("the process of {} begins with {other:?}", opening.id))),
+        socket.set_write_timeout(Some(STUCK_AFTER))?;
+        socket.set_read_timeout(Some(OPENING_WAIT))?;
+        let mut grave = Grave { id: opening.id, socket, child, status: None };
+        let sent = sender.send(&ToDevice::Open(opening.clone()), None);
+        let opened = match sent.and_then(|()| messages.receive()) {
+            Ok(Some(FromDevice::Opened(opened))) => opened?,
+            Ok(Some(other)) => {
+                return Err(Error::Internal(format!("the process of {} begins with {other:?}", opening.id)));
+            }
+            Ok(None) | Err(_) => {
+                grave.bury();
+                return Err(grave.inscription().context("it did not open its device"));
+            }
         };
+        grave.socket.set_read_timeout(None)?;
         let Opened { info, memory_bytes, jobs_max } = opened;
         let (work, clerks) = mpsc::channel();
         let link = Arc::new(Link {
             sender,
             jobs: Mutex::default(),
             questions: Mutex::default(),
-            pieces: Mutex::default(),
+            lent: Mutex::default(),
+            tables: Mutex::default(),
+            is_hung_up: AtomicBool::new(false),
             state: Mutex::default(),
             lost: OnceLock::new(),
         });
@@ -175,11 +208,11 @@ impl OwnProcess {
             spawn(format!("{}/clerk", opening.id), move || work_off(&link, &clerks))?;
         }
         let read = link.clone();
-        spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, grave))?;
+        let reader = spawn(format!("{}/reader", opening.id), move || read.read(messages, &work, grave))?;
         slabs.show_to(&link).context(|| format!("showing host memory to the process of {}", opening.id))?;
         let memory = Budget::new(opening.memory_name.clone(), opening.memory_knob.clone(), memory_bytes);
-        let (tables, last_number) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, tables, last_number })
+        let (reader, last_number) = (Some(reader), AtomicU64::new(0));
+        Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, reader, last_number })
     }
 
     /// Has the device keep columns of joins, in so many bytes of its memory.
@@ -207,13 +240,8 @@ impl OwnProcess {
 
     /// The number by which the process knows a table; it is told of those that are new, and of those that are gone.
     fn table(&self, table: &Arc<Table>) -> Result<u64> {
-        let mut known = self.tables.lock();
-        let gone: Vec<u64> =
-            known.values().filter(|(_, table)| table.strong_count() == 0).map(|(number, _)| *number).collect();
-        if !gone.is_empty() {
-            known.retain(|_, (_, table)| table.strong_count() > 0);
-            self.send(&ToDevice::Forget { tables: gone })?;
-        }
+        self.link.forget_gone_tables();
+        let mut known = self.link.tables.lock();
         let address = Arc::as_ptr(table) as usize;
         if let Some((number, _)) = known.get(&address) {
             return Ok(*number);
@@ -228,7 +256,7 @@ impl OwnProcess {
     /// How many tables the process is thought to know.
     #[cfg(test)]
     pub(super) fn known_tables(&self) -> usize {
-        self.tables.lock().len()
+        self.link.tables.lock().len()
     }
 
     /// Asks the process something; `None` when it does not answer in time.
@@ -247,14 +275,8 @@ impl OwnProcess {
     }
 
     /// Does what a job wants, or takes in what it tells, until it ends.
-    fn attend(
-        &self,
-        job: u64,
-        task: &Task,
-        messages: &mpsc::Receiver<OfJob>,
-        sink: &dyn BatchSink,
-        monitor: &Monitor,
-    ) -> Result<()> {
+    fn attend(&self, listening: &Listening<'_>, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
+        let job = listening.job;
         let mut is_told_to_stop = false;
         let tables = TableBuffers::new(task);
         loop {
@@ -262,11 +284,18 @@ impl OwnProcess {
                 is_told_to_stop = true;
                 self.send(&ToDevice::Cancel { job })?;
             }
-            match messages.recv_timeout(CANCEL_INTERVAL) {
+            match listening.messages.recv_timeout(CANCEL_INTERVAL) {
                 Ok(OfJob::Push { call, batch, shared }) => {
-                    let pushed = self.link.batch(task, &tables, &batch).and_then(|batch| match shared {
-                        Some(shared) => sink.push_sharing(batch, &shared),
-                        None => sink.push(batch),
+                    let push = || {
+                        self.link.batch(task, &tables, &batch).and_then(|batch| match &shared {
+                            Some(shared) => sink.push_sharing(batch, shared),
+                            None => sink.push(batch),
+                        })
+                    };
+                    // The job waits for an answer, whatever comes of it here.
+                    let pushed = catch_unwind(AssertUnwindSafe(push)).unwrap_or_else(|panic| {
+                        let message = panics::message(&*panic);
+                        Err(Error::Internal(format!("taking a batch of the result panicked: {message}")))
                     });
                     self.send(&ToDevice::Answer { call, answer: pushed.map(|()| Answer::Pushed) })?;
                 }
@@ -317,11 +346,11 @@ impl Engine for OwnProcess {
         let job = self.number();
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
         let (messages, of_job) = mpsc::channel();
-        let _listening = Listening::begin(&self.link, job, Door { arena, messages })?;
+        let listening = Listening::begin(&self.link, job, Door { arena, messages }, of_job)?;
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
         let task_parts = TaskParts::of(task, tables);
         self.send(&ToDevice::Run(Box::new(Run { job, task: task_parts, device_bytes })))?;
-        self.attend(job, task, &of_job, sink, monitor)
+        self.attend(&listening, task, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {
@@ -330,7 +359,8 @@ impl Engine for OwnProcess {
 
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
         // What was never sent is not there.
-        let Some(number) = self.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number) else {
+        let Some(number) = self.link.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number)
+        else {
             return Vec::new();
         };
         if self.link.state.lock().cache.is_none() {
@@ -372,7 +402,13 @@ impl Engine for OwnProcess {
 impl Drop for OwnProcess {
     fn drop(&mut self) {
         // The process ends when the server hangs up, and the reader when the process has.
+        self.link.is_hung_up.store(true, Ordering::Relaxed);
         self.link.sender.hang_up();
+        if let Some(reader) = self.reader.take()
+            && reader.join().is_err()
+        {
+            tracing::error!("the reader of the process of {} panicked", self.id);
+        }
     }
 }
 
@@ -384,7 +420,10 @@ struct Link {
     jobs: Mutex<HashMap<u64, Door>>,
     /// Who waits for which answer.
     questions: Mutex<HashMap<u64, mpsc::SyncSender<FromDevice>>>,
-    pieces: Mutex<Lent>,
+    lent: Mutex<Lent>,
+    tables: Mutex<Tables>,
+    /// Whether the server has no use for it any more.
+    is_hung_up: AtomicBool,
     state: Mutex<State>,
     /// Why the device is out of service.
     lost: OnceLock<Error>,
@@ -397,6 +436,8 @@ struct Lent {
     pieces: BTreeMap<u64, Piece>,
     held: HashMap<u64, Held>,
     last_held: u64,
+    /// Whether the process has ended, so that nothing is lent to it any more.
+    is_closed: bool,
 }
 
 /// A piece that was lent.
@@ -427,23 +468,51 @@ enum OfJob {
 
 /// What clerks do.
 enum Chore {
-    Piece { call: u64, arena: Arena, len: usize, purpose: String },
-    Hold { call: u64, arena: Arena, bytes: u64, purpose: String },
-    FreeBytes { call: u64, arena: Arena },
-    GiveBack { address: u64 },
-    LetGo { held: u64 },
+    Piece {
+        call: u64,
+        arena: Arena,
+        len: usize,
+        purpose: String,
+    },
+    Hold {
+        call: u64,
+        arena: Arena,
+        bytes: u64,
+        purpose: String,
+    },
+    FreeBytes {
+        call: u64,
+        arena: Arena,
+    },
+    /// Nobody listens to the job any more.
+    Refuse {
+        call: u64,
+    },
+}
+
+impl Chore {
+    /// The call that it is for.
+    fn call(&self) -> u64 {
+        match self {
+            Self::Piece { call, .. }
+            | Self::Hold { call, .. }
+            | Self::FreeBytes { call, .. }
+            | Self::Refuse { call } => *call,
+        }
+    }
 }
 
 /// A door that is open as long as this lives.
 struct Listening<'a> {
     link: &'a Link,
     job: u64,
+    messages: mpsc::Receiver<OfJob>,
 }
 
 impl<'a> Listening<'a> {
-    fn begin(link: &'a Link, job: u64, door: Door) -> Result<Self> {
+    fn begin(link: &'a Link, job: u64, door: Door, messages: mpsc::Receiver<OfJob>) -> Result<Self> {
         link.jobs.lock().insert(job, door);
-        let listening = Self { link, job };
+        let listening = Self { link, job, messages };
         // Whoever closes the doors has said before that the device is lost.
         link.check()?;
         Ok(listening)
@@ -453,6 +522,12 @@ impl<'a> Listening<'a> {
 impl Drop for Listening<'_> {
     fn drop(&mut self) {
         self.link.jobs.lock().remove(&self.job);
+        // Whatever it has said and nobody has heard, it waits for the answer.
+        for said in self.messages.try_iter() {
+            if let OfJob::Push { call, .. } | OfJob::ReadersMayHelp { call, .. } = said {
+                self.link.work(Chore::Refuse { call });
+            }
+        }
     }
 }
 
@@ -461,37 +536,63 @@ impl Link {
         self.lost.get().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
+    /// Tells the process of the tables that are gone, whose memory it would otherwise keep.
+    fn forget_gone_tables(&self) {
+        let mut gone = Vec::new();
+        let mut known = self.tables.lock();
+        known.retain(|_, (number, table)| {
+            let is_here = table.strong_count() > 0;
+            gone.extend((!is_here).then_some(*number));
+            is_here
+        });
+        if !gone.is_empty() {
+            // Of a process that does not hear, its reader will tell.
+            let _ = self.sender.send(&ToDevice::Forget { tables: gone }, None);
+        }
+    }
+
     /// Waits, for as long as the system takes to bury a process.
     fn wait_until_lost(&self) {
         let since = Instant::now();
-        while self.lost.get().is_none() && since.elapsed() < BURIAL_WAIT {
+        while self.lost.get().is_none() && since.elapsed() < 2 * BURIAL_WAIT {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// The reader's life.
-    fn read(&self, mut messages: Receiver, work: &mpsc::Sender<Chore>, grave: Grave) {
-        // Of a process whose device is lost nothing more is wanted.
-        let outcome = loop {
-            if self.lost.get().is_some() {
-                break Ok(());
-            }
+    fn read(&self, mut messages: Receiver, work: &mpsc::Sender<Chore>, mut grave: Grave) {
+        let lost = loop {
             match messages.receive() {
+                // Of a process whose device is lost nothing more is wanted.
+                Ok(Some(FromDevice::Ended { lost: Some(lost), .. })) => break Some(lost),
                 Ok(Some(message)) => self.take(message, work),
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(error),
+                Ok(None) => break None,
+                Err(error) => {
+                    tracing::warn!(device = %grave.id, "the process is not understood any more: {error}");
+                    break None;
+                }
             }
         };
-        if let Err(error) = outcome {
-            tracing::warn!(device = %grave.id, "the process is not understood any more: {error}");
+        let is_buried = grave.bury();
+        let lost = lost.unwrap_or_else(|| grave.inscription());
+        if !is_buried {
+            // Who waits for it need not wait for ever, but its GPU may yet write where it was told to.
+            tracing::error!(device = %grave.id, "the process does not end; what it had borrowed stays taken until it does");
+            self.close(lost.clone());
+            grave.wait();
         }
-        let end = grave.bury();
-        let _ = self.lost.set(end);
+        let lent = std::mem::replace(&mut *self.lent.lock(), Lent { is_closed: true, ..Lent::default() });
+        drop(lent);
+        self.close(lost);
+    }
+
+    /// Tells everybody that the device is lost.
+    fn close(&self, lost: Error) {
+        if self.lost.set(lost).is_ok() && !self.is_hung_up.load(Ordering::Relaxed) {
+            tracing::error!("{}", self.lost.get().map_or("", |lost| lost.message()));
+        }
         self.jobs.lock().clear();
         self.questions.lock().clear();
-        // Until here its GPU might have written to them.
-        let lent = std::mem::take(&mut *self.pieces.lock());
-        drop(lent);
         *self.state.lock() = State::default();
     }
 
@@ -501,8 +602,9 @@ impl Link {
         match message {
             FromDevice::Opened(_) => {}
             FromDevice::Call { call, job, want } => {
-                // Of a job that nobody listens to any more, the device was lost.
-                let Some(Door { arena, messages }) = self.jobs.lock().get(&job).cloned() else { return };
+                let Some(Door { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
+                    return chore(Chore::Refuse { call });
+                };
                 let say = |said: OfJob| drop(messages.send(said));
                 match want {
                     Want::Piece { len, purpose } => chore(Chore::Piece { call, arena, len: len as usize, purpose }),
@@ -517,12 +619,19 @@ impl Link {
             }
             // A piece that becomes shorter leaves its slab in use: nothing is unmapped.
             FromDevice::Shorten { address, len } => {
-                if let Some(Piece::Open(piece)) = self.pieces.lock().pieces.get_mut(&address) {
+                if let Some(Piece::Open(piece)) = self.lent.lock().pieces.get_mut(&address) {
                     piece.truncate(len as usize);
                 }
             }
-            FromDevice::GiveBack { address } => chore(Chore::GiveBack { address }),
-            FromDevice::LetGo { held } => chore(Chore::LetGo { held }),
+            // Here, so that what a job does next, or the next job, finds it free.
+            FromDevice::GiveBack { address } => {
+                let piece = self.lent.lock().pieces.remove(&address);
+                drop(piece);
+            }
+            FromDevice::LetGo { held } => {
+                let held = self.lent.lock().held.remove(&held);
+                drop(held);
+            }
             FromDevice::Progress { job, report } => self.tell(job, OfJob::Progress(report)),
             FromDevice::State(state) => *self.state.lock() = state,
             FromDevice::KeptRows { question, .. } | FromDevice::Rates { question, .. } => {
@@ -531,12 +640,7 @@ impl Link {
                     let _ = asker.send(message);
                 }
             }
-            FromDevice::Ended { job, outcome, report, lost } => {
-                if let Some(lost) = lost {
-                    let _ = self.lost.set(lost);
-                }
-                self.tell(job, OfJob::Ended { outcome, report });
-            }
+            FromDevice::Ended { job, outcome, report, .. } => self.tell(job, OfJob::Ended { outcome, report }),
         }
     }
 
@@ -550,34 +654,25 @@ impl Link {
     fn work(&self, chore: Chore) {
         let (call, answer) = match chore {
             Chore::Piece { call, arena, len, purpose } => {
-                let lent = arena.allocate(len, &purpose).map(|piece| {
+                let lent = arena.allocate(len, &purpose).and_then(|piece| {
                     let address = piece.as_ptr() as u64;
-                    self.pieces.lock().pieces.insert(address, Piece::Open(piece));
-                    Answer::Piece { address }
+                    self.lent.lock().open()?.pieces.insert(address, Piece::Open(piece));
+                    Ok(Answer::Piece { address })
                 });
                 (call, lent)
             }
             Chore::Hold { call, arena, bytes, purpose } => {
-                let held = arena.reserve(bytes, &purpose).map(|reserved| {
-                    let mut lent = self.pieces.lock();
+                let held = arena.reserve(bytes, &purpose).and_then(|reserved| {
+                    let mut lent = self.lent.lock();
+                    let lent = lent.open()?;
                     lent.last_held += 1;
-                    let held = lent.last_held;
-                    lent.held.insert(held, reserved);
-                    Answer::Held { held }
+                    lent.held.insert(lent.last_held, reserved);
+                    Ok(Answer::Held { held: lent.last_held })
                 });
                 (call, held)
             }
             Chore::FreeBytes { call, arena } => (call, Ok(Answer::FreeBytes(arena.free_bytes()))),
-            Chore::GiveBack { address } => {
-                let piece = self.pieces.lock().pieces.remove(&address);
-                drop(piece);
-                return;
-            }
-            Chore::LetGo { held } => {
-                let held = self.pieces.lock().held.remove(&held);
-                drop(held);
-                return;
-            }
+            Chore::Refuse { call } => (call, Err(Error::Cancelled("nobody waits for the job any more".into()))),
         };
         // Of a process that does not hear, the reader will tell.
         let _ = self.sender.send(&ToDevice::Answer { call, answer }, None);
@@ -589,7 +684,7 @@ impl Link {
             Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
             Place::Slab { address, len } => {
                 let (address, len) = (*address, *len as usize);
-                let buffer = self.pieces.lock().find(address, len).or_else(|| tables.find(address, len));
+                let buffer = self.lent.lock().find(address, len).or_else(|| tables.find(address, len));
                 buffer.ok_or_else(|| {
                     Error::Internal(format!("{len} bytes at {address:#x} were not lent, and are in neither table"))
                 })
@@ -599,20 +694,32 @@ impl Link {
     }
 }
 
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let thread = std::thread::Builder::new().name(name).spawn(body);
-    thread.map(drop).map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
+    thread.map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
 }
 
 fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>) {
     loop {
         let chore = clerks.lock().recv();
         let (Ok(chore), Some(link)) = (chore, link.upgrade()) else { return };
-        link.work(chore);
+        let call = chore.call();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| link.work(chore))) {
+            tracing::error!("lending memory panicked: {}", panics::message(&*panic));
+            link.work(Chore::Refuse { call });
+        }
     }
 }
 
 impl Lent {
+    /// What is lent, to be added to.
+    fn open(&mut self) -> Result<&mut Self> {
+        match self.is_closed {
+            true => Err(Error::Cancelled("the process has ended".into())),
+            false => Ok(self),
+        }
+    }
+
     /// Bytes of a piece, to which nobody writes from now on.
     fn find(&mut self, address: u64, len: usize) -> Option<Buffer> {
         let (&start, piece) = self.pieces.range_mut(..=address).next_back()?;
@@ -636,17 +743,17 @@ impl Lent {
 }
 
 /// The buffers of both tables of a task, by their addresses: a result may share them.
-struct TableBuffers<'a> {
+pub(super) struct TableBuffers<'a> {
     task: &'a Task,
     buffers: OnceLock<BTreeMap<u64, Buffer>>,
 }
 
 impl<'a> TableBuffers<'a> {
-    fn new(task: &'a Task) -> Self {
+    pub(super) fn new(task: &'a Task) -> Self {
         Self { task, buffers: OnceLock::new() }
     }
 
-    fn find(&self, address: u64, len: usize) -> Option<Buffer> {
+    pub(super) fn find(&self, address: u64, len: usize) -> Option<Buffer> {
         let buffers = self.buffers.get_or_init(|| {
             let mut buffers = BTreeMap::new();
             for table in [&self.task.build.table, &self.task.probe.table] {
@@ -654,6 +761,13 @@ impl<'a> TableBuffers<'a> {
                     collect(&column.to_data(), &mut buffers);
                 }
             }
+            // One that lies within another, as a table's may that was the result of a join, would hide it.
+            let mut end = 0;
+            buffers.retain(|&start, buffer| {
+                let is_outside = start + buffer.len() as u64 > end;
+                end = end.max(start + buffer.len() as u64);
+                is_outside
+            });
             buffers
         });
         let (&start, buffer) = buffers.range(..=address).next_back()?;
@@ -684,25 +798,58 @@ struct Grave {
     id: DeviceId,
     socket: UnixStream,
     child: Option<Child>,
+    /// What the system said when it had ended.
+    status: Option<ExitStatus>,
 }
 
 impl Grave {
-    /// Ends the process if need be, waits until the system has buried it, and says what became of it.
-    fn bury(mut self) -> Error {
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
-        let status = self.child.as_mut().map(|child| {
-            // One that has hung up is ending by itself; one whose device is lost, or that is not understood, has to.
-            let _ = child.kill();
-            child.wait()
-        });
-        let how = match status {
-            Some(Ok(status)) => format!(" ({status})"),
-            Some(Err(error)) => format!(" ({error})"),
-            None => String::new(),
-        };
+    /// Hangs up, ends the process if it does not end by itself, and answers whether the system has buried it.
+    fn bury(&mut self) -> bool {
+        // It may have hung up first.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.has_ended(ENDING_WAIT) || {
+            if let Some(child) = &mut self.child {
+                let _ = child.kill();
+            }
+            self.has_ended(BURIAL_WAIT)
+        }
+    }
+
+    /// Whether the process ends within that time.
+    fn has_ended(&mut self, wait: Duration) -> bool {
+        let Some(child) = &mut self.child else { return true };
+        let since = Instant::now();
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => {
+                    (self.status, self.child) = (Some(status), None);
+                    return true;
+                }
+                Ok(None) if since.elapsed() < wait => std::thread::sleep(Duration::from_millis(1)),
+                _ => return false,
+            }
+        }
+    }
+
+    /// Waits for as long as it takes.
+    fn wait(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            self.status = child.wait().ok();
+        }
+    }
+
+    /// What to say of the process.
+    fn inscription(&self) -> Error {
+        let how = self.status.map(|status| format!(" ({status})")).unwrap_or_default();
         Error::Unavailable(format!(
             "the process of {} has ended{how}; other devices go on, and the server must be started again to use this one",
             self.id
         ))
+    }
+}
+
+impl Drop for Grave {
+    fn drop(&mut self) {
+        self.bury();
     }
 }

@@ -100,7 +100,8 @@ enum Work {
 struct Process {
     device: Arc<dyn Device>,
     slabs: Arc<SlabViews>,
-    tables: Mutex<HashMap<u64, Arc<Table>>>,
+    /// Those that the server has told of, or why one could not be understood.
+    tables: Mutex<HashMap<u64, Result<Arc<Table>>>>,
     /// Jobs that were asked for and have not ended.
     jobs: Mutex<HashMap<u64, Arc<Monitor>>>,
     line: Arc<Line>,
@@ -129,18 +130,27 @@ impl Process {
         Ok((process, opened))
     }
 
-    /// Takes in what the server says. Nothing of it takes long but to map a slab.
+    /// Takes in what the server says. Nothing of it takes long but to map a slab, or to unmap one.
     fn take(&self, message: ToDevice, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
         let give = |item: Work| work.send(item).expect("the threads live as long as the process");
         match message {
             ToDevice::Open(_) => return Err(Error::Internal("the device is open already".into())),
-            ToDevice::KeepColumns { limit_bytes } => self.device.keep_columns(limit_bytes)?,
-            ToDevice::Slab { address, len } => self.slabs.add(address, len as usize, messages.file()?)?,
+            ToDevice::KeepColumns { limit_bytes } => {
+                if let Err(error) = self.device.keep_columns(limit_bytes) {
+                    tracing::warn!(device = %self.device.id(), "no columns are kept: {error}");
+                }
+            }
+            ToDevice::Slab { address, len } => {
+                // Joins of what lies in it will fail, and others not.
+                if let Err(error) = self.slabs.add(address, len as usize, messages.file()?) {
+                    tracing::error!(device = %self.device.id(), "a slab of host memory cannot be seen: {error}");
+                }
+            }
             ToDevice::Unmapped { address } => self.slabs.remove(address),
             ToDevice::Table(table) => {
                 let number = table.number;
-                let table = table.restore(&|place| self.slabs.buffer(place))?;
-                self.tables.lock().insert(number, Arc::new(table));
+                let table = table.restore(&|place| self.slabs.buffer(place)).map(Arc::new);
+                self.tables.lock().insert(number, table);
             }
             ToDevice::Forget { tables } => {
                 let mut known = self.tables.lock();
@@ -175,7 +185,8 @@ impl Process {
             Work::Run(run) => self.run(*run),
             Work::KeptRows { question, table } => {
                 let table = self.tables.lock().get(&table).cloned();
-                let kept = table.map_or_else(Vec::new, |table| Target::kept_rows(&*self.device, &table));
+                let kept =
+                    table.and_then(Result::ok).map_or_else(Vec::new, |table| Target::kept_rows(&*self.device, &table));
                 let kept = kept.into_iter().map(|kept| (kept.column, kept.rows)).collect();
                 self.line.send(&FromDevice::KeptRows { question, kept });
             }
@@ -204,7 +215,7 @@ impl Process {
         let Run { job, task, device_bytes } = run;
         let find = |number: u64| -> Result<Arc<Table>> {
             let known = self.tables.lock().get(&number).cloned();
-            known.ok_or_else(|| Error::Internal(format!("a task names table {number}, which was not sent")))
+            known.unwrap_or_else(|| Err(Error::Internal(format!("a task names table {number}, which was not sent"))))
         };
         let task = task.restore(&find)?;
         let lender = JobLender { job, line: self.line.clone(), slabs: self.slabs.clone() };
@@ -228,6 +239,12 @@ impl Process {
             match self.device.memory().reserve(bytes, "a job") {
                 Err(Error::Exhausted(_)) if since.elapsed() < PROMISED_WAIT => {
                     std::thread::sleep(Duration::from_millis(1));
+                }
+                // So that it is tried once more.
+                Err(Error::Exhausted(message)) => {
+                    return Err(Error::Unavailable(format!(
+                        "columns that other joins read are in its place: {message}"
+                    )));
                 }
                 reserved => return reserved,
             }

@@ -230,6 +230,90 @@ fn slabs_that_come_later_are_seen_and_tables_that_go_are_forgotten() {
 }
 
 #[test]
+fn a_sink_that_panics_is_the_failure_of_its_job_alone() {
+    struct Panics;
+    impl BatchSink for Panics {
+        fn push(&self, _: RecordBatch) -> Result<()> {
+            panic!("on purpose")
+        }
+    }
+    let stage = Stage::new();
+    let task = stage.task(JoinKind::Inner, Strategy::Hash);
+    let failed = stage.engine.run(&task, &stage.grant(), &Panics, &Monitor::default()).unwrap_err();
+    assert!(matches!(&failed, Error::Internal(message) if message.contains("on purpose")), "{failed:?}");
+    stage.run(&stage.engine, &task).unwrap();
+}
+
+#[test]
+fn a_job_is_stopped_in_the_middle() {
+    struct Stops<'a>(&'a CancelFlag);
+    impl BatchSink for Stops<'_> {
+        fn push(&self, _: RecordBatch) -> Result<()> {
+            self.0.raise();
+            Ok(())
+        }
+    }
+    let stage = Stage::new();
+    let before = stage.catalog.arena().budget().used_bytes();
+    let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
+    let cancel = CancelFlag::new();
+    let outcome = stage.engine.run(&task, &stage.grant(), &Stops(&cancel), &Monitor::new(cancel.clone()));
+    assert!(matches!(outcome, Err(Error::Cancelled(_))), "{outcome:?}");
+    assert_eq!(
+        stage.catalog.arena().budget().used_bytes(),
+        before,
+        "what a job had borrowed is back when it has ended"
+    );
+}
+
+#[test]
+fn a_process_that_ends_while_it_has_nothing_to_do_is_lost_too() {
+    let stage = Stage::new();
+    stage.engine.check().unwrap();
+    stage.line.shutdown(std::net::Shutdown::Both).unwrap();
+    wait_until("the loss", || stage.engine.check().is_err());
+}
+
+#[test]
+fn a_process_that_ends_before_it_has_opened_its_device_is_an_error() {
+    let (here, there) = UnixStream::pair().unwrap();
+    drop(there);
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
+    let refused = OwnProcess::over(&opening(), arena, &SharedSlabs::default(), here, None).unwrap_err();
+    assert!(matches!(&refused, Error::Unavailable(why) if why.contains("did not open its device")), "{refused:?}");
+}
+
+#[test]
+fn a_buffer_is_found_in_a_table_where_another_table_has_a_part_of_it() {
+    let stage = Stage::new();
+    let mut task = stage.task(JoinKind::Inner, Strategy::Hash);
+    let batch = &task.build.table.batches[0];
+    let part = Table::from_batches("part", batch.schema(), vec![batch.slice(50, 30)]).unwrap();
+    task.probe.table = Arc::new(part);
+    let tables = own_process::TableBuffers::new(&task);
+    let keys = task.build.table.batches[0].column(0).to_data().buffers()[0].clone();
+    let found = tables.find(keys.as_ptr() as u64 + 8 * 100, 8 * 300).unwrap();
+    assert_eq!(found.as_slice(), &keys.as_slice()[8 * 100..8 * 400]);
+    assert!(tables.find(keys.as_ptr() as u64, keys.len() + 1).is_none());
+}
+
+#[test]
+fn of_a_slice_of_the_heap_only_the_slice_is_sent() {
+    let words: StringArray = (0..10_000).map(|at| Some(format!("word {at}"))).collect();
+    let column: ArrayRef = Arc::new(words.slice(5_000, 10));
+    let schema = Arc::new(Schema::new(vec![Field::new("w", DataType::Utf8, true)]));
+    let batch = RecordBatch::try_new(schema.clone(), vec![column]).unwrap();
+    let place_of = |buffer: &arrow::buffer::Buffer| crate::memory::Place::Bytes(buffer.to_vec());
+    let parts = messages::BatchParts::of(&batch, &place_of);
+    assert!(parts.sent_bytes() < 1_000, "{} bytes are sent", parts.sent_bytes());
+    let find = |place: &crate::memory::Place| match place {
+        crate::memory::Place::Bytes(bytes) => Ok(crate::memory::Place::aligned(bytes)),
+        crate::memory::Place::Slab { .. } => unreachable!("none was told of"),
+    };
+    assert_eq!(parts.restore(&schema, &find).unwrap(), batch);
+}
+
+#[test]
 fn a_device_that_cannot_be_opened_says_why() {
     let (here, there) = UnixStream::pair().unwrap();
     let process = std::thread::spawn(move || process::serve(there));

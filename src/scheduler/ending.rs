@@ -97,6 +97,15 @@ impl Shared {
                 self.retire(&mut self.state.lock(), &job);
             }
         }
+        // A device can be lost while it has nothing to do: its process ends.
+        let mut leftovers = Vec::new();
+        let mut state = self.state.lock();
+        if self.note_lost(&mut state) {
+            self.fail_homeless(&mut state, &mut leftovers);
+            self.ended.notify_all();
+        }
+        drop(state);
+        drop(leftovers);
         self.dispatch_now();
     }
 

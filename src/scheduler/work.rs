@@ -129,11 +129,7 @@ impl Shared {
             let mut state = self.state.lock();
             let id = self.executors[device].id;
             // What it was lost by may have taken others along.
-            for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
-                if slot.lost.is_none() {
-                    slot.lost = executor.runner.check().err();
-                }
-            }
+            let _ = self.note_lost(&mut state);
             let is_lost = state.slots[device].lost.is_some();
             match is_lost {
                 true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),
@@ -172,6 +168,18 @@ impl Shared {
         self.ended.notify_all();
         drop(state);
         drop(leftovers);
+    }
+
+    /// Takes devices out of service that are lost; answers whether there is one more.
+    pub(super) fn note_lost(&self, state: &mut State) -> bool {
+        let mut is_one_more = false;
+        for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
+            if slot.lost.is_none() {
+                slot.lost = executor.runner.check().err();
+                is_one_more |= slot.lost.is_some();
+            }
+        }
+        is_one_more
     }
 
     /// Puts a job back in the queue whose device was lost, or failed in a way that may pass, if a device may run it and nothing was
@@ -213,7 +221,7 @@ impl Shared {
     }
 
     /// Fails the jobs that wait for devices which are all lost. What they leave is for the caller to drop without the lock.
-    fn fail_homeless(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
+    pub(super) fn fail_homeless(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         let loads = self.loads(state, self.clock.now());
         for entry in state.queue.remove_homeless(&loads) {
             let job = state.live[&entry.id].clone();

@@ -18,6 +18,19 @@ pub struct ArrayParts {
     children: Vec<ArrayParts>,
 }
 
+impl ArrayParts {
+    /// Bytes that come along, for want of a place that both processes see.
+    pub fn sent_bytes(&self) -> usize {
+        let sent = |place: &Place| match place {
+            Place::Bytes(bytes) => bytes.len(),
+            Place::Slab { .. } => 0,
+        };
+        let nulls = self.nulls.as_ref().map_or(0, |nulls| sent(&nulls.place));
+        let buffers: usize = self.buffers.iter().map(sent).sum();
+        nulls + buffers + self.children.iter().map(Self::sent_bytes).sum::<usize>()
+    }
+}
+
 /// Which values are null: a bit each, from bit `offset` of the place on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct NullParts {
@@ -71,7 +84,10 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
         array = array.nulls(Some(unsafe { NullBuffer::new_unchecked(bits, nulls.null_count) }));
     }
     // SAFETY: lengths, offsets and values are those of an array that the other process had, which is of this same program.
-    Ok(unsafe { array.build_unchecked() })
+    let array = unsafe { array.build_unchecked() };
+    // What costs nothing by the row is looked at all the same: should that process have gone mad, this one is to go on.
+    array.validate().map_err(|error| Error::Internal(format!("an array of another process: {error}")))?;
+    Ok(array)
 }
 
 /// The types of the arrays in an array.
