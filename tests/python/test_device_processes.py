@@ -1,7 +1,7 @@
 """Devices with processes of their own: joins on them, and what becomes of everything else when one ends.
 
-On the CPU; with ``DOVETAIL_TEST_DEVICE=cuda`` also on GPUs. With ``DOVETAIL_TEST_PROCESSES=on`` the servers of all other
-suites have such processes too.
+On the CPU; with ``DOVETAIL_TEST_DEVICE=cuda`` also on GPUs. With ``DOVETAIL_TEST_PROCESSES=on`` the servers of all
+other suites have such processes too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST = "cuda:0" if GPUS else "host:0"
 SECOND = "host:0" if GPUS else "host:1"
 
 ROWS = 1_000_000
-# Rows of a table of which each has as many partners as this is of the ten keys: the result is larger than the server's memory.
+# Rows of a table of which each has a tenth of them as partners: the result is larger than the server's memory.
 REPEATED_ROWS = 15_000
 REPEATED_KEYS = 10
 HOST_MEMORY = "384MiB"
