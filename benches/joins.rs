@@ -238,7 +238,7 @@ fn main() {
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (median, phases) = &runs[runs.len() / 2];
         let phases: serde_json::Map<_, _> =
-            phases.iter().map(|phase| (phase.name.into(), json!(microseconds(phase.seconds)))).collect();
+            phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,

@@ -12,21 +12,18 @@
 //!
 //! Addresses are the server's.
 
-use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayData, ArrayRef, MutableArrayData, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::Buffer;
 use arrow_schema::{Schema, SchemaRef};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{MemoryUse, Opening};
 use crate::catalog::Table;
-use crate::columns::KeyFacts;
 use crate::device::{CacheStats, DeviceInfo};
-use crate::join::{Arrangement, Expected, JoinKey, JoinKind, OutputColumn, PhaseRecord, Report, Side, Task, TaskSide};
+use crate::join::{Report, Task};
 use crate::memory::{ArrayParts, Place, describe, restore};
 use crate::planner::Rates;
 use crate::{Error, Result};
@@ -62,7 +59,7 @@ pub(super) enum ToDevice {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) job: u64,
-    pub(super) task: TaskParts,
+    pub(super) task: Task<u64>,
     /// The part of the device's memory that it has; `None`: it is alone.
     pub(super) device_bytes: Option<u64>,
 }
@@ -81,7 +78,7 @@ pub(super) enum FromDevice {
     /// Bytes are no longer held.
     LetGo { held: u64 },
     /// What a job tells of itself.
-    Progress { job: u64, report: ReportParts },
+    Progress { job: u64, report: Report },
     /// What the device tells of itself, when that has changed.
     State(State),
     /// The answer to [`ToDevice::KeptRows`].
@@ -89,7 +86,7 @@ pub(super) enum FromDevice {
     /// The answer to [`ToDevice::MeasureRates`].
     Rates { question: u64, rates: Option<Box<Rates>> },
     /// A job has come to its end, and holds nothing any more.
-    Ended { job: u64, outcome: Result<()>, report: ReportParts, lost: Option<Error> },
+    Ended { job: u64, outcome: Result<()>, report: Report, lost: Option<Error> },
 }
 
 /// A device that was opened.
@@ -125,60 +122,6 @@ pub(super) enum Answer {
     FreeBytes(u64),
     Pushed,
     ReadersMayHelp(bool),
-}
-
-/// [`Report`], whose phases have names of the program's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct ReportParts {
-    work_done: u64,
-    work_total: u64,
-    phases: Vec<PhaseParts>,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct PhaseParts {
-    name: String,
-    seconds: f64,
-    bytes: u64,
-    kept_bytes: u64,
-    in_place_bytes: u64,
-}
-
-impl From<Report> for ReportParts {
-    fn from(report: Report) -> Self {
-        let phase = |phase: PhaseRecord| {
-            let PhaseRecord { name, seconds, bytes, kept_bytes, in_place_bytes } = phase;
-            PhaseParts { name: name.into(), seconds, bytes, kept_bytes, in_place_bytes }
-        };
-        let Report { work_done, work_total, phases } = report;
-        Self { work_done, work_total, phases: phases.into_iter().map(phase).collect() }
-    }
-}
-
-impl From<ReportParts> for Report {
-    fn from(parts: ReportParts) -> Self {
-        let phase = |phase: PhaseParts| {
-            let PhaseParts { name, seconds, bytes, kept_bytes, in_place_bytes } = phase;
-            PhaseRecord { name: named(name), seconds, bytes, kept_bytes, in_place_bytes }
-        };
-        let ReportParts { work_done, work_total, phases } = parts;
-        Self { work_done, work_total, phases: phases.into_iter().map(phase).collect() }
-    }
-}
-
-/// A phase's name for good; there are a dozen or two.
-fn named(name: String) -> &'static str {
-    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    let mut names = NAMES.lock();
-    let names = names.get_or_insert_default();
-    match names.get(name.as_str()) {
-        Some(known) => known,
-        None => {
-            let kept: &'static str = Box::leak(name.into_boxed_str());
-            names.insert(kept);
-            kept
-        }
-    }
 }
 
 /// Bytes that may be sent in vain rather than copied first.
@@ -246,129 +189,5 @@ impl TableParts {
         let schema = Arc::new(self.schema);
         let batches = self.batches.iter().map(|batch| batch.restore(&schema, find)).collect::<Result<_>>()?;
         Ok(Table::unknown(self.name, schema, batches))
-    }
-}
-
-/// A [`Task`] whose tables are numbers.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct TaskParts {
-    how: JoinKind,
-    build: SideParts,
-    probe: SideParts,
-    keys: Vec<JoinKey>,
-    key_facts: Vec<KeyFacts>,
-    output: Vec<OutputColumn>,
-    counts_rows: bool,
-    schema: Schema,
-    arrangement: Arrangement,
-    dense_range: Option<(u128, u128)>,
-    filter: bool,
-    batch_rows: Option<usize>,
-    chunk_rows_min: Option<u64>,
-    probe_at_once: bool,
-    build_columns_last: bool,
-    expected: Expected,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct SideParts {
-    side: Side,
-    table: u64,
-    key_columns: Vec<usize>,
-    output_columns: Vec<usize>,
-    shares: bool,
-    carried: BTreeSet<usize>,
-}
-
-impl SideParts {
-    fn of(side: &TaskSide, table: u64) -> Self {
-        let TaskSide { side, table: _, key_columns, output_columns, shares, carried } = side.clone();
-        Self { side, table, key_columns, output_columns, shares, carried }
-    }
-
-    fn restore(self, find: &dyn Fn(u64) -> Result<Arc<Table>>) -> Result<TaskSide> {
-        let Self { side, table, key_columns, output_columns, shares, carried } = self;
-        Ok(TaskSide { side, table: find(table)?, key_columns, output_columns, shares, carried })
-    }
-}
-
-impl TaskParts {
-    /// A task, and the numbers of its build and its probe side's table.
-    pub(super) fn of(task: &Task, [build_table, probe_table]: [u64; 2]) -> Self {
-        let Task {
-            how,
-            build,
-            probe,
-            keys,
-            key_facts,
-            output,
-            counts_rows,
-            schema,
-            arrangement,
-            dense_range,
-            filter,
-            batch_rows,
-            chunk_rows_min,
-            probe_at_once,
-            build_columns_last,
-            expected,
-        } = task.clone();
-        Self {
-            how,
-            build: SideParts::of(&build, build_table),
-            probe: SideParts::of(&probe, probe_table),
-            keys,
-            key_facts,
-            output,
-            counts_rows,
-            schema: Schema::clone(&schema),
-            arrangement,
-            dense_range,
-            filter,
-            batch_rows,
-            chunk_rows_min,
-            probe_at_once,
-            build_columns_last,
-            expected,
-        }
-    }
-
-    pub(super) fn restore(self, find: &dyn Fn(u64) -> Result<Arc<Table>>) -> Result<Task> {
-        let Self {
-            how,
-            build,
-            probe,
-            keys,
-            key_facts,
-            output,
-            counts_rows,
-            schema,
-            arrangement,
-            dense_range,
-            filter,
-            batch_rows,
-            chunk_rows_min,
-            probe_at_once,
-            build_columns_last,
-            expected,
-        } = self;
-        Ok(Task {
-            how,
-            build: build.restore(find)?,
-            probe: probe.restore(find)?,
-            keys,
-            key_facts,
-            output,
-            counts_rows,
-            schema: Arc::new(schema),
-            arrangement,
-            dense_range,
-            filter,
-            batch_rows,
-            chunk_rows_min,
-            probe_at_once,
-            build_columns_last,
-            expected,
-        })
     }
 }

@@ -26,17 +26,18 @@ mod tests;
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 pub use own_process::{OwnProcess, SharedSlabs};
 pub use process::run as run_process;
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, Device, DeviceId, DeviceInfo, open_device};
 use crate::join::{self, BatchSink, Monitor, Task};
 use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
+use crate::{Error, Result};
 
 /// The memory that was reserved for a job before it runs.
 #[derive(Debug)]
@@ -145,10 +146,7 @@ impl Engine for InProcess {
 
     fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
-        match &grant.device_memory {
-            Some(memory) => join::run(task, &*self.device.for_job(memory.clone())?, &arena, sink, monitor),
-            None => join::run(task, &*self.device, &arena, sink, monitor),
-        }
+        run_within(grant.device_memory.clone(), &*self.device, task, &arena, sink, monitor)
     }
 
     fn check(&self) -> Result<()> {
@@ -171,6 +169,26 @@ impl Engine for InProcess {
     fn device(&self) -> Option<Arc<dyn Device>> {
         Some(self.device.clone())
     }
+}
+
+/// Runs a task in a part of the device's memory, or alone in all of it.
+fn run_within(
+    memory: Option<Budget>,
+    device: &dyn Device,
+    task: &Task,
+    arena: &Arena,
+    sink: &dyn BatchSink,
+    monitor: &Monitor,
+) -> Result<()> {
+    match memory {
+        Some(memory) => join::run(task, &*device.for_job(memory)?, arena, sink, monitor),
+        None => join::run(task, device, arena, sink, monitor),
+    }
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name).spawn(body);
+    thread.map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
 }
 
 /// What it takes to open a device, here or in a process of its own.

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   run() ── one thread per job: pushes batches, hands on progress ──────────┐
-//!   clerks ── lend pieces, take them back: may map a slab, or unmap one ─────┤◄── reader ◄── socket
+//!   clerks ── lend pieces: may wait for a slab ──────────────────────────────┤◄── reader ◄── socket
 //!   whoever asks: what is kept, rates ───────────────────────────────────────┘
 //! ```
 //!
-//! The reader sends nothing and maps nothing, so that it always comes back to the socket: the process may be waiting for it.
+//! The reader waits for nobody but the process, which always takes what it is sent. What is given back it takes back itself, in the order in
+//! which it hears of it, and it may unmap a slab for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Shutdown;
@@ -25,15 +26,13 @@ use arrow::buffer::Buffer;
 use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
-use super::messages::{
-    Answer, BatchParts, FromDevice, Opened, ReportParts, Run, State, TableParts, TaskParts, ToDevice, Want,
-};
-use super::{Engine, Grant, MemoryUse, Opening};
+use super::messages::{Answer, BatchParts, FromDevice, Opened, Run, State, TableParts, ToDevice, Want};
+use super::{Engine, Grant, MemoryUse, Opening, spawn};
 use crate::catalog::Table;
 use crate::device::{CacheStats, ColumnRows, DeviceId, DeviceInfo};
 use crate::human::system_words;
 use crate::join::{BatchSink, Monitor, Report, Task};
-use crate::memory::{Arena, ArenaBuffer, Budget, Held, Pin, Place};
+use crate::memory::{Arena, ArenaBuffer, Budget, Held, Pin, Place, holding};
 use crate::planner::Rates;
 use crate::{Context, Error, Result, panics};
 
@@ -304,9 +303,9 @@ impl OwnProcess {
                     let answer = sink.wait_for_readers(since).map(Answer::ReadersMayHelp);
                     self.send(&ToDevice::Answer { call, answer })?;
                 }
-                Ok(OfJob::Progress(report)) => monitor.take_over(Report::from(report)),
+                Ok(OfJob::Progress(report)) => monitor.take_over(report),
                 Ok(OfJob::Ended { outcome, report }) => {
-                    monitor.take_over(Report::from(report));
+                    monitor.take_over(report);
                     return outcome;
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -342,14 +341,13 @@ impl Engine for OwnProcess {
 
     fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         self.check()?;
-        let tables = [self.table(&task.build.table)?, self.table(&task.probe.table)?];
+        let numbered = task.clone().map_tables(|table| self.table(&table))?;
         let job = self.number();
         let arena = self.arena.drawing_on(grant.host_memory.clone()).interrupted_by(monitor.cancel().interrupt());
         let (messages, of_job) = mpsc::channel();
         let listening = Listening::begin(&self.link, job, Door { arena, messages }, of_job)?;
         let device_bytes = grant.device_memory.as_ref().map(Budget::limit_bytes);
-        let task_parts = TaskParts::of(task, tables);
-        self.send(&ToDevice::Run(Box::new(Run { job, task: task_parts, device_bytes })))?;
+        self.send(&ToDevice::Run(Box::new(Run { job, task: numbered, device_bytes })))?;
         self.attend(&listening, task, sink, monitor)
     }
 
@@ -449,6 +447,15 @@ enum Piece {
     Written(Buffer),
 }
 
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Open(open) => open.len(),
+            Self::Written(written) => written.len(),
+        }
+    }
+}
+
 /// Where what a job says goes.
 #[derive(Clone, Debug)]
 struct Door {
@@ -462,8 +469,8 @@ struct Door {
 enum OfJob {
     Push { call: u64, batch: BatchParts, shared: Option<Vec<bool>> },
     ReadersMayHelp { call: u64, waited: Duration },
-    Progress(ReportParts),
-    Ended { outcome: Result<()>, report: ReportParts },
+    Progress(Report),
+    Ended { outcome: Result<()>, report: Report },
 }
 
 /// What clerks do.
@@ -694,11 +701,6 @@ impl Link {
     }
 }
 
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name).spawn(body);
-    thread.map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
-}
-
 fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>) {
     loop {
         let chore = clerks.lock().recv();
@@ -722,23 +724,14 @@ impl Lent {
 
     /// Bytes of a piece, to which nobody writes from now on.
     fn find(&mut self, address: u64, len: usize) -> Option<Buffer> {
-        let (&start, piece) = self.pieces.range_mut(..=address).next_back()?;
-        let bytes = match piece {
-            Piece::Open(open) => open.len(),
-            Piece::Written(written) => written.len(),
+        let (start, offset) = holding(&self.pieces, address, len, Piece::len)?;
+        let written = match self.pieces.remove(&start)? {
+            Piece::Open(open) => open.freeze(),
+            Piece::Written(written) => written,
         };
-        let offset = (address - start) as usize;
-        if offset.checked_add(len).is_none_or(|end| end > bytes) {
-            return None;
-        }
-        if let Piece::Open(_) = piece {
-            let Some(Piece::Open(open)) = self.pieces.remove(&start) else { unreachable!("it was just found") };
-            self.pieces.insert(start, Piece::Written(open.freeze()));
-        }
-        match self.pieces.get(&start)? {
-            Piece::Written(written) => Some(written.slice_with_length(offset, len)),
-            Piece::Open(_) => None,
-        }
+        let found = written.slice_with_length(offset, len);
+        self.pieces.insert(start, Piece::Written(written));
+        Some(found)
     }
 }
 
@@ -770,10 +763,8 @@ impl<'a> TableBuffers<'a> {
             });
             buffers
         });
-        let (&start, buffer) = buffers.range(..=address).next_back()?;
-        let offset = (address - start) as usize;
-        let is_inside = offset.checked_add(len).is_some_and(|end| end <= buffer.len());
-        is_inside.then(|| buffer.slice_with_length(offset, len))
+        let (start, offset) = holding(buffers, address, len, Buffer::len)?;
+        Some(buffers[&start].slice_with_length(offset, len))
     }
 }
 

@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 
 use super::channel::{Receiver, Sender};
 use super::messages::{Answer, BatchParts, FromDevice, Opened, Run, State, ToDevice, Want};
-use super::{MemoryUse, Opening};
+use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
 use crate::device::{CancelFlag, Device};
-use crate::join::{self, BatchSink, Monitor};
+use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
 use crate::{Error, Result, panics};
@@ -81,11 +81,6 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     };
     process.hang_up();
     outcome
-}
-
-fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
-    let thread = std::thread::Builder::new().name(name).spawn(body);
-    thread.map(drop).map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
 }
 
 /// What a thread is given to do.
@@ -206,7 +201,7 @@ impl Process {
             Err(Error::Internal(format!("the join panicked on {}: {}", self.device.id(), panics::message(&*panic))))
         });
         self.jobs.lock().remove(&job);
-        let (report, lost) = (monitor.report().into(), self.device.check().err());
+        let (report, lost) = (monitor.report(), self.device.check().err());
         self.line.send(&FromDevice::State(self.state()));
         self.line.send(&FromDevice::Ended { job, outcome, report, lost });
     }
@@ -217,17 +212,12 @@ impl Process {
             let known = self.tables.lock().get(&number).cloned();
             known.unwrap_or_else(|| Err(Error::Internal(format!("a task names table {number}, which was not sent"))))
         };
-        let task = task.restore(&find)?;
+        let task = task.map_tables(find)?;
         let lender = JobLender { job, line: self.line.clone(), slabs: self.slabs.clone() };
         let arena = Arena::lent(Arc::new(lender)).interrupted_by(monitor.cancel().interrupt());
         let sink = JobSink { job, line: &self.line, slabs: &self.slabs };
-        match device_bytes {
-            Some(bytes) => {
-                let memory = Budget::within(self.promised(bytes, monitor.cancel())?);
-                join::run(&task, &*self.device.for_job(memory)?, &arena, &sink, monitor)
-            }
-            None => join::run(&task, &*self.device, &arena, &sink, monitor),
-        }
+        let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
+        run_within(promised.map(Budget::within), &*self.device, &task, &arena, &sink, monitor)
     }
 
     /// The part of the device's memory that the server has promised to a job: there is no more than that promised, but a column that a job
@@ -275,7 +265,7 @@ fn tell_progress(process: &Weak<Process>) {
             let report = monitor.report();
             if told.get(&job) != Some(&report) {
                 told.insert(job, report.clone());
-                process.line.send(&FromDevice::Progress { job, report: report.into() });
+                process.line.send(&FromDevice::Progress { job, report });
             }
         }
         let state = process.state();

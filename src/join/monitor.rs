@@ -1,18 +1,20 @@
 //! What a running join tells, and hears, about itself.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::device::{CancelFlag, in_phase};
 
 /// One phase of a join that has run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseRecord {
     /// What was done: `partition build`, `match`, `gather`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Wall-clock seconds, all waves together.
     pub seconds: f64,
     /// Bytes that had to be read and written.
@@ -24,7 +26,7 @@ pub struct PhaseRecord {
 }
 
 /// All that a join has told of itself.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Work done, in the unit of `work_total`.
     pub work_done: u64,
@@ -123,7 +125,7 @@ impl Monitor {
                 phase.kept_bytes += kept_bytes;
                 phase.in_place_bytes += in_place_bytes;
             }
-            None => phases.push(PhaseRecord { name, seconds, bytes, kept_bytes, in_place_bytes }),
+            None => phases.push(PhaseRecord { name: name.into(), seconds, bytes, kept_bytes, in_place_bytes }),
         }
         outcome
     }

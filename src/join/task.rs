@@ -10,19 +10,20 @@ use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
 use super::{JoinKind, Side};
+use crate::Result;
 use crate::catalog::Table;
 use crate::columns::KeyFacts;
 use crate::device::RadixBits;
 
-/// A join that is ready to run on one device.
-#[derive(Clone, Debug)]
-pub struct Task {
+/// A join that is ready to run on one device. `T` stands for a table: the table itself, or the number by which another process knows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task<T = Arc<Table>> {
     /// Which rows survive.
     pub how: JoinKind,
     /// The side that is indexed. Any kind of join may build on either side.
-    pub build: TaskSide,
+    pub build: TaskSide<T>,
     /// The side whose rows look for matches.
-    pub probe: TaskSide,
+    pub probe: TaskSide<T>,
     /// The columns that must be equal.
     pub keys: Vec<JoinKey>,
     /// What is known of each pair of key columns, so that both sides make the same keys.
@@ -67,13 +68,40 @@ impl Task {
     }
 }
 
+impl<T> Task<T> {
+    /// The same task with what `map` makes of its tables, the build side's first.
+    ///
+    /// # Errors
+    /// What `map` answers.
+    pub(crate) fn map_tables<U>(self, mut map: impl FnMut(T) -> Result<U>) -> Result<Task<U>> {
+        Ok(Task {
+            build: self.build.map_table(&mut map)?,
+            probe: self.probe.map_table(&mut map)?,
+            how: self.how,
+            keys: self.keys,
+            key_facts: self.key_facts,
+            output: self.output,
+            counts_rows: self.counts_rows,
+            schema: self.schema,
+            arrangement: self.arrangement,
+            dense_range: self.dense_range,
+            filter: self.filter,
+            batch_rows: self.batch_rows,
+            chunk_rows_min: self.chunk_rows_min,
+            probe_at_once: self.probe_at_once,
+            build_columns_last: self.build_columns_last,
+            expected: self.expected,
+        })
+    }
+}
+
 /// One side of a task.
-#[derive(Clone, Debug)]
-pub struct TaskSide {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TaskSide<T = Arc<Table>> {
     /// Which side of the join it is.
     pub side: Side,
     /// Its rows.
-    pub table: Arc<Table>,
+    pub table: T,
     /// Key columns, in the order of the pairs.
     pub key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
@@ -83,6 +111,19 @@ pub struct TaskSide {
     /// Those of them that move with the keys when rows are arranged (gather from transformed relation, GFTR). The others
     /// are gathered by row number (GFUR), and so is a column that cannot move, should it be among these.
     pub carried: BTreeSet<usize>,
+}
+
+impl<T> TaskSide<T> {
+    fn map_table<U>(self, map: &mut impl FnMut(T) -> Result<U>) -> Result<TaskSide<U>> {
+        Ok(TaskSide {
+            table: map(self.table)?,
+            side: self.side,
+            key_columns: self.key_columns,
+            output_columns: self.output_columns,
+            shares: self.shares,
+            carried: self.carried,
+        })
+    }
 }
 
 /// How rows are to be arranged.

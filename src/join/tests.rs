@@ -439,8 +439,8 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
             });
             let monitor = Monitor::default();
             bench.run(&plan, &sink, &monitor)?;
-            let phases: Vec<&str> = monitor.phases().iter().map(|phase| phase.name).collect();
-            let first = |name: &str| phases.iter().position(|phase| *phase == name);
+            let phases = monitor.phases();
+            let first = |name: &str| phases.iter().position(|phase| phase.name == name);
             assert!(first("match").is_some() && first("match") < first("group build"), "{strategy}: {phases:?}");
             Ok(rows.into_inner())
         };

@@ -25,7 +25,7 @@ mod pool;
 
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArrayParts, Backing, GrowingAhead, Held, Lender, LentPiece, Pin, Place, SlabViews,
-    describe, restore,
+    describe, holding, restore,
 };
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;

@@ -242,7 +242,8 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Ra
     };
     let expected = predicted.iter().map(|phase| explained(phase.name, Some(phase)));
     let is_expected = |name: &str| predicted.iter().any(|phase| phase.name == name);
-    let unexpected = measured.iter().filter(|phase| !is_expected(phase.name)).map(|phase| explained(phase.name, None));
+    let unexpected =
+        measured.iter().filter(|phase| !is_expected(&phase.name)).map(|phase| explained(&phase.name, None));
     expected.chain(unexpected).collect()
 }
 

@@ -129,7 +129,7 @@ impl Shared {
             let mut state = self.state.lock();
             let id = self.executors[device].id;
             // What it was lost by may have taken others along.
-            let _ = self.note_lost(&mut state);
+            self.note_lost(&mut state);
             let is_lost = state.slots[device].lost.is_some();
             match is_lost {
                 true => tracing::error!(device = %id, job = job.id.0, %error, "device out of service"),

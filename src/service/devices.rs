@@ -12,7 +12,7 @@ use crate::device::{Device, DeviceId, DeviceKind, gpu_count, why_no_gpu};
 use crate::engine::{Engine, InProcess, Opening, OwnProcess, SharedSlabs};
 use crate::human::{counted, file_failure};
 use crate::memory::{
-    Arena, Backing, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
+    Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
 };
 use crate::planner::{DeviceModel, KeptRates, Rates, RatesFile};
 use crate::topology::{DeviceNode, Hop, Link, NodeKind, Topology};
@@ -225,10 +225,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
             arena.pin_by(Some(slabs.clone()));
             let logs = ["--log", &settings.log, "--log-format", &settings.log_format];
             let engine = OwnProcess::start(&opening, &logs, arena.clone(), &slabs)?;
-            match cache_bytes(&settings.device_cache, engine.memory().limit_bytes())? {
-                0 => {}
-                limit => engine.keep_columns(limit)?,
-            }
+            keep_columns(settings, engine.memory(), |limit| engine.keep_columns(limit))?;
             return Ok(Arc::new(engine));
         }
         let device: Arc<dyn Device> = match topology.host_route(node).filter(|_| kind == DeviceKind::Host) {
@@ -243,7 +240,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         };
         // What the first device has pinned is pinned for all.
         arena.pin_by(device.pin());
-        keep_columns(settings, &*device)?;
+        keep_columns(settings, device.memory(), |limit| device.keep_columns(limit))?;
         Ok(Arc::new(InProcess::new(device, arena.clone())))
     };
     let open = |node: &DeviceNode| open(node).context(|| format!("opening device {}", node.name));
@@ -299,10 +296,10 @@ fn check_host_devices(settings: &Settings, topology: &Topology) -> Result<()> {
     )))
 }
 
-fn keep_columns(settings: &Settings, device: &dyn Device) -> Result<()> {
-    match cache_bytes(&settings.device_cache, device.memory().limit_bytes())? {
+fn keep_columns(settings: &Settings, memory: &Budget, keep: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+    match cache_bytes(&settings.device_cache, memory.limit_bytes())? {
         0 => Ok(()),
-        limit => device.keep_columns(limit),
+        limit => keep(limit),
     }
 }
 
@@ -468,7 +465,6 @@ mod tests {
 
     use super::*;
     use crate::device::CancelFlag;
-    use crate::memory::Budget;
     use crate::planner::{Rates, Target};
 
     #[derive(Parser)]

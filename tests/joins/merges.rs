@@ -43,7 +43,7 @@ fn merges_without_sorting(label: &str, left: Vec<ArrayRef>, right: Vec<ArrayRef>
         let plan = planner::plan(planner::bind(spec(keys, how, strategy), &catalog).unwrap(), Some(strategy)).unwrap();
         let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
         join::run(&plan.task().unwrap(), &device, catalog.arena(), &sink, &monitor).unwrap();
-        let phases: Vec<&str> = monitor.phases().iter().map(|phase| phase.name).collect();
+        let phases = monitor.phases();
         (plan.build_sorted && plan.probe_sorted, phases, sink.batches.into_inner())
     };
     for how in [JoinKind::Inner, JoinKind::Full, JoinKind::RightAnti] {
@@ -51,7 +51,10 @@ fn merges_without_sorting(label: &str, left: Vec<ArrayRef>, right: Vec<ArrayRef>
         for strategy in [Strategy::SortMerge, Strategy::SortMergeGfur] {
             let (planned_sorted, phases, found) = run(how, strategy);
             assert!(planned_sorted, "{label}: the plan of {strategy} sorts");
-            assert!(!phases.iter().any(|name| name.starts_with("sort")), "{label}: {strategy} went through {phases:?}");
+            assert!(
+                !phases.iter().any(|phase| phase.name.starts_with("sort")),
+                "{label}: {strategy} went through {phases:?}"
+            );
             naive::assert_same_batches(&found, &expected, &format!("{label}: {how} by {strategy}"));
         }
     }

@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn what_the_device_has_kept_crosses_no_link() {
         let rates = Rates { copy_in: 10.0, copy_out: 10.0, ..Rates::h200() };
-        let phase = |kept_bytes| PhaseRecord { name: "copy in", seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
+        let phase =
+            |kept_bytes| PhaseRecord { name: "copy in".into(), seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
         let phases = vec![phase(600), phase(300)];
         let measured = Measured { bytes_in: 1000, bytes_out: 200, phases, ..Measured::default() };
         let floor = Floor::of(&Boundaries { memory: 100.0, link_both: Some(15.0) }, &rates, &measured);

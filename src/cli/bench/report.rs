@@ -179,7 +179,7 @@ impl Report {
 
     fn line(&self, case: &Case, rows: [u64; 2], measured: &Measured, floor: Floor) -> Value {
         let by_name = |value: fn(&PhaseRecord) -> Value| {
-            let phases = measured.phases.iter().map(|phase| (phase.name.to_owned(), value(phase)));
+            let phases = measured.phases.iter().map(|phase| (phase.name.to_string(), value(phase)));
             Value::Object(phases.collect())
         };
         let median = measured.median();

@@ -139,9 +139,18 @@ struct Views {
     by_view: BTreeMap<u64, u64>,
 }
 
-/// The entry that begins at that key or before.
-fn at_or_before<T>(entries: &BTreeMap<u64, T>, key: u64) -> Option<(u64, &T)> {
-    entries.range(..=key).next_back().map(|(&start, entry)| (start, entry))
+/// Of what lies at these addresses, side by side, where that begins which has all of the `len` bytes at `address`, and where in it these
+/// are.
+pub fn holding<T>(
+    entries: &BTreeMap<u64, T>,
+    address: u64,
+    len: usize,
+    len_of: impl Fn(&T) -> usize,
+) -> Option<(u64, usize)> {
+    let (&start, entry) = entries.range(..=address).next_back()?;
+    let offset = usize::try_from(address - start).ok()?;
+    let is_inside = offset.checked_add(len).is_some_and(|end| end <= len_of(entry));
+    is_inside.then_some((start, offset))
 }
 
 impl SlabViews {
@@ -181,17 +190,15 @@ impl SlabViews {
     /// [`Error::Internal`] when they are in no slab that is known here.
     pub fn borrow(&self, address: u64, len: usize) -> Result<LentPiece> {
         let views = self.views.read();
-        let found = at_or_before(&views.by_owner, address)
-            .map(|(start, memory)| ((address - start) as usize, memory))
-            .filter(|(offset, memory)| offset.checked_add(len).is_some_and(|end| end <= memory.len));
-        let Some((offset, memory)) = found else {
+        let Some((start, offset)) = holding(&views.by_owner, address, len, |memory| memory.len) else {
             return Err(Error::Internal(format!(
                 "{len} bytes at {address:#x} are in no slab that this process was shown"
             )));
         };
+        let memory = views.by_owner[&start].clone();
         // SAFETY: the offset was just found to be in the mapping.
         let start = unsafe { memory.start.add(offset) };
-        Ok(LentPiece { address, start, memory: memory.clone() })
+        Ok(LentPiece { address, start, memory })
     }
 
     /// The bytes at a place.
@@ -214,13 +221,11 @@ impl SlabViews {
     pub fn place_of(&self, buffer: &Buffer) -> Place {
         let (start, len) = (buffer.as_ptr() as u64, buffer.len());
         let views = self.views.read();
-        let found = at_or_before(&views.by_view, start).and_then(|(view, &owner)| {
-            let offset = start - view;
-            (len > 0 && offset < views.by_owner[&owner].len as u64).then_some(owner + offset)
-        });
-        match found {
-            Some(address) => Place::Slab { address, len: len as u64 },
-            None => Place::Bytes(buffer.to_vec()),
+        match holding(&views.by_view, start, len, |owner| views.by_owner[owner].len) {
+            Some((view, offset)) if len > 0 => {
+                Place::Slab { address: views.by_view[&view] + offset as u64, len: len as u64 }
+            }
+            _ => Place::Bytes(buffer.to_vec()),
         }
     }
 }

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
-pub use lent::{Held, Lender, LentPiece, Place, SlabViews};
+pub use lent::{Held, Lender, LentPiece, Place, SlabViews, holding};
 pub use mapping::Backing;
 use mapping::{HUGE_PAGE_BYTES, Mapping};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};

@@ -354,8 +354,8 @@ fn small_joins_are_priced_by_their_calls() {
 fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
     let join = bound(&sparse(1 << 16, 1), &sparse(1 << 20, 1), JoinKind::Inner);
     let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
-    let phase = |name, seconds, bytes, kept_bytes, in_place_bytes| PhaseRecord {
-        name,
+    let phase = |name: &'static str, seconds, bytes, kept_bytes, in_place_bytes| PhaseRecord {
+        name: name.into(),
         seconds,
         bytes,
         kept_bytes,
