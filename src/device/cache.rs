@@ -4,9 +4,12 @@
 //! What is kept is what was copied: some consecutive rows of a column of a table, known by the table itself and not by its name, so
 //! that a table which is replaced is another one. Joins cut a table of one size in one of two ways, of which one halves what the
 //! other cuts, so that most ask for the same rows.
-//! Who asks for other rows of a column all of which are there gets a copy of these, made on the device.
+//! Who asks for other rows of a column all of which are there gets these: out of the midst of what is kept, or put together on the
+//! device of several parts, and then kept as well, because the next will ask for the same. The parts are of no more use to anybody but who
+//! asks for the very same.
 //! Kept columns are charged to the device's memory, and give way when a job asks for it: those of tables that are gone before
-//! all, then those that were asked for once, and last those that were asked for again; of each, the least recently used first.
+//! all and those that are there twice, then those that were asked for once, and last those that were asked for again; of each, the least
+//! recently used first.
 //!
 //! ```text
 //!   copied in ─► on probation ── asked for again ─► protected: at most PROTECTED_SHARE of the bytes
@@ -125,6 +128,14 @@ impl Key {
         let table = rows.table.as_ptr().cast::<()>() as usize;
         Self { table, column: rows.column, start: rows.rows.start, end: rows.rows.end }
     }
+
+    /// Whether it is some of those rows, and not all of them.
+    fn is_part_of(&self, whole: &Self) -> bool {
+        (self.table, self.column) == (whole.table, whole.column)
+            && whole.start <= self.start
+            && self.end <= whole.end
+            && self != whole
+    }
 }
 
 struct Entry {
@@ -135,6 +146,8 @@ struct Entry {
     last_used: u64,
     /// Whether it was asked for again.
     is_protected: bool,
+    /// Whether its rows were put together with others, in what is or was kept beside it.
+    is_double: bool,
     /// The buffer in the hands of those who use it.
     lent: Weak<Lent>,
 }
@@ -173,8 +186,8 @@ pub(super) struct KeptPart {
 pub(super) enum CopyFrom<'a> {
     /// Host memory, at the charge of that budget, or of the job where there is none.
     Host(Option<&'a Budget>),
-    /// What is kept, one part after the other, at the charge of the job.
-    Kept(&'a [KeptPart]),
+    /// What is kept, one part after the other, at the charge of that budget, or of the job. One part alone need not be copied.
+    Kept(&'a [KeptPart], Option<&'a Budget>),
 }
 
 /// A kept buffer as those have it who use it. It is the buffer in all but that its end is noticed.
@@ -261,17 +274,23 @@ impl ColumnCache {
             stream.spared.add_kept(bytes);
             return Ok(buffer);
         }
-        if let Some(kept) = self.find_parts(rows, bytes) {
-            kept.iter().try_for_each(|part| device.wait_event(&part.ready, stream))?;
+        let parts = self.find_parts(rows, bytes);
+        if let Some(parts) = &parts {
+            parts.iter().try_for_each(|part| device.wait_event(&part.ready, stream))?;
             stream.spared.add_kept(bytes);
-            return copy(CopyFrom::Kept(&kept));
         }
-        let Some(room) = self.room(bytes).filter(|_| bytes > 0) else { return copy(CopyFrom::Host(None)) };
+        let copy = |charged: Option<&Budget>| match &parts {
+            Some(parts) => copy(CopyFrom::Kept(parts, charged)),
+            None => copy(CopyFrom::Host(charged)),
+        };
+        let is_in_one_part = parts.as_ref().is_some_and(|parts| parts.len() == 1);
+        let stays_there = bytes > 0 && !is_in_one_part;
+        let Some(room) = stays_there.then(|| self.room(bytes)).flatten() else { return copy(None) };
         // Charged to the device and not to the job, because it stays.
-        let buffer = match copy(CopyFrom::Host(Some(&self.memory))) {
+        let buffer = match copy(Some(&self.memory)) {
             Ok(buffer) => buffer,
             // Somebody was quicker to take the room.
-            Err(Error::Exhausted(_)) => return copy(CopyFrom::Host(None)),
+            Err(Error::Exhausted(_)) => return copy(None),
             Err(error) => return Err(error),
         };
         let (kept, first_ready) = self.keep(room, rows, &buffer, device.record_event(stream)?);
@@ -381,9 +400,16 @@ impl ColumnCache {
             }
             hash_map::Entry::Vacant(place) => {
                 let (table, buffer) = (rows.table.clone(), buffer.clone());
-                let entry = Entry { table, buffer, ready, last_used, is_protected: false, lent: Weak::new() };
+                let lent = Weak::new();
+                let entry = Entry { table, buffer, ready, last_used, is_protected: false, is_double: false, lent };
                 let entry = place.insert(entry);
                 let (kept, bytes) = (entry.lend(&self.totals), entry.bytes());
+                let whole = Key::of(rows);
+                inner
+                    .entries
+                    .iter_mut()
+                    .filter(|(key, _)| key.is_part_of(&whole))
+                    .for_each(|(_, part)| part.is_double = true);
                 inner.stats.bytes += bytes;
                 self.totals.kept.store(inner.stats.bytes, Ordering::Relaxed);
                 (kept, None)
@@ -409,15 +435,18 @@ impl ColumnCache {
     fn give_way(&self, bytes: u64, more_bytes: u64) -> u64 {
         let mut inner = self.inner.lock();
         let unused = inner.entries.iter().filter(|(_, entry)| !entry.is_in_use());
-        // The tables that are gone first, then what is on probation, then by last use.
-        let turn = |entry: &Entry| (entry.table.strong_count() > 0, entry.is_protected, entry.last_used);
+        // The tables that are gone first and what is there twice, then what is on probation, then by last use.
+        let turn = |entry: &Entry| {
+            let is_of_use = entry.table.strong_count() > 0 && !entry.is_double;
+            (is_of_use, entry.is_protected, entry.last_used)
+        };
         let mut victims: Vec<_> = unused.map(|(&key, entry)| (turn(entry), key)).collect();
         victims.sort_unstable_by_key(|&(turn, _)| turn);
         let mut gone = Vec::new();
         let mut free = 0;
-        for ((lives, is_protected, _), key) in victims {
+        for ((is_of_use, is_protected, _), key) in victims {
             let wanted = if is_protected { bytes } else { bytes.max(more_bytes) };
-            if free >= wanted && lives {
+            if free >= wanted && is_of_use {
                 break;
             }
             let Some(entry) = inner.entries.remove(&key) else { continue };
@@ -555,6 +584,25 @@ mod tests {
         }
         assert!(bench.cache.find_parts(&rows(&table, 1, 0..10), 100).is_none(), "another column");
         assert_eq!(bench.cache.stats().misses, misses - 3);
+    }
+
+    #[test]
+    fn what_is_there_twice_gives_way_first() {
+        let bench = bench(1000, 500);
+        let table = Arc::new("t".to_string());
+        bench.copy_in(&rows(&table, 1, 0..10), 100);
+        for range in [0..10, 10..20, 0..20] {
+            let pieces = 10 * (range.end - range.start);
+            bench.copy_in(&rows(&table, 0, range.clone()), pieces);
+            bench.copy_in(&rows(&table, 0, range), pieces);
+        }
+        bench.copy_in(&rows(&table, 2, 0..10), 100);
+        for (part, stays) in [(0..10, false), (10..20, false), (0..20, true)] {
+            assert_eq!(bench.cache.find(&rows(&table, 0, part.clone())).is_some(), stays, "{part:?}");
+        }
+        for column in [1, 2] {
+            assert!(bench.cache.find(&rows(&table, column, 0..10)).is_some(), "{column}");
+        }
     }
 
     #[test]

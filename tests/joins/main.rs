@@ -5,16 +5,19 @@ mod memory;
 mod merges;
 mod naive;
 
+use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
+use arrow::buffer::Buffer;
 use arrow::datatypes::Int64Type;
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
-use dovetail::device::{CancelFlag, Device, open_gpu};
+use dovetail::device::{CancelFlag, ColumnRows, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
@@ -223,10 +226,8 @@ fn random_joins_agree_with_the_naive_join() {
     }
 }
 
-#[test]
-fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
-    let mut rng = StdRng::seed_from_u64(seed() ^ 7);
-    let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
+/// Of 4 MiB of memory, with so many bytes of it for columns.
+fn device_that_keeps(bytes: u64) -> Arc<dyn Device> {
     let memory = 4 << 20;
     let device = match std::env::var("DOVETAIL_TEST_DEVICE").as_deref() {
         Ok("cuda") => device(2, memory),
@@ -237,8 +238,65 @@ fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
             Arc::new(HostDevice::new(0, 2, budget, Some(link)).unwrap().with_streams(3))
         }
     };
+    device.keep_columns(bytes).unwrap();
+    device
+}
+
+/// Whichever rows of a column are asked for once all are there, these come, and none crosses the link again.
+#[test]
+fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
+    const ROWS: u64 = 3000;
+    let values: Vec<u32> = (0..ROWS as u32).map(|row| row.wrapping_mul(0x9e37_79b9)).collect();
+    let (host, table) = (Buffer::from_slice_ref(&values), Arc::new(String::from("t")));
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 20));
+    let device = device_that_keeps(256 << 10);
+    let stream = device.stream(CancelFlag::new()).unwrap();
+    let check = |rows: Range<u64>, crosses: bool, keeps_more: bool| {
+        let before = device.cache_stats().unwrap();
+        let bytes = 4 * rows.start as usize..4 * rows.end as usize;
+        let part = host.slice_with_length(bytes.start, bytes.len());
+        let asked: Arc<dyn Any + Send + Sync> = table.clone();
+        let asked = ColumnRows { table: Arc::downgrade(&asked), column: 0, rows: rows.clone() };
+        let buffer = device.copy_in_column(&asked, std::slice::from_ref(&part), &stream).unwrap();
+        assert_eq!(buffer.size_bytes(), bytes.len(), "{rows:?}");
+        let found = device.copy_out(&buffer, bytes.len(), &arena, &stream).unwrap();
+        assert!(found.as_slice() == part.as_slice(), "{rows:?}");
+        let after = device.cache_stats().unwrap();
+        assert_eq!((after.misses > before.misses, after.bytes > before.bytes), (crosses, keeps_more), "{rows:?}");
+    };
+    for (rows, crosses, keeps_more) in [
+        (0..1024, true, true),
+        (1024..2048, true, true),
+        // Both parts, put together; and then as they are.
+        (0..2048, false, true),
+        (0..2048, false, false),
+        (1024..2048, false, false),
+        // Out of the midst: where a buffer could begin, and where none could.
+        (64..200, false, false),
+        (67..68, false, false),
+        (1000..2047, false, false),
+        (2000..2500, true, true),
+        (2048..ROWS, true, true),
+        (0..ROWS, false, true),
+        (1..ROWS, false, false),
+    ] {
+        check(rows, crosses, keeps_more);
+    }
+    let kept = device.cache_stats().unwrap();
+    assert_eq!((device.memory().used_bytes(), kept.evictions), (kept.bytes, 0), "nothing else is there");
+    // A job needs most of the memory: what is there twice goes first.
+    let job = device.memory().reserve(device.memory().limit_bytes() - 20_000, "a job").unwrap();
+    check(0..ROWS, false, false);
+    check(1024..2048, false, false);
+    drop(job);
+}
+
+#[test]
+fn columns_that_stay_on_a_device_are_those_of_the_table_that_is_joined() {
+    let mut rng = StdRng::seed_from_u64(seed() ^ 7);
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 1 << 30));
     // Room for the columns of some tables, so that others give way.
-    device.keep_columns(64 << 10).unwrap();
+    let device = device_that_keeps(64 << 10);
     let bench = Bench { catalog: Catalog::new(arena), device, threads: 2 };
     let mut hits = 0;
     for round in 0..6 {

@@ -1,6 +1,7 @@
 //! Device memory: charged to the budget, taken from the stream-ordered pool and given back in stream order.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -12,8 +13,8 @@ use crate::device::{DeviceBuffer, DeviceMemory};
 use crate::memory::{Budget, Reservation};
 use crate::{Error, Result};
 
-/// What the pool hands out is a multiple of this many bytes; kernels that write whole words rely on it.
-const GRANULE_BYTES: usize = 256;
+/// What the pool hands out begins at a multiple of this many bytes, and is as long as one; kernels that move whole words rely on it.
+pub(super) const GRANULE_BYTES: usize = 256;
 
 /// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream it was made for, or that it was
 /// [handed over](Self::hand_over) to.
@@ -25,7 +26,16 @@ pub(super) struct CudaBuffer {
     queue: Mutex<Arc<Queue>>,
     /// What of it is there when, if it was copied in piece by piece.
     arrivals: Mutex<Vec<Arrival>>,
-    reservation: Reservation,
+    memory: Memory,
+}
+
+/// Whose the memory of a buffer is.
+#[derive(Debug)]
+enum Memory {
+    /// Its own, charged so.
+    Own(Reservation),
+    /// That of another buffer, which stays as long as this one does.
+    PartOf(#[expect(dead_code, reason = "held, not read")] DeviceBuffer),
 }
 
 /// A piece of a buffer that is being copied in.
@@ -48,7 +58,21 @@ impl CudaBuffer {
         let allocated = unsafe { result::malloc_async(queue.raw(), taken) };
         let mut pointer = 0;
         queue.gpu.check(allocated.map(|allocated| pointer = allocated), purpose)?;
-        Ok(Self { pointer, bytes, queue: Mutex::new(queue.clone()), arrivals: Mutex::default(), reservation })
+        let (queue, memory) = (Mutex::new(queue.clone()), Memory::Own(reservation));
+        Ok(Self { pointer, bytes, queue, arrivals: Mutex::default(), memory })
+    }
+
+    /// Those bytes of another buffer, where they lie.
+    pub(super) fn part_of(whole: &DeviceBuffer, bytes: Range<usize>) -> Self {
+        let CudaBuffer { pointer, bytes: whole_bytes, queue, .. } = cuda(whole);
+        assert!(bytes.end <= *whole_bytes, "bytes {bytes:?} of {whole_bytes}");
+        Self {
+            pointer: pointer + bytes.start as u64,
+            bytes: bytes.len(),
+            queue: Mutex::new(queue.lock().clone()),
+            arrivals: Mutex::default(),
+            memory: Memory::PartOf(whole.clone()),
+        }
     }
 
     /// Says what of it is there when. The last piece ends where the buffer does.
@@ -101,6 +125,9 @@ impl CudaBuffer {
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
+        if let Memory::PartOf(_) = self.memory {
+            return;
+        }
         // On a lost device there is nothing to be freed.
         let queue = self.queue.get_mut();
         if queue.gpu.bind().is_ok() {
@@ -116,7 +143,10 @@ impl DeviceMemory for CudaBuffer {
     }
 
     fn charged_bytes(&self) -> u64 {
-        self.reservation.bytes()
+        match &self.memory {
+            Memory::Own(reservation) => reservation.bytes(),
+            Memory::PartOf(_) => 0,
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -248,11 +248,13 @@ impl Device for CudaDevice {
     fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let copy = |from: CopyFrom<'_>| {
             let work = self.work(stream)?;
+            let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
+                Some(memory) => copy(&Work { memory, ..work }),
+                None => copy(&work),
+            };
             match from {
-                CopyFrom::Host(memory) => {
-                    transfer::copy_in(&Work { memory: memory.unwrap_or(work.memory), ..work }, parts)
-                }
-                CopyFrom::Kept(parts) => transfer::put_together(&work, parts),
+                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
+                CopyFrom::Kept(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
             }
         };
         let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };

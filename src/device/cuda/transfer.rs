@@ -8,7 +8,7 @@ use arrow::buffer::Buffer;
 use arrow::util::bit_mask;
 use cudarc::driver::result;
 
-use super::buffer::{CudaBuffer, cuda};
+use super::buffer::{CudaBuffer, GRANULE_BYTES, cuda};
 use super::fault;
 use super::work::Work;
 use crate::Result;
@@ -23,9 +23,14 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
     Ok(Arc::new(work.copy_from_host(parts, COPY_IN)?))
 }
 
-/// Parts of what is on the GPU already, one after the other.
+/// Parts of what is on the GPU already, one after the other. One alone is read where it lies, if that is where a buffer could begin.
 pub(super) fn put_together(work: &Work<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
     const PURPOSE: &str = "putting a column together";
+    if let [part] = parts
+        && part.bytes.start.is_multiple_of(GRANULE_BYTES)
+    {
+        return Ok(Arc::new(CudaBuffer::part_of(&part.buffer, part.bytes.clone())));
+    }
     let buffer = work.buffer(parts.iter().map(|part| part.bytes.len()).sum(), PURPOSE)?;
     let mut end = 0;
     for part in parts {

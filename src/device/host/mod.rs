@@ -300,10 +300,15 @@ impl Device for HostDevice {
 
     fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
+        let charged = |memory: Option<&Budget>| match memory {
+            Some(memory) => self.pool.charged_to(memory.clone()),
+            None => self.pool.clone(),
+        };
         let copy = |from: CopyFrom<'_>| match from {
-            CopyFrom::Host(Some(memory)) => self.copy_in_to(&self.pool.charged_to(memory.clone()), parts, stream),
-            CopyFrom::Host(None) => self.copy_in(parts, stream),
-            CopyFrom::Kept(parts) => self.run(stream, |run| transfer::put_together(run, parts)),
+            CopyFrom::Host(memory) => self.copy_in_to(&charged(memory), parts, stream),
+            CopyFrom::Kept(kept, memory) => {
+                self.run_in(&charged(memory), stream, |run| transfer::put_together(run, kept))
+            }
         };
         let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
         cache.copy_in(rows, bytes, self, stream, copy, |_| ())
