@@ -2,7 +2,7 @@
 
 The failures are deliberate: ``DOVETAIL_TEST_FAULT`` names a file, and when that is there, the next primitive, copy or
 allocation fails in the way that the file says. Runs on the CPU, and with ``DOVETAIL_TEST_DEVICE=cuda`` on a GPU;
-what needs two, with ``DOVETAIL_TEST_GPUS=2``.
+what needs two, with ``DOVETAIL_TEST_GPUS=2``, and where there is one only, ``DOVETAIL_TEST_GPUS_OF_ONE=2`` as well.
 """
 
 from __future__ import annotations
@@ -322,7 +322,35 @@ def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server],
         assert server.is_ready()
 
 
-@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+two_gpus_only = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs, or one that is shown as two")
+
+
+@two_gpus_only
+def test_an_illegal_access_harms_no_job_on_another_gpu(start: Callable[..., Server], trigger: Path) -> None:
+    rows, matches, jobs = 16_000_000, 1000, 200
+    server = start(
+        devices=f"cuda:{GPUS}", host_memory="8GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}
+    )
+    with server.connect() as client:
+        upload(client, rows)
+        client.put("few", pa.table({"k": np.arange(rows) + rows - matches, "c": np.arange(rows)}))
+        # Some milliseconds each, most of which their keys cross the link for.
+        few = [client.submit("l", "few", on="k", strategy="radix-hash", devices=["cuda:1"]) for _ in range(jobs)]
+        fault = "cuda:0 illegal-access"
+        fail_after_the_first_rows(client, trigger, fault, dovetail.Unavailable, "cuda:0 was lost", "cuda:0")
+        assert few[0].wait().state == "complete"
+        assert few[-1].status().state == "queued", "the other GPU was at work when this one was lost"
+        moving = submit(client)
+        for job in few:
+            assert job.wait().raw["device"] == "cuda:1"
+            joined = job.result().table()
+            assert np.array_equal(np.sort(joined["c"].to_numpy()), np.arange(matches))
+        assert_right(moving.result().table(), rows)
+        assert [device_up(server, f"cuda:{gpu}") for gpu in range(GPUS)] == [0] + [1] * (GPUS - 1)
+        assert server.is_ready()
+
+
+@two_gpus_only
 def test_an_illegal_access_takes_no_gpu_of_another_process(start: Callable[..., Server], trigger: Path) -> None:
     server = start(
         devices=f"cuda:{GPUS}", host_memory="2GiB", device_cache="0", env={"DOVETAIL_TEST_FAULT": str(trigger)}

@@ -42,8 +42,20 @@ pub(super) fn is_driver_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// How many GPUs the driver shows to this process.
+/// As how many GPUs each of the driver's is shown, with an equal share of its memory: one, but for tests of several GPUs where there are fewer
+/// (`DOVETAIL_TEST_GPUS_OF_ONE`). In a process of its own each has a context of its own, which errors of the others do not reach.
+fn gpus_of_one() -> u16 {
+    let asked = std::env::var("DOVETAIL_TEST_GPUS_OF_ONE").ok().and_then(|count| count.parse().ok());
+    asked.unwrap_or(1).max(1)
+}
+
+/// How many GPUs there are for this process.
 pub(super) fn gpu_count() -> Result<u16> {
+    Ok(driver_count()?.saturating_mul(gpus_of_one()))
+}
+
+/// How many GPUs the driver shows to this process.
+fn driver_count() -> Result<u16> {
     if !is_driver_present() {
         return Ok(0);
     }
@@ -123,7 +135,7 @@ impl Gpu {
                 "there is no GPU {ordinal}: {there_are}; use the CPU instead: host"
             )));
         }
-        let context = CudaContext::new(usize::from(ordinal))
+        let context = CudaContext::new(usize::from(ordinal / gpus_of_one()))
             .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
         // Opening it has made its context the calling thread's.
         let observer = Observer::named(observer, ordinal)?;
@@ -172,7 +184,7 @@ impl Gpu {
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
         let (free, _) = self.answer(result::mem_get_info(), "reading the GPU's memory")?;
-        Ok(free as u64)
+        Ok(free as u64 / u64::from(gpus_of_one()))
     }
 
     /// Makes this GPU the one that the calling thread's calls go to.
