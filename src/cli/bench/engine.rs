@@ -69,6 +69,8 @@ pub struct Measured {
     pub kept: bool,
     /// Of each timed run, ascending.
     pub seconds: Vec<f64>,
+    /// Of the runs that were timed once more, beside what it is compared with, ascending; empty where that was not needed.
+    pub seconds_again: Vec<f64>,
     /// Rows of the result.
     pub rows: u64,
     /// Bytes of all tables that are joined.
@@ -136,9 +138,20 @@ impl Measured {
         (self.phases, self.times) = (middle.phases, middle.times);
     }
 
+    /// Takes what more runs gave, beside what it is compared with.
+    pub fn set_runs_again(&mut self, runs: &[Timed]) {
+        self.seconds_again = runs.iter().map(|run| run.seconds).collect();
+        self.seconds_again.sort_by(f64::total_cmp);
+    }
+
     /// The middle one of the runs' times.
     pub fn median(&self) -> f64 {
         self.seconds[self.seconds.len() / 2]
+    }
+
+    /// The same of those that were timed once more; `None` where none were.
+    pub fn median_again(&self) -> Option<f64> {
+        self.seconds_again.get(self.seconds_again.len() / 2).copied()
     }
 
     /// The strategy that ran, and what was forced of it.
@@ -312,6 +325,7 @@ impl Engine {
             asked: *asked,
             kept: self.keeps,
             seconds: Vec::new(),
+            seconds_again: Vec::new(),
             rows,
             bytes_in: run.bytes_in,
             bytes_out: run.bytes_out,

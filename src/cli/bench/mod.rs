@@ -35,6 +35,7 @@ mod tpc;
 mod workload;
 mod zipf;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ use self::axes::{parse_scale, show_scale};
 use self::case::Case;
 use self::check::Prepared;
 use self::choices::Choices;
-use self::engine::{Engine, Machine, Measurable, Measured};
+use self::engine::{Engine, Machine, Measurable, Measured, Timed};
 use self::floor::Boundaries;
 use self::report::Report;
 use self::suite::{AxisArgs, Size, Suite};
@@ -213,7 +214,12 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
     let mut choices = Choices::default();
     // What the planner chooses, it chooses for a server.
     let on = &Measurable { shares: suite.is_of_choices(), ..on.clone() };
-    let asking = Asking { strategies: &strategies, runs: args.runs, exhaustive: args.exhaustive };
+    let asking = Asking {
+        strategies: &strategies,
+        runs: args.runs,
+        exhaustive: args.exhaustive,
+        compares: suite.is_of_choices(),
+    };
     let case_steps = asking.steps(on.machine.device.kind);
     let progress = Progress::of(suite.name, Some(cases.len() as u64 * case_steps));
     for (at, case) in cases.iter().enumerate() {
@@ -240,6 +246,7 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
 }
 
 /// What is measured of each case.
+#[derive(Clone, Copy)]
 struct Asking<'a> {
     /// By their names; `None` is the planner's choice.
     strategies: &'a [Option<Strategy>],
@@ -247,6 +254,8 @@ struct Asking<'a> {
     runs: u32,
     /// Whether the planner's choice is measured with its decisions changed, too, and all with columns on the device.
     exhaustive: bool,
+    /// Whether the planner's choice is compared with the rest.
+    compares: bool,
 }
 
 impl Asking<'_> {
@@ -282,8 +291,7 @@ fn measure(
     Ok((rows, measured))
 }
 
-/// All that is asked for with the engine as it is. What is measured takes turns, so that what else the machine does meets all
-/// of it.
+/// All that is asked for with the engine as it is.
 fn measure_group(
     case: &Case,
     asking: &Asking<'_>,
@@ -315,29 +323,49 @@ fn measure_group(
     // noise alone.
     let same_plan = |of: usize| (0..of).find(|&earlier| measured[earlier].plan == measured[of].plan);
     let measured_with: Vec<usize> = (0..measured.len()).map(|at| same_plan(at).unwrap_or(at)).collect();
-    let mut timed = vec![Vec::new(); measured.len()];
+    let own: Vec<usize> = (0..measured.len()).filter(|&at| measured_with[at] == at).collect();
+    progress.advance((measured.len() - own.len()) as u64 * u64::from(runs));
+    let time = |at: usize, round: u32| {
+        let Measured { asked, bytes_in, bytes_out, .. } = &measured[at];
+        let run = engine.time(asked, prepared).context(|| asked.label());
+        progress.moved(bytes_in + bytes_out);
+        progress.advance(u64::from(round < runs));
+        run
+    };
+    let timed = in_turn(&own, runs, time)?;
+    for (measured, with) in measured.iter_mut().zip(measured_with) {
+        measured.set_runs(timed[&with].clone());
+    }
+    if asking.compares {
+        let time = |at: usize, _| engine.time(&measured[at].asked, prepared).context(|| measured[at].asked.label());
+        for (at, again) in in_turn(&choices::to_measure_again(&measured), runs, time)? {
+            measured[at].set_runs_again(&again);
+        }
+    }
+    Ok(measured)
+}
+
+/// Timed runs, at least so many of each and more where they are short, in turn, so that what else the machine does meets all of them. `time`
+/// is told which, and in which round.
+fn in_turn(
+    which: &[usize],
+    runs: u32,
+    time: impl Fn(usize, u32) -> Result<Timed>,
+) -> Result<BTreeMap<usize, Vec<Timed>>> {
+    let mut timed: BTreeMap<usize, Vec<Timed>> = BTreeMap::new();
     // Of the runs alone: what it takes to check their results makes none of them longer.
     let mut timed_seconds = 0.0;
     for round in 0..runs * SHORT_RUNS {
         if round >= runs && timed_seconds >= SHORT.as_secs_f64() {
             break;
         }
-        for at in 0..measured.len() {
-            if measured_with[at] == at {
-                let run = engine.time(&measured[at].asked, prepared).context(|| measured[at].asked.label())?;
-                timed_seconds += run.seconds;
-                timed[at].push(run);
-                progress.moved(measured[at].bytes_in + measured[at].bytes_out);
-            }
-            if round < runs {
-                progress.advance(1);
-            }
+        for &at in which {
+            let run = time(at, round)?;
+            timed_seconds += run.seconds;
+            timed.entry(at).or_default().push(run);
         }
     }
-    for (measured, with) in measured.iter_mut().zip(measured_with) {
-        measured.set_runs(timed[with].clone());
-    }
-    Ok(measured)
+    Ok(timed)
 }
 
 fn list() {

@@ -197,6 +197,7 @@ impl Report {
             "seconds_min": measured.seconds.first(),
             "seconds_max": measured.seconds.last(),
             "runs": measured.seconds.len(),
+            "seconds_again": measured.median_again(),
             "predicted_seconds": measured.predicted_seconds,
             "rows_per_second": (rows[0] + rows[1]) as f64 / median,
             "bytes_in": measured.bytes_in,

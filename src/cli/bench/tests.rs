@@ -208,7 +208,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     assert_eq!((kept.rows, kept.bytes_in), (streamed.rows, streamed.bytes_in));
     // Keys of both sides, at the least.
     assert!(kept_bytes(&engine, &prepared) >= 8 * 30_000);
-    let asking = Asking { strategies: &[Some(Strategy::Hash), None], runs: 1, exhaustive: true };
+    let asking = Asking { strategies: &[Some(Strategy::Hash), None], runs: 1, exhaustive: true, compares: true };
     let measured = measure_group(&case, &asking, &engine, &prepared, &Progress::of("test", None)).unwrap();
     assert!(measured.len() > 3 && measured.iter().all(|measured| measured.kept), "{measured:?}");
     // A device that reads host memory as it lies has nothing to keep.
@@ -220,7 +220,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
 fn a_case_that_does_not_fit_the_device_is_left_out_and_not_an_error() {
     let case = cases("joins", &["--rows", "1M:1M", "--key-bytes", "8"]).remove(0);
     let on = small("joins", 1.0, 1 << 20);
-    let asking = Asking { strategies: &[Some(Strategy::Hash)], runs: 1, exhaustive: false };
+    let asking = Asking { strategies: &[Some(Strategy::Hash)], runs: 1, exhaustive: false, compares: false };
     let (rows, measured) = measure(&case, &asking, &on, &Progress::of("test", None)).unwrap();
     assert_eq!(rows, [1 << 20; 2]);
     assert!(measured.is_empty(), "{measured:?}");
