@@ -69,7 +69,7 @@ pub(super) struct Run {
 pub(super) enum FromDevice {
     /// The answer to [`ToDevice::Open`].
     Opened(Result<Opened>),
-    /// A job wants something, and waits for the answer.
+    /// A job wants something, and waits for the answer, but to a push: what it says next is heard when that was done.
     Call { call: u64, job: u64, want: Want },
     /// A piece is no longer needed but for its first bytes.
     Shorten { address: u64, len: u64 },
@@ -158,6 +158,11 @@ impl BatchParts {
     #[cfg(test)]
     pub(super) fn sent_bytes(&self) -> usize {
         self.columns.iter().map(ArrayParts::sent_bytes).sum()
+    }
+
+    /// Shows every place that it has.
+    pub(super) fn each_place(&self, show: &mut dyn FnMut(&Place)) {
+        self.columns.iter().for_each(|column| column.each_place(show));
     }
 
     pub(super) fn restore(&self, schema: &SchemaRef, find: &dyn Fn(&Place) -> Result<Buffer>) -> Result<RecordBatch> {

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   run() ── one thread per job: pushes batches, hands on progress ──────────┐
-//!   clerks ── lend pieces: may wait for a slab ──────────────────────────────┤◄── reader ◄── socket
+//!   clerks ── lend what has to be waited for ────────────────────────────────┤◄── reader ◄── socket
 //!   whoever asks: what is kept, rates ───────────────────────────────────────┘
 //! ```
 //!
-//! The reader waits for nobody but the process, which always takes what it is sent. What is given back it takes back itself, in the order in
-//! which it hears of it, and it may unmap a slab for it.
+//! The reader waits for nobody but the process, which always takes what it is sent. What is there it lends itself. What is given back it takes
+//! back itself, in the order in which it hears of it, and it may unmap a slab for it: a process gives the pieces of a batch back as soon as
+//! it has sent it, so the reader holds them for whoever is to push it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Shutdown;
@@ -277,6 +278,8 @@ impl OwnProcess {
     fn attend(&self, listening: &Listening<'_>, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         let job = listening.job;
         let mut is_told_to_stop = false;
+        // Why a batch could not be pushed. Others may be on their way that follow on it.
+        let mut refused = None;
         let tables = TableBuffers::new(task);
         loop {
             if monitor.cancel().is_raised() && !is_told_to_stop {
@@ -284,19 +287,23 @@ impl OwnProcess {
                 self.send(&ToDevice::Cancel { job })?;
             }
             match listening.messages.recv_timeout(CANCEL_INTERVAL) {
-                Ok(OfJob::Push { call, batch, shared }) => {
+                Ok(OfJob::Push { call, batch, pieces, shared }) => {
                     let push = || {
-                        self.link.batch(task, &tables, &batch).and_then(|batch| match &shared {
+                        restored(task, &tables, &pieces, &batch).and_then(|batch| match &shared {
                             Some(shared) => sink.push_sharing(batch, shared),
                             None => sink.push(batch),
                         })
                     };
-                    // The job waits for an answer, whatever comes of it here.
-                    let pushed = catch_unwind(AssertUnwindSafe(push)).unwrap_or_else(|panic| {
-                        let message = panics::message(&*panic);
-                        Err(Error::Internal(format!("taking a batch of the result panicked: {message}")))
-                    });
-                    self.send(&ToDevice::Answer { call, answer: pushed.map(|()| Answer::Pushed) })?;
+                    if refused.is_none() {
+                        // The job hears of it, whatever comes of it here.
+                        let pushed = catch_unwind(AssertUnwindSafe(push)).unwrap_or_else(|panic| {
+                            let message = panics::message(&*panic);
+                            Err(Error::Internal(format!("taking a batch of the result panicked: {message}")))
+                        });
+                        refused = pushed.err();
+                    }
+                    let answer = refused.clone().map_or(Ok(Answer::Pushed), Err);
+                    self.send(&ToDevice::Answer { call, answer })?;
                 }
                 Ok(OfJob::ReadersMayHelp { call, waited }) => {
                     let since = Instant::now().checked_sub(waited).unwrap_or_else(Instant::now);
@@ -306,7 +313,7 @@ impl OwnProcess {
                 Ok(OfJob::Progress(report)) => monitor.take_over(report),
                 Ok(OfJob::Ended { outcome, report }) => {
                     monitor.take_over(report);
-                    return outcome;
+                    return refused.map_or(outcome, Err);
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -464,10 +471,13 @@ struct Door {
     messages: mpsc::Sender<OfJob>,
 }
 
+/// Pieces that nobody writes to any more, by where they begin.
+type Pieces = BTreeMap<u64, Buffer>;
+
 /// What a job says.
 #[derive(Debug)]
 enum OfJob {
-    Push { call: u64, batch: BatchParts, shared: Option<Vec<bool>> },
+    Push { call: u64, batch: BatchParts, pieces: Pieces, shared: Option<Vec<bool>> },
     ReadersMayHelp { call: u64, waited: Duration },
     Progress(Report),
     Ended { outcome: Result<()>, report: Report },
@@ -614,10 +624,16 @@ impl Link {
                 };
                 let say = |said: OfJob| drop(messages.send(said));
                 match want {
-                    Want::Piece { len, purpose } => chore(Chore::Piece { call, arena, len: len as usize, purpose }),
+                    Want::Piece { len, purpose } => match arena.allocate_at_once(len as usize) {
+                        Some(piece) => self.answer(call, self.lend(piece)),
+                        None => chore(Chore::Piece { call, arena, len: len as usize, purpose }),
+                    },
                     Want::Hold { bytes, purpose } => chore(Chore::Hold { call, arena, bytes, purpose }),
                     Want::FreeBytes => chore(Chore::FreeBytes { call, arena }),
-                    Want::Push { batch, shared } => say(OfJob::Push { call, batch, shared }),
+                    Want::Push { batch, shared } => {
+                        let pieces = self.lent.lock().pieces_of(&batch);
+                        say(OfJob::Push { call, batch, pieces, shared });
+                    }
                     Want::ReadersMayHelp { waited_seconds } => {
                         let waited = Duration::try_from_secs_f64(waited_seconds).unwrap_or_default();
                         say(OfJob::ReadersMayHelp { call, waited });
@@ -661,12 +677,7 @@ impl Link {
     fn work(&self, chore: Chore) {
         let (call, answer) = match chore {
             Chore::Piece { call, arena, len, purpose } => {
-                let lent = arena.allocate(len, &purpose).and_then(|piece| {
-                    let address = piece.as_ptr() as u64;
-                    self.lent.lock().open()?.pieces.insert(address, Piece::Open(piece));
-                    Ok(Answer::Piece { address })
-                });
-                (call, lent)
+                (call, arena.allocate(len, &purpose).and_then(|piece| self.lend(piece)))
             }
             Chore::Hold { call, arena, bytes, purpose } => {
                 let held = arena.reserve(bytes, &purpose).and_then(|reserved| {
@@ -681,24 +692,39 @@ impl Link {
             Chore::FreeBytes { call, arena } => (call, Ok(Answer::FreeBytes(arena.free_bytes()))),
             Chore::Refuse { call } => (call, Err(Error::Cancelled("nobody waits for the job any more".into()))),
         };
+        self.answer(call, answer);
+    }
+
+    fn lend(&self, piece: ArenaBuffer) -> Result<Answer> {
+        let address = piece.as_ptr() as u64;
+        self.lent.lock().open()?.pieces.insert(address, Piece::Open(piece));
+        Ok(Answer::Piece { address })
+    }
+
+    fn answer(&self, call: u64, answer: Result<Answer>) {
         // Of a process that does not hear, the reader will tell.
         let _ = self.sender.send(&ToDevice::Answer { call, answer }, None);
     }
+}
 
-    /// A batch of a task's result.
-    fn batch(&self, task: &Task, tables: &TableBuffers<'_>, parts: &BatchParts) -> Result<RecordBatch> {
-        let find = |place: &Place| match place {
-            Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
-            Place::Slab { address, len } => {
-                let (address, len) = (*address, *len as usize);
-                let buffer = self.lent.lock().find(address, len).or_else(|| tables.find(address, len));
-                buffer.ok_or_else(|| {
-                    Error::Internal(format!("{len} bytes at {address:#x} were not lent, and are in neither table"))
-                })
-            }
-        };
-        parts.restore(&task.schema, &find)
-    }
+/// A batch of a task's result, of lent pieces and what lies in both tables.
+fn restored(task: &Task, tables: &TableBuffers<'_>, pieces: &Pieces, parts: &BatchParts) -> Result<RecordBatch> {
+    let find = |place: &Place| match place {
+        Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
+        Place::Slab { address, len } => {
+            let (address, len) = (*address, *len as usize);
+            slice_of(pieces, address, len).or_else(|| tables.find(address, len)).ok_or_else(|| {
+                Error::Internal(format!("{len} bytes at {address:#x} were not lent, and are in neither table"))
+            })
+        }
+    };
+    parts.restore(&task.schema, &find)
+}
+
+/// The buffer's part that is at an address.
+fn slice_of(buffers: &BTreeMap<u64, Buffer>, address: u64, len: usize) -> Option<Buffer> {
+    let (start, offset) = holding(buffers, address, len, Buffer::len)?;
+    Some(buffers[&start].slice_with_length(offset, len))
 }
 
 fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>) {
@@ -722,16 +748,21 @@ impl Lent {
         }
     }
 
-    /// Bytes of a piece, to which nobody writes from now on.
-    fn find(&mut self, address: u64, len: usize) -> Option<Buffer> {
-        let (start, offset) = holding(&self.pieces, address, len, Piece::len)?;
-        let written = match self.pieces.remove(&start)? {
-            Piece::Open(open) => open.freeze(),
-            Piece::Written(written) => written,
-        };
-        let found = written.slice_with_length(offset, len);
-        self.pieces.insert(start, Piece::Written(written));
-        Some(found)
+    /// The pieces that a batch is made of, to which nobody writes from now on.
+    fn pieces_of(&mut self, batch: &BatchParts) -> Pieces {
+        let mut found = Pieces::new();
+        batch.each_place(&mut |place| {
+            let Place::Slab { address, len } = place else { return };
+            let Some((start, _)) = holding(&self.pieces, *address, *len as usize, Piece::len) else { return };
+            let Some(piece) = self.pieces.remove(&start) else { return };
+            let written = match piece {
+                Piece::Open(open) => open.freeze(),
+                Piece::Written(written) => written,
+            };
+            found.insert(start, written.clone());
+            self.pieces.insert(start, Piece::Written(written));
+        });
+        found
     }
 }
 
@@ -763,8 +794,7 @@ impl<'a> TableBuffers<'a> {
             });
             buffers
         });
-        let (start, offset) = holding(buffers, address, len, Buffer::len)?;
-        Some(buffers[&start].slice_with_length(offset, len))
+        slice_of(buffers, address, len)
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::channel::{Receiver, Sender};
 use super::messages::{Answer, BatchParts, FromDevice, Opened, Run, State, ToDevice, Want};
@@ -27,6 +27,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a job waits for memory of the device that it was promised: columns that another job is done with give way.
 const PROMISED_WAIT: Duration = Duration::from_secs(5);
+
+/// Batches of a job that are sent while earlier ones are not pushed yet: as many as streams of a device make at a time, and some.
+const PUSHES_MAX: usize = 8;
 
 /// Runs the process that [`OwnProcess`](super::OwnProcess) starts; standard input is its socket.
 ///
@@ -215,7 +218,7 @@ impl Process {
         let task = task.map_tables(find)?;
         let lender = JobLender { job, line: self.line.clone(), slabs: self.slabs.clone() };
         let arena = Arena::lent(Arc::new(lender)).interrupted_by(monitor.cancel().interrupt());
-        let sink = JobSink { job, line: &self.line, slabs: &self.slabs };
+        let sink = JobSink { job, pushes: Arc::default(), line: &self.line, slabs: &self.slabs };
         let promised = device_bytes.map(|bytes| self.promised(bytes, monitor.cancel())).transpose()?;
         run_within(promised.map(Budget::within), &*self.device, &task, &arena, &sink, monitor)
     }
@@ -283,7 +286,7 @@ fn tell_progress(process: &Weak<Process>) {
 struct Line {
     sender: Arc<Sender>,
     /// Calls that wait for their answers.
-    waiting: Mutex<HashMap<u64, mpsc::SyncSender<Result<Answer>>>>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
     last_call: AtomicU64,
     is_cut: AtomicBool,
 }
@@ -298,26 +301,87 @@ impl Line {
 
     /// Asks for something and waits for it.
     fn call(&self, job: u64, want: Want) -> Result<Answer> {
-        let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
         let (answer, answered) = mpsc::sync_channel(1);
-        self.waiting.lock().insert(call, answer);
+        self.ask(job, want, Waiting::Caller(answer))?;
+        answered.recv().unwrap_or_else(|_| Err(hung_up()))
+    }
+
+    /// Asks for something that `waiting` waits for.
+    fn ask(&self, job: u64, want: Want, waiting: Waiting) -> Result<()> {
+        let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
+        self.waiting.lock().insert(call, waiting);
         if self.is_cut.load(Ordering::Acquire) {
             self.cut();
         }
-        self.sender.send(&FromDevice::Call { call, job, want }, None)?;
-        answered.recv().unwrap_or_else(|_| Err(Error::Cancelled("the server has hung up".into())))
+        Ok(self.sender.send(&FromDevice::Call { call, job, want }, None)?)
     }
 
     fn answered(&self, call: u64, answer: Result<Answer>) {
-        if let Some(waiting) = self.waiting.lock().remove(&call) {
-            // Whoever has asked waits for it.
-            let _ = waiting.send(answer);
+        let waiting = self.waiting.lock().remove(&call);
+        if let Some(waiting) = waiting {
+            waiting.answered(answer);
         }
     }
 
     fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
-        self.waiting.lock().clear();
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        waiting.into_values().for_each(|waiting| waiting.answered(Err(hung_up())));
+    }
+}
+
+fn hung_up() -> Error {
+    Error::Cancelled("the server has hung up".into())
+}
+
+/// What waits for an answer.
+#[derive(Debug)]
+enum Waiting {
+    Caller(mpsc::SyncSender<Result<Answer>>),
+    Pushes(Arc<Pushes>),
+}
+
+impl Waiting {
+    fn answered(self, answer: Result<Answer>) {
+        match self {
+            // Whoever has asked waits for it.
+            Self::Caller(caller) => drop(caller.send(answer)),
+            Self::Pushes(pushes) => pushes.answered(answer.err()),
+        }
+    }
+}
+
+/// A job's batches that are on their way to whoever reads them.
+#[derive(Debug, Default)]
+struct Pushes {
+    state: Mutex<OnTheirWay>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct OnTheirWay {
+    count: usize,
+    /// Why one was refused, with which the job is at its end.
+    refused: Option<Error>,
+}
+
+impl Pushes {
+    /// Waits until one more may be sent.
+    fn begin(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        self.changed.wait_while(&mut state, |state| state.refused.is_none() && state.count >= PUSHES_MAX);
+        if let Some(refused) = &state.refused {
+            return Err(refused.clone());
+        }
+        state.count += 1;
+        Ok(())
+    }
+
+    fn answered(&self, refused: Option<Error>) {
+        let mut state = self.state.lock();
+        state.count -= 1;
+        state.refused = state.refused.take().or(refused);
+        self.changed.notify_all();
     }
 }
 
@@ -371,17 +435,16 @@ impl Lender for JobLender {
 /// Pushes a job's batches to the server.
 struct JobSink<'a> {
     job: u64,
+    pushes: Arc<Pushes>,
     line: &'a Line,
     slabs: &'a SlabViews,
 }
 
 impl JobSink<'_> {
     fn send(&self, batch: &RecordBatch, shared: Option<Vec<bool>>) -> Result<()> {
+        self.pushes.begin()?;
         let batch = BatchParts::of(batch, &|buffer| self.slabs.place_of(buffer));
-        match self.line.call(self.job, Want::Push { batch, shared })? {
-            Answer::Pushed => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        self.line.ask(self.job, Want::Push { batch, shared }, Waiting::Pushes(self.pushes.clone()))
     }
 }
 

@@ -185,6 +185,48 @@ fn errors_of_the_sink_and_of_memory_reach_the_job_as_they_are() {
     stage.run(&stage.engine, &task).unwrap();
 }
 
+/// A job sends batches before those ahead of them are pushed.
+#[test]
+fn nothing_is_pushed_after_a_batch_that_was_refused() {
+    struct Takes(Mutex<usize>);
+    impl BatchSink for Takes {
+        fn push(&self, _: RecordBatch) -> Result<()> {
+            let mut taken = self.0.lock();
+            *taken += 1;
+            if *taken < 3 { Ok(()) } else { Err(Error::Precondition(format!("number {taken} is too many"))) }
+        }
+    }
+    let stage = Stage::new();
+    let task = Task { batch_rows: Some(10), ..stage.task(JoinKind::Inner, Strategy::Hash) };
+    let sink = Takes(Mutex::new(0));
+    let refused = stage.engine.run(&task, &stage.grant(), &sink, &Monitor::default()).unwrap_err();
+    assert_eq!(refused, Error::Precondition("number 3 is too many".into()));
+    assert_eq!(*sink.0.lock(), 3);
+    stage.run(&stage.engine, &task).unwrap();
+}
+
+#[test]
+fn batches_that_a_slow_sink_keeps_are_those_that_were_made() {
+    struct Slow(Batches);
+    impl BatchSink for Slow {
+        fn push(&self, batch: RecordBatch) -> Result<()> {
+            // Meanwhile the job gives back what its batches were made of, and makes the next of it.
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            self.0.push(batch)
+        }
+    }
+    let stage = Stage::new();
+    let task = Task { batch_rows: Some(1000), ..stage.task(JoinKind::Inner, Strategy::Hash) };
+    let sink = Slow(Batches::default());
+    // With a promise, pieces are lent without waiting.
+    let grant = stage.grant();
+    grant.host_memory.open(stage.catalog.arena().budget().reserve(8 << 20, "a job").unwrap());
+    stage.engine.run(&task, &grant, &sink, &Monitor::default()).unwrap();
+    let here = InProcess::new(opening().open().unwrap(), stage.catalog.arena().clone());
+    let expected = stage.run(&here, &task).unwrap();
+    assert_eq!(sorted(&task, &sink.0.0.into_inner()), sorted(&task, &expected));
+}
+
 #[test]
 fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
     struct Cuts<'a>(&'a UnixStream);

@@ -69,6 +69,15 @@ impl ReservedPool {
         Ok(Reservation { budget: self.inner.budget.clone(), bytes, drawn_bytes, pool })
     }
 
+    /// Draws bytes that were promised; `None` when fewer are left.
+    pub fn reserve_promised(&self, bytes: u64) -> Option<Reservation> {
+        let mut free = self.inner.free.lock();
+        let free = free.as_mut().filter(|free| free.bytes >= bytes)?;
+        free.bytes -= bytes;
+        let (budget, pool) = (self.inner.budget.clone(), Some(self.clone()));
+        Some(Reservation { budget, bytes, drawn_bytes: bytes, pool })
+    }
+
     /// Takes back what was drawn.
     pub(super) fn give_back(&self, bytes: u64) {
         match &mut *self.inner.free.lock() {
@@ -99,6 +108,18 @@ mod tests {
         assert!(refusal.message().contains("one more needs 1 B of test memory"), "{refusal}");
         drop(drawn);
         assert_eq!((budget.used_bytes(), pool.free_bytes()), (100, 60), "a piece goes back to where it was drawn");
+    }
+
+    #[test]
+    fn only_what_is_promised_is_there_without_asking_the_budget() {
+        let (budget, pool) = opened(100, 60);
+        let drawn = pool.reserve_promised(60).unwrap();
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 0));
+        assert!(pool.reserve_promised(1).is_none(), "the budget has 40, and nobody promised them");
+        drop(drawn);
+        assert_eq!((budget.used_bytes(), pool.free_bytes()), (60, 60));
+        pool.close();
+        assert!(pool.reserve_promised(1).is_none());
     }
 
     #[test]

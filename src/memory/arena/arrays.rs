@@ -21,13 +21,22 @@ pub struct ArrayParts {
 impl ArrayParts {
     /// Bytes that come along, for want of a place that both processes see.
     pub fn sent_bytes(&self) -> usize {
-        let sent = |place: &Place| match place {
-            Place::Bytes(bytes) => bytes.len(),
-            Place::Slab { .. } => 0,
-        };
-        let nulls = self.nulls.as_ref().map_or(0, |nulls| sent(&nulls.place));
-        let buffers: usize = self.buffers.iter().map(sent).sum();
-        nulls + buffers + self.children.iter().map(Self::sent_bytes).sum::<usize>()
+        let mut sent = 0;
+        self.each_place(&mut |place| {
+            if let Place::Bytes(bytes) = place {
+                sent += bytes.len();
+            }
+        });
+        sent
+    }
+
+    /// Shows every place that it has.
+    pub fn each_place(&self, show: &mut dyn FnMut(&Place)) {
+        if let Some(nulls) = &self.nulls {
+            show(&nulls.place);
+        }
+        self.buffers.iter().for_each(&mut *show);
+        self.children.iter().for_each(|child| child.each_place(show));
     }
 }
 

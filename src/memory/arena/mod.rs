@@ -177,6 +177,14 @@ impl Arena {
         }
     }
 
+    /// The same where it takes no waiting and no mapping: of what was promised, in a slab that has room. `None` where it would.
+    pub fn allocate_at_once(&self, len: usize) -> Option<ArenaBuffer> {
+        let size = size_of_piece(len);
+        let reservation = self.pool.as_ref()?.reserve_promised(size as u64)?;
+        let place = self.inner.slabs.lock().take(size, &self.inner.growth_wanted)?;
+        Some(self.inner.piece_at(place, len, reservation))
+    }
+
     /// Bytes for what is not in the arena, and is to be paid for all the same: drawn from where its pieces are.
     ///
     /// # Errors
@@ -207,11 +215,7 @@ impl Arena {
             reservation.try_grow(missing, "a piece of the arena")?;
         }
         reservation.shrink_to(size as u64);
-        let (slab, offset, memory) = self.inner.place(size, &self.interrupt)?;
-        // SAFETY: places are inside the mapping, which is never at address zero.
-        let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
-        let owned = Owned { size, slab, offset, arena: self.inner.clone(), reservation };
-        Ok(ArenaBuffer { start, len, home: Home::Owned(owned), _memory: memory })
+        Ok(self.inner.piece_at(self.inner.place(size, &self.interrupt)?, len, reservation))
     }
 
     /// The budget that bounds this arena.
@@ -272,9 +276,20 @@ impl Arena {
     }
 }
 
+/// Room for a piece: the slab, where in it the room begins, and its memory.
+type Room = (SlabId, usize, Arc<Mapping>);
+
 impl Inner {
-    /// A place of `size` bytes, in a slab that has it or in a new one.
-    fn place(&self, size: usize, interrupt: &Interrupt) -> Result<(SlabId, usize, Arc<Mapping>)> {
+    /// A piece of `len` bytes in room that was taken for it, paid for by a reservation of what its size is.
+    fn piece_at(self: &Arc<Self>, (slab, offset, memory): Room, len: usize, reservation: Reservation) -> ArenaBuffer {
+        // SAFETY: places are inside the mapping, which is never at address zero.
+        let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
+        let owned = Owned { size: size_of_piece(len), slab, offset, arena: self.clone(), reservation };
+        ArenaBuffer { start, len, home: Home::Owned(owned), _memory: memory }
+    }
+
+    /// Room of `size` bytes, in a slab that has it or in a new one.
+    fn place(&self, size: usize, interrupt: &Interrupt) -> Result<Room> {
         if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
             return Ok(place);
         }

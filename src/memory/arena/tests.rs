@@ -122,6 +122,23 @@ fn a_piece_takes_no_more_of_a_reservation_than_it_needs() {
 }
 
 #[test]
+fn a_piece_at_once_takes_no_more_than_was_promised_and_no_new_slab() {
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 64 << 20));
+    let pool = ReservedPool::new(arena.budget().clone());
+    let drawing = arena.drawing_on(pool.clone());
+    pool.open(arena.budget().reserve(1 << 20, "a job").unwrap());
+    assert!(arena.allocate_at_once(64).is_none(), "nothing was promised to those who draw on the budget");
+    assert!(drawing.allocate_at_once(64).is_none(), "no slab is there");
+    assert_eq!(pool.free_bytes(), 1 << 20, "what was drawn for it is back");
+    let first = drawing.allocate(64, "a piece").unwrap();
+    let second = drawing.allocate_at_once(100).unwrap();
+    assert_eq!((second.len(), pool.free_bytes()), (100, (1 << 20) - 2 * ALIGNMENT as u64));
+    assert!(drawing.allocate_at_once(1 << 20).is_none(), "more than is left of the promise");
+    drop((first, second));
+    assert_eq!((pool.free_bytes(), arena.budget().used_bytes()), (1 << 20, 1 << 20));
+}
+
+#[test]
 fn an_arena_draws_on_what_was_promised_and_its_pieces_outlive_the_promise() {
     let arena = arena(1 << 20);
     let pool = ReservedPool::new(arena.budget().clone());
