@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use rayon::prelude::*;
 use serde_json::json;
 
 mod record;
@@ -111,15 +112,36 @@ fn column(width: usize, values: impl Iterator<Item = i64>) -> ArrayRef {
     }
 }
 
-fn sum(array: &ArrayRef) -> i64 {
+fn numbers(array: &ArrayRef) -> Vec<i64> {
     match array.data_type() {
-        DataType::Int32 => array.as_primitive::<Int32Type>().values().iter().map(|&value| i64::from(value)).sum(),
-        DataType::Int64 => {
-            array.as_primitive::<Int64Type>().values().iter().fold(0, |sum, &value| sum.wrapping_add(value))
-        }
-        _ => {
-            array.as_primitive::<Decimal128Type>().values().iter().fold(0, |sum, &value| sum.wrapping_add(value as i64))
-        }
+        DataType::Int32 => array.as_primitive::<Int32Type>().values().iter().map(|&value| value.into()).collect(),
+        DataType::Int64 => array.as_primitive::<Int64Type>().values().to_vec(),
+        _ => array.as_primitive::<Decimal128Type>().values().iter().map(|&value| value as i64).collect(),
+    }
+}
+
+/// What a result must have beside its rows: the sum of its keys and, for each payload column of the build side, that of its products with the
+/// probe side's, so that rows which found another's payload are noticed.
+#[derive(Debug, PartialEq)]
+struct Sums {
+    keys: i64,
+    products: Vec<i64>,
+}
+
+impl Sums {
+    fn of(batches: &[RecordBatch], payloads: usize) -> Self {
+        let sum = |of_batch: &(dyn Fn(&RecordBatch) -> i64 + Sync)| {
+            batches.par_iter().map(of_batch).reduce(|| 0, i64::wrapping_add)
+        };
+        let column = |batch: &RecordBatch, name: String| numbers(batch.column_by_name(&name).unwrap());
+        let keys = sum(&|batch| column(batch, "k".into()).into_iter().fold(0, i64::wrapping_add));
+        let products = (0..payloads).map(|at| {
+            sum(&|batch| {
+                let both = column(batch, format!("b{at}")).into_iter().zip(column(batch, format!("p{at}")));
+                both.fold(0, |sum: i64, (build, probe)| sum.wrapping_add(build.wrapping_mul(probe)))
+            })
+        });
+        Self { keys, products: products.collect() }
     }
 }
 
@@ -152,20 +174,24 @@ fn main() {
         let of_key = &mut of_key[(key / every) as usize];
         *of_key = (of_key.0 + 1, of_key.1 + payload);
     }
-    let (mut expected_rows, mut expected_build, mut expected_probe) = (0, 0i64, 0i64);
+    let mut expected_rows = 0;
+    let mut expected = Sums { keys: 0, products: vec![0; options.payloads] };
     for (&key, &payload) in probe_keys.iter().zip(&probe_payload).filter(|(key, _)| *key % every == 0) {
         let (rows, sum) = of_key[(key / every) as usize];
         expected_rows += rows;
-        expected_build = expected_build.wrapping_add(sum);
-        expected_probe = expected_probe.wrapping_add(payload.wrapping_mul(rows as i64));
+        expected.keys = expected.keys.wrapping_add(scatter(key).wrapping_mul(rows as i64));
+        for (at, products) in (0..).zip(&mut expected.products) {
+            let product = (payload + at).wrapping_mul(sum + at * rows as i64);
+            *products = products.wrapping_add(product);
+        }
     }
 
     let arena = Arena::new(Budget::new("host memory", "--host-memory", parse_bytes(&options.host_memory).unwrap()));
     let catalog = Catalog::new(arena.clone());
     let put = |name: &str, payload: &str, keys: &[i64], values: &[i64]| {
         let keys = column(options.width, keys.iter().map(|&key| scatter(key)));
-        let values = column(options.width, values.iter().copied());
-        let columns = (0..options.payloads).map(|at| (format!("{payload}{at}"), values.clone()));
+        let payloads = |at: usize| column(options.width, values.iter().map(|value| value + at as i64));
+        let columns = (0..options.payloads).map(|at| (format!("{payload}{at}"), payloads(at)));
         let batch = RecordBatch::try_from_iter([("k".to_string(), keys)].into_iter().chain(columns)).unwrap();
         let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
         let step = if options.batch == 0 { batch.num_rows().max(1) } else { options.batch };
@@ -221,15 +247,12 @@ fn main() {
             let seconds = start.elapsed().as_secs_f64();
             let batches = sink.0.into_inner();
             let rows = match options.count {
-                true => sum(batches[0].column(0)) as usize,
+                true => numbers(batches[0].column(0))[0] as usize,
                 false => batches.iter().map(RecordBatch::num_rows).sum(),
             };
             assert_eq!(rows, expected_rows);
-            let total = |name: &str| {
-                batches.iter().map(|batch| sum(batch.column_by_name(name).unwrap())).fold(0, i64::wrapping_add)
-            };
-            if options.payloads > 0 && !options.count {
-                assert_eq!((total("b0"), total("p0")), (expected_build, expected_probe), "payload of {name}");
+            if !options.count {
+                assert_eq!(Sums::of(&batches, options.payloads), expected, "what {name} has joined");
             }
             if run > 0 || !options.cached {
                 runs.push((seconds, monitor.phases()));

@@ -85,7 +85,8 @@ class Server:
             flags.append(f"--{name.replace('_', '-')}")
             if value is not True:
                 flags.append(str(value))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
+        kept = "DOVETAIL_TEST_GPUS_OF_ONE"
+        clean = {name: value for name, value in os.environ.items() if name == kept or not name.startswith("DOVETAIL_")}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [str(binary()), "serve", *flags, "--ready-file", str(ready)],

@@ -180,6 +180,7 @@ def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Ser
     with server.connect() as client:
         upload(client)
         assert join(client).num_rows == ROWS
+        used = server.arena_used()
         trigger.write_text(LOSS)
         with pytest.raises(dovetail.Unavailable, match=f"{KIND}:0"):
             join(client)
@@ -191,6 +192,7 @@ def test_a_lost_device_is_out_of_service_and_the_server_lives(failing: tuple[Ser
         assert f"{KIND}:0 was lost" in client.topology()["devices"][0]["lost"]
         # There is no other device, so that no new work should come here.
         assert not server.is_ready()
+        server.wait_for(lambda: server.arena_used() <= used, "what the lost join had to be free again")
         # Tables are there, and more can be uploaded.
         assert client.get("l").num_rows == ROWS
         client.put("more", pa.table({"x": [1, 2, 3]}))
@@ -292,7 +294,9 @@ def test_a_gpu_that_is_lost_after_the_first_rows_ends_the_join(failing: tuple[Se
     server, trigger = failing
     with server.connect() as client:
         upload(client, 16_000_000)
+        used = server.arena_used()
         fail_after_the_first_rows(client, trigger, "lost", dovetail.Unavailable, "cuda:0 was lost")
+        server.wait_for(lambda: server.arena_used() <= used, "what the lost join had to be free again")
         assert not server.is_ready()
         assert device_up(server, "cuda:0") == 0
         assert client.get("l").num_rows == 16_000_000
@@ -308,6 +312,7 @@ def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server],
     with server.connect() as client:
         upload(client, rows)
         assert_right(join(client, devices=["cuda:0"]), rows)
+        used = server.arena_used()
         # One after the other, half a second each on sixteen cores.
         unharmed = [submit(client, "host:0") for _ in range(5)]
         fault = "cuda:0 illegal-access"
@@ -316,9 +321,11 @@ def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server],
         moving = submit(client)
         for job in [*unharmed, moving]:
             assert job.wait().raw["device"] == "host:0"
-        assert_right(unharmed[-1].result().table(), rows)
-        assert_right(moving.result().table(), rows)
+        for job in [*unharmed, moving]:
+            assert_right(job.result().table(), rows)
         assert (device_up(server, "cuda:0"), device_up(server, "host:0")) == (0, 1)
+        server.wait_for(lambda: server.arena_used() <= used, "what all joins had to be free again")
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
         assert server.is_ready()
 
 
@@ -334,6 +341,7 @@ def test_an_illegal_access_harms_no_job_on_another_gpu(start: Callable[..., Serv
     with server.connect() as client:
         upload(client, rows)
         client.put("few", pa.table({"k": np.arange(rows) + rows - matches, "c": np.arange(rows)}))
+        used = server.arena_used()
         # Some milliseconds each, most of which their keys cross the link for.
         few = [client.submit("l", "few", on="k", strategy="radix-hash", devices=["cuda:1"]) for _ in range(jobs)]
         fault = "cuda:0 illegal-access"
@@ -348,6 +356,8 @@ def test_an_illegal_access_harms_no_job_on_another_gpu(start: Callable[..., Serv
         assert_right(moving.result().table(), rows)
         assert [device_up(server, f"cuda:{gpu}") for gpu in range(GPUS)] == [0] + [1] * (GPUS - 1)
         assert server.is_ready()
+        server.wait_for(lambda: server.arena_used() <= used, "what all joins had to be free again")
+        server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
 
 
 @two_gpus_only

@@ -36,7 +36,7 @@ RANDOM_HOSTS += [("host:4", "64MiB"), ("host:5", "24MiB"), ("host:6", "16MiB"), 
 
 if GPUS:
     # With all of their memory, and with so little that large joins go in pieces.
-    HOSTS = RANDOM_HOSTS = [(f"cuda:{GPUS}", "auto"), (f"cuda:{GPUS}", "512MiB")]
+    HOSTS = RANDOM_HOSTS = [(f"cuda:{GPUS}", "auto"), (f"cuda:{GPUS}", "64MiB")]
 
 # Cases in a row that one server is asked.
 GROUP = 25
