@@ -323,6 +323,7 @@ def test_an_illegal_access_harms_no_job_on_the_cpu(start: Callable[..., Server],
             assert job.wait().raw["device"] == "host:0"
         for job in [*unharmed, moving]:
             assert_right(job.result().table(), rows)
+            job.cancel()
         assert (device_up(server, "cuda:0"), device_up(server, "host:0")) == (0, 1)
         server.wait_for(lambda: server.arena_used() <= used, "what all joins had to be free again")
         server.wait_for(lambda: server.device_used() == 0, "device memory to be free again")
@@ -353,7 +354,9 @@ def test_an_illegal_access_harms_no_job_on_another_gpu(start: Callable[..., Serv
             assert job.wait().raw["device"] == "cuda:1"
             joined = job.result().table()
             assert np.array_equal(np.sort(joined["c"].to_numpy()), np.arange(matches))
+            job.cancel()
         assert_right(moving.result().table(), rows)
+        moving.cancel()
         assert [device_up(server, f"cuda:{gpu}") for gpu in range(GPUS)] == [0] + [1] * (GPUS - 1)
         assert server.is_ready()
         server.wait_for(lambda: server.arena_used() <= used, "what all joins had to be free again")
