@@ -55,6 +55,19 @@ __device__ inline u32 single_place(const u32* bounds, u32 number) {
     return number < head ? start + number : end - 1 - (number - head);
 }
 
+// Groups of one partition in a tile that its own thread marks; where all partitions are alike there are three or four.
+constexpr u32 OWN_GROUPS_MAX = 16;
+
+// Marks the groups of partitions with more.
+template <typename Shared>
+__device__ inline void mark_many_groups(Shared& s, u32 bins) {
+    for (u32 bin = threadIdx.x / 32; bin < bins; bin += THREADS / 32) {
+        const u32 end = s.ends[bin], start = bin == 0 ? 0 : s.ends[bin - 1];
+        if (end - start <= OWN_GROUPS_MAX * GROUP) continue;
+        for (u32 group = start / GROUP + threadIdx.x % 32; group < end / GROUP; group += 32) s.bin_of_group[group] = u8(bin);
+    }
+}
+
 __global__ void start_groups(const u32* bounds, u32 partitions, u32* cursors, u32* singles) {
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= partitions) return;
@@ -92,11 +105,9 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
         __syncthreads();
         u16 rank[PER_THREAD];
         static_assert(Shared::TILE <= 65536, "ranks fit in their type");
-#pragma unroll
-        for (u32 at = 0; at < PER_THREAD; ++at) {
-            const u32 row = at * THREADS + threadIdx.x;
-            rank[at] = row < tile.rows ? u16(atomicAdd(&s.counts[digit(mix(key[at]), args.skip, args.bits)], 1u)) : 0;
-        }
+        rank_rows(
+            s.counts, rank, [&](u32 at) { return digit(mix(key[at]), args.skip, args.bits); },
+            [&](u32 at) { return at * THREADS + threadIdx.x < tile.rows; });
         __syncthreads();
 
         // Whole groups go out; the slots begin with what was left before.
@@ -117,11 +128,13 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
                             s.cells[column][start + at] = s.left_cells[column][at * BINS_MAX + bin];
                     }
                 }
-                for (u32 at = start; at < start + out; at += GROUP) s.bin_of_group[at / GROUP] = u8(bin);
+                // Many groups of one partition are for all threads.
+                if (out <= OWN_GROUPS_MAX * GROUP)
+                    for (u32 at = start; at < start + out; at += GROUP) s.bin_of_group[at / GROUP] = u8(bin);
             }
             left = available - out;
         }
-        __syncthreads();
+        if (__syncthreads_or(out > OWN_GROUPS_MAX * GROUP)) mark_many_groups<Shared>(s, bins);
 #pragma unroll
         for (u32 at = 0; at < PER_THREAD; ++at) {
             if (at * THREADS + threadIdx.x >= tile.rows) continue;

@@ -159,11 +159,9 @@ __global__ void __launch_bounds__(THREADS, 2) scatter(const __grid_constant__ Do
     __syncthreads();
     u16 place[PER_THREAD];
     static_assert(TILE <= 65536, "places of a tile fit in their type");
-#pragma unroll
-    for (u32 at = 0; at < PER_THREAD; ++at) {
-        const u32 row = at * THREADS + threadIdx.x;
-        place[at] = row < tile.rows ? u16(atomicAdd(&places.starts[digit(mix(key[at]), args.skip, args.bits)], 1u)) : 0;
-    }
+    rank_rows(
+        places.starts, place, [&](u32 at) { return digit(mix(key[at]), args.skip, args.bits); },
+        [&](u32 at) { return at * THREADS + threadIdx.x < tile.rows; });
     __syncthreads();
 
     // Where each partition starts in the tile, and how far from there it is to its place in the output.

@@ -69,6 +69,35 @@ __device__ inline void load_rows(const DovetailPartition& args, const Tile& tile
     }
 }
 
+// Rows of a warp, of 32, from which on one partition's are counted together.
+constexpr u32 ALIKE_MIN = 8;
+
+// Numbers the rows of a tile within their partitions, and counts these in shared memory. `bin_of` says the partition of each of this thread's
+// rows, `is_there` which there are.
+//
+// An atomic for each row, which those of a warp that have one partition wait for in turn: where one key is half of all rows, that took
+// longer than the rest. What a warp's first rows have most of is therefore counted by one atomic for all of them, where that is much.
+template <u32 PER_THREAD, typename BinOf, typename IsThere>
+__device__ inline void rank_rows(u32* counts, u16 (&rank)[PER_THREAD], BinOf bin_of, IsThere is_there) {
+    const u32 first = is_there(0) ? bin_of(0) : BINS_MAX, same = __match_any_sync(~0u, first);
+    const u32 many = __ballot_sync(~0u, first < BINS_MAX && __popc(same) >= ALIKE_MIN);
+    if (many == 0) {
+#pragma unroll
+        for (u32 at = 0; at < PER_THREAD; ++at) rank[at] = is_there(at) ? u16(atomicAdd(&counts[bin_of(at)], 1u)) : 0;
+        return;
+    }
+    const u32 lane = threadIdx.x % 32, heavy = __shfl_sync(~0u, first, __ffs(many) - 1);
+#pragma unroll
+    for (u32 at = 0; at < PER_THREAD; ++at) {
+        const u32 bin = is_there(at) ? bin_of(at) : BINS_MAX, alike = __ballot_sync(~0u, bin == heavy);
+        const u32 before = __popc(alike & ((1u << lane) - 1)), leader = alike == 0 ? 0 : __ffs(alike) - 1;
+        u32 place = 0;
+        if (bin < BINS_MAX && (bin != heavy || lane == leader)) place = atomicAdd(&counts[bin], bin == heavy ? __popc(alike) : 1u);
+        const u32 of_leader = __shfl_sync(~0u, place, leader);
+        rank[at] = u16(bin == heavy ? of_leader + before : place);
+    }
+}
+
 // The sum of what the threads before this one have, for all threads of a block; and the sum of all.
 __device__ inline u32 sum_before(u32 value, u32& total) {
     __shared__ u32 warp_sums[THREADS / 32];
