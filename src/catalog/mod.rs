@@ -34,7 +34,7 @@ pub use editor::{Editor, IntoMode};
 pub use names::{Catalog, NameReservation, check_name};
 pub use quota::{Charge, TenantLimits, TenantUsage};
 pub use result::{GiveWay, ResultReader, ResultSpool, Spending, SpentResults, SpoolOptions, SpoolState};
-pub use statistics::{ColumnStatistics, Combination, HeavyValue, Sketch, StatisticsCollector, Value};
+pub use statistics::{ColumnStatistics, Combination, HeavyValue, Overlap, Sketch, StatisticsCollector, Value};
 pub use table::Table;
 pub use upload::{Upload, UploadMode, UploadOptions};
 pub use uploads::{Finished, UploadStream, Uploads, UploadsLimits};

@@ -5,7 +5,8 @@
 //! sketches of both key columns tell how many values they have in common, that is taken instead. Values that far more rows
 //! have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and Poosala 1995: where
 //! both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet as many rows as
-//! any other value of the other side does. Nulls that match nulls are one more such value, of which the rows are known
+//! any other value of the other side does. Frequent values may have more in common with the other side than rare ones, as where most
+//! keys without a partner are on one row: sketches tell of both apart. Nulls that match nulls are one more such value, of which the rows are known
 //! exactly. A value of several key columns is their combination; where nothing is known of these, because a table is there as
 //! statistics only, there are as many as the columns could make, each on as many rows as any other.
 //!
@@ -62,8 +63,12 @@ impl Estimates {
         let (right_keyed, right_distinct) = right_keys.keyed_and_distinct(join, Side::Right);
         let common = left_keys.sketch().zip(right_keys.sketch()).and_then(|(left, right)| left.shares_in_common(right));
         let (left_share, right_share) = common.unwrap_or_else(|| shared_ranges(join));
-        let left = Spread::new(join, Side::Left, left_keys.frequent(), left_share, left_keyed, left_distinct);
-        let right = Spread::new(join, Side::Right, right_keys.frequent(), right_share, right_keyed, right_distinct);
+        let mut left = Spread::new(join, Side::Left, left_keys.frequent(), left_share, left_keyed, left_distinct);
+        let mut right = Spread::new(join, Side::Right, right_keys.frequent(), right_share, right_keyed, right_distinct);
+        if let (Some(_), Some(of_left), Some(of_right)) = (common, left_keys.sketch(), right_keys.sketch()) {
+            left.look_up(of_left, of_right);
+            right.look_up(of_right, of_left);
+        }
         let (left_met, pairs) = left.meet(&right, common.is_some());
         let (right_met, _) = right.meet(&left, common.is_some());
         let mut estimates = Self {
@@ -141,21 +146,38 @@ impl Estimates {
 
 /// How the rows of one side that have a key are spread over its values.
 struct Spread {
-    /// Rows of each heavy value, by its hash: in one order, because sums in another differ in their last bits, and with them the choice
+    /// Each heavy value, by its hash: in one order, because sums in another differ in their last bits, and with them the choice
     /// between plans that are equally good.
-    heavy: BTreeMap<u64, f64>,
+    heavy: BTreeMap<u64, Heavy>,
     /// Rows whose key is null, where nulls match.
     nulls: f64,
     /// The other rows, and the different values that they have.
     rest_rows: f64,
     rest_distinct: f64,
-    /// The share of the values that lies in the range of both sides or, where sketches tell, that the other side has.
+    /// The share of these values that lies in the range of both sides or, where sketches tell, that the other side has.
+    shared: f64,
+    /// The share of these rows that have such a value.
+    shared_rows: f64,
+}
+
+/// A value that far more rows have than others.
+#[derive(Clone, Copy)]
+struct Heavy {
+    rows: f64,
+    /// How likely it is that the other side has it, where that does not know of it.
     shared: f64,
 }
 
 impl Spread {
     fn new(join: &BoundJoin, side: Side, frequent: &[HeavyValue], shared: f64, keyed: f64, distinct: f64) -> Self {
-        let even = Self { heavy: BTreeMap::new(), nulls: 0.0, rest_rows: keyed, rest_distinct: distinct, shared };
+        let even = Self {
+            heavy: BTreeMap::new(),
+            nulls: 0.0,
+            rest_rows: keyed,
+            rest_distinct: distinct,
+            shared,
+            shared_rows: shared,
+        };
         let table = join.table(side);
         // A null in one of several columns makes no key of its own.
         let nulls = match &join.keys[..] {
@@ -166,14 +188,30 @@ impl Spread {
         if known_unique(join, side) {
             return Self { nulls, rest_rows: values, rest_distinct: distinct.min(values), ..even };
         }
-        let heavy: BTreeMap<u64, f64> =
-            frequent.iter().map(|heavy| (heavy.hash, heavy.share * table.rows as f64)).collect();
+        let of_value = |heavy: &HeavyValue| (heavy.hash, Heavy { rows: heavy.share * table.rows as f64, shared });
+        let heavy: BTreeMap<u64, Heavy> = frequent.iter().map(of_value).collect();
         // Samples and counts of distinct values err apart: what is left is never less than nothing, and rows have values.
-        let rest_rows = (values - heavy.values().sum::<f64>()).max(0.0);
+        let rest_rows = (values - heavy.values().map(|heavy| heavy.rows).sum::<f64>()).max(0.0);
         let rest_distinct = (distinct - heavy.len() as f64).max(0.0);
         match rest_distinct < 1.0 {
             true => Self { heavy, nulls, rest_rows: 0.0, rest_distinct: 0.0, ..even },
             false => Self { heavy, nulls, rest_rows, rest_distinct: rest_distinct.min(rest_rows), ..even },
+        }
+    }
+
+    /// Learns from sketches of both sides which of the values, and of the rows, the other side shares.
+    fn look_up(&mut self, own: &Sketch, other: &Sketch) {
+        if self.rest_distinct < 1.0 && self.heavy.is_empty() {
+            return;
+        }
+        let rare_rows_max = HEAVY * self.rest_rows_each().max(1.0);
+        let overlap = own.overlap(other, rare_rows_max, |hash| self.heavy.contains_key(&hash));
+        // What is no rare value's has a frequent one, of which there may be too few to be named.
+        let rare_rows = overlap.rare_rows.min(self.rest_rows);
+        let shared = rare_rows * overlap.of_rare_rows + (self.rest_rows - rare_rows) * overlap.of_frequent_values;
+        self.shared_rows = if self.rest_rows > 0.0 { (shared / self.rest_rows).min(1.0) } else { self.shared };
+        for (&hash, heavy) in &mut self.heavy {
+            heavy.shared = other.holds(hash).map_or(overlap.of_frequent_values, f64::from);
         }
     }
 
@@ -185,10 +223,10 @@ impl Spread {
         if other.nulls > 0.0 {
             matched += self.nulls;
         }
-        for (hash, rows) in &self.heavy {
+        for (hash, heavy) in &self.heavy {
             if let Some(others) = other.heavy.get(hash) {
-                matched += rows;
-                pairs += rows * others;
+                matched += heavy.rows;
+                pairs += heavy.rows * others.rows;
             }
         }
         let (own, others) = (self.only_here(other), other.only_here(self));
@@ -200,8 +238,8 @@ impl Spread {
         if rest > 0.0 {
             // Heavy values of the other side meet some of the rest, too.
             let met = if is_in_common { 1.0 } else { (common + others.values).min(rest) / rest };
-            matched += self.rest_rows * self.shared * met;
-            pairs += self.rest_rows * self.shared * other.rest_rows * other.shared / distinct_max;
+            matched += self.rest_rows * self.shared_rows * met;
+            pairs += self.rest_rows * self.shared_rows * other.rest_rows * other.shared_rows / distinct_max;
         }
         (matched, pairs)
     }
@@ -209,12 +247,11 @@ impl Spread {
     /// Heavy values of this side that are none of the other side's, as far as they lie in the range of both, and the other side
     /// has values left for them to meet.
     fn only_here(&self, other: &Self) -> OnlyHere {
-        let only: Vec<f64> =
-            self.heavy.iter().filter(|(hash, _)| !other.heavy.contains_key(hash)).map(|(_, &rows)| rows).collect();
-        let values = only.len() as f64 * self.shared;
-        let share =
-            if values > 0.0 { self.shared * (other.rest_distinct * other.shared / values).min(1.0) } else { 0.0 };
-        OnlyHere { values: share * only.len() as f64, rows: share * only.iter().sum::<f64>() }
+        let only = || self.heavy.iter().filter(|(hash, _)| !other.heavy.contains_key(hash)).map(|(_, heavy)| heavy);
+        let values: f64 = only().map(|heavy| heavy.shared).sum();
+        let rows: f64 = only().map(|heavy| heavy.shared * heavy.rows).sum();
+        let room = if values > 0.0 { (other.rest_distinct * other.shared / values).min(1.0) } else { 0.0 };
+        OnlyHere { values: room * values, rows: room * rows }
     }
 
     fn rest_rows_each(&self) -> f64 {

@@ -36,7 +36,7 @@ use arrow::datatypes::DataType;
 use rayon::prelude::*;
 
 pub use combination::Combination;
-pub use sketch::Sketch;
+pub use sketch::{Overlap, Sketch};
 pub use value::Value;
 
 use sample::Sample;

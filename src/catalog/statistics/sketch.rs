@@ -23,8 +23,8 @@ const K: usize = 4096;
 /// tell too little of how many they have.
 const COMMON_MIN: f64 = 64.0;
 
-/// Each with whether several rows have it.
-type Hashes = HashMap<u64, bool, BuildHasherDefault<AsItIs>>;
+/// Each with the number of rows that have it.
+type Hashes = HashMap<u64, u64, BuildHasherDefault<AsItIs>>;
 
 /// The hashes of a column's values that are below a bound: all of them where they are few.
 #[derive(Clone, Debug)]
@@ -32,6 +32,17 @@ pub struct Sketch {
     hashes: Hashes,
     /// All hashes below are there; the largest number: all.
     bound: u64,
+}
+
+/// How much of a column another one has, too, by how many rows its values have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Overlap {
+    /// Rows of rare values, as far as the sample tells.
+    pub rare_rows: f64,
+    /// The share of these whose value the other column has.
+    pub of_rare_rows: f64,
+    /// The share of the frequent values that it has.
+    pub of_frequent_values: f64,
 }
 
 /// The lowest bound of the sketches that are made of the parts of a column.
@@ -56,7 +67,7 @@ impl Sketch {
     pub(super) fn insert(&mut self, hashes: &[u64]) {
         // Most columns that matter have many values, and most of these are not below the bound.
         for &hash in hashes.iter().filter(|&&hash| hash != NULL) {
-            if hash < self.bound && self.add(hash, false) && self.hashes.len() > 2 * K {
+            if hash < self.bound && self.add(hash, 1) && self.hashes.len() > 2 * K {
                 self.shrink();
             }
         }
@@ -71,8 +82,8 @@ impl Sketch {
     pub(in crate::catalog) fn merge(mut self, other: Self) -> Self {
         self.lower(other.bound);
         let bound = self.bound;
-        for (hash, repeats) in other.hashes.into_iter().filter(|&(hash, _)| hash < bound) {
-            self.add(hash, repeats);
+        for (hash, rows) in other.hashes.into_iter().filter(|&(hash, _)| hash < bound) {
+            self.add(hash, rows);
         }
         if self.hashes.len() > 2 * K {
             self.shrink();
@@ -88,7 +99,7 @@ impl Sketch {
     /// Whether values repeat: whether several rows have one of the values in the sample. Where that is so of one value in a
     /// thousand, it is found in 98 of 100 columns; where the sketch holds all values, it is exact.
     pub fn repeats(&self) -> bool {
-        self.hashes.values().any(|&repeats| repeats)
+        self.hashes.values().any(|&rows| rows > 1)
     }
 
     /// Which share of this column's different values the other one has too, and the other way round; `None` where the samples tell
@@ -109,15 +120,46 @@ impl Sketch {
         Some((share(&self.hashes), share(&other.hashes)))
     }
 
-    /// Takes in a value on one row, or on several. Whether it is new.
-    fn add(&mut self, hash: u64, repeats: bool) -> bool {
+    /// Whether the column has a value of that hash; `None` where the sample does not tell.
+    pub fn holds(&self, hash: u64) -> Option<bool> {
+        (hash < self.bound || self.bound == u64::MAX).then(|| self.hashes.contains_key(&hash))
+    }
+
+    /// How much of this column the other one has. A value is frequent with more rows than `rare_rows_max`; those that are dealt with
+    /// otherwise are no rare ones either. Of two columns of which [`shares_in_common`](Self::shares_in_common) knows something.
+    ///
+    /// A frequent value is in the sample by chance, with thousands of rows or without; so of frequent values it is known which share of
+    /// them the other column has, but how many rows they have has to be known from elsewhere.
+    pub fn overlap(&self, other: &Self, rare_rows_max: f64, is_apart: impl Fn(u64) -> bool) -> Overlap {
+        let is_all = self.bound == u64::MAX && other.bound == u64::MAX;
+        let bound = self.bound.min(other.bound);
+        let (mut rare, mut frequent) = (Counted::default(), Counted::default());
+        for (&hash, &rows) in self.hashes.iter().filter(|&(&hash, _)| is_all || hash < bound) {
+            let is_common = other.hashes.contains_key(&hash);
+            if rows as f64 > rare_rows_max {
+                frequent.add(1.0, is_common);
+            } else if !is_apart(hash) {
+                rare.add(rows as f64, is_common);
+            }
+        }
+        // As in `shares_in_common`: a sample without a value in common has half of one.
+        let half = if is_all { 0.0 } else { 0.5 };
+        let of_rare_rows = if rare.all > 0.0 { rare.common.max(half) / rare.all } else { 0.5 };
+        // Few frequent values may be in the sample. One more has as much in common as rare ones.
+        let of_frequent_values = (frequent.common + of_rare_rows) / (frequent.all + 1.0);
+        let sampled = if is_all { 1.0 } else { bound as f64 / 2f64.powi(64) };
+        Overlap { rare_rows: rare.all / sampled, of_rare_rows, of_frequent_values }
+    }
+
+    /// Takes in a value on so many rows. Whether it is new.
+    fn add(&mut self, hash: u64, rows: u64) -> bool {
         match self.hashes.entry(hash) {
             Entry::Occupied(mut known) => {
-                known.insert(true);
+                *known.get_mut() += rows;
                 false
             }
             Entry::Vacant(new) => {
-                new.insert(repeats);
+                new.insert(rows);
                 true
             }
         }
@@ -140,6 +182,20 @@ impl Sketch {
             self.bound = bound;
             self.hashes.retain(|&hash, _| hash < bound);
         }
+    }
+}
+
+/// Values or rows of a column, and of these the ones that another column has in common with it.
+#[derive(Default)]
+struct Counted {
+    all: f64,
+    common: f64,
+}
+
+impl Counted {
+    fn add(&mut self, count: f64, is_common: bool) {
+        self.all += count;
+        self.common += if is_common { count } else { 0.0 };
     }
 }
 

@@ -423,6 +423,38 @@ fn sketches_tell_few_values_on_two_rows_from_none() {
     }
 }
 
+#[test]
+fn sketches_tell_what_frequent_and_rare_values_have_in_common() {
+    // Every tenth value is on twenty rows. Of these the other column has half, of the others a quarter.
+    let rows_of = |value: i64| if value % 10 == 0 { 20 } else { 1 };
+    for values in [2_000, 400_000] {
+        let column: Vec<i64> = (0..values).flat_map(|value| std::iter::repeat_n(value, rows_of(value))).collect();
+        let has = |value: i64| if value % 10 == 0 { value % 20 == 0 } else { value / 10 % 4 == 0 };
+        let other: Vec<i64> = (0..values).filter(|&value| has(value)).collect();
+        let [column, other] = [column, other].map(|values| sketch(&[Arc::new(Int64Array::from(values)) as ArrayRef]));
+        let overlap = column.overlap(&other, 4.0, |_| false);
+        let expected = Overlap { rare_rows: 0.9 * values as f64, of_rare_rows: 0.25, of_frequent_values: 0.5 };
+        let is_near = |found: f64, expected: f64| (found - expected).abs() <= 0.15 * expected;
+        assert!(
+            is_near(overlap.rare_rows, expected.rare_rows)
+                && is_near(overlap.of_rare_rows, expected.of_rare_rows)
+                && is_near(overlap.of_frequent_values, expected.of_frequent_values),
+            "{values} values: {overlap:?}, not {expected:?}"
+        );
+        let all = column.overlap(&column, 4.0, |_| false);
+        assert_eq!((all.of_rare_rows, all.of_frequent_values), (1.0, 1.0), "{values} values, with themselves");
+        let apart = column.overlap(&other, 4.0, |_| true);
+        assert_eq!((apart.rare_rows, apart.of_frequent_values > 0.4), (0.0, true));
+    }
+    let few = sketch(&[Arc::new(Int64Array::from(vec![1, 2, 2])) as ArrayRef]);
+    let hash_of = |value: i64| hash::hashes(&(Arc::new(Int64Array::from(vec![value])) as ArrayRef))[0];
+    assert_eq!([1, 2, 3].map(|value| few.holds(hash_of(value))), [Some(true), Some(true), Some(false)]);
+    let many = sketch(&[Arc::new(Int64Array::from_iter_values(0..400_000)) as ArrayRef]);
+    let known = (0..10_000).filter(|&value| many.holds(hash_of(value)) == Some(true)).count();
+    assert!((50..500).contains(&known), "a sample holds {known} of 10000 values, and tells nothing of the others");
+    assert!((400_000..500_000).all(|value| many.holds(hash_of(value)) != Some(true)));
+}
+
 /// Two columns of 300 values each, in the batches of a table.
 fn pairs(rows: impl Iterator<Item = (Option<i64>, i64)>, text: bool) -> Vec<RecordBatch> {
     let rows: Vec<(Option<i64>, i64)> = rows.collect();

@@ -270,6 +270,32 @@ fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
     assert!((0.99..1.01).contains(&error), "each fact has one row of the dimension: {error}");
 }
 
+/// Clicks by Zipf's law on articles that there are, and as many or many more on others, which few have in common.
+#[test]
+fn frequent_values_that_match_are_told_from_rare_ones_that_do_not() {
+    let random = &mut StdRng::seed_from_u64(16);
+    let articles = 100_000i64;
+    let known = shuffled(0..articles, random);
+    for one_in in [2, 16] {
+        let strangers = articles * (one_in - 1);
+        let clicks = zipf(400_000, articles as usize, random);
+        let clicks = clicks.as_any().downcast_ref::<Int64Array>().unwrap();
+        let mut click = |&article: &i64| match random.random_range(0..one_in) {
+            0 => article.wrapping_mul(7919) % articles,
+            _ => articles + random.random_range(0..strangers),
+        };
+        let clicks = numbers(clicks.values().iter().map(&mut click).collect::<Vec<_>>());
+        for (left, right) in [(&known, &clicks), (&clicks, &known)] {
+            let error = error_of(left, right, false);
+            assert!((0.8..1.25).contains(&error), "one click in {one_in} has an article: {error}");
+        }
+        // The other way round: those on many rows are the ones that have no partner.
+        let others = numbers(articles..articles + strangers);
+        let error = error_of(&others, &clicks, false);
+        assert!((0.8..1.25).contains(&error), "but for one click in {one_in} all have another article: {error}");
+    }
+}
+
 /// Orders, their items, and notes on orders, of which the batches are dealt out to four streams in turn: the keys of each were in
 /// order, and the tables' are not.
 #[test]
