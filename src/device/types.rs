@@ -56,7 +56,7 @@ impl fmt::Display for DeviceKind {
 }
 
 /// What a device is made of, and the sizes it works best with.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
     /// As the operator knows it: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
@@ -65,6 +65,9 @@ pub struct DeviceInfo {
     /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 where a call is finished when
     /// it returns.
     pub streams: usize,
+    /// Rows that one of them takes at a time, so that the others have nothing to do where there are no more; 1 where rows are shared out one by
+    /// one.
+    pub morsel_rows: usize,
     /// Probe rows that one wave of matching and gathering should cover, so that what passes between its primitives stays
     /// in cache (host) or launches stay few (GPU).
     pub wave_rows: usize,

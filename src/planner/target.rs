@@ -24,6 +24,8 @@ pub struct Target {
     pub parallelism: usize,
     /// Partitions that are worked on at a time, each by a worker of its own; one, where workers share what there is.
     pub partitions_at_once: usize,
+    /// [`DeviceInfo::morsel_rows`](crate::device::DeviceInfo::morsel_rows).
+    pub morsel_rows: usize,
     /// Build rows that a partition should have.
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves.
@@ -59,6 +61,7 @@ impl Target {
                 DeviceKind::Host => 1,
                 DeviceKind::Cuda => info.parallelism.max(1) * BLOCKS_PER_MULTIPROCESSOR,
             },
+            morsel_rows: info.morsel_rows.max(1),
             partition_rows: info.partition_rows.max(1),
             pass_bits_max: info.pass_bits_max.max(1),
             streams: info.streams.max(1),
@@ -102,6 +105,7 @@ impl Default for Target {
             memory_knob: "the server's --device-memory".into(),
             parallelism: 1,
             partitions_at_once: 1,
+            morsel_rows: 16 << 10,
             partition_rows: 16 << 10,
             pass_bits_max: 11,
             streams: 1,

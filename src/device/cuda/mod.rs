@@ -113,6 +113,8 @@ impl CudaDevice {
             // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: of 1, 3, 5 and 8 streams, one more than 5 gained
             // nothing; 92 ms with these bytes at once, 93 with a quarter of them (kernels/README.md).
             streams: 5,
+            // By blocks of some thousands, but what takes so few rows is through before the next call is made.
+            morsel_rows: 1,
             gather_bytes: 64 << 20,
             // Sorting takes images of keys and row numbers, twice each, and the bounds of partitions are there several times.
             row_scratch_bytes: Some(40),
@@ -172,6 +174,10 @@ impl Device for CudaDevice {
 
     fn check(&self) -> Result<()> {
         self.gpu.check_not_lost()
+    }
+
+    fn add_up_times(&self, on: bool) -> Result<()> {
+        self.gpu.add_up_times(on)
     }
 
     fn take_times(&self) -> Vec<WorkTime> {

@@ -176,6 +176,7 @@ fn info(threads: usize) -> DeviceInfo {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
         parallelism: threads,
         streams: 1,
+        morsel_rows: MORSEL_ROWS,
         wave_rows: (1 << 18) * threads.next_power_of_two().min(16),
         gather_bytes: 4 << 20,
         row_scratch_bytes: None,

@@ -228,7 +228,19 @@ impl Model<'_> {
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
+        steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step));
         steps
+    }
+
+    /// Seconds that a step takes beyond so much work of all of the device, because its rows are fewer morsels than there are workers.
+    fn idle_workers(&self, step: &Step) -> f64 {
+        let rows = match step.role {
+            Role::Build => self.inputs.build.rows,
+            Role::Probe => self.inputs.probe.rows.max(self.estimates.pairs),
+        };
+        let workers = self.target.parallelism as f64;
+        let at_work = (rows / self.target.morsel_rows as f64).ceil().clamp(1.0, workers);
+        (workers / at_work - 1.0) * step.work
     }
 
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.

@@ -127,6 +127,7 @@ fn a100() -> Target {
         memory_knob: "--device-memory".into(),
         parallelism: 108,
         partitions_at_once: 1,
+        morsel_rows: 1,
         partition_rows: 4096,
         pass_bits_max: 8,
         // Tables and result are on the device as a whole.
