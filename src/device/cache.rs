@@ -62,6 +62,20 @@ pub struct CacheStats {
     pub evictions: u64,
 }
 
+impl CacheStats {
+    /// What it has done, and one before it, of which nothing is left.
+    #[must_use]
+    pub fn after(self, before: &Self) -> Self {
+        Self {
+            hits: before.hits + self.hits,
+            hit_bytes: before.hit_bytes + self.hit_bytes,
+            misses: before.misses + self.misses,
+            evictions: before.evictions + self.evictions,
+            ..self
+        }
+    }
+}
+
 /// What protected columns may take of the bytes that are kept, as (numerator, denominator). The rest is for columns that may yet be
 /// asked for again.
 const PROTECTED_SHARE: (u64, u64) = (4, 5);

@@ -37,6 +37,7 @@ mod crew;
 pub mod cuda;
 mod fault;
 pub mod host;
+mod loss;
 mod open;
 mod phase;
 mod types;
@@ -50,6 +51,7 @@ use arrow::buffer::Buffer;
 
 pub use cache::{CacheStats, ColumnRows};
 pub use cancel::CancelFlag;
+pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
 pub use types::{
@@ -87,8 +89,17 @@ pub trait Device: Send + Sync + Debug {
         Ok(())
     }
 
-    /// What its work took by its own clock since this was last asked, when somebody watches (`DOVETAIL_GPU_OBSERVER=times`): of
-    /// the streams that are no longer used.
+    /// Whether from now on it adds up what its work takes by its own clock, where it has one: that costs some microseconds for each piece
+    /// of work.
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::Error::Unsupported) when it cannot.
+    fn add_up_times(&self, _on: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// What its work took by its own clock since this was last asked, where that is added up ([`Device::add_up_times`], or always with
+    /// `DOVETAIL_GPU_OBSERVER=times`): of the streams that are no longer used.
     fn take_times(&self) -> Vec<WorkTime> {
         Vec::new()
     }

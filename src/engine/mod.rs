@@ -1,10 +1,10 @@
 //! Engines: what runs the joins of one device, in this process or in one of its own.
 //!
 //! ```text
-//!   scheduler ── Task, Grant ──► Engine ─┬─ InProcess   ─────────────────────────────► join::run on a Device
-//!                                        └─ OwnProcess ── socket ──► process::serve ─► join::run on a Device
-//!                                              │                        │
-//!                                   tables, results: slabs of the arena, which both processes see (memfd)
+//!   scheduler ── Task, Grant ──► Engine ─┬─ InProcess   ────────────────────────────────────────► join::run on a Device
+//!                                        └─ Restarting ─ OwnProcess ── socket ──► process::serve ─► join::run on a Device
+//!                                                           │                        │
+//!                                                tables, results: slabs of the arena, which both processes see (memfd)
 //! ```
 //!
 //! A GPU that runs into an illegal access takes all of CUDA in its process along, with every other GPU that the process uses. So
@@ -13,7 +13,8 @@
 //! Between the two processes go messages (`messages`, over `channel`), and no bytes of columns: a table is told once by where its
 //! buffers lie, and so is each batch of a result. Memory for results is the server's: the device's process borrows each piece
 //! ([`Lender`](crate::memory::Lender)), so that budgets, promises to jobs and the wish to stop hold there as they do here.
-//! What a process that has ended had borrowed goes back once the system has buried it, since until then its GPU may write there.
+//! What a process that has ended had borrowed goes back once the system has buried it, since until then its GPU may write there; then
+//! another one is started in its place.
 //!
 //! This room knows of tasks, devices, their rates and memory, and nothing of queues or the wire.
 
@@ -21,6 +22,7 @@ mod channel;
 mod messages;
 mod own_process;
 mod process;
+mod restarting;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +32,7 @@ use std::thread::JoinHandle;
 
 pub use own_process::{OwnProcess, SharedSlabs};
 pub use process::run as run_process;
+pub use restarting::Restarting;
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::Table;
@@ -92,6 +95,11 @@ pub trait Engine: Send + Sync + Debug {
     /// # Errors
     /// [`Unavailable`](crate::Error::Unavailable) when it is lost.
     fn check(&self) -> Result<()>;
+
+    /// How often the device was lost and brought back.
+    fn restarts(&self) -> u64 {
+        0
+    }
 
     /// What of a table is on the device from earlier jobs.
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows>;

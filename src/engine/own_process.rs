@@ -223,6 +223,11 @@ impl OwnProcess {
         self.send(&ToDevice::KeepColumns { limit_bytes })
     }
 
+    /// Whether the process has ended and the system has buried it.
+    pub(super) fn has_ended(&self) -> bool {
+        self.reader.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     fn send(&self, message: &ToDevice) -> Result<()> {
         self.check()?;
         self.link.sender.send(message, None).map_err(|error| {
@@ -610,7 +615,9 @@ impl Link {
         }
         self.jobs.lock().clear();
         self.questions.lock().clear();
-        *self.state.lock() = State::default();
+        let mut state = self.state.lock();
+        state.memory.used_bytes = 0;
+        state.cache.iter_mut().for_each(|cache| cache.bytes = 0);
     }
 
     /// Hands a message to whom it is for.
@@ -862,10 +869,7 @@ impl Grave {
     /// What to say of the process.
     fn inscription(&self) -> Error {
         let how = self.status.map(|status| format!(" ({status})")).unwrap_or_default();
-        Error::Unavailable(format!(
-            "the process of {} has ended{how}; other devices go on, and the server must be started again to use this one",
-            self.id
-        ))
+        Error::Unavailable(format!("the process of {} has ended{how}; joins on other devices go on", self.id))
     }
 }
 

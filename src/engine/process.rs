@@ -16,7 +16,7 @@ use super::channel::{Receiver, Sender};
 use super::messages::{Answer, BatchParts, FromDevice, Opened, Run, State, ToDevice, Want};
 use super::{MemoryUse, Opening, run_within, spawn};
 use crate::catalog::Table;
-use crate::device::{CancelFlag, Device};
+use crate::device::{self, CancelFlag, Device};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
@@ -43,6 +43,7 @@ pub fn run() -> Result<()> {
             "this is for the server, which starts it for a device that is to have its own process".into(),
         ));
     }
+    device::set_process_of_one_device();
     serve(socket)?;
     // Jobs that still run are nobody's.
     std::process::exit(0)

@@ -1,8 +1,11 @@
 //! Joins on a device behind a socket, whose process is a thread of the test.
 
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
 use arrow::compute::concat_batches;
@@ -37,37 +40,60 @@ fn opening() -> Opening {
     }
 }
 
+/// Two tables and the slabs of their arena.
+fn tables() -> (Catalog, Arc<SharedSlabs>) {
+    let budget = Budget::new("host memory", "--host-memory", 256 << 20);
+    let catalog = Catalog::new(Arena::with_backing(budget, Backing::Memfd));
+    let slabs = Arc::new(SharedSlabs::default());
+    catalog.arena().pin_by(Some(slabs.clone()));
+    // A table that lies in the arena, and one that does not.
+    catalog.create(table("r", 5_000, Some(catalog.arena()))).unwrap();
+    catalog.create(table("s", 20_000, None)).unwrap();
+    (catalog, slabs)
+}
+
+/// A process that is a thread, and its end of the socket.
+fn process_of_a_thread(catalog: &Catalog, slabs: &SharedSlabs) -> (OwnProcess, UnixStream, JoinHandle<Result<()>>) {
+    let (here, there) = UnixStream::pair().unwrap();
+    let line = there.try_clone().unwrap();
+    let process = std::thread::spawn(move || process::serve(there));
+    let engine = OwnProcess::over(&opening(), catalog.arena().clone(), slabs, here, None).unwrap();
+    (engine, line, process)
+}
+
+fn task_on(engine: &dyn Engine, catalog: &Catalog, how: JoinKind, strategy: Strategy) -> Task {
+    let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
+    let target = Target::new(engine.id(), engine.info(), engine.memory(), Rates::host(2));
+    plan_on(bind(spec, catalog).unwrap(), Some(strategy), &target).unwrap().task().unwrap()
+}
+
+fn grant_of(catalog: &Catalog) -> Grant {
+    Grant { device_memory: None, host_memory: ReservedPool::new(catalog.arena().budget().clone()) }
+}
+
+fn run_on(engine: &dyn Engine, catalog: &Catalog, task: &Task) -> Result<Vec<RecordBatch>> {
+    let sink = Batches::default();
+    engine.run(task, &grant_of(catalog), &sink, &Monitor::default())?;
+    Ok(sink.0.into_inner())
+}
+
 impl Stage {
     fn new() -> Self {
-        let budget = Budget::new("host memory", "--host-memory", 256 << 20);
-        let catalog = Catalog::new(Arena::with_backing(budget, Backing::Memfd));
-        let slabs = Arc::new(SharedSlabs::default());
-        catalog.arena().pin_by(Some(slabs.clone()));
-        // A table that lies in the arena, and one that does not.
-        catalog.create(table("r", 5_000, Some(catalog.arena()))).unwrap();
-        catalog.create(table("s", 20_000, None)).unwrap();
-        let (here, there) = UnixStream::pair().unwrap();
-        let line = there.try_clone().unwrap();
-        let process = std::thread::spawn(move || process::serve(there));
-        let engine = OwnProcess::over(&opening(), catalog.arena().clone(), &slabs, here, None).unwrap();
+        let (catalog, slabs) = tables();
+        let (engine, line, process) = process_of_a_thread(&catalog, &slabs);
         Self { catalog, engine, line, process }
     }
 
     fn task(&self, how: JoinKind, strategy: Strategy) -> Task {
-        let spec = JoinSpec { how, ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) };
-        let (info, memory) = (self.engine.info(), self.engine.memory());
-        let target = Target::new(self.engine.id(), info, memory, Rates::host(2));
-        plan_on(bind(spec, &self.catalog).unwrap(), Some(strategy), &target).unwrap().task().unwrap()
+        task_on(&self.engine, &self.catalog, how, strategy)
     }
 
     fn grant(&self) -> Grant {
-        Grant { device_memory: None, host_memory: ReservedPool::new(self.catalog.arena().budget().clone()) }
+        grant_of(&self.catalog)
     }
 
     fn run(&self, engine: &dyn Engine, task: &Task) -> Result<Vec<RecordBatch>> {
-        let sink = Batches::default();
-        engine.run(task, &self.grant(), &sink, &Monitor::default())?;
-        Ok(sink.0.into_inner())
+        run_on(engine, &self.catalog, task)
     }
 }
 
@@ -211,7 +237,7 @@ fn batches_that_a_slow_sink_keeps_are_those_that_were_made() {
     impl BatchSink for Slow {
         fn push(&self, batch: RecordBatch) -> Result<()> {
             // Meanwhile the job gives back what its batches were made of, and makes the next of it.
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
             self.0.push(batch)
         }
     }
@@ -232,7 +258,7 @@ fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
     struct Cuts<'a>(&'a UnixStream);
     impl BatchSink for Cuts<'_> {
         fn push(&self, _: RecordBatch) -> Result<()> {
-            self.0.shutdown(std::net::Shutdown::Both).unwrap();
+            self.0.shutdown(Shutdown::Both).unwrap();
             Ok(())
         }
     }
@@ -312,7 +338,7 @@ fn a_job_is_stopped_in_the_middle() {
 fn a_process_that_ends_while_it_has_nothing_to_do_is_lost_too() {
     let stage = Stage::new();
     stage.engine.check().unwrap();
-    stage.line.shutdown(std::net::Shutdown::Both).unwrap();
+    stage.line.shutdown(Shutdown::Both).unwrap();
     wait_until("the loss", || stage.engine.check().is_err());
 }
 
@@ -364,4 +390,89 @@ fn a_device_that_cannot_be_opened_says_why() {
     let refused = OwnProcess::over(&opening, arena, &SharedSlabs::default(), here, None).unwrap_err();
     assert!(matches!(&refused, Error::Unsupported(_)), "{refused:?}");
     process.join().unwrap().unwrap();
+}
+
+/// Processes that are started for a device, and the ends of their lines; with how many attempts to fail first.
+#[derive(Clone, Default)]
+struct Starts {
+    lines: Arc<Mutex<Vec<UnixStream>>>,
+    memory_bytes: Arc<Mutex<Vec<Option<u64>>>>,
+    failing: Arc<AtomicUsize>,
+}
+
+impl Starts {
+    fn of(&self, catalog: &Catalog, slabs: &Arc<SharedSlabs>) -> restarting::Start {
+        let (starts, catalog, slabs) = (self.clone(), catalog.clone(), slabs.clone());
+        Box::new(move |memory_bytes| {
+            starts.memory_bytes.lock().push(memory_bytes);
+            let fails = |left: usize| left.checked_sub(1);
+            if starts.failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
+                return Err(Error::Unavailable("the device is not there yet".into()));
+            }
+            let (process, line, _) = process_of_a_thread(&catalog, &slabs);
+            starts.lines.lock().push(line);
+            Ok(process)
+        })
+    }
+
+    /// Ends the process that was started last.
+    fn cut(&self) {
+        self.lines.lock().last().unwrap().shutdown(Shutdown::Both).unwrap();
+    }
+}
+
+#[test]
+fn a_device_whose_process_has_ended_is_opened_anew() {
+    let (catalog, slabs) = tables();
+    let starts = Starts::default();
+    let engine = Restarting::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
+    let task = task_on(&engine, &catalog, JoinKind::Full, Strategy::RadixHash);
+    let before = catalog.arena().budget().used_bytes();
+    let expected = sorted(&task, &run_on(&engine, &catalog, &task).unwrap());
+    for round in 1..=3 {
+        // The first attempts to start another one fail, but for those of the first round.
+        starts.failing.store(round - 1, Ordering::Relaxed);
+        starts.cut();
+        wait_until("the loss", || engine.check().is_err() || engine.restarts() == round as u64);
+        wait_until("another process", || engine.check().is_ok() && engine.restarts() == round as u64);
+        assert_eq!(sorted(&task, &run_on(&engine, &catalog, &task).unwrap()), expected, "round {round}");
+        wait_until("all memory", || catalog.arena().budget().used_bytes() == before);
+    }
+    // Each with the memory that was promised to jobs since the first.
+    let memory_bytes = starts.memory_bytes.lock().clone();
+    assert_eq!(memory_bytes[0], None);
+    assert_eq!(memory_bytes[1..], vec![opening().memory_bytes; 3 + 1 + 2]);
+}
+
+#[test]
+fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
+    let (catalog, slabs) = tables();
+    let starts = Starts::default();
+    let engine = Restarting::new(starts.of(&catalog, &slabs), None).unwrap();
+    starts.cut();
+    wait_until("the loss", || engine.check().is_err());
+    let said = engine.check().unwrap_err();
+    assert!(said.message().contains("not started again (--device-restart-seconds is 0); restart the server"), "{said}");
+    assert!(matches!(said, Error::Unavailable(_)));
+
+    let starts = Starts::default();
+    let engine = Restarting::new(starts.of(&catalog, &slabs), Some(Duration::from_millis(1))).unwrap();
+    starts.failing.store(usize::MAX, Ordering::Relaxed);
+    starts.cut();
+    let said = || engine.check().err().map(|error| error.message().to_string()).unwrap_or_default();
+    wait_until("an attempt to fail", || said().contains("starting it again failed and is tried every"));
+    assert!(said().contains("opening the device anew: the device is not there yet"), "{}", said());
+    // One that will never be there does not keep the server from ending.
+    drop(engine);
+}
+
+#[test]
+fn a_server_that_ends_waits_for_no_delay() {
+    let (catalog, slabs) = tables();
+    let starts = Starts::default();
+    let engine = Restarting::new(starts.of(&catalog, &slabs), Some(Duration::from_secs(3600))).unwrap();
+    starts.cut();
+    wait_until("the loss", || engine.check().is_err());
+    assert!(engine.check().unwrap_err().message().contains("it is started again by itself"));
+    drop(engine);
 }

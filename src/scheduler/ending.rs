@@ -97,9 +97,10 @@ impl Shared {
                 self.retire(&mut self.state.lock(), &job);
             }
         }
-        // A device can be lost while it has nothing to do: its process ends.
+        // A device can be lost while it has nothing to do: its process ends. Another one may be there by now.
         let mut leftovers = Vec::new();
         let mut state = self.state.lock();
+        self.note_found(&mut state);
         if self.note_lost(&mut state) {
             self.fail_homeless(&mut state, &mut leftovers);
             self.ended.notify_all();

@@ -128,6 +128,8 @@ pub(super) struct Life {
     pub(super) device_reason: String,
     /// Whether it was put back in the queue after a failure that may pass.
     pub(super) tried_again: bool,
+    /// Whether a device was lost while it ran there, by which or by whatever else.
+    pub(super) lost_a_device: bool,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
     /// Why it should stop.
@@ -163,6 +165,7 @@ impl Job {
             device: None,
             device_reason: "not placed yet".into(),
             tried_again: false,
+            lost_a_device: false,
             started: None,
             finished: None,
             stop: None,

@@ -174,16 +174,27 @@ impl Shared {
     pub(super) fn note_lost(&self, state: &mut State) -> bool {
         let mut is_one_more = false;
         for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
-            if slot.lost.is_none() {
-                slot.lost = executor.runner.check().err();
-                is_one_more |= slot.lost.is_some();
+            if let Err(lost) = executor.runner.check() {
+                is_one_more |= slot.lost.is_none();
+                // What is to become of it may have changed.
+                slot.lost = Some(lost);
             }
         }
         is_one_more
     }
 
+    /// Puts devices back into service that were lost and can work again.
+    pub(super) fn note_found(&self, state: &mut State) {
+        for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
+            if slot.lost.is_some() && executor.runner.check().is_ok() {
+                slot.lost = None;
+                tracing::info!(device = %executor.id, "back in service");
+            }
+        }
+    }
+
     /// Puts a job back in the queue whose device was lost, or failed in a way that may pass, if a device may run it and nothing was
-    /// delivered yet. What may pass is tried once more, not for ever.
+    /// delivered yet. What may pass is tried once more, not for ever, and so is a job that devices may be lost by.
     fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
         let job = &taken.job;
         let has_place = taken.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
@@ -192,7 +203,7 @@ impl Shared {
         }
         {
             let mut life = job.life.lock();
-            if life.stop.is_some() || (!is_lost && life.tried_again) {
+            if life.stop.is_some() || (if is_lost { life.lost_a_device } else { life.tried_again }) {
                 return false;
             }
             let id = self.executors[taken.device].id;
@@ -201,6 +212,7 @@ impl Shared {
                 false => format!("{id} failed in a way that may pass; trying again"),
             });
             life.tried_again |= !is_lost;
+            life.lost_a_device |= is_lost;
             life.monitor = Arc::new(Monitor::new(job.cancel.clone()));
         }
         self.free(state, taken);

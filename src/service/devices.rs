@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::mem::discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::settings::Settings;
 use crate::device::host::{EmulatedRoute, HostDevice, Lane};
 use crate::device::{Device, DeviceId, DeviceKind, gpu_count, why_no_gpu};
-use crate::engine::{Engine, InProcess, Opening, OwnProcess, SharedSlabs};
+use crate::engine::{Engine, InProcess, Opening, OwnProcess, Restarting, SharedSlabs};
 use crate::human::{counted, file_failure};
 use crate::memory::{
     Arena, Backing, Budget, check_at_least, human_bytes, parse_bytes, parse_memory_setting, process_memory_limit,
@@ -207,6 +207,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let slabs = Arc::new(SharedSlabs::default());
+    let first_delay = Some(Duration::from_secs(settings.device_restart_seconds)).filter(|delay| !delay.is_zero());
     let open = |node: &DeviceNode| -> Result<Arc<dyn Engine>> {
         let threads = node.threads.unwrap_or((cpu_threads / like(node.kind)).max(1));
         let memory_setting = device_memory_bytes(&settings.device_memory, node.kind)?;
@@ -223,10 +224,15 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         let opening = Opening { id, threads, memory_bytes, memory_name, memory_knob };
         if has_own_process(settings, topology, node.kind)? {
             arena.pin_by(Some(slabs.clone()));
-            let logs = ["--log", &settings.log, "--log-format", &settings.log_format];
-            let engine = OwnProcess::start(&opening, &logs, arena.clone(), &slabs)?;
-            keep_columns(settings, engine.memory(), |limit| engine.keep_columns(limit))?;
-            return Ok(Arc::new(engine));
+            let (settings, arena, slabs) = (settings.clone(), arena.clone(), slabs.clone());
+            let start = move |memory_bytes: Option<u64>| {
+                let opening = Opening { memory_bytes: memory_bytes.or(opening.memory_bytes), ..opening.clone() };
+                let logs = ["--log", &settings.log, "--log-format", &settings.log_format];
+                let process = OwnProcess::start(&opening, &logs, arena.clone(), &slabs)?;
+                keep_columns(&settings, process.memory(), |limit| process.keep_columns(limit))?;
+                Ok(process)
+            };
+            return Ok(Arc::new(Restarting::new(Box::new(start), first_delay)?));
         }
         let device: Arc<dyn Device> = match topology.host_route(node).filter(|_| kind == DeviceKind::Host) {
             None => opening.open()?,

@@ -42,6 +42,7 @@ pub struct Metrics {
     result_bytes: IntCounter,
     queue_length: IntGauge,
     device_up: IntGaugeVec,
+    device_restarts: IntCounterVec,
     device_jobs: IntCounterVec,
     device_cache: IntCounterVec,
     device_cache_hit_bytes: IntCounterVec,
@@ -133,6 +134,11 @@ impl Metrics {
             result_bytes: counter("dovetail_result_bytes_total", "Bytes of results"),
             queue_length: gauge("dovetail_queue_length", "Jobs that wait for a device"),
             device_up: gauges("dovetail_device_up", "1 while the device is in service", &["device"]),
+            device_restarts: counters(
+                "dovetail_device_restarts_total",
+                "Times that a device whose process had ended was opened anew in another one",
+                &["device"],
+            ),
             device_jobs: counters("dovetail_device_jobs_total", "Jobs that a device ran", &["device"]),
             device_busy_seconds,
             device_cache: counters(
@@ -197,6 +203,7 @@ impl Metrics {
             for (kind, bytes) in kinds {
                 set(self.device_memory_bytes.with_label_values(&[&id, kind]), bytes);
             }
+            raise(&self.device_restarts.with_label_values(&[&id]), device.restarts());
         }
         self.read_caches(shared);
         let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];

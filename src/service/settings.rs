@@ -72,6 +72,11 @@ pub struct Settings {
     #[arg(long, env = "DOVETAIL_DEVICE_PROCESSES", default_value = "auto")]
     pub device_processes: String,
 
+    /// Seconds after which a device whose process has ended is opened anew in another one: the first time. Each further time in ten minutes
+    /// takes twice as long, 300 at the most; 0 leaves the device out of service
+    #[arg(long, env = "DOVETAIL_DEVICE_RESTART_SECONDS", default_value_t = 1)]
+    pub device_restart_seconds: u64,
+
     /// Topology file (TOML): devices and links to emulate instead of what the machine has
     #[arg(long, env = "DOVETAIL_TOPOLOGY")]
     pub topology: Option<PathBuf>,

@@ -89,11 +89,22 @@ def assert_all_read(job: dovetail.Job) -> None:
     assert left == right == each * sum(range(REPEATED_ROWS))
 
 
+def start_apart(start: Callable[..., Server], restart_seconds: int, **more: object) -> Server:
+    return start(
+        devices=DEVICES,
+        device_processes="on",
+        device_restart_seconds=restart_seconds,
+        host_memory=HOST_MEMORY,
+        device_memory="512MiB",
+        device_cache="0",
+        **more,
+    )
+
+
 @pytest.fixture
 def apart(start: Callable[..., Server]) -> Server:
-    return start(
-        devices=DEVICES, device_processes="on", host_memory=HOST_MEMORY, device_memory="512MiB", device_cache="0"
-    )
+    """A server whose devices have processes, which are not started again."""
+    return start_apart(start, 0)
 
 
 def device_up(server: Server, device: str) -> float:
@@ -127,6 +138,8 @@ def test_a_process_that_is_killed_costs_its_own_joins_only(apart: Server) -> Non
         assert_all_read(unharmed)
         assert (device_up(apart, FIRST), device_up(apart, SECOND)) == (0, 1)
         assert apart.is_ready()
+        lost = next(device["lost"] for device in client.topology()["devices"] if device["device"] == FIRST)
+        assert "it is not started again (--device-restart-seconds is 0); restart the server to use the device" in lost
         assert sorted(children(apart)) == [SECOND], "no process is left that nobody buries"
         # What may go to any device goes to the one that is left.
         with client.join("l", "r", on="k", strategy="radix-hash") as joined:
@@ -136,14 +149,7 @@ def test_a_process_that_is_killed_costs_its_own_joins_only(apart: Server) -> Non
 
 def test_a_lost_device_takes_no_other_along(start: Callable[..., Server], tmp_path: Path) -> None:
     trigger = tmp_path / "fault"
-    server = start(
-        devices=DEVICES,
-        device_processes="on",
-        host_memory=HOST_MEMORY,
-        device_memory="512MiB",
-        device_cache="0",
-        env={"DOVETAIL_TEST_FAULT": str(trigger)},
-    )
+    server = start_apart(start, 0, env={"DOVETAIL_TEST_FAULT": str(trigger)})
     with server.connect() as client:
         upload(client)
         unharmed = submit(client, SECOND)
@@ -154,6 +160,53 @@ def test_a_lost_device_takes_no_other_along(start: Callable[..., Server], tmp_pa
         assert_all_read(unharmed)
         assert (device_up(server, FIRST), device_up(server, SECOND)) == (0, 1)
         assert server.is_ready()
+
+
+def restarts(server: Server, device: str) -> float:
+    return server.metric(rf'^dovetail_device_restarts_total\{{device="{device}"\}}')
+
+
+def wait_until_restarted(server: Server, device: str, times: int) -> None:
+    server.wait_for(lambda: restarts(server, device) == times and device_up(server, device) == 1, "another process")
+
+
+def test_a_device_is_opened_anew_when_its_process_has_ended(start: Callable[..., Server]) -> None:
+    server = start_apart(start, 1)
+    with server.connect() as client:
+        upload(client)
+        used = server.arena_used()
+        for count in (1, 2):
+            before = children(server)
+            harmed = submit(client, FIRST)
+            os.kill(before[FIRST], signal.SIGKILL)
+            with pytest.raises(dovetail.Unavailable, match=rf"the process of {FIRST} has ended \(signal: 9"):
+                harmed.wait()
+            assert server.is_ready()
+            wait_until_restarted(server, FIRST, count)
+            after = children(server)
+            assert sorted(after) == sorted([FIRST, SECOND])
+            assert after[FIRST] != before[FIRST] and after[SECOND] == before[SECOND]
+            # Tables are where they were, and the new process is told of them.
+            for strategy in ("hash", "radix-hash", "sort-merge"):
+                job = client.submit("l", "r", on="k", strategy=strategy, devices=[FIRST])
+                assert_right(job.result().table())
+                assert job.status().raw["device"] == FIRST
+                job.cancel()
+            server.wait_for(lambda: server.arena_used() == used, "the memory of the results to be free again")
+        assert restarts(server, SECOND) == 0
+
+
+def test_a_lost_device_is_opened_anew_in_another_process(start: Callable[..., Server], tmp_path: Path) -> None:
+    trigger = tmp_path / "fault"
+    server = start_apart(start, 1, env={"DOVETAIL_TEST_FAULT": str(trigger)})
+    with server.connect() as client:
+        upload(client)
+        trigger.write_text(f"{FIRST} {'illegal-access' if GPUS else 'lost'}")
+        with pytest.raises(dovetail.Unavailable, match=f"{FIRST} was lost.*its process is ended"):
+            client.join("l", "r", on="k", devices=[FIRST]).table()
+        wait_until_restarted(server, FIRST, 1)
+        job = client.submit("l", "r", on="k", devices=[FIRST])
+        assert_right(job.result().table())
 
 
 def test_processes_end_with_their_server(start: Callable[..., Server]) -> None:

@@ -32,6 +32,7 @@ use super::abi::{DovetailReadBack, DovetailStream, dovetail_read_back};
 use super::fault;
 use super::observe::Observer;
 use crate::device::fault::Trigger;
+use crate::device::loss::remedy;
 use crate::device::{DeviceHandle, DeviceId, DeviceKind};
 use crate::memory::Pin;
 use crate::{Error, Result};
@@ -193,6 +194,12 @@ impl Gpu {
         self.check(self.context.bind_to_thread(), "binding a thread to the GPU")
     }
 
+    /// Whether what work takes is added up from now on.
+    pub(super) fn add_up_times(&self, on: bool) -> Result<()> {
+        self.bind()?;
+        self.observer.add_up(on, self.ordinal)
+    }
+
     /// Waits until everything is done that was queued on any stream.
     pub(super) fn settle(&self) {
         // What has failed on a stream is told to those who wait for that stream; a lost device does nothing any more.
@@ -235,11 +242,8 @@ impl Gpu {
     }
 
     fn lost_error(&self, what: &str) -> Error {
-        let rest = match ALL_LOST.load(Ordering::Relaxed) {
-            true => "CUDA does nothing more in this process, on any GPU; restart the server",
-            false => "joins run on the other devices, and restarting the server brings it back",
-        };
-        Error::Unavailable(format!("device cuda:{} was lost by {what}; {rest}", self.ordinal))
+        let remedy = remedy(ALL_LOST.load(Ordering::Relaxed));
+        Error::Unavailable(format!("device cuda:{} was lost by {what}; {remedy}", self.ordinal))
     }
 
     /// What an error means. `says`: the code and its name.

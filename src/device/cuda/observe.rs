@@ -2,11 +2,12 @@
 //!
 //! `DOVETAIL_GPU_OBSERVER` chooses one when a GPU is opened:
 //!
-//! * `silent`, the default;
+//! * `silent`, the default, which adds times up like `times` while it is asked to: `dovetail bench` does so for a run of each join that
+//!   is not timed otherwise;
 //! * `trace`: launches, copies and fills are events of the log, at level TRACE;
 //! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and `ncu --nvtx --nvtx-include` chooses them;
 //! * `times`: each launch, copy and fill is timed by events of its stream, and added up by its name and the phase of the join that it was
-//!   for; `dovetail bench` adds the sums to its lines;
+//!   for; `dovetail bench` then has the sums of the run whose time it tells;
 //! * `timeline:FILE`: each launch, copy and fill is timed by events of its stream, and written to the file in the trace format of
 //!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
 //!   was opened.
@@ -17,6 +18,8 @@ use std::ffi::CString;
 use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::{result, sys};
@@ -37,7 +40,7 @@ pub(super) fn asked_for() -> String {
 /// Told of all work of a GPU.
 #[derive(Debug)]
 pub(super) enum Observer {
-    Silent,
+    Silent(Occasional),
     Trace,
     Nvtx,
     Timed(Timed),
@@ -51,7 +54,7 @@ impl Observer {
     /// events.
     pub(super) fn named(chosen: &str, ordinal: u16) -> Result<Self> {
         match chosen {
-            "" | "silent" => Ok(Self::Silent),
+            "" | "silent" => Ok(Self::Silent(Occasional::default())),
             "trace" => Ok(Self::Trace),
             "nvtx" => Ok(Self::Nvtx),
             "times" => Ok(Self::Timed(Timed::new(ordinal, Report::Sums(Vec::new()))?)),
@@ -67,7 +70,7 @@ impl Observer {
     /// Work of that name is queued between this call and the end of what it answers.
     pub(super) fn watch<'a>(&'a self, queue: &'a Queue, what: &'static str, bytes: u64) -> Watched<'a> {
         let started = match self {
-            Self::Silent => None,
+            Self::Silent(occasional) => occasional.is_on.load(Ordering::Relaxed).then(|| record(queue).ok()).flatten(),
             Self::Trace => {
                 tracing::trace!(what, bytes, "queued");
                 None
@@ -83,23 +86,52 @@ impl Observer {
         Watched { observer: self, queue, what, bytes, started }
     }
 
+    /// What times work, if it does.
+    fn timed(&self) -> Option<&Timed> {
+        match self {
+            Self::Timed(timed) => Some(timed),
+            Self::Silent(occasional) => occasional.timed.get(),
+            Self::Trace | Self::Nvtx => None,
+        }
+    }
+
+    /// Whether work that is queued from now on is timed and added up; where that is done always, or something else is, it stays so. The GPU's
+    /// context is the calling thread's.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when the driver makes no events.
+    pub(super) fn add_up(&self, on: bool, ordinal: u16) -> Result<()> {
+        let Self::Silent(Occasional { is_on, timed }) = self else { return Ok(()) };
+        if on && timed.get().is_none() {
+            // Another thread may have been quicker with one that is as good.
+            let _ = timed.set(Timed::new(ordinal, Report::Sums(Vec::new()))?);
+        }
+        is_on.store(on, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// All work that was queued on `queue` is done, and no more will be.
     pub(super) fn settle(&self, queue: &Queue) {
-        if let Self::Timed(timed) = self {
+        if let Some(timed) = self.timed() {
             timed.settle(queue);
         }
     }
 
     /// What the work took that was settled since this was last asked, if times are added up.
     pub(super) fn take_times(&self) -> Vec<WorkTime> {
-        match self {
-            Self::Timed(timed) => match &mut timed.inner.lock().report {
-                Report::Sums(sums) => std::mem::take(sums),
-                Report::Timeline(_) => Vec::new(),
-            },
-            _ => Vec::new(),
+        let Some(timed) = self.timed() else { return Vec::new() };
+        match &mut timed.inner.lock().report {
+            Report::Sums(sums) => std::mem::take(sums),
+            Report::Timeline(_) => Vec::new(),
         }
     }
+}
+
+/// Times work while somebody asks for it.
+#[derive(Debug, Default)]
+pub(super) struct Occasional {
+    is_on: AtomicBool,
+    timed: OnceLock<Timed>,
 }
 
 /// Work that is being queued.
@@ -117,7 +149,7 @@ impl Drop for Watched<'_> {
             // SAFETY: the range was begun by the same thread: what is being watched is not sent to another.
             unsafe { abi::dovetail_range_end() };
         }
-        let (Observer::Timed(timed), Some(started)) = (self.observer, self.started) else { return };
+        let (Some(timed), Some(started)) = (self.observer.timed(), self.started) else { return };
         match record(self.queue) {
             Ok(ended) => {
                 let (stream, phase) = (self.queue.raw() as usize, phase::current());

@@ -1183,6 +1183,22 @@ fn observers_are_told_of_fills_as_of_copies() {
 }
 
 #[test]
+fn a_silent_gpu_adds_up_times_while_it_is_asked_to() {
+    if gpu_with(1 << 30).is_none() {
+        return;
+    }
+    let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
+    let device = CudaDevice::open_observed(0, 2, "silent", budget).unwrap();
+    for (on, expected) in [(false, 0), (true, 1), (false, 0), (true, 1)] {
+        device.add_up_times(on).unwrap();
+        let stream = device.stream(CancelFlag::new()).unwrap();
+        drop(device.new_flags(1000, &stream).unwrap());
+        drop(stream);
+        assert_eq!(device.take_times().len(), expected, "adding up: {on}");
+    }
+}
+
+#[test]
 fn work_of_another_stream_waits_for_an_event() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let other = gpu.device.stream(CancelFlag::new()).unwrap();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::device::DeviceId;
 use crate::device::fault::Trigger;
+use crate::device::loss::remedy;
 use crate::{Error, Result};
 
 /// The failures of one device. Clones, which are that device for several jobs, are lost together.
@@ -49,11 +50,10 @@ impl Faults {
     /// The device's loss, once it is lost.
     pub(super) fn check(&self) -> Result<()> {
         match self.lost.load(Ordering::Relaxed) {
-            true => Err(Error::Unavailable(format!(
-                "device {} was lost by a deliberate failure; joins run on the other devices, and restarting the server brings it \
-                 back",
-                self.device
-            ))),
+            true => {
+                let remedy = remedy(false);
+                Err(Error::Unavailable(format!("device {} was lost by a deliberate failure; {remedy}", self.device)))
+            }
             false => Ok(()),
         }
     }

@@ -117,3 +117,37 @@ fn a_job_that_begins_again_elsewhere_does_not_fall_back() {
     assert_eq!(stage.ended(&job), JobState::Complete);
     assert_eq!(job.status().progress, 1.0);
 }
+
+#[test]
+fn a_device_that_is_there_again_is_put_back_into_service() {
+    let stage = Stage::new(1);
+    let job = stage.submit("r0");
+    stage.next();
+    stage.tell(0, |_, _| Err(context_lost()));
+    assert!(matches!(stage.ended(&job), JobState::Failed(Error::Unavailable(_))));
+    stage.idle();
+    stage.scheduler.tick(SystemTime::now());
+    assert!(matches!(stage.scheduler.submit(spec("r1"), ""), Err(Error::Unavailable(_))), "it is still lost");
+    stage.lost[0].store(false, Ordering::Relaxed);
+    stage.scheduler.tick(SystemTime::now());
+    assert!(stage.scheduler.stats().devices[0].lost.is_none());
+    let job = stage.submit("r1");
+    assert_eq!(stage.next(), (0, "r1".into()));
+    stage.finish(0);
+    assert_eq!(stage.ended(&job), JobState::Complete);
+}
+
+#[test]
+fn a_job_that_two_devices_were_lost_with_is_not_given_a_third() {
+    let stage = Stage::new(3);
+    let job = stage.submit("r0");
+    for _ in 0..2 {
+        let (device, label) = stage.next();
+        assert_eq!(label, "r0");
+        stage.tell(device, |_, _| Err(context_lost()));
+    }
+    assert!(matches!(stage.ended(&job), JobState::Failed(Error::Unavailable(_))));
+    stage.idle();
+    stage.nothing_begins();
+    assert_eq!(stage.scheduler.stats().devices.iter().filter(|device| device.lost.is_none()).count(), 1);
+}

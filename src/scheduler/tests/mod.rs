@@ -39,7 +39,7 @@ struct Puppet {
     begun: Mutex<Sender<(u16, String)>>,
     orders: Mutex<Receiver<Order>>,
     own_orders: OwnOrders,
-    lost: AtomicBool,
+    lost: Arc<AtomicBool>,
 }
 
 /// What a job ends with whose device is lost.
@@ -80,6 +80,8 @@ struct Stage {
     memory: Vec<Budget>,
     begun: Receiver<(u16, String)>,
     own_orders: OwnOrders,
+    /// Whether each device is lost.
+    lost: Vec<Arc<AtomicBool>>,
 }
 
 /// Longer than anything takes, so that a test that is wrong fails instead of hanging.
@@ -108,12 +110,13 @@ impl Stage {
         }
         let (begin, begun) = channel();
         let own_orders = OwnOrders::default();
-        let (mut executors, mut orders, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut executors, mut orders, mut memory, mut lost) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (device, (id, rates)) in (0..).zip(devices) {
             let (order, receive) = channel();
             let budget = Budget::new(format!("memory of {id}"), "--device-memory", 1 << 20);
             memory.push(budget.clone());
             orders.push(order);
+            lost.push(Arc::new(AtomicBool::default()));
             executors.push(Executor {
                 id,
                 memory: budget,
@@ -124,14 +127,14 @@ impl Stage {
                     begun: Mutex::new(begin.clone()),
                     orders: Mutex::new(receive),
                     own_orders: own_orders.clone(),
-                    lost: AtomicBool::default(),
+                    lost: lost[device as usize].clone(),
                 }),
             });
         }
         let clock = Arc::new(ManualClock::default());
         let options = SchedulerOptions { timer: false, ..options };
         let scheduler = Scheduler::over(catalog.clone(), executors, options, clock.clone());
-        Self { scheduler, catalog, clock, memory, begun, orders, own_orders }
+        Self { scheduler, catalog, clock, memory, begun, orders, own_orders, lost }
     }
 
     /// Gives the next job with that label a channel of its own for orders.
