@@ -17,11 +17,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benches" / "results"
+# An archive for another host has what is measured there elsewhere.
+RESULTS = Path(os.environ.get("DOVETAIL_RESULTS", ROOT / "benches" / "results"))
+
+
+def gpu() -> str | None:
+    """What the first GPU is called, where there is one."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return said[0].strip() if said else None
 
 
 def machine() -> dict[str, object]:
-    """The processor, how many of it, and the memory."""
+    """The processor, how many of it, the memory, and the GPU if there is one."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*:\s*(.*)", cpuinfo)
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
@@ -30,11 +41,18 @@ def machine() -> dict[str, object]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(int(memory[1]) / 2**20, 1) if memory else None,
         "kernel": platform.release(),
+        **({"gpu": name} if (name := gpu()) else {}),
     }
 
 
 def commit() -> str:
-    """The commit that is checked out, with `-dirty` when files differ from it, other than those of results."""
+    """The commit that is checked out, with `-dirty` when files differ from it, other than those of results.
+
+    Of an archive, the one that it was made of.
+    """
+    archived = ROOT / "commit"
+    if archived.is_file():
+        return archived.read_text().strip()[:12]
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     status = [*git, "status", "--porcelain", "-uno", "--", ":!benches/results"]

@@ -6,8 +6,9 @@
 //!
 //! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:
 //! nothing crosses the link but the bounds of partitions. Prints one JSON line: seconds (median and minimum of the runs), those of
-//! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. The result is checked after the
-//! last run: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload follows from a key.
+//! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. The result of
+//! each run is checked once its time is taken: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload
+//! follows from a key.
 
 use std::time::Instant;
 
@@ -108,6 +109,32 @@ struct Bench<'a> {
     options: &'a Options,
     device: &'a dyn Device,
     stream: Stream,
+    /// What results are copied to, to be checked.
+    arena: Arena,
+}
+
+/// What every result has to be.
+struct Expected<'a> {
+    build: &'a Side,
+    probe_rows: usize,
+    /// The build row of each key.
+    row_of: Vec<u32>,
+    /// Of each payload column of the probe side, the sum of [`Expected::sum`].
+    probe_sums: Vec<u128>,
+}
+
+impl<'a> Expected<'a> {
+    fn new(build: &'a Side, probe: &Side) -> Self {
+        let mut row_of = vec![0u32; build.keys.len()];
+        build.keys.iter().enumerate().for_each(|(row, &key)| row_of[key as usize] = row as u32);
+        let probe_sums = probe.payloads.iter().map(|payload| Self::sum(&probe.keys, payload)).collect();
+        Self { build, probe_rows: probe.keys.len(), row_of, probe_sums }
+    }
+
+    /// Values, each multiplied by its key, so that no row passes for another.
+    fn sum(keys: &[u32], payload: &[u32]) -> u128 {
+        keys.par_iter().zip(payload).map(|(&key, &value)| (u128::from(key) + 1) * u128::from(value)).sum()
+    }
 }
 
 impl Bench<'_> {
@@ -139,39 +166,36 @@ impl Bench<'_> {
     }
 
     /// Values as the numbers that they were made from.
-    fn numbers(&self, column: &Column, scattered: bool, arena: &Arena) -> Vec<u32> {
+    fn numbers(&self, column: &Column, scattered: bool) -> Vec<u32> {
         // Newton's iteration for the inverse of an odd number.
         let inverse = (0..6).fold(1u64, |x, _| x.wrapping_mul(2u64.wrapping_sub((SCATTER | 1).wrapping_mul(x))));
         let gather = if scattered { inverse } else { 1 };
         let bytes = column.rows * column.width.bytes();
-        let host = self.device.copy_out(&column.data, bytes, arena, &self.stream).unwrap();
+        let host = self.device.copy_out(&column.data, bytes, &self.arena, &self.stream).unwrap();
         match self.options.width {
             4 => host.typed_data::<u32>().par_iter().map(|&value| value.wrapping_mul(gather as u32)).collect(),
             _ => host.typed_data::<u64>().par_iter().map(|&value| value.wrapping_mul(gather) as u32).collect(),
         }
     }
 
-    fn check(&self, joined: &JoinedPartitions, build: &Side, probe: &Side) {
-        assert_eq!(joined.pairs, probe.keys.len() as u64, "every probe row has one match");
+    fn check(&self, joined: &JoinedPartitions, expected: &Expected<'_>) {
+        assert_eq!(joined.pairs, expected.probe_rows as u64, "every probe row has one match");
         let Some(JoinedRows { keys, build: of_build, probe: of_probe }) = &joined.rows else {
             assert!(self.options.count, "there was no room for the rows");
             return;
         };
-        let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
-        let keys = self.numbers(&keys.as_ref().unwrap().as_column(), self.options.sparse, &arena);
-        let mut row_of = vec![0u32; build.keys.len()];
-        build.keys.iter().enumerate().for_each(|(row, &key)| row_of[key as usize] = row as u32);
-        for (column, payload) in of_build.iter().zip(&build.payloads) {
-            let found = self.numbers(column, false, &arena);
-            let right = |(&key, &found): (&u32, &u32)| payload[row_of[key as usize] as usize] == found;
+        let keys = self.numbers(&keys.as_ref().unwrap().as_column(), self.options.sparse);
+        for (column, payload) in of_build.iter().zip(&expected.build.payloads) {
+            let found = self.numbers(column, false);
+            let right = |(&key, &found): (&u32, &u32)| payload[expected.row_of[key as usize] as usize] == found;
             assert!(keys.par_iter().zip(&found).all(right), "a row has the payload of another key");
         }
-        // Each multiplied by its key, so that no row of the probe side passes for another.
-        let sum = |keys: &[u32], payload: &[u32]| -> u128 {
-            keys.par_iter().zip(payload).map(|(&key, &value)| (u128::from(key) + 1) * u128::from(value)).sum()
-        };
-        for (column, payload) in of_probe.iter().zip(&probe.payloads) {
-            assert_eq!(sum(&keys, &self.numbers(column, false, &arena)), sum(&probe.keys, payload));
+        for (column, &sum) in of_probe.iter().zip(&expected.probe_sums) {
+            assert_eq!(
+                Expected::sum(&keys, &self.numbers(column, false)),
+                sum,
+                "the probe side's payload is not what it was"
+            );
         }
     }
 }
@@ -190,17 +214,18 @@ fn main() {
     let memory = |free: Option<u64>| Budget::new("device memory", "--device-memory", free.unwrap_or(8 << 30));
     let device = open_device(options.device, options.threads, memory).unwrap();
     let stream = device.stream(CancelFlag::new()).unwrap();
-    let bench = Bench { options: &options, device: &*device, stream };
+    let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
+    arena.pin_by(device.pin());
+    let bench = Bench { options: &options, device: &*device, stream, arena };
+    let expected = Expected::new(&build_side, &probe_side);
     let (build_rows, probe_rows) = (bench.lying(&build_side), bench.lying(&probe_side));
     let bits = build.div_ceil(device.info().partition_rows).next_power_of_two().trailing_zeros();
     let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
 
     let mut runs = Vec::new();
     let mut steps_of = Vec::new();
-    let mut last = None;
     // The first run warms up. The others take turns: one is waited for at its end only, and of the next each step by itself.
     for run in 0..=2 * options.runs {
-        drop(last.take());
         device.synchronize(&bench.stream).unwrap();
         let by_step = run % 2 == 0;
         let mut steps = [0.0; 3];
@@ -223,9 +248,8 @@ fn main() {
             (_, false) => runs.push(start.elapsed().as_secs_f64()),
             (_, true) => steps_of.push(steps),
         }
-        last = joined;
+        bench.check(&joined.expect("no partition is oversized"), &expected);
     }
-    bench.check(&last.expect("no partition is oversized"), &build_side, &probe_side);
     let median_of = |mut seconds: Vec<f64>| {
         seconds.sort_by(f64::total_cmp);
         seconds[seconds.len() / 2]

@@ -82,6 +82,20 @@ def joins_vs_peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("joins_vs_peers")
 
 
+def test_lines_of_an_archive_name_the_commit_that_it_was_made_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benches"))
+    common = importlib.import_module("common")
+    (tmp_path / "commit").write_text("0123456789abcdef0123456789abcdef01234567\n")
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    recorder = common.Recorder("some", directory=tmp_path / "results", command="a command")
+    recorder.write(seconds=1.5)
+    line = json.loads((tmp_path / "results" / "some.jsonl").read_text())
+    assert (line["commit"], line["command"], line["seconds"]) == ("0123456789ab", "a command", 1.5)
+    assert line["machine"]["cores"] > 0
+
+
 def test_the_workload_wide_has_one_match_for_every_right_row(joins_vs_peers: ModuleType) -> None:
     work = joins_vs_peers.wide(10_000)
     joined = work.left.join(work.right, "k", join_type="inner")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -132,8 +133,11 @@ def test_a_bundle_has_what_a_gpu_host_needs(archive: Path) -> None:
     for path in [*there, "benches/gpu/run.sh", "benches/gpu/record.sh", "benches/plot.py"]:
         assert (archive / path).is_file(), path
     # Suites that ./check names are there.
-    for name in ("oracle", "payloads", "dictionaries", "device_faults"):
-        assert name in check_script() and (archive / f"tests/python/test_{name}.py").is_file(), name
+    for name in ("oracle", "payloads", "dictionaries", "device_cache", "device_faults", "device_processes"):
+        assert name.removeprefix("device_") in check_script(), name
+        assert (archive / f"tests/python/test_{name}.py").is_file(), name
+    for script in re.findall(r"measure (\w+\.py)", check_script()):
+        assert (archive / "benches" / script).is_file(), script
 
 
 def test_the_check_of_a_bundle_runs_what_it_is_asked_for_and_says_what_failed(archive: Path) -> None:
@@ -143,9 +147,21 @@ def test_the_check_of_a_bundle_runs_what_it_is_asked_for_and_says_what_failed(ar
     said = run("./check", "rust", cwd=archive)
     assert said.returncode == 0, said.stdout
     assert "this is dovetail-lib" in said.stdout and "this is joins-test" in said.stdout and "all passed" in said.stdout
-    write_program(archive / "bin" / "test-joins", "exit 1")
+    failing = "echo 'test result: FAILED. 15 passed; 2 failed; 0 ignored'; exit 1"
+    write_program(archive / "bin" / "test-joins", failing)
     said = run("./check", "rust", cwd=archive)
     assert said.returncode == 1 and "FAILED: tests of joins" in said.stdout, said.stdout
+    # How each ended is written down.
+    lines = [json.loads(line) for line in (archive / "results" / "gpu_checks.jsonl").read_text().splitlines()]
+    ended = [(line["what"], line["outcome"], line["passed"], line["failed"]) for line in lines]
+    primitives, joins = "tests of the primitives", "tests of joins"
+    assert ended == [
+        (primitives, "passed", 0, 0), (joins, "passed", 0, 0), (primitives, "passed", 0, 0), (joins, "failed", 15, 2),
+    ]  # fmt: skip
+    assert all(line["benchmark"] == "gpu_checks" and line["commit"] == COMMIT[:12] for line in lines)
+    assert lines[0]["command"] == "DOVETAIL_TEST_DEVICE=cuda bin/test-lib device::cuda"
+    said = run("./check", "suites", cwd=archive, SUITES="wu-7 q95")
+    assert said.returncode == 0 and said.stdout.count("this is dovetail-bin") == 2, said.stdout
     # Without a Python that can run the suites they are left out, and that is said.
     said = run("./check", "python", "faults", cwd=archive, PYTHON=archive / "nowhere")
     assert said.returncode == 0, said.stdout

@@ -81,13 +81,16 @@ pub struct Measured {
     pub strategy: String,
     /// All that makes one plan another: joins with the same plan do the same.
     pub plan: String,
+    /// Rows of the result that were predicted.
+    pub predicted_rows: f64,
     /// Predicted seconds.
     pub predicted_seconds: f64,
     /// The same of each phase; those of one name together.
     pub predicted_phases: BTreeMap<&'static str, f64>,
     /// Of the run with the middle time: the first one touches memory that later ones find.
     pub phases: Vec<PhaseRecord>,
-    /// Of the same run, what the device's work took by its own clock, where it is watched.
+    /// What the device's work took by its own clock, where it has one: of the same run where it is always watched, else of the run that was
+    /// checked first, which events make a little slower.
     pub times: Vec<WorkTime>,
     /// The most device memory that was in use; `None` beside columns that are kept, which take what is free.
     pub device_memory_max_bytes: Option<u64>,
@@ -135,7 +138,10 @@ impl Measured {
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         self.seconds = runs.iter().map(|run| run.seconds).collect();
         let middle = runs.swap_remove(runs.len() / 2);
-        (self.phases, self.times) = (middle.phases, middle.times);
+        self.phases = middle.phases;
+        if !middle.times.is_empty() {
+            self.times = middle.times;
+        }
     }
 
     /// Takes what more runs gave, beside what it is compared with.
@@ -302,17 +308,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
     pub fn check(&self, asked: &Asked, prepared: &Prepared) -> Result<Measured> {
-        let (run, device_memory_max_bytes) = match self.keeps {
-            // All memory for one job would take that of the columns.
-            true => (self.run(asked, &*self.device)?, None),
-            false => {
-                // A budget of its own shows what this strategy takes, and not what an earlier one took.
-                let all = self.device.memory().reserve(self.device.memory().free_bytes(), "the join")?;
-                let memory = Budget::within(all);
-                let device = self.device.for_job(memory.clone())?;
-                (self.run(asked, &*device)?, Some(memory.used_bytes_max()))
-            }
-        };
+        self.device.add_up_times(true)?;
+        drop(self.device.take_times());
+        let outcome = self.run_and_see_memory(asked);
+        self.device.add_up_times(false)?;
+        let (run, device_memory_max_bytes) = outcome?;
+        let times = self.device.take_times();
         let rows = run.verify(prepared)?;
         let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy.name()).collect();
         strategies.dedup();
@@ -331,15 +332,29 @@ impl Engine {
             bytes_out: run.bytes_out,
             strategy: strategies.join(", "),
             plan: run.plans.iter().map(plan).collect::<Vec<_>>().join("; "),
+            predicted_rows: run.plans.last().map_or(0.0, |plan| plan.estimates.rows),
             predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
             predicted_phases: run.plans.iter().flat_map(|plan| &plan.phases).fold(BTreeMap::new(), |mut all, phase| {
                 *all.entry(phase.name).or_default() += phase.seconds;
                 all
             }),
             phases: Vec::new(),
-            times: Vec::new(),
+            times,
             device_memory_max_bytes,
         })
+    }
+
+    /// One run, and the most memory of the device that it took.
+    fn run_and_see_memory(&self, asked: &Asked) -> Result<(Run, Option<u64>)> {
+        if self.keeps {
+            // All memory for one job would take that of the columns.
+            return Ok((self.run(asked, &*self.device)?, None));
+        }
+        // A budget of its own shows what this strategy takes, and not what an earlier one took.
+        let all = self.device.memory().reserve(self.device.memory().free_bytes(), "the join")?;
+        let memory = Budget::within(all);
+        let device = self.device.for_job(memory.clone())?;
+        Ok((self.run(asked, &*device)?, Some(memory.used_bytes_max())))
     }
 
     /// One timed run. Its result is checked when the clock has stopped, and let go of before the next run makes one.

@@ -5,7 +5,6 @@ use std::time::Instant;
 use super::engine::Measured;
 use crate::device::{CancelFlag, Device, DeviceKind};
 use crate::memory::{Arena, Budget};
-use crate::planner::Rates;
 use crate::{Context, Result};
 
 /// Bytes that are copied at a time where memory allows: far beyond all caches, and so many that calls cost nothing beside them.
@@ -26,8 +25,19 @@ const GPU_COPIES: usize = 8;
 pub struct Boundaries {
     /// Bytes per second of the device's memory, read and written, when a large buffer is copied there.
     pub memory: f64,
-    /// Bytes per second that cross the link to a device with memory of its own, both directions at the same time together.
-    pub link_both: Option<f64>,
+    /// The link to a device with memory of its own.
+    pub link: Option<LinkRates>,
+}
+
+/// Bytes per second that cross a link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkRates {
+    /// To the device, while nothing goes the other way.
+    pub into: f64,
+    /// From the device, while nothing goes the other way.
+    pub out: f64,
+    /// Both directions at the same time, together.
+    pub both: f64,
 }
 
 impl Boundaries {
@@ -66,20 +76,27 @@ impl Boundaries {
         })?;
         let memory = 2.0 * copies as f64 * bytes as f64 / seconds;
 
-        let both_ways = || -> Result<f64> {
-            let start = Instant::now();
-            let coming = device.copy_in(&host, &stream)?;
-            let gone = device.copy_out(&original, len, &arena, &other)?;
-            device.synchronize(&stream)?;
-            let seconds = start.elapsed().as_secs_f64();
-            drop((coming, gone));
-            Ok(seconds)
+        // Bytes per second in those directions at the same time.
+        let rate = |is_coming: bool, is_going: bool| -> Result<f64> {
+            let seconds = best_of_rounds(|| {
+                let start = Instant::now();
+                let coming = is_coming.then(|| device.copy_in(&host, &stream)).transpose()?;
+                let gone = is_going.then(|| device.copy_out(&original, len, &arena, &other)).transpose()?;
+                device.synchronize(&stream)?;
+                device.synchronize(&other)?;
+                let seconds = start.elapsed().as_secs_f64();
+                drop((coming, gone));
+                Ok(seconds)
+            })?;
+            Ok((u8::from(is_coming) + u8::from(is_going)) as f64 * bytes as f64 / seconds)
         };
-        let link_both = match device.id().kind {
+        let link = match device.id().kind {
             DeviceKind::Host => None,
-            DeviceKind::Cuda => Some(2.0 * bytes as f64 / best_of_rounds(both_ways)?),
+            DeviceKind::Cuda => {
+                Some(LinkRates { into: rate(true, false)?, out: rate(false, true)?, both: rate(true, true)? })
+            }
         };
-        Ok(Self { memory, link_both })
+        Ok(Self { memory, link })
     }
 }
 
@@ -101,15 +118,15 @@ pub struct Floor {
 
 impl Floor {
     /// Of what was measured. Columns that the device had kept cross no link.
-    pub fn of(boundaries: &Boundaries, rates: &Rates, measured: &Measured) -> Self {
+    pub fn of(boundaries: &Boundaries, measured: &Measured) -> Self {
         let (bytes_in, bytes_out) = (measured.bytes_in as f64, measured.bytes_out as f64);
         let kept: u64 = measured.phases.iter().map(|phase| phase.kept_bytes).sum();
         let crossing = measured.bytes_in.saturating_sub(kept) as f64;
-        let one_way = (crossing / rates.copy_in).max(bytes_out / rates.copy_out);
+        let link = boundaries.link;
         Self {
             memory_seconds: (bytes_in + bytes_out) / boundaries.memory,
-            link_seconds: boundaries.link_both.map(|_| one_way),
-            link_both_seconds: boundaries.link_both.map(|both| (crossing + bytes_out) / both),
+            link_seconds: link.map(|link| (crossing / link.into).max(bytes_out / link.out)),
+            link_both_seconds: link.map(|link| (crossing + bytes_out) / link.both),
         }
     }
 
@@ -128,33 +145,32 @@ mod tests {
 
     #[test]
     fn a_gpu_is_bound_by_its_link_and_the_cpu_by_its_memory() {
-        let rates = Rates { copy_in: 10.0, copy_out: 5.0, stream: 1.0, ..Rates::h200() };
         let measured = Measured { bytes_in: 1000, bytes_out: 1000, ..Measured::default() };
-        let gpu = Boundaries { memory: 100.0, link_both: Some(14.0) };
-        let floor = Floor::of(&gpu, &rates, &measured);
+        let gpu = Boundaries { memory: 100.0, link: Some(LinkRates { into: 10.0, out: 5.0, both: 14.0 }) };
+        let floor = Floor::of(&gpu, &measured);
         assert_eq!((floor.memory_seconds, floor.link_seconds, floor.seconds()), (20.0, Some(200.0), 200.0));
         assert_eq!(floor.link_both_seconds, Some(2000.0 / 14.0));
-        let host = Floor::of(&Boundaries { link_both: None, ..gpu }, &rates, &measured);
+        let host = Floor::of(&Boundaries { link: None, ..gpu }, &measured);
         assert_eq!((host.link_seconds, host.link_both_seconds, host.seconds()), (None, None, 20.0));
     }
 
     #[test]
     fn both_directions_of_a_link_bound_what_neither_does_alone() {
-        let rates = Rates { copy_in: 10.0, copy_out: 10.0, ..Rates::h200() };
         let measured = Measured { bytes_in: 1000, bytes_out: 1000, ..Measured::default() };
-        let floor = Floor::of(&Boundaries { memory: 100.0, link_both: Some(16.0) }, &rates, &measured);
+        let link = Some(LinkRates { into: 10.0, out: 10.0, both: 16.0 });
+        let floor = Floor::of(&Boundaries { memory: 100.0, link }, &measured);
         assert_eq!((floor.link_seconds, floor.link_both_seconds), (Some(100.0), Some(125.0)));
         assert_eq!(floor.seconds(), 125.0);
     }
 
     #[test]
     fn what_the_device_has_kept_crosses_no_link() {
-        let rates = Rates { copy_in: 10.0, copy_out: 10.0, ..Rates::h200() };
         let phase =
             |kept_bytes| PhaseRecord { name: "copy in".into(), seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
         let phases = vec![phase(600), phase(300)];
         let measured = Measured { bytes_in: 1000, bytes_out: 200, phases, ..Measured::default() };
-        let floor = Floor::of(&Boundaries { memory: 100.0, link_both: Some(15.0) }, &rates, &measured);
+        let link = Some(LinkRates { into: 10.0, out: 10.0, both: 15.0 });
+        let floor = Floor::of(&Boundaries { memory: 100.0, link }, &measured);
         assert_eq!((floor.memory_seconds, floor.link_seconds), (12.0, Some(20.0)));
         assert_eq!(floor.link_both_seconds, Some(20.0));
     }
@@ -164,7 +180,7 @@ mod tests {
         let memory = Budget::new("device memory", "--device-memory", 1 << 20);
         let device = HostDevice::new(0, 2, memory, None).unwrap();
         let boundaries = Boundaries::measure(&device, 64 << 20).unwrap();
-        assert!(boundaries.memory > 0.0 && boundaries.link_both.is_none(), "{boundaries:?}");
+        assert!(boundaries.memory > 0.0 && boundaries.link.is_none(), "{boundaries:?}");
         assert_eq!(device.memory().used_bytes(), 0);
     }
 }

@@ -108,7 +108,7 @@ impl Report {
     /// [`Error::Internal`](crate::Error::Internal) when the file cannot be written.
     pub fn add(&mut self, case: &Case, rows: [u64; 2], measured: &[Measured]) -> Result<()> {
         for measured in measured {
-            let floor = Floor::of(&self.boundaries, &self.rates, measured);
+            let floor = Floor::of(&self.boundaries, measured);
             self.write(&self.line(case, rows, measured, floor))?;
             if self.is_table() {
                 self.show(case, rows, measured, floor);
@@ -192,6 +192,7 @@ impl Report {
             "build_rows": rows[0],
             "probe_rows": rows[1],
             "result_rows": measured.rows,
+            "predicted_rows": measured.predicted_rows,
             "verified": true,
             "seconds": median,
             "seconds_min": measured.seconds.first(),
@@ -211,7 +212,9 @@ impl Report {
                 "stream": self.rates.stream,
                 "copy_in": self.rates.copy_in,
                 "copy_out": self.rates.copy_out,
-                "copy_both": self.boundaries.link_both,
+                "link_in": self.boundaries.link.map(|link| link.into),
+                "link_out": self.boundaries.link.map(|link| link.out),
+                "link_both": self.boundaries.link.map(|link| link.both),
             },
             "device_memory_max_bytes": measured.device_memory_max_bytes,
             "phase_seconds": by_name(|phase| json!(phase.seconds)),
