@@ -200,14 +200,16 @@ impl Drop for Restarting {
 impl Shared {
     /// The life of the thread that starts processes.
     fn watch(&self, first_delay: Duration, info: &DeviceInfo, memory: &Budget) {
-        let (mut delay, mut since) = (first_delay, Instant::now());
+        let mut delay = first_delay;
+        // Since when the process serves, while it does.
+        let mut serves_since = Some(Instant::now());
         while !self.is_over_within(LOOK_INTERVAL) {
             let process = self.process.read().clone();
             // The GPU of one that the system has not buried yet may still write to memory that was lent.
             if process.check().is_ok() || !process.has_ended() {
                 continue;
             }
-            if since.elapsed() > GOOD_AFTER {
+            if serves_since.take().is_some_and(|since| since.elapsed() > GOOD_AFTER) {
                 delay = first_delay;
             }
             if self.is_over_within(delay) {
@@ -224,7 +226,7 @@ impl Shared {
                         before.used_bytes_max = before.used_bytes_max.max(process.memory_use().used_bytes_max);
                     }
                     *self.process.write() = Arc::new(next);
-                    since = Instant::now();
+                    serves_since = Some(Instant::now());
                     tracing::info!(device = %process.id(), "its process was started again");
                 }
                 Err(error) => {
