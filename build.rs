@@ -26,9 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("flight_descriptor.bin"), flight.encode_to_vec())?;
     pbjson_build::Builder::new().register_descriptors(&descriptor_set)?.build(&[".dovetail.v1"])?;
 
-    kernels::build(&out)?;
+    // What the program says of itself says so too.
+    let emulated = if kernels::build(&out)? == kernels::Kernels::Emulated { "-emulated-gpu" } else { "" };
 
-    println!("cargo::rustc-env=DOVETAIL_COMMIT={}", commit());
+    println!("cargo::rustc-env=DOVETAIL_COMMIT={}{emulated}", commit());
     Ok(())
 }
 

@@ -1,10 +1,14 @@
 //! How the kernels are compiled: by whatever nvcc there is, for every GPU that Dovetail knows, into one static library.
 //!
 //! `DOVETAIL_CUDA` says what happens without an nvcc: `auto` (the default) builds for the CPU only and says so, `require` fails,
-//! and `off` does not look for one. nvcc is what `NVCC` names, by its path or as `PATH` knows it; without that it is sought in
+//! and `off` does not look for one. `emulated` is for tests: the host's compiler compiles the kernels, and they run on the CPU
+//! (emulator/README.md). nvcc is what `NVCC` names, by its path or as `PATH` knows it; without that it is sought in
 //! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
 //! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as
 //! PTX, for GPUs that come later.
+
+#[path = "emulator/build.rs"]
+mod emulator;
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -14,9 +18,21 @@ use std::process::Command;
 
 const ARCHITECTURES: &str = "80,90,100,120";
 
-/// Compiles the kernels, links them, and tells the crate so by `cfg(dovetail_cuda)`.
-pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
+/// Where the kernels of a build run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kernels {
+    /// There are none.
+    None,
+    /// On GPUs.
+    Gpu,
+    /// On the CPU, for tests.
+    Emulated,
+}
+
+/// Compiles the kernels, links them, and tells the crate so by `cfg(dovetail_cuda)`, and by `cfg(dovetail_emulated)` where they run on the CPU.
+pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
     println!("cargo::rustc-check-cfg=cfg(dovetail_cuda)");
+    println!("cargo::rustc-check-cfg=cfg(dovetail_emulated)");
     println!("cargo::rerun-if-changed=kernels");
     for variable in ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
@@ -25,10 +41,16 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
     let nvcc = match mode.as_str() {
         "off" => {
             println!("cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=it was made with DOVETAIL_CUDA=off");
-            return Ok(());
+            return Ok(Kernels::None);
+        }
+        "emulated" => {
+            emulator::build(out)?;
+            println!("cargo::rustc-cfg=dovetail_cuda");
+            println!("cargo::rustc-cfg=dovetail_emulated");
+            return Ok(Kernels::Emulated);
         }
         "auto" | "require" => find_nvcc()?,
-        other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto or off").into()),
+        other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto, off or emulated").into()),
     };
     let Some(nvcc) = nvcc else {
         let hint = "set CUDA_HOME, or install the wheels of kernels/requirements.txt and point CUDA_HOME to them";
@@ -37,7 +59,7 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
         }
         println!("cargo::warning=no nvcc was found, so that this build runs joins on the CPU only; {hint}");
         println!("cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=no nvcc was found when it was made");
-        return Ok(());
+        return Ok(Kernels::None);
     };
     let root = nvcc.parent().and_then(Path::parent).ok_or("nvcc lies in no toolkit")?.to_path_buf();
     compile(&nvcc, &root, out)?;
@@ -55,7 +77,26 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
     for library in ["stdc++", "rt", "dl", "pthread"] {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
-    Ok(())
+    Ok(Kernels::Gpu)
+}
+
+/// The files of a folder with one of those extensions, in the order of their names.
+fn sources(folder: &str, extensions: &[&str]) -> std::io::Result<Vec<PathBuf>> {
+    let files: std::io::Result<Vec<PathBuf>> = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect();
+    let mut files = files?;
+    files.retain(|path| path.extension().is_some_and(|extension| extensions.iter().any(|&own| extension == own)));
+    files.sort();
+    Ok(files)
+}
+
+/// What tells one build from another: its sources, and what else it is made by.
+fn stamp(sources: &[PathBuf], by: impl Hash) -> std::io::Result<String> {
+    let mut hasher = DefaultHasher::new();
+    by.hash(&mut hasher);
+    for source in sources {
+        (source, std::fs::read(source)?).hash(&mut hasher);
+    }
+    Ok(format!("{:016x}", hasher.finish()))
 }
 
 /// Where nvcc is, behind all links: its toolkit lies around it. `None` where none is named and none is found.
@@ -81,21 +122,11 @@ fn find_nvcc() -> Result<Option<PathBuf>, Box<dyn Error>> {
 
 /// Compiles unless the last build was of the same sources by the same compiler: this runs after every commit, and takes minutes.
 fn compile(nvcc: &Path, root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
-    let mut sources: Vec<PathBuf> =
-        std::fs::read_dir("kernels")?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-    sources.retain(|path| {
-        path.extension().is_some_and(|extension| ["cu", "cuh", "h"].iter().any(|&own| extension == own))
-    });
-    sources.sort();
+    let sources = sources("kernels", &["cu", "cuh", "h"])?;
     let architectures = std::env::var("DOVETAIL_CUDA_ARCHITECTURES").unwrap_or_else(|_| ARCHITECTURES.into());
     let architectures: Vec<&str> = architectures.split(',').map(str::trim).collect();
 
-    let mut hasher = DefaultHasher::new();
-    (nvcc, &architectures, include_str!("build.rs")).hash(&mut hasher);
-    for source in &sources {
-        (source, std::fs::read(source)?).hash(&mut hasher);
-    }
-    let stamp = format!("{:016x}", hasher.finish());
+    let stamp = stamp(&sources, (nvcc, &architectures, include_str!("build.rs")))?;
     let stamp_file = out.join("kernels.stamp");
     if std::fs::read_to_string(&stamp_file).is_ok_and(|last| last == stamp) {
         return Ok(());

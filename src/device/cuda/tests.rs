@@ -820,6 +820,88 @@ fn skewed_partitions_are_joined_in_one_go() {
     }
 }
 
+/// Partitions rows, the last of whose carried columns tells their numbers, and asserts that each comes out once and with all that is its own.
+/// Answers the bounds, and what the rows of each partition add up to, whatever their order.
+fn partitioned(
+    side: &Side,
+    numbers: &[u32],
+    width: KeyWidth,
+    carry: &[Carry],
+    bits: RadixBits,
+    story: &str,
+) -> (Vec<usize>, Vec<(u64, u64)>) {
+    let partitions = side.device.partition(&side.keys(numbers, width), carry, bits, &side.stream).unwrap();
+    let order = side.rows_carried(&partitions.carried, story);
+    let bounds = partitions.bounds.get().unwrap().to_vec();
+    let right = side.key_values(&partitions.keys).into_iter().zip(&order);
+    assert!({ right }.all(|(found, &row)| found == cut(key(numbers[row as usize]), width)), "{story}");
+    let mut seen = vec![false; numbers.len()];
+    order.iter().for_each(|&row| assert!(!std::mem::replace(&mut seen[row as usize], true), "{story}"));
+    let sums = bounds
+        .windows(2)
+        .map(|bounds| order[bounds[0]..bounds[1]].iter().map(|&row| u64::from(row)))
+        .map(|rows| rows.fold((0, 0), |(sum, squares), row| (sum + row, squares ^ row.wrapping_mul(row))))
+        .collect();
+    (bounds, sums)
+}
+
+/// Rows of a warp that go to one partition are numbered together, those of the others one by one: half of the rows have one key, or all have.
+#[test]
+fn partitions_of_half_of_all_rows_are_as_on_the_host() {
+    let Some([gpu, host]) = both() else { return };
+    let mut random = random(215);
+    let heavy = 12_345;
+    // Some warps, and some tiles for each block of a small GPU, none of them whole at the end.
+    for rows in [333, 4999, 40_077].into_iter().filter(|&rows| rows <= rows_max()) {
+        let others: Vec<u32> = (0..rows).map(|_| random.random()).collect();
+        let some = |is_heavy: &mut dyn FnMut(usize) -> bool| -> Vec<u32> {
+            others.iter().enumerate().map(|(row, &other)| if is_heavy(row) { heavy } else { other }).collect()
+        };
+        let patterns = [
+            ("half of all, anywhere,", some(&mut |_| random.random())),
+            ("half of all, the first,", some(&mut |row| row < rows / 2)),
+            (
+                "a quarter, where lanes are odd, and half, where they are high,",
+                some(&mut |row| row % 4 == 1 || row % 32 > 15),
+            ),
+            ("all but the last", some(&mut |row| row + 1 < rows)),
+            ("all", some(&mut |_| true)),
+        ];
+        for (pattern, numbers) in patterns {
+            for width in KEY_WIDTHS {
+                for payload in [&[][..], &[Width::W4], &[Width::W8], &WIDTHS] {
+                    let bits =
+                        RadixBits { skip: random.random_range(0..5), bits: [1, 5, 8, 11][random.random_range(0..4)] };
+                    let story = format!("{pattern} of {rows} rows have one {width:?} key, {payload:?}, {bits:?}");
+                    // Row numbers of 8 bytes go with the keys as well, where nothing else of 4 does.
+                    for is_wide in [false, true] {
+                        let [of_gpu, of_host] = [&gpu, &host].map(|side| {
+                            let number = if is_wide { side.wide_row_numbers(rows) } else { Carry::RowNumber };
+                            let carry: Vec<Carry> = side.carry(payload, rows).into_iter().chain([number]).collect();
+                            partitioned(side, &numbers, width, &carry, bits, &story)
+                        });
+                        assert!(of_gpu == of_host, "{story}: other partitions than on the host");
+                    }
+                }
+                // Keys alone, of which equal ones cannot be told apart.
+                let bits = RadixBits { skip: 1, bits: 7 };
+                let [of_gpu, of_host] = [&gpu, &host].map(|side| {
+                    let partitions =
+                        side.device.partition(&side.keys(&numbers, width), &[], bits, &side.stream).unwrap();
+                    let (mut keys, bounds) =
+                        (side.key_values(&partitions.keys), partitions.bounds.get().unwrap().to_vec());
+                    bounds.windows(2).for_each(|bounds| keys[bounds[0]..bounds[1]].sort_unstable());
+                    (keys, bounds)
+                });
+                assert!(
+                    of_gpu == of_host,
+                    "{pattern} of {rows} rows have one {width:?} key: other partitions than on the host"
+                );
+            }
+        }
+    }
+}
+
 /// So many rows that a first pass writes whole sectors: partitions of any size, empty ones among them, one of a third of the rows.
 #[test]
 fn large_passes_are_partitioned_as_on_the_host() {
@@ -847,23 +929,10 @@ fn large_passes_are_partitioned_as_on_the_host() {
     ];
     for (width, bits, payload) in cases {
         let story = format!("2^{bits} partitions of {rows} {width:?} keys with {payload:?}");
+        let bits = RadixBits { skip: 2, bits };
         let [of_gpu, of_host] = [&gpu, &host].map(|side| {
             let carry: Vec<Carry> = side.carry(payload, rows).into_iter().chain([Carry::RowNumber]).collect();
-            let bits = RadixBits { skip: 2, bits };
-            let partitions = side.device.partition(&side.keys(&numbers, width), &carry, bits, &side.stream).unwrap();
-            let order = side.rows_carried(&partitions.carried, &story);
-            let bounds = partitions.bounds.get().unwrap().to_vec();
-            let right = side.key_values(&partitions.keys).into_iter().zip(&order);
-            assert!({ right }.all(|(found, &row)| found == cut(key(numbers[row as usize]), width)), "{story}");
-            let mut seen = vec![false; rows];
-            order.iter().for_each(|&row| assert!(!std::mem::replace(&mut seen[row as usize], true), "{story}"));
-            // Whatever their order, the same rows are in each partition.
-            let sums: Vec<(u64, u64)> = bounds
-                .windows(2)
-                .map(|bounds| order[bounds[0]..bounds[1]].iter().map(|&row| u64::from(row)))
-                .map(|rows| rows.fold((0, 0), |(sum, squares), row| (sum + row, squares ^ row.wrapping_mul(row))))
-                .collect();
-            (bounds, sums)
+            partitioned(side, &numbers, width, &carry, bits, &story)
         });
         assert!(of_gpu == of_host, "{story}: other partitions than on the host");
     }

@@ -1,0 +1,372 @@
+// The emulated driver, and the few calls of CUDA's runtime: what src/device/cuda/ and the kernels call, by the names of libcuda.so.
+//
+// Work is done when it is queued, so that streams and events are always done. Memory of the GPU is memory of the process, at addresses
+// that are given out once: who uses what was freed, or what lies behind the end, has an illegal access. Copies and fills must lie within one
+// piece of memory. Calls that are not here are no symbols of the library, so that cudarc panics by their names.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <unordered_set>
+
+#include <sys/mman.h>
+
+#include "cuda.h"
+#include "machine.h"
+
+namespace {
+
+using namespace emulator;
+
+constexpr int NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_SUPPORTED = 801;
+constexpr int ALREADY_REGISTERED = 712, NOT_REGISTERED = 713;
+// Addresses for memory of GPUs, and what the process has of them at most.
+constexpr size_t ADDRESSES = size_t(1) << 44, PAGE_BYTES = 64 << 10;
+constexpr size_t MEMORY_BYTES = size_t(16) << 30;
+constexpr int GARBAGE = 0xcd, GPUS_MAX = 16;
+
+struct Gpu {
+    size_t used = 0;
+};
+
+struct Piece {
+    size_t bytes;
+    Gpu* gpu;
+};
+
+struct Event {
+    bool is_timed, is_recorded;
+    std::chrono::steady_clock::time_point at;
+};
+
+std::mutex lock;
+Gpu gpus[GPUS_MAX];
+std::atomic<bool> is_initialized{false};
+// The context of this thread: that of a GPU, of which there is one.
+__thread Gpu* current = nullptr;
+
+char *addresses = nullptr, *next_address = nullptr;
+std::map<char*, Piece> pieces;
+std::map<char*, size_t> registered;
+std::unordered_set<void*> host_pieces, streams, events;
+
+int gpu_count() {
+    const char* asked = std::getenv("DOVETAIL_EMULATED_GPUS");
+    const int count = asked ? std::atoi(asked) : 1;
+    return count < 0 ? 0 : count > GPUS_MAX ? GPUS_MAX : count;
+}
+
+// What almost every call begins with.
+int ready() {
+    if (!is_initialized) return NOT_INITIALIZED;
+    if (!current) return INVALID_CONTEXT;
+    return lasting_error();
+}
+
+// The piece around an address. The lock is held.
+std::map<char*, Piece>::iterator piece_around(const void* address) {
+    auto after = pieces.upper_bound(const_cast<char*>(static_cast<const char*>(address)));
+    if (after == pieces.begin()) return pieces.end();
+    --after;
+    return static_cast<const char*>(address) < after->first + after->second.bytes ? after : pieces.end();
+}
+
+// Whether so many bytes lie within one piece of a GPU's memory; says so where they do not.
+bool is_memory(const void* address, size_t bytes, const char* what) {
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto piece = piece_around(address);
+    const bool is_there = piece != pieces.end() && bytes <= size_t(piece->first + piece->second.bytes - static_cast<const char*>(address));
+    if (!is_there) std::fprintf(stderr, "emulated GPU: %s of %zu bytes at %p, which is no memory of the GPU\n", what, bytes, address);
+    return is_there;
+}
+
+int copy(void* to, const void* from, size_t bytes, const void* of_gpu, const void* also_of_gpu) {
+    if (const int code = ready()) return code;
+    for (const void* address : {of_gpu, also_of_gpu})
+        if (address && !is_memory(address, bytes, "a copy")) return INVALID_VALUE;
+    std::memmove(to, from, bytes);
+    return SUCCESS;
+}
+
+int fill(void* to, int byte, size_t bytes) {
+    if (const int code = ready()) return code;
+    if (!is_memory(to, bytes, "a fill")) return INVALID_VALUE;
+    std::memset(to, byte, bytes);
+    return SUCCESS;
+}
+
+int attribute_of(int attribute, int* value) {
+    switch (attribute) {
+        case 1: *value = THREADS_MAX; return SUCCESS;
+        case 8: *value = SHARED_BYTES_UNASKED; return SUCCESS;
+        case 10: *value = 32; return SUCCESS;
+        case 16: *value = MULTIPROCESSORS; return SUCCESS;
+        // The second-level cache: small, so that tests have arrays that do not fit.
+        case 38: *value = 1 << 20; return SUCCESS;
+        case 75: *value = 9; return SUCCESS;
+        case 76: *value = 0; return SUCCESS;
+        case 97: *value = SHARED_BYTES_MAX; return SUCCESS;
+        // Pools of memory.
+        case 115: *value = 1; return SUCCESS;
+        default: return NOT_SUPPORTED;
+    }
+}
+
+template <typename T>
+bool is_known(const std::unordered_set<void*>& all, T* handle) {
+    const std::lock_guard<std::mutex> guard(lock);
+    return all.count(handle) > 0;
+}
+
+bool is_stream(void* stream) { return !stream || is_known(streams, stream); }
+
+}  // namespace
+
+const char* emulator::describe(const void* address) {
+    static __thread char text[100];
+    const char* at = static_cast<const char*>(address);
+    const bool is_of_gpu = addresses && at >= addresses && at < addresses + ADDRESSES;
+    std::snprintf(text, sizeof(text), "%p is %s", address, is_of_gpu ? "memory of the GPU that was freed, or lies between pieces" : "no memory of the GPU");
+    return text;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+    *device = current ? int(current - gpus) : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) { return cudaError_t(attribute_of(attribute, value)); }
+
+cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) { return cudaError_t(fill(to, byte, bytes)); }
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+    return cudaError_t(copy(to, from, bytes, to, from));
+}
+
+extern "C" {
+
+int cuInit(unsigned) {
+    // What a driver says that finds no GPU.
+    if (gpu_count() == 0) return 100;
+    const std::lock_guard<std::mutex> guard(lock);
+    if (is_initialized) return SUCCESS;
+    void* reserved = mmap(nullptr, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) return OUT_OF_MEMORY;
+    addresses = next_address = static_cast<char*>(reserved);
+    is_initialized = true;
+    std::fprintf(stderr, "emulated GPU: kernels run on the CPU, for tests; there is no GPU in this build\n");
+    return SUCCESS;
+}
+
+int cuDeviceGetCount(int* count) {
+    *count = gpu_count();
+    return is_initialized ? SUCCESS : NOT_INITIALIZED;
+}
+
+int cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < gpu_count() ? SUCCESS : INVALID_DEVICE;
+}
+
+int cuDeviceGetName(char* name, int bytes, int) {
+    std::snprintf(name, size_t(bytes), "emulated GPU (kernels run on the CPU)");
+    return SUCCESS;
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int) { return attribute_of(attribute, value); }
+
+// A pool is its GPU.
+int cuDeviceGetDefaultMemPool(void** pool, int device) {
+    if (device < 0 || device >= gpu_count()) return INVALID_DEVICE;
+    *pool = &gpus[device];
+    return SUCCESS;
+}
+
+// The release threshold alone; nothing is kept that was freed.
+int cuMemPoolSetAttribute(void*, int attribute, void*) { return attribute == 4 ? SUCCESS : NOT_SUPPORTED; }
+
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+    if (device < 0 || device >= gpu_count()) return INVALID_DEVICE;
+    *context = &gpus[device];
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+
+int cuCtxGetCurrent(void** context) {
+    *context = current;
+    return SUCCESS;
+}
+
+int cuCtxSetCurrent(void* context) {
+    current = static_cast<Gpu*>(context);
+    return SUCCESS;
+}
+
+int cuCtxSynchronize() { return ready(); }
+
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+    if (const int code = ready()) return code;
+    const std::lock_guard<std::mutex> guard(lock);
+    *total = MEMORY_BYTES;
+    *free = MEMORY_BYTES - current->used;
+    return SUCCESS;
+}
+
+int cuMemAllocAsync(void** pointer, size_t bytes, void* stream) {
+    if (const int code = ready()) return code;
+    if (!is_stream(stream)) return INVALID_HANDLE;
+    if (bytes == 0) return INVALID_VALUE;
+    const size_t pages = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    const std::lock_guard<std::mutex> guard(lock);
+    if (bytes > MEMORY_BYTES - current->used || pages + PAGE_BYTES > size_t(addresses + ADDRESSES - next_address)) return OUT_OF_MEMORY;
+    if (mprotect(next_address, pages, PROT_READ | PROT_WRITE) != 0) return OUT_OF_MEMORY;
+    // It ends where its last page does; pieces begin at multiples of 256 bytes, as the driver's do. Between pieces there is a page of none.
+    char* start = next_address + (pages - (bytes + 255) / 256 * 256);
+    next_address += pages + PAGE_BYTES;
+    pieces[start] = {bytes, current};
+    current->used += bytes;
+    std::memset(start, GARBAGE, bytes);
+    *pointer = start;
+    return SUCCESS;
+}
+
+int cuMemFreeAsync(void* pointer, void* stream) {
+    if (const int code = ready()) return code;
+    if (!is_stream(stream)) return INVALID_HANDLE;
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto piece = pieces.find(static_cast<char*>(pointer));
+    if (piece == pieces.end()) return INVALID_VALUE;
+    char* first = piece->first - reinterpret_cast<std::uintptr_t>(piece->first) % PAGE_BYTES;
+    const size_t bytes = size_t(piece->first + (piece->second.bytes + 255) / 256 * 256 - first);
+    piece->second.gpu->used -= piece->second.bytes;
+    pieces.erase(piece);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    return mmap(first, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED ? OUT_OF_MEMORY : SUCCESS;
+}
+
+int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+    if (const int code = ready()) return code;
+    void* memory = std::aligned_alloc(PAGE_BYTES, (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
+    if (!memory) return OUT_OF_MEMORY;
+    std::memset(memory, GARBAGE, bytes);
+    const std::lock_guard<std::mutex> guard(lock);
+    host_pieces.insert(memory);
+    *pointer = memory;
+    return SUCCESS;
+}
+
+int cuMemFreeHost(void* pointer) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (host_pieces.erase(pointer) == 0) return INVALID_VALUE;
+    std::free(pointer);
+    return SUCCESS;
+}
+
+int cuMemHostRegister_v2(void* start, size_t bytes, unsigned) {
+    if (const int code = ready()) return code;
+    if (bytes == 0) return INVALID_VALUE;
+    const std::lock_guard<std::mutex> guard(lock);
+    char* first = static_cast<char*>(start);
+    const auto after = registered.lower_bound(first + bytes);
+    if (after != registered.begin() && std::prev(after)->first + std::prev(after)->second > first) return ALREADY_REGISTERED;
+    registered[first] = bytes;
+    return SUCCESS;
+}
+
+int cuMemHostUnregister(void* start) {
+    const std::lock_guard<std::mutex> guard(lock);
+    return registered.erase(static_cast<char*>(start)) == 0 ? NOT_REGISTERED : SUCCESS;
+}
+
+int cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t bytes, void* stream) {
+    return is_stream(stream) ? copy(to, from, bytes, to, nullptr) : INVALID_HANDLE;
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t bytes, void* stream) {
+    return is_stream(stream) ? copy(to, from, bytes, from, nullptr) : INVALID_HANDLE;
+}
+
+int cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t bytes, void* stream) {
+    return is_stream(stream) ? copy(to, from, bytes, to, from) : INVALID_HANDLE;
+}
+
+int cuMemsetD8Async(void* to, unsigned char byte, size_t bytes, void* stream) {
+    return is_stream(stream) ? fill(to, byte, bytes) : INVALID_HANDLE;
+}
+
+int cuStreamCreate(void** stream, unsigned) {
+    if (const int code = ready()) return code;
+    const std::lock_guard<std::mutex> guard(lock);
+    *stream = new char;
+    streams.insert(*stream);
+    return SUCCESS;
+}
+
+int cuStreamDestroy_v2(void* stream) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (streams.erase(stream) == 0) return INVALID_HANDLE;
+    delete static_cast<char*>(stream);
+    return SUCCESS;
+}
+
+int cuStreamSynchronize(void* stream) { return is_stream(stream) ? ready() : INVALID_HANDLE; }
+
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    return is_stream(stream) && is_known(events, event) ? ready() : INVALID_HANDLE;
+}
+
+int cuEventCreate(void** event, unsigned flags) {
+    if (const int code = ready()) return code;
+    constexpr unsigned DISABLE_TIMING = 2;
+    const std::lock_guard<std::mutex> guard(lock);
+    *event = new Event{(flags & DISABLE_TIMING) == 0, false, {}};
+    events.insert(*event);
+    return SUCCESS;
+}
+
+int cuEventDestroy_v2(void* event) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (events.erase(event) == 0) return INVALID_HANDLE;
+    delete static_cast<Event*>(event);
+    return SUCCESS;
+}
+
+int cuEventRecord(void* event, void* stream) {
+    if (const int code = ready()) return code;
+    if (!is_stream(stream) || !is_known(events, event)) return INVALID_HANDLE;
+    static_cast<Event*>(event)->is_recorded = true;
+    static_cast<Event*>(event)->at = std::chrono::steady_clock::now();
+    return SUCCESS;
+}
+
+int cuEventQuery(void* event) { return is_known(events, event) ? ready() : INVALID_HANDLE; }
+
+int cuEventSynchronize(void* event) { return is_known(events, event) ? ready() : INVALID_HANDLE; }
+
+int cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
+    if (const int code = ready()) return code;
+    if (!is_known(events, start) || !is_known(events, end)) return INVALID_HANDLE;
+    const Event &first = *static_cast<Event*>(start), &last = *static_cast<Event*>(end);
+    if (!first.is_timed || !last.is_timed || !first.is_recorded || !last.is_recorded) return INVALID_HANDLE;
+    // The finest that the driver tells apart, at the least.
+    *milliseconds = std::max(std::chrono::duration<float, std::milli>(last.at - first.at).count(), 0.0005f);
+    return SUCCESS;
+}
+
+int cuGetErrorName(int code, const char** name) {
+    static __thread char text[40];
+    std::snprintf(text, sizeof(text), "CUDA error %d", code);
+    *name = text;
+    return SUCCESS;
+}
+
+int cuGetErrorString(int code, const char** words) { return cuGetErrorName(code, words); }
+
+}  // extern "C"
