@@ -107,7 +107,9 @@ fn translate(name: &str, source: &str) -> Result<String, Box<dyn Error>> {
     let mut lines = vec![format!("#line 1 \"kernels/{name}\"")];
     for (number, line) in source.lines().enumerate() {
         let place = format!("{name}:{}", number + 1);
-        let line = include(line);
+        // One copy of such an argument for all threads: of those with many columns, nothing else would take as long.
+        let line =
+            constants(&include(line)).ok_or_else(|| format!("{place}: a constant that is not understood: {line}"))?;
         let line =
             shared_variables(&line).ok_or_else(|| format!("{place}: shared memory that is not understood: {line}"))?;
         let line =
@@ -127,6 +129,15 @@ fn include(line: &str) -> String {
         return "#include \"cub.h\"".into();
     }
     line.into()
+}
+
+/// A constant of the grid is the launch's own.
+fn constants(line: &str) -> Option<String> {
+    let Some((before, after)) = line.split_once("const __grid_constant__ ") else {
+        return (!line.contains("__grid_constant__")).then(|| line.into());
+    };
+    let (kind, rest) = after.split_once(' ')?;
+    Some(format!("{before}const {kind}& {rest}"))
 }
 
 /// A declaration of shared memory says that its variables begin there, and dynamic shared memory is asked for.

@@ -12,7 +12,6 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // One for each host thread, which runs one block at a time. The translation has each block begin with garbage in it.
 #define __shared__ static thread_local
@@ -50,9 +49,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 
 namespace emulator {
 
-enum class Barrier { PLAIN, COUNT, OR, AND };
+enum class Barrier : std::uint8_t { PLAIN, COUNT, OR, AND };
 // `SHUFFLE`: a lane's value goes to those that name it.
-enum class WarpOp { SHUFFLE, BALLOT, ANY, MATCH_ANY, ADD, MAX };
+enum class WarpOp : std::uint8_t { SHUFFLE, BALLOT, ANY, MATCH_ANY, ADD, MAX };
 
 // Waits for all threads of the block; answers how many had something to say.
 unsigned wait_for_block(Barrier kind, bool predicate);

@@ -1,6 +1,6 @@
 // The emulated driver, and the few calls of CUDA's runtime: what src/device/cuda/ and the kernels call, by the names of libcuda.so.
 //
-// Work is done when it is queued, so that streams and events are always done. Memory of the GPU is memory of the process, at addresses
+// Work is done when it is queued, and events are there, though they are not said to be at once. Memory of the GPU is memory of the process, at addresses
 // that are given out once: who uses what was freed, or what lies behind the end, has an illegal access. Copies and fills must lie within one
 // piece of memory. Calls that are not here are no symbols of the library, so that cudarc panics by their names.
 
@@ -24,7 +24,7 @@ namespace {
 
 using namespace emulator;
 
-constexpr int NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_SUPPORTED = 801;
+constexpr int NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, NOT_SUPPORTED = 801;
 constexpr int ALREADY_REGISTERED = 712, NOT_REGISTERED = 713;
 // Addresses for memory of GPUs, and what the process has of them at most.
 constexpr size_t ADDRESSES = size_t(1) << 44, PAGE_BYTES = 64 << 10;
@@ -40,10 +40,21 @@ struct Piece {
     Gpu* gpu;
 };
 
+// By the number of what was done on the GPU.
+struct Stream {
+    std::atomic<std::uint64_t> waited_for{0};
+};
+
 struct Event {
     bool is_timed, is_recorded;
     std::chrono::steady_clock::time_point at;
+    Stream* stream;
+    std::uint64_t number;
+    int queries;
 };
+
+// How often an event that nobody has waited for is said to be not there yet.
+constexpr int QUERIES = 8;
 
 std::mutex lock;
 Gpu gpus[GPUS_MAX];
@@ -52,6 +63,7 @@ std::atomic<bool> is_initialized{false};
 __thread Gpu* current = nullptr;
 
 char *addresses = nullptr, *next_address = nullptr;
+std::atomic<std::uint64_t> done{0}, waited_for{0};
 std::map<char*, Piece> pieces;
 std::map<char*, size_t> registered;
 std::unordered_set<void*> host_pieces, streams, events;
@@ -209,7 +221,10 @@ int cuCtxSetCurrent(void* context) {
     return SUCCESS;
 }
 
-int cuCtxSynchronize() { return ready(); }
+int cuCtxSynchronize() {
+    waited_for = ++done;
+    return ready();
+}
 
 int cuMemGetInfo_v2(size_t* free, size_t* total) {
     if (const int code = ready()) return code;
@@ -224,14 +239,18 @@ int cuMemAllocAsync(void** pointer, size_t bytes, void* stream) {
     if (!is_stream(stream)) return INVALID_HANDLE;
     if (bytes == 0) return INVALID_VALUE;
     const size_t pages = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-    const std::lock_guard<std::mutex> guard(lock);
-    if (bytes > MEMORY_BYTES - current->used || pages + PAGE_BYTES > size_t(addresses + ADDRESSES - next_address)) return OUT_OF_MEMORY;
-    if (mprotect(next_address, pages, PROT_READ | PROT_WRITE) != 0) return OUT_OF_MEMORY;
-    // It ends where its last page does; pieces begin at multiples of 256 bytes, as the driver's do. Between pieces there is a page of none.
-    char* start = next_address + (pages - (bytes + 255) / 256 * 256);
-    next_address += pages + PAGE_BYTES;
-    pieces[start] = {bytes, current};
-    current->used += bytes;
+    char* start;
+    {
+        const std::lock_guard<std::mutex> guard(lock);
+        const size_t left = size_t(addresses + ADDRESSES - next_address);
+        if (bytes > MEMORY_BYTES - current->used || pages + PAGE_BYTES > left) return OUT_OF_MEMORY;
+        if (mprotect(next_address, pages, PROT_READ | PROT_WRITE) != 0) return OUT_OF_MEMORY;
+        // It ends where its last page does, and begins at a multiple of 256 bytes, as the driver's pieces do. Between two is a page of none.
+        start = next_address + (pages - (bytes + 255) / 256 * 256);
+        next_address += pages + PAGE_BYTES;
+        pieces[start] = {bytes, current};
+        current->used += bytes;
+    }
     std::memset(start, GARBAGE, bytes);
     *pointer = start;
     return SUCCESS;
@@ -304,7 +323,7 @@ int cuMemsetD8Async(void* to, unsigned char byte, size_t bytes, void* stream) {
 int cuStreamCreate(void** stream, unsigned) {
     if (const int code = ready()) return code;
     const std::lock_guard<std::mutex> guard(lock);
-    *stream = new char;
+    *stream = new Stream;
     streams.insert(*stream);
     return SUCCESS;
 }
@@ -312,11 +331,15 @@ int cuStreamCreate(void** stream, unsigned) {
 int cuStreamDestroy_v2(void* stream) {
     const std::lock_guard<std::mutex> guard(lock);
     if (streams.erase(stream) == 0) return INVALID_HANDLE;
-    delete static_cast<char*>(stream);
+    delete static_cast<Stream*>(stream);
     return SUCCESS;
 }
 
-int cuStreamSynchronize(void* stream) { return is_stream(stream) ? ready() : INVALID_HANDLE; }
+int cuStreamSynchronize(void* stream) {
+    if (!is_stream(stream)) return INVALID_HANDLE;
+    if (stream) static_cast<Stream*>(stream)->waited_for = ++done;
+    return ready();
+}
 
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
     return is_stream(stream) && is_known(events, event) ? ready() : INVALID_HANDLE;
@@ -326,7 +349,7 @@ int cuEventCreate(void** event, unsigned flags) {
     if (const int code = ready()) return code;
     constexpr unsigned DISABLE_TIMING = 2;
     const std::lock_guard<std::mutex> guard(lock);
-    *event = new Event{(flags & DISABLE_TIMING) == 0, false, {}};
+    *event = new Event{(flags & DISABLE_TIMING) == 0, false, {}, nullptr, 0, 0};
     events.insert(*event);
     return SUCCESS;
 }
@@ -341,14 +364,25 @@ int cuEventDestroy_v2(void* event) {
 int cuEventRecord(void* event, void* stream) {
     if (const int code = ready()) return code;
     if (!is_stream(stream) || !is_known(events, event)) return INVALID_HANDLE;
-    static_cast<Event*>(event)->is_recorded = true;
-    static_cast<Event*>(event)->at = std::chrono::steady_clock::now();
+    Event& own = *static_cast<Event*>(event);
+    own = {own.is_timed, true, std::chrono::steady_clock::now(), static_cast<Stream*>(stream), ++done, 0};
     return SUCCESS;
 }
 
-int cuEventQuery(void* event) { return is_known(events, event) ? ready() : INVALID_HANDLE; }
+// What was queued before it is done. It is said to be under way for some time all the same, so that there is somebody who waits.
+int cuEventQuery(void* event) {
+    if (!is_known(events, event)) return INVALID_HANDLE;
+    if (const int code = ready()) return code;
+    Event& own = *static_cast<Event*>(event);
+    const bool is_waited_for = waited_for > own.number || (is_known(streams, own.stream) && own.stream->waited_for > own.number);
+    return !own.is_recorded || is_waited_for || ++own.queries > QUERIES ? SUCCESS : NOT_READY;
+}
 
-int cuEventSynchronize(void* event) { return is_known(events, event) ? ready() : INVALID_HANDLE; }
+int cuEventSynchronize(void* event) {
+    if (!is_known(events, event)) return INVALID_HANDLE;
+    static_cast<Event*>(event)->queries = QUERIES;
+    return ready();
+}
 
 int cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
     if (const int code = ready()) return code;

@@ -100,7 +100,7 @@ constexpr size_t SHARED_ROOM = (SHARED_BYTES_MAX + PAGE_BYTES - 1) / PAGE_BYTES 
 constexpr unsigned WARP = 32;
 constexpr int GARBAGE = 0xcd;
 
-enum class State { READY, IN_WARP, AT_BARRIER, ENDED };
+enum class State : std::uint8_t { READY, IN_WARP, AT_BARRIER, ENDED };
 
 // What lies between two addresses that nobody may touch.
 char* map_guarded(size_t bytes) {
@@ -118,23 +118,27 @@ struct Copy {
     size_t bytes;
 };
 
+// Small, for a block has a thousand and they are looked at often.
 struct Fiber {
     // Where it goes on.
     void* at;
     char* stack;
-    State state;
     // What it waits for, and what it has been given.
-    WarpOp op;
-    unsigned mask, source_lane;
     std::uint64_t value;
+    unsigned mask;
+    std::uint8_t source_lane;
+    State state;
+    WarpOp op;
     Barrier barrier;
     bool predicate;
-    std::vector<Copy> copies;
 };
 
 // What a host thread has for the blocks that it runs.
 struct Processor {
     std::vector<Fiber> fibers{size_t(THREADS_MAX)};
+    // Asynchronous copies of each, and how many there are in all.
+    std::vector<std::vector<Copy>> copies{size_t(THREADS_MAX)};
+    size_t copy_count = 0;
     char* all_stacks = map_guarded(THREADS_MAX * STACK_BYTES);
     // Those of no fiber. The last one is the next: it is in the cache.
     std::vector<char*> stacks;
@@ -304,7 +308,7 @@ void resume(Processor& own, Fiber& fiber) {
     emulator_switch(&own.scheduler, fiber.at);
     own.current = nullptr;
     if (fiber.state == State::ENDED) {
-        if (!fiber.copies.empty()) {
+        if (own.copy_count > 0 && !own.copies[number].empty()) {
             own.say(fiber, "ended before its asynchronous copies had");
             own.is_failed = true;
         }
@@ -421,11 +425,14 @@ bool pass_barrier(Processor& own) {
 
 void run_block(Processor& own, bool backwards) {
     own.begun.clear();
+    // Of a launch that has failed.
+    if (own.copy_count > 0)
+        for (std::vector<Copy>& some : own.copies) some.clear();
+    own.copy_count = 0;
     std::memset(own.shared + SHARED_ROOM - own.shared_bytes, GARBAGE, own.shared_bytes);
     for (unsigned at = 0; at < own.threads; ++at) {
         own.fibers[at].state = State::READY;
         own.fibers[at].at = nullptr;
-        own.fibers[at].copies.clear();
     }
     const unsigned warps = (own.threads + WARP - 1) / WARP;
     do {
@@ -470,7 +477,7 @@ std::uint64_t wait_for_warp(WarpOp op, unsigned mask, std::uint64_t value, unsig
     fiber.op = op;
     fiber.mask = mask;
     fiber.value = value;
-    fiber.source_lane = source_lane;
+    fiber.source_lane = std::uint8_t(source_lane);
     wait();
     return fiber.value;
 }
@@ -493,11 +500,18 @@ void begin_shared(void* variable, size_t bytes) {
     std::memset(variable, GARBAGE, bytes);
 }
 
-void copy_later(void* to, const void* from, size_t bytes) { processor->current->copies.push_back({to, from, bytes}); }
+void copy_later(void* to, const void* from, size_t bytes) {
+    Processor& own = *processor;
+    own.copies[own.number(*own.current)].push_back({to, from, bytes});
+    ++own.copy_count;
+}
 
 void finish_copies() {
-    for (const Copy& copy : processor->current->copies) std::memcpy(copy.to, copy.from, copy.bytes);
-    processor->current->copies.clear();
+    Processor& own = *processor;
+    std::vector<Copy>& copies = own.copies[own.number(*own.current)];
+    for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+    own.copy_count -= copies.size();
+    copies.clear();
 }
 
 cudaError_t allow_dynamic_shared(const void* kernel, int bytes) {
