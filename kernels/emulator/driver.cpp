@@ -191,6 +191,11 @@ int cuDeviceGetName(char* name, int bytes, int) {
     return SUCCESS;
 }
 
+int cuDeviceGetUuid_v2(void* uuid, int device) {
+    std::memset(uuid, device, 16);
+    return SUCCESS;
+}
+
 int cuDeviceGetAttribute(int* value, int attribute, int) { return attribute_of(attribute, value); }
 
 // A pool is its GPU.

@@ -60,6 +60,8 @@ impl fmt::Display for DeviceKind {
 pub struct DeviceInfo {
     /// As the operator knows it: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
+    /// Which one of those that are alike: a GPU's UUID; empty where it says none.
+    pub unit: String,
     /// CPU threads, or multiprocessors.
     pub parallelism: usize,
     /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 where a call is finished when

@@ -67,20 +67,32 @@ pub struct SharedSlabs {
     inner: Mutex<Shown>,
 }
 
+/// Length and file of each slab, by its address.
+type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
+
+/// A process is shown so few slabs while whoever takes one, or gives one back, waits.
+const LAST_SLABS: usize = 8;
+
 #[derive(Debug, Default)]
 struct Shown {
-    /// Length and file of each slab, by its address.
-    slabs: BTreeMap<u64, (u64, Arc<OwnedFd>)>,
+    slabs: Slabs,
     to: Vec<Weak<Link>>,
 }
 
 impl SharedSlabs {
-    /// Shows all slabs to a process, those that are there and those to come.
+    /// Shows all slabs to a process, those that are there and those to come. It maps and pins each before it takes the next, which may take
+    /// seconds for all of them: nobody who takes a slab, or gives one back, waits for more than the last few.
     fn show_to(&self, link: &Arc<Link>) -> Result<()> {
-        let mut shown = self.inner.lock();
-        for (&address, (len, file)) in &shown.slabs {
-            link.sender.send(&ToDevice::Slab { address, len: *len }, Some(file.as_fd()))?;
+        let mut seen = Slabs::new();
+        loop {
+            let now = self.inner.lock().slabs.clone();
+            if now.len().abs_diff(seen.len()) <= LAST_SLABS {
+                break;
+            }
+            link.show(&mut seen, &now)?;
         }
+        let mut shown = self.inner.lock();
+        link.show(&mut seen, &shown.slabs)?;
         shown.to.push(Arc::downgrade(link));
         Ok(())
     }
@@ -148,8 +160,9 @@ impl OwnProcess {
     /// What opening the device answers; [`Error::Unavailable`] when the process cannot be started, or does not answer.
     pub fn start(opening: &Opening, arguments: &[&str], arena: Arena, slabs: &SharedSlabs) -> Result<Self> {
         let (here, there) = UnixStream::pair()?;
-        let program = std::env::current_exe()?;
-        let mut command = Command::new(program);
+        // What runs now, whatever file has its name since.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(std::env::args_os().next().unwrap_or_else(|| "dovetail".into()));
         // Ctrl-C in a terminal is for the server, which lets its jobs end.
         command
             .arg("device-process")
@@ -221,6 +234,11 @@ impl OwnProcess {
     /// As [`Engine::check`].
     pub fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
         self.send(&ToDevice::KeepColumns { limit_bytes })
+    }
+
+    /// Waits until the process has taken in what it was sent so far, for as long as opening a device may take.
+    pub(super) fn settle(&self) {
+        self.ask(OPENING_WAIT, |question| ToDevice::KeptRows { question, table: 0 }, |_| Some(()));
     }
 
     /// Whether the process has ended and the system has buried it.
@@ -554,6 +572,21 @@ impl Drop for Listening<'_> {
 }
 
 impl Link {
+    /// Tells the process in what way there are other slabs now than it has seen.
+    fn show(&self, seen: &mut Slabs, now: &Slabs) -> Result<()> {
+        let is_same = |slabs: &Slabs, address: u64, file: &Arc<OwnedFd>| {
+            slabs.get(&address).is_some_and(|(_, other)| Arc::ptr_eq(file, other))
+        };
+        for (&address, _) in seen.iter().filter(|&(&address, (_, file))| !is_same(now, address, file)) {
+            self.sender.send(&ToDevice::Unmapped { address }, None)?;
+        }
+        for (&address, (len, file)) in now.iter().filter(|&(&address, (_, file))| !is_same(seen, address, file)) {
+            self.sender.send(&ToDevice::Slab { address, len: *len }, Some(file.as_fd()))?;
+        }
+        seen.clone_from(now);
+        Ok(())
+    }
+
     fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |lost| Err(lost.clone()))
     }

@@ -27,13 +27,16 @@ use crate::planner::Rates;
 use crate::{Context, Error, Result};
 
 /// Time between looks at whether the process still serves.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The longest delay. What ends its process time and again costs the jobs that it is given meanwhile.
 const DELAY_MAX: Duration = Duration::from_secs(300);
 
 /// A process that has served for so long had a good start: the next delay is the first one again.
 const GOOD_AFTER: Duration = Duration::from_secs(600);
+
+/// How long a server that ends waits for a process that is being started.
+const END_WAIT: Duration = Duration::from_secs(2);
 
 /// Opens the device in a process that is started for it, with so many bytes of its memory; `None`: as the settings say.
 pub type Start = Box<dyn Fn(Option<u64>) -> Result<OwnProcess> + Send + Sync>;
@@ -176,8 +179,9 @@ impl Engine for Restarting {
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
-        let stats = self.process().cache_stats()?;
-        Some(stats.after(&self.shared.before.lock().cache))
+        // Not while another process comes in the place of this one.
+        let before = self.shared.before.lock();
+        Some(self.process().cache_stats()?.after(&before.cache))
     }
 
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
@@ -189,9 +193,13 @@ impl Drop for Restarting {
     fn drop(&mut self) {
         *self.shared.is_over.lock() = true;
         self.shared.over.notify_all();
-        if let Some(watch) = self.watch.take()
-            && watch.join().is_err()
-        {
+        let Some(watch) = self.watch.take() else { return };
+        // A driver may not answer a process that opens the device: that one ends when the server has.
+        let since = Instant::now();
+        while !watch.is_finished() && since.elapsed() < END_WAIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if watch.is_finished() && watch.join().is_err() {
             tracing::error!("the thread that starts processes of {} panicked", self.id);
         }
     }
@@ -215,17 +223,20 @@ impl Shared {
             if self.is_over_within(delay) {
                 return;
             }
-            delay = (2 * delay).min(DELAY_MAX);
+            delay = (2 * delay).min(DELAY_MAX.max(first_delay));
             match self.start_again(info, memory) {
                 Ok(next) => {
                     self.restarts.fetch_add(1, Ordering::Relaxed);
                     *self.outlook.lock() = Outlook::Soon;
+                    if *self.is_over.lock() {
+                        return;
+                    }
                     {
                         let mut before = self.before.lock();
                         before.cache = process.cache_stats().unwrap_or_default().after(&before.cache);
                         before.used_bytes_max = before.used_bytes_max.max(process.memory_use().used_bytes_max);
+                        *self.process.write() = Arc::new(next);
                     }
-                    *self.process.write() = Arc::new(next);
                     serves_since = Some(Instant::now());
                     tracing::info!(device = %process.id(), "its process was started again");
                 }
@@ -241,7 +252,11 @@ impl Shared {
         let next = (self.start)(Some(memory.limit_bytes())).context(|| "opening the device anew")?;
         // Plans and rates are of the device that was there.
         match next.info() == info {
-            true => Ok(next),
+            true => {
+                // It has slabs to map and to pin, which jobs would wait for.
+                next.settle();
+                Ok(next)
+            }
             false => Err(Error::Unavailable(format!(
                 "{} is another one now, {} in the place of {}; restart the server to use it",
                 next.id(),

@@ -474,5 +474,7 @@ fn a_server_that_ends_waits_for_no_delay() {
     starts.cut();
     wait_until("the loss", || engine.check().is_err());
     assert!(engine.check().unwrap_err().message().contains("it is started again by itself"));
+    // The delay has begun.
+    std::thread::sleep(3 * restarting::LOOK_INTERVAL);
     drop(engine);
 }

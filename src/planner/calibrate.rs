@@ -8,7 +8,7 @@ use arrow::buffer::Buffer;
 use arrow::datatypes::DataType;
 
 use super::Rates;
-use super::rates::{FAR_BYTES, NEAR_BYTES};
+use super::rates::{FAR_BYTES, HOST_ROWS_MAX, NEAR_BYTES};
 use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
@@ -17,11 +17,7 @@ use crate::device::{
 };
 use crate::memory::{Arena, Budget};
 
-/// Rows that are measured: enough that fixed costs vanish and all threads have their share, few enough that a round takes
-/// a fifth of a second.
-const ROWS_MAX: usize = 1 << 18;
-
-/// The same on a GPU, which is through with fewer before they are launched.
+/// Rows that a GPU is measured with, which is through with as few as a CPU's ([`HOST_ROWS_MAX`]) before they are launched.
 const GPU_ROWS_MAX: usize = 1 << 22;
 
 /// Fewer rows than these measure the cost of a call, not a rate.
@@ -92,7 +88,7 @@ pub fn measure_rates(device: &dyn Device, tell: &dyn Fn(f64)) -> Option<Rates> {
 /// Rows that are measured, rows of a table that stays in cache, and rows that do not.
 fn sizes(device: &dyn Device) -> (usize, usize, usize) {
     match device.id().kind {
-        DeviceKind::Host => (ROWS_MAX, TABLE_ROWS, SPREAD_ROWS),
+        DeviceKind::Host => (HOST_ROWS_MAX, TABLE_ROWS, SPREAD_ROWS),
         DeviceKind::Cuda => (GPU_ROWS_MAX, GPU_TABLE_ROWS, GPU_SPREAD_ROWS),
     }
 }
@@ -290,7 +286,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     }
 
     // What the host does for the device: keys that are hashed, and strings gathered, of 16 bytes each.
-    let host_rows = row_count.min(ROWS_MAX);
+    let host_rows = row_count.min(HOST_ROWS_MAX);
     let text = StringArray::from_iter_values((0..host_rows).map(|at| format!("{:016x}", mixed(at))));
     let batch = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)])?;
     let strings = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..host_rows as u64);

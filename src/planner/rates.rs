@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{DeviceKind, KeyWidth};
 
+/// Rows that a host device is measured with: enough that fixed costs vanish and all threads of sixteen have their share, few enough that a
+/// round takes a fifth of a second.
+pub(super) const HOST_ROWS_MAX: usize = 1 << 18;
+
 /// What random reads of [`Rates::near_reads`] spread over.
 pub(super) const NEAR_BYTES: u64 = 8 << 20;
 

@@ -203,9 +203,8 @@ impl Metrics {
             for (kind, bytes) in kinds {
                 set(self.device_memory_bytes.with_label_values(&[&id, kind]), bytes);
             }
-            raise(&self.device_restarts.with_label_values(&[&id]), device.restarts());
         }
-        self.read_caches(shared);
+        self.read_devices(shared);
         let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];
         for job in shared.scheduler.jobs() {
             let state = state_name(&job.status().state);
@@ -230,12 +229,13 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Takes over what the scheduler counts.
-    fn read_caches(&self, shared: &Shared) {
+    /// Takes over what devices count.
+    fn read_devices(&self, shared: &Shared) {
         let _reading = self.reading.lock();
         for device in &shared.devices {
-            let Some(cache) = device.cache_stats() else { continue };
             let id = device.id().to_string();
+            raise(&self.device_restarts.with_label_values(&[&id]), device.restarts());
+            let Some(cache) = device.cache_stats() else { continue };
             for (outcome, total) in [("hit", cache.hits), ("miss", cache.misses), ("evicted", cache.evictions)] {
                 raise(&self.device_cache.with_label_values(&[&id, outcome]), total);
             }
@@ -243,6 +243,7 @@ impl Metrics {
         }
     }
 
+    /// Takes over what the scheduler counts.
     fn read_scheduler(&self, stats: &SchedulerStats) {
         let _reading = self.reading.lock();
         let raise_seconds = |counter: &Counter, total: f64| counter.inc_by((total - counter.get()).max(0.0));

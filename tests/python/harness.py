@@ -80,8 +80,8 @@ class Server:
         # Links of a topology file are shared within one process.
         if PROCESSES and "topology" not in settings:
             settings.setdefault("device_processes", PROCESSES)
-            # Tests of what is lost look at it for longer than it takes to bring it back.
-            settings.setdefault("device_restart_seconds", 0)
+        # Tests of what is lost look at it for longer than it takes to bring it back.
+        settings.setdefault("device_restart_seconds", 0)
         flags = []
         for name, value in settings.items():
             flags.append(f"--{name.replace('_', '-')}")

@@ -143,10 +143,13 @@ impl Sketch {
             }
         }
         // As in `shares_in_common`: a sample without a value in common has half of one.
-        let half = if is_all { 0.0 } else { 0.5 };
+        let half = if is_all { 0.0 } else { 0.5 * rare.all / rare.values.max(1.0) };
         let of_rare_rows = if rare.all > 0.0 { rare.common.max(half) / rare.all } else { 0.5 };
-        // Few frequent values may be in the sample. One more has as much in common as rare ones.
-        let of_frequent_values = (frequent.common + of_rare_rows) / (frequent.all + 1.0);
+        let of_frequent_values = match is_all && frequent.values > 0.0 {
+            true => frequent.common / frequent.all,
+            // Few of them may be in the sample. One more has as much in common as rare ones.
+            false => (frequent.common + of_rare_rows) / (frequent.all + 1.0),
+        };
         let sampled = if is_all { 1.0 } else { bound as f64 / 2f64.powi(64) };
         Overlap { rare_rows: rare.all / sampled, of_rare_rows, of_frequent_values }
     }
@@ -188,12 +191,15 @@ impl Sketch {
 /// Values or rows of a column, and of these the ones that another column has in common with it.
 #[derive(Default)]
 struct Counted {
+    values: f64,
     all: f64,
     common: f64,
 }
 
 impl Counted {
+    /// Takes in a value that counts so much.
     fn add(&mut self, count: f64, is_common: bool) {
+        self.values += 1.0;
         self.all += count;
         self.common += if is_common { count } else { 0.0 };
     }

@@ -174,6 +174,12 @@ impl Gpu {
         self.answer(result::device::get_name(self.context.cu_device()), "reading the GPU's name")
     }
 
+    /// Its UUID, in hexadecimal digits; empty where the driver does not tell.
+    pub(super) fn unit(&self) -> String {
+        let bytes = self.context.uuid().map_or_else(|_| Vec::new(), |uuid| uuid.bytes.to_vec());
+        bytes.into_iter().map(|byte| format!("{:02x}", byte as u8)).collect()
+    }
+
     /// Multiprocessors.
     pub(super) fn multiprocessors(&self) -> Result<usize> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;

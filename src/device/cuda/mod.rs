@@ -109,6 +109,7 @@ impl CudaDevice {
         let gpu = Gpu::open(index, observer)?;
         let info = DeviceInfo {
             name: gpu.name()?,
+            unit: gpu.unit(),
             parallelism: gpu.multiprocessors()?,
             // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: of 1, 3, 5 and 8 streams, one more than 5 gained
             // nothing; 92 ms with these bytes at once, 93 with a quarter of them (kernels/README.md).

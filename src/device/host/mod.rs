@@ -174,6 +174,7 @@ fn info(threads: usize) -> DeviceInfo {
     let unit = if threads == 1 { "thread" } else { "threads" };
     DeviceInfo {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
+        unit: String::new(),
         parallelism: threads,
         streams: 1,
         morsel_rows: MORSEL_ROWS,

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::super::inputs::{FixedColumn, Input};
-use super::super::rates::of_width;
+use super::super::rates::{HOST_ROWS_MAX, of_width};
 use super::super::{OutputSource, Rates, Side, Strategy};
 use super::memory::Chunks;
 use super::{Filter, Model};
@@ -50,6 +50,8 @@ pub(super) struct Step {
     is_queued: bool,
     /// Seconds that it takes beyond its work, because a part of the device does most of that while others have none.
     idle: f64,
+    /// Rows that are shared out by morsels, where that is how it is done.
+    morsel_rows: Option<f64>,
 }
 
 impl Step {
@@ -68,6 +70,7 @@ impl Step {
             long_calls: 0.0,
             is_queued: false,
             idle: 0.0,
+            morsel_rows: None,
         }
     }
 
@@ -87,6 +90,11 @@ impl Step {
     /// That is queued, and not waited for.
     fn queued(self) -> Self {
         Self { is_queued: true, ..self }
+    }
+
+    /// That is shared out by morsels of so many rows.
+    fn by_morsels_of(self, rows: f64) -> Self {
+        Self { morsel_rows: Some(rows), ..self }
     }
 
     /// That leaves most of the device idle for so long.
@@ -222,24 +230,26 @@ impl Model<'_> {
             let seconds = pairs / self.rates.expand_pairs + walked / self.rates.merge_rows;
             // Pairs are divided by the build rows that they refer to, which reads and writes both positions.
             let (bytes, divided) = if chunks.build_columns_last { (28.0, 16.0 * pairs) } else { (12.0, 0.0) };
-            let expand = Step::new("expand", Role::Probe, bytes * pairs, seconds + divided / self.rates.stream);
+            let expand = Step::new("expand", Role::Probe, bytes * pairs, seconds + divided / self.rates.stream)
+                .by_morsels_of(pairs);
             let calls = if chunks.build_columns_last { 2.0 } else { 1.0 };
             steps.push(expand.calling(calls * self.waves(chunks)));
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
-        steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step));
+        if self.target.morsel_rows > 1 {
+            steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step));
+        }
         steps
     }
 
-    /// Seconds that a step takes beyond so much work of all of the device, because its rows are fewer morsels than there are workers.
+    /// Seconds that a step takes beyond so much work of all of the device, because its rows are fewer morsels than there are workers. Of these
+    /// only those count that had a morsel when rates were measured.
     fn idle_workers(&self, step: &Step) -> f64 {
-        let rows = match step.role {
-            Role::Build => self.inputs.build.rows,
-            Role::Probe => self.inputs.probe.rows.max(self.estimates.pairs),
-        };
-        let workers = self.target.parallelism as f64;
-        let at_work = (rows / self.target.morsel_rows as f64).ceil().clamp(1.0, workers);
+        let Some(rows) = step.morsel_rows else { return 0.0 };
+        let morsel_rows = self.target.morsel_rows as f64;
+        let workers = (self.target.parallelism as f64).min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
+        let at_work = (rows / morsel_rows).ceil().clamp(1.0, workers);
         (workers / at_work - 1.0) * step.work
     }
 
@@ -276,7 +286,8 @@ impl Model<'_> {
         let copy_in = self.copy_seconds(input, copied.sum());
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
-        let step = Step::new("pack keys", role, source + packed, work).copying_in(copy_in).calling(calls * times);
+        let step = Step::new("pack keys", role, source + packed, work).by_morsels_of(input.rows);
+        let step = step.copying_in(copy_in).calling(calls * times);
         // Which rows have a key is read from a bitmap that is copied in, they are listed, and how many they are is asked.
         let listed = if input.keyed < input.rows && !input.host_keys { times } else { 0.0 };
         let long_calls = listed * (2.0 * self.rates.call_seconds + self.rates.answer_seconds);
@@ -419,6 +430,7 @@ impl Model<'_> {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
             return Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses)
+                .by_morsels_of(build.keyed)
                 .calling_for(1.0, self.rates.answer_seconds);
         }
         let extent = self.table(build.keyed, build.repeats).stays as f64;
@@ -466,7 +478,10 @@ impl Model<'_> {
             Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.merge_rows,
         };
         let work = seconds.max(bytes / self.rates.stream);
-        Step::new("match", Role::Probe, bytes, work).calling_for(self.waves(chunks), self.rates.answer_seconds)
+        let step = Step::new("match", Role::Probe, bytes, work);
+        // Other matches are shared out by partitions, or by what is merged.
+        let step = if self.strategy == Strategy::Hash { step.by_morsels_of(probe_rows) } else { step };
+        step.calling_for(self.waves(chunks), self.rates.answer_seconds)
     }
 
     /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.
@@ -556,7 +571,9 @@ impl Model<'_> {
         let at_once = (out_bytes / self.target.gather_bytes as f64).max(self.waves(chunks));
         Step {
             copy_out: out_bytes / self.rates.copy_out,
-            ..Step::new("gather", Role::Probe, bytes, seconds).calling(at_once * (gathered + lookups + 1) as f64)
+            ..Step::new("gather", Role::Probe, bytes, seconds)
+                .by_morsels_of(self.estimates.rows)
+                .calling(at_once * (gathered + lookups + 1) as f64)
         }
     }
 

@@ -64,6 +64,23 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
     assert!(seconds(true) >= target.rates.build_repeated_call_seconds[0]);
 }
 
+/// Threads take morsels: one of them has all rows of a small side, whatever the others can do.
+#[test]
+fn what_is_one_morsel_is_no_quicker_with_more_threads() {
+    let seconds = |threads: usize, rows: u64, phase: &str| {
+        let target = Target { parallelism: threads, rates: Rates::host(threads), ..Target::default() };
+        let join = bound(&TableSpec::primary(rows, 1), &TableSpec::primary(rows, 1), JoinKind::Inner);
+        let plan = plan_on(join, Some(Strategy::Hash), &target).unwrap();
+        let calls = 2.0 * target.rates.answer_seconds;
+        plan.phases.iter().find(|found| found.name == phase).unwrap().seconds - calls
+    };
+    for phase in ["build table", "match"] {
+        let times = |rows: u64| (seconds(1, rows, phase) + 1e-5) / (seconds(16, rows, phase) + 1e-5);
+        assert!((times(10_000) - 1.0).abs() < 0.2, "{phase}: {}", times(10_000));
+        assert!(times(1 << 22) > 10.0, "{phase}: {}", times(1 << 22));
+    }
+}
+
 #[test]
 fn every_kind_of_join_builds_on_the_smaller_side() {
     let (small, large) = (sparse(1 << 16, 1), sparse(1 << 22, 1));
