@@ -226,8 +226,6 @@ impl Shared {
             delay = (2 * delay).min(DELAY_MAX.max(first_delay));
             match self.start_again(info, memory) {
                 Ok(next) => {
-                    self.restarts.fetch_add(1, Ordering::Relaxed);
-                    *self.outlook.lock() = Outlook::Soon;
                     if *self.is_over.lock() {
                         return;
                     }
@@ -237,6 +235,8 @@ impl Shared {
                         before.used_bytes_max = before.used_bytes_max.max(process.memory_use().used_bytes_max);
                         *self.process.write() = Arc::new(next);
                     }
+                    self.restarts.fetch_add(1, Ordering::Relaxed);
+                    *self.outlook.lock() = Outlook::Soon;
                     serves_since = Some(Instant::now());
                     tracing::info!(device = %process.id(), "its process was started again");
                 }

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BoundJoin, JoinKey, JoinKind, Side};
-use crate::catalog::{Combination, HeavyValue, Sketch, Table, Value};
+use crate::catalog::{Combination, HeavyValue, Overlap, Sketch, Table, Value};
 
 /// A value is far more frequent than others when so many times as many rows have it as have one on average.
 const HEAVY: f64 = 4.0;
@@ -205,7 +205,11 @@ impl Spread {
             return;
         }
         let rare_rows_max = HEAVY * self.rest_rows_each().max(1.0);
-        let overlap = own.overlap(other, rare_rows_max, |hash| self.heavy.contains_key(&hash));
+        // Where all values are shared, or each is on one row, rows are shared as values are, and need not be looked at one by one.
+        let overlap = match self.shared >= 1.0 || !own.repeats() {
+            true => Overlap { rare_rows: self.rest_rows, of_rare_rows: self.shared, of_frequent_values: self.shared },
+            false => own.overlap(other, rare_rows_max, |hash| self.heavy.contains_key(&hash)),
+        };
         // What is no rare value's has a frequent one, of which there may be too few to be named.
         let rare_rows = overlap.rare_rows.min(self.rest_rows);
         let shared = rare_rows * overlap.of_rare_rows + (self.rest_rows - rare_rows) * overlap.of_frequent_values;
