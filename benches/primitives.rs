@@ -1,21 +1,24 @@
 //! How fast each primitive of a device is.
 //!
-//! `cargo bench --bench primitives -- [--rows N] [--threads N] [--runs N] [--filter TEXT] [--record true]`
+//! ```sh
+//! cargo bench --bench primitives -- --device cuda:0 --rows 128M --width 4 --filter partition
+//! ```
 //!
 //! One JSON line per case: `rows` is the probe side's for cases with two sides, whose build side has half as many;
 //! `seconds` is the median of the runs; `moved_bytes` counts every byte that the primitive must read or write once, so that
-//! `gb_per_second` compares with the memory's own rate (the `copy_out` case). Cases are written against the
-//! [`Device`] trait, and hold for every kind of device.
+//! `gb_per_second` compares with the memory's own rate: on the CPU that of the case `copy_out`, which on a GPU crosses the link. Cases are
+//! written against the [`Device`] trait, and hold for every kind of device.
 
 use std::time::Instant;
 
 use arrow::buffer::{BooleanBuffer, Buffer};
-use dovetail::device::host::HostDevice;
+use clap::Parser;
 use dovetail::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, KeyEncoding, KeyField, KeyWidth, Keys, Matches, PackedKeys,
-    PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width,
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceId, KeyEncoding, KeyField, KeyWidth, Keys, Matches, PARTS_MAX,
+    PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width, open_device,
+    parse_device,
 };
-use dovetail::memory::{Arena, Budget};
+use dovetail::memory::{Arena, Budget, parse_bytes};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -25,16 +28,17 @@ mod record;
 use record::Recorder;
 
 fn main() {
-    let options = Options::from_arguments();
-    let memory = Budget::new("memory of device host:0", "--device-memory", 16 << 30);
-    let device = HostDevice::new(0, options.threads, memory, None).expect("a device");
+    let options = Options::parse();
+    let memory = |free: Option<u64>| Budget::new("device memory", "--device-memory", free.unwrap_or(16 << 30));
+    let device = open_device(options.device, options.threads, memory).expect("a device");
     let stream = device.stream(CancelFlag::new()).expect("a stream");
     let arena = Arena::new(Budget::new("host memory", "--host-memory", 16 << 30));
+    arena.pin_by(device.pin());
     let recorder = Mutex::new(Recorder::new("primitives", options.record));
-    let bench = Bench { device: &device, stream, arena, options, recorder };
+    let bench = Bench { device: &*device, stream, arena, options, recorder };
     bench.transfers();
     bench.keys();
-    for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
+    for width in bench.options.width.map_or(vec![KeyWidth::W4, KeyWidth::W8, KeyWidth::W16], |width| vec![width]) {
         bench.arrangements(width);
         bench.matching(width);
     }
@@ -43,34 +47,44 @@ fn main() {
     bench.radix_join();
 }
 
-/// What the command line says.
+#[derive(Parser)]
 struct Options {
+    /// Rows of the probe side; the build side has half as many
+    #[arg(long, default_value = "4M", value_parser = count)]
     rows: usize,
-    threads: usize,
-    runs: usize,
+    /// Bytes of a key: 4, 8 or 16 [default: each]
+    #[arg(long, value_parser = key_width)]
+    width: Option<KeyWidth>,
+    /// Only cases whose name contains this
+    #[arg(long, default_value = "")]
     filter: String,
+    /// Where it runs: `host`, or `cuda:N`
+    #[arg(long, default_value = "host", value_parser = parse_device)]
+    device: DeviceId,
+    /// CPU threads of the device
+    #[arg(long, default_value_t = std::thread::available_parallelism().map_or(1, usize::from))]
+    threads: usize,
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Append the measurements to benches/results
+    #[arg(long)]
     record: bool,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
-impl Options {
-    fn from_arguments() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut options = Self { rows: 1 << 22, threads, runs: 5, filter: String::new(), record: false };
-        // Cargo passes `--bench` to every benchmark program.
-        let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
-        while let Some(name) = arguments.next() {
-            let value = arguments.next().unwrap_or_else(|| panic!("{name} needs a value"));
-            let number = || value.parse().unwrap_or_else(|_| panic!("{name} needs a number, and {value:?} is none"));
-            match name.as_str() {
-                "--rows" => options.rows = number(),
-                "--threads" => options.threads = number(),
-                "--runs" => options.runs = number(),
-                "--filter" => options.filter = value,
-                "--record" => options.record = value == "true",
-                _ => panic!("{name} is not an option; there are --rows, --threads, --runs, --filter and --record"),
-            }
-        }
-        options
+/// Rows with a binary unit: 16M is 2^24.
+fn count(text: &str) -> Result<usize, String> {
+    parse_bytes(text).map(|number| number as usize).map_err(|error| error.to_string())
+}
+
+fn key_width(text: &str) -> Result<KeyWidth, String> {
+    match text {
+        "4" => Ok(KeyWidth::W4),
+        "8" => Ok(KeyWidth::W8),
+        "16" => Ok(KeyWidth::W16),
+        _ => Err("4, 8 or 16".into()),
     }
 }
 
@@ -107,6 +121,7 @@ impl Bench<'_> {
         let median = seconds[seconds.len() / 2];
         let line = serde_json::json!({
             "name": name,
+            "device": self.options.device.to_string(),
             "rows": rows,
             "width": width,
             "threads": self.options.threads,
@@ -198,10 +213,20 @@ impl Bench<'_> {
 
     fn arrangements(&self, width: KeyWidth) {
         let (rows, bytes) = (self.options.rows, width.bytes());
-        if !["partition", "group", "sort"]
-            .iter()
-            .any(|name| name.contains(&self.options.filter[..self.options.filter.len().min(4)]))
-        {
+        let names = [
+            "partition/6-bits",
+            "partition/9-bits",
+            "partition/11-bits",
+            "partition/13-bits",
+            "partition/fitting",
+            "partition/heavy-key",
+            "partition/row-number",
+            "group_partitions",
+            "group_partitions/heavy-key",
+            "sort",
+            "is_sorted",
+        ];
+        if !names.iter().any(|name| self.wants(name)) {
             return;
         }
         let mut numbers: Vec<u32> = (0..rows as u32).collect();
@@ -215,10 +240,16 @@ impl Bench<'_> {
                 self.partition(&keys, std::slice::from_ref(&payload), bits)
             });
         }
-        // Half of the rows have one key.
+        // As many as make partitions of the size that the device likes; and the same where half of the rows have one key.
         let heavy: Vec<u32> = numbers.iter().map(|&n| if n % 2 == 0 { 0 } else { n }).collect();
-        let heavy =
-            self.partition(&self.spread(&heavy, width), std::slice::from_ref(&payload), self.fitting_bits(rows));
+        let heavy = self.spread(&heavy, width);
+        let fitting = self.fitting_bits(rows);
+        for (name, keys) in [("partition/fitting", &keys), ("partition/heavy-key", &heavy)] {
+            self.case(name, rows, bytes, 2 * (bytes + 4) * rows, || {
+                self.partition(keys, std::slice::from_ref(&payload), fitting)
+            });
+        }
+        let heavy = self.partition(&heavy, std::slice::from_ref(&payload), fitting);
         self.case("group_partitions/heavy-key", rows, bytes, 2 * (bytes + 4) * rows, || {
             self.device.group_partitions(heavy.clone(), &self.stream).unwrap()
         });
@@ -346,6 +377,7 @@ impl Bench<'_> {
             "expand/one-each",
             "expand/half",
             "expand/runs-of-8",
+            "split_pairs",
             "select_matches",
             "mark_build",
             "mark",
@@ -366,6 +398,15 @@ impl Bench<'_> {
             let moved = 4 * rows / run as usize * (1 + usize::from(run > 1)) + pair_bytes * count;
             self.case(name, count, 4, moved, || {
                 device.expand(&matches, pairs.clone(), Unmatched::Skip, stream).unwrap()
+            });
+        }
+        if self.wants("split_pairs") {
+            let matches = self.matches(1.0, 1);
+            let pairs = device.expand(&matches, 0..matches.total, Unmatched::Skip, stream).unwrap();
+            let part_bits = (rows / 2).next_power_of_two().trailing_zeros().saturating_sub(PARTS_MAX.trailing_zeros());
+            let parts = (rows / 2).div_ceil(1 << part_bits);
+            self.case("split_pairs", rows, 4, 16 * rows, || {
+                device.split_pairs(&pairs, part_bits, parts, stream).unwrap()
             });
         }
         let half = self.matches(0.5, 1);

@@ -6,8 +6,8 @@
 //!
 //! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:
 //! nothing crosses the link but the bounds of partitions. Prints one JSON line: seconds (median and minimum of the runs), those of
-//! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. The result of
-//! each run is checked once its time is taken: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload
+//! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. Before each
+//! timed run there is one that is not, and the result is checked once the time is taken: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload
 //! follows from a key.
 
 use std::time::Instant;
@@ -222,12 +222,9 @@ fn main() {
     let bits = build.div_ceil(device.info().partition_rows).next_power_of_two().trailing_zeros();
     let wanted = if options.count { Wanted::Count } else { Wanted::Rows { room: probe, keys: true } };
 
-    let mut runs = Vec::new();
-    let mut steps_of = Vec::new();
-    // The first run warms up. The others take turns: one is waited for at its end only, and of the next each step by itself.
-    for run in 0..=2 * options.runs {
+    // How long a join took, and of each step if it is waited for by itself.
+    let run = |by_step: bool| {
         device.synchronize(&bench.stream).unwrap();
-        let by_step = run % 2 == 0;
         let mut steps = [0.0; 3];
         let start = Instant::now();
         let mut lap = |step: usize| {
@@ -243,12 +240,20 @@ fn main() {
         let joined = device.join_partitions(&build_parts, &probe_parts, 0..1 << bits, wanted, &bench.stream).unwrap();
         lap(2);
         device.synchronize(&bench.stream).unwrap();
-        match (run, by_step) {
-            (0, _) => {}
-            (_, false) => runs.push(start.elapsed().as_secs_f64()),
-            (_, true) => steps_of.push(steps),
+        (start.elapsed().as_secs_f64(), steps, joined.expect("no partition is oversized"))
+    };
+    let (mut runs, mut steps_of) = (Vec::new(), Vec::new());
+    for number in 0..2 * options.runs {
+        let by_step = number % 2 == 1;
+        // A GPU slows its clock while the CPU checks a result.
+        drop(run(false));
+        let (seconds, steps, joined) = run(by_step);
+        if by_step {
+            steps_of.push(steps)
+        } else {
+            runs.push(seconds)
         }
-        bench.check(&joined.expect("no partition is oversized"), &expected);
+        bench.check(&joined, &expected);
     }
     let median_of = |mut seconds: Vec<f64>| {
         seconds.sort_by(f64::total_cmp);

@@ -384,6 +384,24 @@ struct DovetailMatchUnit {
   uint32_t end;
 };
 
+/// Lists what blocks do that match or join partitions: each partition has a block for so many of its probe rows.
+struct DovetailListUnits {
+  /// Inputs: where the probe rows of each partition start, and at the end where they end.
+  const uint32_t *probe_bounds;
+  /// How many partitions.
+  uint32_t partitions;
+  /// Probe rows of a block, at the most.
+  uint32_t unit_rows;
+  /// State.
+  void *scratch;
+  /// Its size, at least [`dovetail_list_units_scratch_bytes`].
+  uint64_t scratch_bytes;
+  /// Output: units by partition, and after the last those that do nothing.
+  struct DovetailMatchUnit *units;
+  /// Room for units: at least as many as there are.
+  uint32_t unit_count;
+};
+
 /// Matches partitions, each with a table in shared memory.
 struct DovetailMatchPartitions {
   /// Inputs: build keys by partition.
@@ -394,7 +412,7 @@ struct DovetailMatchPartitions {
   const uint32_t *build_bounds;
   /// Probe keys by partition.
   const void *probe_keys;
-  /// What each block does.
+  /// What each block does; nothing where a unit has no rows.
   const struct DovetailMatchUnit *units;
   /// How many blocks.
   uint32_t unit_count;
@@ -714,6 +732,10 @@ extern int dovetail_table_probe(const struct DovetailTableProbe *args, DovetailS
 extern int dovetail_dense_insert(const struct DovetailDenseInsert *args, DovetailStream stream);
 
 extern int dovetail_dense_probe(const struct DovetailDenseProbe *args, DovetailStream stream);
+
+extern int dovetail_list_units(const struct DovetailListUnits *args, DovetailStream stream);
+
+extern uint64_t dovetail_list_units_scratch_bytes(uint32_t partitions);
 
 extern int dovetail_match_partitions(const struct DovetailMatchPartitions *args, DovetailStream stream);
 

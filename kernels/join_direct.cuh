@@ -1,7 +1,7 @@
 // Joining partitions whose build keys are distinct, with little payload: joined rows are written from registers and shared memory.
 //
 // A block has a partition: its build keys and their payload are copied into shared memory by copies that need no registers and are all
-// under way at once; a thread has two probe rows with their payload in registers. That is little enough for 64 warps on a multiprocessor (48 with
+// under way at once; a thread has two or four probe rows with their payload in registers. That is little enough for 64 warps on a multiprocessor (48 with
 // keys of 8 bytes), which hide each other's waits: 1.8 ms for 2^27 with 2^27 rows of 12 bytes, where the kernel for everything (join_partitions.cu) takes
 // 2.7 with half as many (README.md).
 //
@@ -30,7 +30,7 @@ __device__ inline DovetailMatchUnit unit_of_block(const DovetailJoinPartitions& 
 
 namespace direct {
 
-constexpr u32 THREADS = 512, PER_THREAD = 2, TILE = THREADS * PER_THREAD;
+constexpr u32 THREADS = 512;
 // With distinct keys and five rows for eight buckets, hardly any chain is as long; those that are, are left over.
 constexpr u32 CHAIN_MAX = 24;
 // Units left over after which no others are begun.
@@ -50,9 +50,10 @@ struct Columns {
     u32 has_keys, build, probe;
 };
 
-template <typename Key, typename Cell, u32 COLUMNS>
+template <typename Key, typename Cell, u32 COLUMNS, u32 PER_THREAD>
 __global__ void __launch_bounds__(THREADS, sizeof(Key) == 4 ? 4 : 3) join(const __grid_constant__ DovetailJoinPartitions args,
                                                                          Columns of) {
+    constexpr u32 TILE = THREADS * PER_THREAD;
     extern __shared__ __align__(16) u8 shared[];
     Shared<Key, Cell, COLUMNS>& table = *reinterpret_cast<Shared<Key, Cell, COLUMNS>*>(shared);
     __shared__ u32 warp_pairs[THREADS / 32];
@@ -147,11 +148,11 @@ __global__ void __launch_bounds__(THREADS, sizeof(Key) == 4 ? 4 : 3) join(const 
     }
 }
 
-template <typename Key, typename Cell, u32 COLUMNS>
+template <typename Key, typename Cell, u32 COLUMNS, u32 PER_THREAD>
 int run(const DovetailJoinPartitions& args, Columns columns, cudaStream_t stream) {
     if (columns.build > COLUMNS || columns.probe > COLUMNS) return int(cudaErrorInvalidValue);
     constexpr u32 shared_bytes = sizeof(Shared<Key, Cell, COLUMNS>);
-    const auto kernel = join<Key, Cell, COLUMNS>;
+    const auto kernel = join<Key, Cell, COLUMNS, PER_THREAD>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     if (error != cudaSuccess) return answered(error);
     kernel<<<args.unit_count, THREADS, shared_bytes, stream>>>(args, columns);
@@ -174,11 +175,15 @@ inline int run_direct(const DovetailJoinPartitions& args, cudaStream_t stream) {
         width = column.width;
         ++(column.of_probe ? columns.probe : columns.build);
     }
-    const bool is_wide = width == 8;
-    if (!is_wide && width != 4) return int(cudaErrorInvalidValue);
+    // Of keys and one column of 4 bytes a thread has four rows, because there are registers for them (README.md).
+    const bool is_narrow = width == 4 && columns.build <= 1 && columns.probe <= 1;
+    if (width != 4 && width != 8) return int(cudaErrorInvalidValue);
     switch (args.key_bytes) {
-        case 4: return is_wide ? direct::run<u32, u64, 1>(args, columns, stream) : direct::run<u32, u32, 2>(args, columns, stream);
-        case 8: return is_wide ? direct::run<u64, u64, 1>(args, columns, stream) : direct::run<u64, u32, 2>(args, columns, stream);
+        case 4:
+            if (is_narrow) return direct::run<u32, u32, 1, 4>(args, columns, stream);
+            return width == 8 ? direct::run<u32, u64, 1, 2>(args, columns, stream) : direct::run<u32, u32, 2, 2>(args, columns, stream);
+        case 8:
+            return width == 8 ? direct::run<u64, u64, 1, 2>(args, columns, stream) : direct::run<u64, u32, 2, 2>(args, columns, stream);
         default: return int(cudaErrorInvalidValue);
     }
 }

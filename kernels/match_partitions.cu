@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchPartitions args) {
     Key* staged = reinterpret_cast<Key*>(shared);
     u32* slots = reinterpret_cast<u32*>(staged + ROWS);
     const DovetailMatchUnit unit = args.units[blockIdx.x];
+    if (unit.start == unit.end) return;
     const u32 build_start = args.build_bounds[unit.partition], build_end = args.build_bounds[unit.partition + 1];
     const Key* build = static_cast<const Key*>(args.build_keys);
     const Key* probe = static_cast<const Key*>(args.probe_keys);

@@ -409,6 +409,26 @@ pub struct DovetailMatchUnit {
     pub end: u32,
 }
 
+/// Lists what blocks do that match or join partitions: each partition has a block for so many of its probe rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailListUnits {
+    /// Inputs: where the probe rows of each partition start, and at the end where they end.
+    pub probe_bounds: *const u32,
+    /// How many partitions.
+    pub partitions: u32,
+    /// Probe rows of a block, at the most.
+    pub unit_rows: u32,
+    /// State.
+    pub scratch: *mut c_void,
+    /// Its size, at least [`dovetail_list_units_scratch_bytes`].
+    pub scratch_bytes: u64,
+    /// Output: units by partition, and after the last those that do nothing.
+    pub units: *mut DovetailMatchUnit,
+    /// Room for units: at least as many as there are.
+    pub unit_count: u32,
+}
+
 /// Matches partitions, each with a table in shared memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -421,7 +441,7 @@ pub struct DovetailMatchPartitions {
     pub build_bounds: *const u32,
     /// Probe keys by partition.
     pub probe_keys: *const c_void,
-    /// What each block does.
+    /// What each block does; nothing where a unit has no rows.
     pub units: *const DovetailMatchUnit,
     /// How many blocks.
     pub unit_count: u32,
@@ -760,6 +780,8 @@ unsafe extern "C" {
     pub fn dovetail_table_probe(args: *const DovetailTableProbe, stream: DovetailStream) -> c_int;
     pub fn dovetail_dense_insert(args: *const DovetailDenseInsert, stream: DovetailStream) -> c_int;
     pub fn dovetail_dense_probe(args: *const DovetailDenseProbe, stream: DovetailStream) -> c_int;
+    pub fn dovetail_list_units(args: *const DovetailListUnits, stream: DovetailStream) -> c_int;
+    pub fn dovetail_list_units_scratch_bytes(partitions: u32) -> u64;
     pub fn dovetail_match_partitions(args: *const DovetailMatchPartitions, stream: DovetailStream) -> c_int;
     pub fn dovetail_join_partitions(args: *const DovetailJoinPartitions, stream: DovetailStream) -> c_int;
     pub fn dovetail_lower_bounds(args: *const DovetailLowerBounds, stream: DovetailStream) -> c_int;

@@ -147,12 +147,10 @@ fn launch(
     }
     // Where a partition is skewed, blocks share it, and each is told what to do.
     let units = match bounds_of(probe).largest()? > UNIT_ROWS {
-        true => units(&probe.bounds.get()?[partitions.start..=partitions.end]),
-        false => Vec::new(),
+        true => Some(units(work, probe, &partitions, PURPOSE)?),
+        false => None,
     };
-    let is_skewed = !units.is_empty();
-    let unit_count = if is_skewed { units.len() } else { partitions.len() };
-    let units = work.upload(&units, PURPOSE)?;
+    let unit_count = units.as_ref().map_or(partitions.len(), |(_, count)| *count);
     let is_direct = writing.is_direct(build.keys.width);
     let left_over = work.values::<DovetailMatchUnit>(if is_direct { unit_count } else { 0 }, PURPOSE)?;
     let totals = work.filled(size_of::<DovetailJoinTotals>(), 0, PURPOSE)?;
@@ -160,8 +158,8 @@ fn launch(
         build_keys: key_pointer(&build.keys),
         build_bounds: bounds_of(build).from(partitions.start),
         probe_keys: key_pointer(&probe.keys),
-        probe_bounds: if is_skewed { null() } else { bounds_of(probe).from(partitions.start) },
-        units: if is_skewed { units.as_ptr() } else { null() },
+        probe_bounds: if units.is_some() { null() } else { bounds_of(probe).from(partitions.start) },
+        units: units.as_ref().map_or(null(), |(units, _)| units.as_ptr()),
         unit_count: unit_count as u32,
         key_bytes: build.keys.width.bytes() as u32,
         columns: [NO_COLUMN; DOVETAIL_MOVES_MAX],

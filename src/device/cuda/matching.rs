@@ -67,24 +67,28 @@ pub(super) fn match_partitions(
             (pointer_of::<u32>(&runs.heads, runs.count + 1), unsafe { before.add(partitions.start) })
         }
     };
-    let bounds = &probe.bounds.get()?[partitions.start..=partitions.end];
-    let rows = bounds[0]..bounds[partitions.len()];
-    let units = units(bounds);
-    let units_on_device = work.upload(&units, PURPOSE)?;
+    let rows = match partitions == (0..probe.bounds.partitions()) {
+        true => 0..probe.keys.rows,
+        false => {
+            let bounds = probe.bounds.get()?;
+            bounds[partitions.start]..bounds[partitions.end]
+        }
+    };
     let first = work.values::<u32>(rows.len(), "matches")?;
     let count = match build.is_grouped() {
         true => Some(work.values::<u32>(rows.len(), "lengths of matches")?),
         false => None,
     };
     let totals = work.totals()?;
-    if !units.is_empty() {
+    if !rows.is_empty() {
+        let (units, unit_count) = units(work, probe, &partitions, PURPOSE)?;
         let args = abi::DovetailMatchPartitions {
             build_keys: key_pointer(&build.keys),
             heads,
             build_bounds,
             probe_keys: key_pointer(&probe.keys),
-            units: units_on_device.as_ptr(),
-            unit_count: units.len() as u32,
+            units: units.as_ptr(),
+            unit_count: unit_count as u32,
             key_bytes: build.keys.width.bytes() as u32,
             first_row: rows.start as u32,
             first: first.as_mut_ptr(),
@@ -100,16 +104,30 @@ pub(super) fn match_partitions(
     Ok(PartitionMatches::Matched(matches(first, count, rows, totals)))
 }
 
-/// What blocks do: partitions without probe rows need none, and those with many have several.
-pub(super) fn units(bounds: &[usize]) -> Vec<DovetailMatchUnit> {
-    let mut units = Vec::with_capacity(bounds.len());
-    for (partition, bounds) in bounds.windows(2).enumerate() {
-        for start in (bounds[0]..bounds[1]).step_by(UNIT_ROWS) {
-            let end = bounds[1].min(start + UNIT_ROWS) as u32;
-            units.push(DovetailMatchUnit { partition: partition as u32, start: start as u32, end });
-        }
-    }
-    units
+/// What blocks do with the probe rows of those partitions: a list of units, and how long it is. The last ones may have nothing to do.
+pub(super) fn units(
+    work: &Work<'_>,
+    probe: &Partitions,
+    partitions: &Range<usize>,
+    purpose: &'static str,
+) -> Result<(CudaBuffer, usize)> {
+    // A partition's last unit may have any number of rows; all others are full.
+    let count = partitions.len() + probe.keys.rows / UNIT_ROWS;
+    let units = work.values::<DovetailMatchUnit>(count, purpose)?;
+    // SAFETY: it computes a size from a number.
+    let scratch_bytes = unsafe { abi::dovetail_list_units_scratch_bytes(partitions.len() as u32) };
+    let scratch = work.scratch(scratch_bytes, purpose)?;
+    let args = abi::DovetailListUnits {
+        probe_bounds: bounds_of(probe).from(partitions.start),
+        partitions: partitions.len() as u32,
+        unit_rows: UNIT_ROWS as u32,
+        scratch: scratch.as_mut_ptr(),
+        scratch_bytes,
+        units: units.as_mut_ptr(),
+        unit_count: count as u32,
+    };
+    work.launch(purpose, abi::dovetail_list_units, &args)?;
+    Ok((units, count))
 }
 
 pub(super) fn match_sorted(work: &Work<'_>, build: &Keys, probe: &Keys, rows: Range<usize>) -> Result<Matches> {

@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use arrow::buffer::{BooleanBuffer, Buffer};
 use bytemuck::Pod;
@@ -520,6 +521,30 @@ fn large_arrays_of_dense_keys_find_every_key() {
     }
 }
 
+/// Has a stream do nothing more until what this answers is dropped, or for ten seconds.
+#[allow(unsafe_code)]
+fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    unsafe extern "C" fn wait(argument: *mut std::ffi::c_void) {
+        // SAFETY: it was given a box, below, and is called once.
+        let until = unsafe { Box::from_raw(argument.cast::<mpsc::Receiver<()>>()) };
+        // However long it took.
+        let _ = until.recv_timeout(Duration::from_secs(10));
+    }
+    let (sender, receiver) = mpsc::channel();
+    let queue = &super::cuda_stream(stream).queue;
+    queue.gpu.bind().unwrap();
+    // SAFETY: the stream lives, and the function takes what it is given.
+    unsafe {
+        cudarc::driver::result::stream::launch_host_function(
+            queue.raw(),
+            wait,
+            Box::into_raw(Box::new(receiver)).cast(),
+        )
+    }
+    .unwrap();
+    sender
+}
+
 /// Keys that still cross the link are entered piece by piece, and pieces end within batches and within keys.
 #[test]
 fn keys_that_are_still_arriving_are_all_entered() {
@@ -532,8 +557,6 @@ fn keys_that_are_still_arriving_are_all_entered() {
     numbers.shuffle(&mut random);
     let mut repeated = numbers.clone();
     repeated[ROWS - 1] = repeated[7];
-    // What the stream has to do before it copies anything. An emulated GPU says so of what is done.
-    let busy = gpu.device.new_flags(if cfg!(dovetail_emulated) { 1 } else { 256 << 20 }, &gpu.stream).unwrap();
     let mut arriving = |numbers: &[u32], width: KeyWidth| {
         let mut bytes = gpu.arena.allocate(numbers.len() * width.bytes(), "keys of a test").unwrap();
         for (to, &number) in bytes.chunks_exact_mut(width.bytes()).zip(numbers) {
@@ -545,13 +568,15 @@ fn keys_that_are_still_arriving_are_all_entered() {
             parts.push(all.slice_with_length(start * width.bytes(), rows * width.bytes()));
             start += rows;
         }
-        // On a machine that does much else, more may be done before the last copy is queued.
-        let data = [40, 160, 640, 2560].into_iter().find_map(|copies| {
-            (0..copies).for_each(|_| drop(gpu.device.copy(&busy, &gpu.stream).unwrap()));
-            let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
-            super::buffer::cuda(&data).is_arriving().then_some(data)
+        // Nothing is there before this has looked. An emulated GPU says so of what is done.
+        let gate = (!cfg!(dovetail_emulated)).then(|| hold(&gpu.stream));
+        let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
+        assert!(super::buffer::cuda(&data).is_arriving(), "{width:?}: copies are done before anything is entered");
+        // And not much while it is entered.
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            drop(gate);
         });
-        let data = data.unwrap_or_else(|| panic!("{width:?}: copies are done before anything is entered"));
         Keys { data, width, rows: numbers.len() }
     };
     for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {

@@ -1,0 +1,91 @@
+// What blocks do that match or join partitions: one for so many probe rows of a partition, so that a partition that has half of all
+// keeps no block until long after the others are done. (Rui and Tu 2017, section 4.2, split skewed partitions in this way.)
+//
+// How many units each partition has is summed up; then a thread per unit searches its partition. The CPU would have to wait for the
+// bounds, which are a quarter of a million bytes where rows are many, and to send the units after.
+
+#include <cub/device/device_scan.cuh>
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+
+#include "common.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 THREADS = 256;
+
+struct UnitsOf {
+    const u32* bounds;
+    u32 partitions, unit_rows;
+    __host__ __device__ u32 operator()(u32 partition) const {
+        if (partition >= partitions) return 0;
+        const u32 rows = bounds[partition + 1] - bounds[partition];
+        return rows / unit_rows + (rows % unit_rows > 0);
+    }
+};
+
+auto units_of(const DovetailListUnits& args) {
+    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), UnitsOf{args.probe_bounds, args.partitions, args.unit_rows});
+}
+
+// How scratch memory is divided.
+struct Scratch {
+    // The first unit of each partition, and at the end how many there are.
+    u32* starts;
+    void* scan;
+    size_t scan_bytes = 0, bytes;
+    // Of asking what the scan takes.
+    cudaError_t error;
+
+    Scratch(void* memory, u32 partitions) {
+        Divider divider(memory);
+        starts = divider.take<u32>(u64(partitions) + 1);
+        DovetailListUnits args{};
+        args.partitions = partitions;
+        args.unit_rows = 1;
+        error = cub::DeviceScan::ExclusiveSum(nullptr, scan_bytes, units_of(args), starts, std::int64_t(partitions) + 1);
+        scan = divider.take<u8>(scan_bytes);
+        bytes = divider.bytes();
+    }
+};
+
+__global__ void list_units(const DovetailListUnits args, const u32* starts) {
+    const u32 unit = blockIdx.x * blockDim.x + threadIdx.x;
+    if (unit >= args.unit_count) return;
+    if (unit >= starts[args.partitions]) {
+        args.units[unit] = {0, 0, 0};
+        return;
+    }
+    // The last partition that starts at or before this unit: those without units start where the next one does.
+    u32 low = 0, high = args.partitions;
+    while (high - low > 1) {
+        const u32 middle = low + (high - low) / 2;
+        if (starts[middle] <= unit) low = middle;
+        else high = middle;
+    }
+    const u32 start = args.probe_bounds[low] + (unit - starts[low]) * args.unit_rows, end = args.probe_bounds[low + 1];
+    args.units[unit] = {low, start, end - start < args.unit_rows ? end : start + args.unit_rows};
+}
+
+}  // namespace
+}  // namespace dovetail
+
+using namespace dovetail;
+
+uint64_t dovetail_list_units_scratch_bytes(uint32_t partitions) {
+    const Scratch scratch(nullptr, partitions);
+    return bytes_unless(scratch.error, scratch.bytes);
+}
+
+int dovetail_list_units(const DovetailListUnits* args, DovetailStream stream_handle) {
+    const cudaStream_t stream = cudaStream_t(stream_handle);
+    Scratch scratch(args->scratch, args->partitions);
+    if (scratch.error != cudaSuccess) return answered(scratch.error);
+    if (scratch.bytes > args->scratch_bytes || args->unit_rows == 0) return int(cudaErrorInvalidValue);
+    const cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, units_of(*args), scratch.starts,
+                                                            std::int64_t(args->partitions) + 1, stream);
+    if (error != cudaSuccess) return answered(error);
+    list_units<<<blocks_for(args->unit_count, THREADS), THREADS, 0, stream>>>(*args, scratch.starts);
+    return launched();
+}
