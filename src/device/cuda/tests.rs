@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use arrow::buffer::{BooleanBuffer, Buffer};
 use bytemuck::Pod;
+use parking_lot::{RwLock, RwLockReadGuard};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -29,10 +30,23 @@ struct Side {
     device: Arc<dyn Device>,
     stream: Stream,
     arena: Arena,
+    /// Last, because a device that is closed waits for all that the GPU does.
+    _among_others: Option<RwLockReadGuard<'static, ()>>,
 }
+
+/// Held by tests whose GPU does nothing else: another one's end, which frees pinned memory, waits until the GPU is idle, and what is
+/// queued meanwhile waits with it.
+static ALONE: RwLock<()> = RwLock::new(());
 
 /// The GPU with that much memory, if there is one.
 fn gpu_with(bytes: u64) -> Option<Side> {
+    // A test may have several.
+    let among_others = ALONE.read_recursive();
+    Some(Side { _among_others: Some(among_others), ..gpu_alone_with(bytes)? })
+}
+
+/// The same, for a test that holds [`ALONE`].
+fn gpu_alone_with(bytes: u64) -> Option<Side> {
     if device_count().unwrap() == 0 {
         let required = std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda");
         assert!(!required, "DOVETAIL_TEST_DEVICE=cuda, and there is no GPU");
@@ -52,7 +66,8 @@ fn both() -> Option<[Side; 2]> {
 impl Side {
     fn of(device: Arc<dyn Device>) -> Self {
         let stream = device.stream(CancelFlag::new()).unwrap();
-        Self { device, stream, arena: Arena::new(Budget::new("host memory", "--host-memory", 4 << 30)) }
+        let arena = Arena::new(Budget::new("host memory", "--host-memory", 4 << 30));
+        Self { device, stream, arena, _among_others: None }
     }
 
     fn put<T: Pod>(&self, values: &[T]) -> DeviceBuffer {
@@ -550,7 +565,8 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
 fn keys_that_are_still_arriving_are_all_entered() {
     const MIN: u32 = 1000;
     const ROWS: usize = 200_000;
-    let Some([gpu, _]) = both() else { return };
+    let _alone = ALONE.write();
+    let Some(gpu) = gpu_alone_with(8 << 30) else { return };
     gpu.arena.pin_by(gpu.device.pin());
     let mut random = random(219);
     let mut numbers: Vec<u32> = (MIN..MIN + ROWS as u32).collect();
@@ -1190,7 +1206,7 @@ fn columns_are_gathered_as_on_the_host() {
 
 /// Calls every primitive once.
 fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
-    let Side { device, stream, arena } = side;
+    let Side { device, stream, arena, .. } = side;
     let numbers: Vec<u32> = patterns(rows, &mut random(5)).swap_remove(1).1;
     let data = device.copy_in(&[Buffer::from_vec(numbers)], stream)?;
     let validity = Some(device.copy_in_bits(&[BitSlice::Ones { len: rows }], stream)?);
@@ -1234,7 +1250,7 @@ fn a_budget_that_is_too_small_refuses_and_gets_every_byte_back() {
             Err(Error::Exhausted(text)) => assert!(text.contains("--device-memory"), "{text}"),
             other => panic!("{} of {needed} bytes gave {other:?}", needed * step / 24),
         }
-        let Side { device, stream, arena } = side;
+        let Side { device, stream, arena, .. } = side;
         drop(stream);
         assert_eq!((device.memory().used_bytes(), arena.budget().used_bytes()), (0, 0), "{step} of 24");
     }
@@ -1251,9 +1267,7 @@ fn a_cancelled_stream_runs_nothing() {
 
 #[test]
 fn observers_are_told_of_fills_as_of_copies() {
-    if gpu_with(1 << 30).is_none() {
-        return;
-    }
+    let Some(_other) = gpu_with(1 << 30) else { return };
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
     let device = CudaDevice::open_observed(0, 2, "times", budget).unwrap();
     let told_of = |work: &dyn Fn(&Stream)| {
@@ -1279,9 +1293,7 @@ fn observers_are_told_of_fills_as_of_copies() {
 
 #[test]
 fn a_silent_gpu_adds_up_times_while_it_is_asked_to() {
-    if gpu_with(1 << 30).is_none() {
-        return;
-    }
+    let Some(_other) = gpu_with(1 << 30) else { return };
     let budget = |_| Budget::new("memory of device cuda:0", "--device-memory", 1 << 30);
     let device = CudaDevice::open_observed(0, 2, "silent", budget).unwrap();
     for (on, expected) in [(false, 0), (true, 1), (false, 0), (true, 1)] {

@@ -146,11 +146,6 @@ impl Work<'_> {
         self.launch("writing a number", abi::dovetail_write_words, &args)
     }
 
-    /// Copies values that the caller need not keep. There had better be many: see [`write_words`](Self::write_words).
-    pub(super) fn upload<T: bytemuck::Pod>(&self, values: &[T], purpose: &'static str) -> Result<CudaBuffer> {
-        self.copy_from_host(&[Buffer::from(bytemuck::cast_slice::<T, u8>(values))], purpose)
-    }
-
     /// Copies bytes of one buffer to another, from `offset` on.
     pub(super) fn copy_to(
         &self,
