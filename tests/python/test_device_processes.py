@@ -38,11 +38,24 @@ def children(server: Server) -> dict[str, int]:
         try:
             parent = int(process.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
             if parent == server.process.pid:
-                names = [comm.read_text().strip() for comm in process.glob("task/*/comm")]
-                found[next(name for name in names if "/" in name).split("/")[0]] = int(process.name)
-        except (FileNotFoundError, ProcessLookupError, StopIteration):
+                device = device_of(process)
+                if device:
+                    found[device] = int(process.name)
+        except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def device_of(process: Path) -> str | None:
+    """The device whose threads a process has; those of a driver come and go meanwhile."""
+    for comm in process.glob("task/*/comm"):
+        try:
+            name = comm.read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "/" in name:
+            return name.split("/")[0]
+    return None
 
 
 def is_running(pid: int) -> bool:
