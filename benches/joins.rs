@@ -26,7 +26,9 @@ use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
 use serde_json::json;
 
+mod arguments;
 mod record;
+use arguments::count;
 use record::Recorder;
 
 #[derive(Parser)]
@@ -86,11 +88,6 @@ struct Options {
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-/// Rows with a binary unit: 16M is 2^24.
-fn count(text: &str) -> Result<usize, String> {
-    parse_bytes(text).map(|number| number as usize).map_err(|error| error.to_string())
 }
 
 #[derive(Default)]

@@ -18,13 +18,15 @@ use dovetail::device::{
     PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width, open_device,
     parse_device,
 };
-use dovetail::memory::{Arena, Budget, parse_bytes};
+use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
+mod arguments;
 mod record;
+use arguments::count;
 use record::Recorder;
 
 fn main() {
@@ -72,11 +74,6 @@ struct Options {
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-/// Rows with a binary unit: 16M is 2^24.
-fn count(text: &str) -> Result<usize, String> {
-    parse_bytes(text).map(|number| number as usize).map_err(|error| error.to_string())
 }
 
 fn key_width(text: &str) -> Result<KeyWidth, String> {

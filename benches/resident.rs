@@ -7,8 +7,8 @@
 //! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:
 //! nothing crosses the link but the bounds of partitions. Prints one JSON line: seconds (median and minimum of the runs), those of
 //! the three steps in runs of their own that wait after each, and the floor, which is to read the tables and write the result once. Before each
-//! timed run there is one that is not, and the result is checked once the time is taken: its number of rows, the payload of each row's key, and the sum of the probe side's payload; no payload
-//! follows from a key.
+//! timed run there is one that is not, and the result is checked once the time is taken: its number of rows, the payload of each row's
+//! key, and the sum of the probe side's payload; no payload follows from a key.
 
 use std::time::Instant;
 
@@ -18,14 +18,16 @@ use dovetail::device::{
     CancelFlag, Carry, Column, Device, DeviceId, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, RadixBits,
     Stream, Wanted, Width, open_device, parse_device,
 };
-use dovetail::memory::{Arena, Budget, parse_bytes};
+use dovetail::memory::{Arena, Budget};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 use rayon::prelude::*;
 use serde_json::json;
 
+mod arguments;
 mod record;
+use arguments::count;
 use record::Recorder;
 
 #[derive(Parser)]
@@ -64,11 +66,6 @@ struct Options {
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-/// Rows with a binary unit: 16M is 2^24.
-fn count(text: &str) -> Result<usize, String> {
-    parse_bytes(text).map(|number| number as usize).map_err(|error| error.to_string())
 }
 
 /// Numbers of a side's rows: keys count from 0 to the number of build rows, and payloads are random.

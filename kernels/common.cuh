@@ -73,6 +73,18 @@ __host__ __device__ inline u32 tag_bits(u32 mixed) { return mixed; }
 __host__ __device__ inline u32 tag_bits(u64 mixed) { return u32(mixed >> 24); }
 __host__ __device__ inline u32 tag_bits(Key16 mixed) { return u32(mixed.low >> 24); }
 
+// For scans: into how many pieces of up to so many rows each partition is divided. `bounds`: where partitions start and the last one ends.
+// There is one number more than partitions, which is none, so that a scan ends with the sum.
+struct PiecesOf {
+    const u32* bounds;
+    u32 partitions, rows_max;
+    __host__ __device__ u32 operator()(u32 partition) const {
+        if (partition >= partitions) return 0;
+        const u32 rows = bounds[partition + 1] - bounds[partition];
+        return rows / rows_max + (rows % rows_max > 0);
+    }
+};
+
 template <typename T>
 inline T ceil_div(T value, T by) {
     return (value + by - 1) / by;

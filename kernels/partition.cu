@@ -22,18 +22,8 @@
 namespace dovetail {
 namespace {
 
-struct TilesOf {
-    const u32* bounds;
-    u32 parents, tile_rows;
-    __host__ __device__ u32 operator()(u32 parent) const {
-        if (parent >= parents) return 0;
-        const u32 rows = bounds[parent + 1] - bounds[parent];
-        return rows / tile_rows + (rows % tile_rows > 0);
-    }
-};
-
 auto tiles_of(const DovetailPartition& args, u32 tile_rows) {
-    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), TilesOf{args.parent_bounds, args.parents, tile_rows});
+    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.parent_bounds, args.parents, tile_rows});
 }
 
 // How scratch memory is divided.

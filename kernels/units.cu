@@ -15,18 +15,8 @@ namespace {
 
 constexpr u32 THREADS = 256;
 
-struct UnitsOf {
-    const u32* bounds;
-    u32 partitions, unit_rows;
-    __host__ __device__ u32 operator()(u32 partition) const {
-        if (partition >= partitions) return 0;
-        const u32 rows = bounds[partition + 1] - bounds[partition];
-        return rows / unit_rows + (rows % unit_rows > 0);
-    }
-};
-
 auto units_of(const DovetailListUnits& args) {
-    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), UnitsOf{args.probe_bounds, args.partitions, args.unit_rows});
+    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.probe_bounds, args.partitions, args.unit_rows});
 }
 
 // How scratch memory is divided.

@@ -419,12 +419,12 @@ impl Bounds {
     ///
     /// # Errors
     /// The device's.
-    pub fn rows_of(&self, partitions: Range<usize>) -> Result<usize> {
+    pub fn rows_of(&self, partitions: Range<usize>) -> Result<Range<usize>> {
         if partitions == (0..self.partitions()) {
-            return Ok(self.rows());
+            return Ok(0..self.rows());
         }
         let bounds = self.get()?;
-        Ok(bounds[partitions.end] - bounds[partitions.start])
+        Ok(bounds[partitions.start]..bounds[partitions.end])
     }
 }
 

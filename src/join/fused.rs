@@ -88,7 +88,7 @@ impl Fused {
         if self.gave_up.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let rows = probe_side.bounds.rows_of(wave.clone())? as f64;
+        let rows = probe_side.bounds.rows_of(wave.clone())?.len() as f64;
         let key_bytes = build_side.keys.width.bytes();
         let carried = build_side.carried.iter().chain(&probe_side.carried);
         let row_bytes = carried.map(|column| column.width.bytes()).sum::<usize>() + key_bytes;

@@ -129,7 +129,7 @@ impl BuildSide {
                 })?
             }
             (Order::Partitioned(build), Order::Partitioned(partitions)) => {
-                let rows = partitions.bounds.rows_of(wave.clone())?;
+                let rows = partitions.bounds.rows_of(wave.clone())?.len();
                 let found = shop.monitor.phase("match", wave_bytes(rows), || {
                     device.match_partitions(build, partitions, wave.clone(), stream)
                 })?;

@@ -399,7 +399,7 @@ pub struct DovetailDenseProbe {
 
 /// Probe rows of one partition that one block matches.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, Debug)]
 pub struct DovetailMatchUnit {
     /// The partition.
     pub partition: u32,

@@ -67,13 +67,7 @@ pub(super) fn match_partitions(
             (pointer_of::<u32>(&runs.heads, runs.count + 1), unsafe { before.add(partitions.start) })
         }
     };
-    let rows = match partitions == (0..probe.bounds.partitions()) {
-        true => 0..probe.keys.rows,
-        false => {
-            let bounds = probe.bounds.get()?;
-            bounds[partitions.start]..bounds[partitions.end]
-        }
-    };
+    let rows = probe.bounds.rows_of(partitions.clone())?;
     let first = work.values::<u32>(rows.len(), "matches")?;
     let count = match build.is_grouped() {
         true => Some(work.values::<u32>(rows.len(), "lengths of matches")?),
