@@ -9,7 +9,7 @@
 namespace dovetail {
 namespace {
 
-constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
+constexpr u32 THREADS = 256, PER_THREAD = 8, TILE = THREADS * PER_THREAD;
 
 struct PairsOf {
     const u32* first;

@@ -10,8 +10,13 @@
 namespace dovetail {
 namespace {
 
-constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
-constexpr u32 STAGED_BYTES = 32 << 10;
+constexpr u32 THREADS = 256, STAGED_BYTES = 32 << 10;
+
+// Rows of a thread: of keys of 16 bytes so few are staged that what twice as many rows can match would often be too many.
+template <typename Key>
+constexpr u32 PER_THREAD = sizeof(Key) == 16 ? 4 : 8;
+template <typename Key>
+constexpr u32 TILE = THREADS * PER_THREAD<Key>;
 
 // The first of `keys` in low..high that is not below `key`, or is above it.
 template <typename Key, bool AFTER>
@@ -32,8 +37,8 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchSorted args) {
     Key* staged = reinterpret_cast<Key*>(staged_bytes);
     const Key* build = static_cast<const Key*>(args.build_keys);
     const Key* probe = static_cast<const Key*>(args.probe_keys);
-    const u64 start = u64(blockIdx.x) * TILE;
-    const u64 end = start + TILE < args.rows ? start + TILE : args.rows;
+    const u64 start = u64(blockIdx.x) * TILE<Key>;
+    const u64 end = start + TILE<Key> < args.rows ? start + TILE<Key> : args.rows;
     if (start < end && threadIdx.x == 0) range[0] = search<Key, false>(build, 0, args.build_rows, probe[start]);
     if (start < end && threadIdx.x == 32) range[1] = search<Key, true>(build, 0, args.build_rows, probe[end - 1]);
     __syncthreads();
@@ -46,7 +51,7 @@ __global__ void __launch_bounds__(THREADS) match(DovetailMatchSorted args) {
         }
         __syncthreads();
 #pragma unroll
-        for (u32 at = 0; at < PER_THREAD; ++at) {
+        for (u32 at = 0; at < PER_THREAD<Key>; ++at) {
             const u64 row = start + at * THREADS + threadIdx.x;
             if (row >= end) continue;
             const Key key = probe[row];
@@ -74,7 +79,8 @@ using namespace dovetail;
 
 int dovetail_match_sorted(const DovetailMatchSorted* args, DovetailStream stream) {
     return with_key(args->key_bytes, [&](auto key) {
-        match<decltype(key)><<<blocks_for(args->rows, TILE), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        using Key = decltype(key);
+        match<Key><<<blocks_for(args->rows, TILE<Key>), THREADS, 0, cudaStream_t(stream)>>>(*args);
         return launched();
     });
 }
