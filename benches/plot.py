@@ -6,7 +6,8 @@
 
 Each line of results names the axis of its suite's figure. A figure shows rows of both sides per second, as the papers
 do, with the floor of `dovetail bench` as a dashed line; that of the phases, the seconds of each part of a join, added
-up over streams, with which a floor cannot be compared; that of the memory, the most that each strategy took on the
+up over streams, with which a floor cannot be compared: a GPU's own, by its events, where all lines of a panel have
+them, and else the host's, which waits for the GPU; that of the memory, the most that each strategy took on the
 device, with the bytes of tables and result as a dashed line. Where a suite varies more than its axis, each combination
 has a panel.
 """
@@ -170,24 +171,41 @@ def draw_memory(panel: Axes, lines: list[Line], title: str) -> None:
     panel.set_ylabel("device memory, GiB")
 
 
+COLORS: dict[str, object] = {}
+
+
+def color_of(phase: str) -> object:
+    """The same in all panels of a figure."""
+    return COLORS.setdefault(phase, plt.get_cmap("tab20")(len(COLORS) % 20))
+
+
+def phases_of(lines: list[Line]) -> tuple[str, list[dict[str, float]]]:
+    """Whose seconds these are, and those of each phase, for each line."""
+    events = [line.get("device_seconds") for line in lines]
+    if all(events):
+        return "the GPU", [{name: sum(work.values()) for name, work in phases.items()} for phases in events]
+    return "the host", [line["phase_seconds"] for line in lines]
+
+
 def draw_phases(panel: Axes, lines: list[Line], title: str) -> None:
     """Seconds of each phase over the axis, a stack for each strategy."""
     axis = lines[0]["axis"]
     at = places(lines, axis["field"])
-    names = list(dict.fromkeys(name for line in lines for name in line["phase_seconds"]))
+    whose, phases = phases_of(lines)
     asked = [name for name in STRATEGIES if name != "auto" and any(line["asked"] == name for line in lines)]
     width = 0.8 / max(len(asked), 1)
-    for line in (line for line in lines if line["asked"] in asked):
+    for line, of_line in zip(lines, phases, strict=True):
+        if line["asked"] not in asked:
+            continue
         place = at[line[axis["field"]]] + width * (asked.index(line["asked"]) - (len(asked) - 1) / 2)
         bottom = 0.0
-        for name, seconds in line["phase_seconds"].items():
-            color = plt.get_cmap("tab20")(names.index(name) % 20)
-            panel.bar(place, seconds * 1e3, 0.9 * width, bottom=bottom, color=color)
+        for name, seconds in of_line.items():
+            panel.bar(place, seconds * 1e3, 0.9 * width, bottom=bottom, color=color_of(name))
             bottom += seconds * 1e3
-    for name in names:
-        panel.bar(0, 0, color=plt.get_cmap("tab20")(names.index(name) % 20), label=name)
+    for name in dict.fromkeys(name for of_line in phases for name in of_line):
+        panel.bar(0, 0, color=color_of(name), label=name)
     mark(panel, at, f"{axis['label']}\nbars: {', '.join(asked)}", title)
-    panel.set_ylabel("milliseconds")
+    panel.set_ylabel(f"milliseconds of {whose}")
 
 
 def draw_choices(panel: Axes, lines: list[Line], title: str) -> None:

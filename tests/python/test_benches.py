@@ -211,3 +211,25 @@ def test_plot_draws_the_floor_and_memory_beside_the_strategies(drawing: ModuleTy
     # Results of other programs that have none.
     shown, _ = drawn_lines(drawing, "draw_rates", [line | {"floor_seconds": None} for line in lines])
     assert "floor" not in shown
+
+
+def test_plot_draws_phases_by_the_events_of_a_gpu_where_all_lines_have_them(drawing: ModuleType) -> None:
+    events = {"copy in": {"copying": 0.25, "filling": 0.25}, "join": {"joining": 1.0}}
+    lines = [measured(rows, "hash", 1.0, phase_seconds={"join": 2.0}, device_seconds=events) for rows in (1, 2)]
+
+    def shown(lines: list[dict[str, object]]) -> tuple[str, dict[str, list[float]]]:
+        figure, panel = drawing.plt.subplots()
+        drawing.draw_phases(panel, lines, "")
+        colors = {bars.get_label(): bars.patches[0].get_facecolor() for bars in panel.containers}
+        heights: dict[str, list[float]] = {}
+        for name, color in colors.items():
+            drawn = [bar.get_height() for bars in panel.containers for bar in bars if bar.get_facecolor() == color]
+            if not name.startswith("_"):
+                heights[name] = [height for height in drawn if height > 0]
+        drawing.plt.close(figure)
+        return panel.get_ylabel(), heights
+
+    assert shown(lines) == ("milliseconds of the GPU", {"copy in": [500.0, 500.0], "join": [1000.0, 1000.0]})
+    # Those of one kind are not beside those of the other.
+    one_without = [lines[0], lines[1] | {"device_seconds": None}]
+    assert shown(one_without) == ("milliseconds of the host", {"join": [2000.0, 2000.0]})
