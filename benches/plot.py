@@ -171,12 +171,15 @@ def draw_memory(panel: Axes, lines: list[Line], title: str) -> None:
     panel.set_ylabel("device memory, GiB")
 
 
-COLORS: dict[str, object] = {}
+# In the order in which joins come to them, each with a color of its own. What has no name was done between two.
+PHASES = [
+    "pack keys", "filter", "copy in", "partition build", "partition probe", "check build order", "check probe order",
+    "sort build", "sort probe", "group build", "build table", "match", "join", "expand", "compare keys", "gather", "",
+]  # fmt: skip
 
 
 def color_of(phase: str) -> object:
-    """The same in all panels of a figure."""
-    return COLORS.setdefault(phase, plt.get_cmap("tab20")(len(COLORS) % 20))
+    return plt.get_cmap("tab20")(PHASES.index(phase) if phase in PHASES else len(PHASES))
 
 
 def phases_of(lines: list[Line]) -> tuple[str, list[dict[str, float]]]:
@@ -191,19 +194,18 @@ def draw_phases(panel: Axes, lines: list[Line], title: str) -> None:
     """Seconds of each phase over the axis, a stack for each strategy."""
     axis = lines[0]["axis"]
     at = places(lines, axis["field"])
+    lines = [line for line in lines if line["asked"] != "auto"]
     whose, phases = phases_of(lines)
-    asked = [name for name in STRATEGIES if name != "auto" and any(line["asked"] == name for line in lines)]
+    asked = [name for name in STRATEGIES if any(line["asked"] == name for line in lines)]
     width = 0.8 / max(len(asked), 1)
     for line, of_line in zip(lines, phases, strict=True):
-        if line["asked"] not in asked:
-            continue
         place = at[line[axis["field"]]] + width * (asked.index(line["asked"]) - (len(asked) - 1) / 2)
         bottom = 0.0
         for name, seconds in of_line.items():
             panel.bar(place, seconds * 1e3, 0.9 * width, bottom=bottom, color=color_of(name))
             bottom += seconds * 1e3
     for name in dict.fromkeys(name for of_line in phases for name in of_line):
-        panel.bar(0, 0, color=color_of(name), label=name)
+        panel.bar(0, 0, color=color_of(name), label=name or "between phases")
     mark(panel, at, f"{axis['label']}\nbars: {', '.join(asked)}", title)
     panel.set_ylabel(f"milliseconds of {whose}")
 

@@ -1,6 +1,6 @@
 //! How the kernels are compiled: by whatever nvcc there is, for every GPU that Dovetail knows, into one static library.
 //!
-//! `DOVETAIL_CUDA` says what happens without an nvcc: `auto` (the default) builds for the CPU only and says so, `require` fails,
+//! `DOVETAIL_CUDA` says what happens without an nvcc, or with one of CUDA before 13.0: `auto` (the default) builds for the CPU only and says so, `require` fails,
 //! and `off` does not look for one. `emulated` is for tests: the host's compiler compiles the kernels, and they run on the CPU
 //! (emulator/README.md). nvcc is what `NVCC` names, by its path or as `PATH` knows it; without that it is sought in
 //! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ARCHITECTURES: &str = "80,90,100,120";
+
+/// The first release of CUDA that the kernels are tested with. Earlier ones keep CUB elsewhere, and do not know all architectures.
+const RELEASE_MIN: (u32, u32) = (13, 0);
 
 /// Where the kernels of a build run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,6 +64,19 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
         println!("cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=no nvcc was found when it was made");
         return Ok(Kernels::None);
     };
+    let release = release_of(&nvcc)?;
+    if release < RELEASE_MIN {
+        let (found, least) = (words(release), words(RELEASE_MIN));
+        let why = format!("{} is of CUDA {found}, and the kernels need {least} or later", nvcc.display());
+        if mode == "require" {
+            return Err(format!("DOVETAIL_CUDA=require, but {why}").into());
+        }
+        println!("cargo::warning={why}: this build runs joins on the CPU only");
+        println!(
+            "cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=the nvcc that was found when it was made is of CUDA {found}"
+        );
+        return Ok(Kernels::None);
+    }
     let root = nvcc.parent().and_then(Path::parent).ok_or("nvcc lies in no toolkit")?.to_path_buf();
     compile(&nvcc, &root, out)?;
     println!("cargo::rustc-cfg=dovetail_cuda");
@@ -118,6 +134,20 @@ fn find_nvcc() -> Result<Option<PathBuf>, Box<dyn Error>> {
         }
     };
     Ok(nvcc.map(|nvcc| nvcc.canonicalize()).transpose()?)
+}
+
+/// Of which release of CUDA a compiler is, from a line such as `Cuda compilation tools, release 13.0, V13.0.48`.
+fn release_of(nvcc: &Path) -> Result<(u32, u32), Box<dyn Error>> {
+    let made = Command::new(nvcc).arg("--version").output().map_err(|error| format!("{}: {error}", nvcc.display()))?;
+    let said = String::from_utf8_lossy(&made.stdout).into_owned();
+    let release = said.split("release ").nth(1).and_then(|rest| rest.split([',', ' ', '\n']).next());
+    let parts = release.and_then(|release| release.split_once('.'));
+    let release = parts.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    release.ok_or_else(|| format!("{} --version tells no release of CUDA: {said:?}", nvcc.display()).into())
+}
+
+fn words((major, minor): (u32, u32)) -> String {
+    format!("{major}.{minor}")
 }
 
 /// Compiles unless the last build was of the same sources by the same compiler: this runs after every commit, and takes minutes.

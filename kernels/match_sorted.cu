@@ -10,9 +10,11 @@
 namespace dovetail {
 namespace {
 
-constexpr u32 THREADS = 256, STAGED_BYTES = 32 << 10;
+// What chose these: README.md.
+constexpr u32 THREADS = 256;
+constexpr u32 STAGED_BYTES = 32 << 10;
 
-// Rows of a thread: of keys of 16 bytes so few are staged that what twice as many rows can match would often be too many.
+// Rows of a thread. Of keys of 16 bytes 2048 are staged, and a tile of 2048 probe rows would often be bounded by more.
 template <typename Key>
 constexpr u32 PER_THREAD = sizeof(Key) == 16 ? 4 : 8;
 template <typename Key>

@@ -9,7 +9,8 @@
 namespace dovetail {
 namespace {
 
-// Rows of a thread that probes: random reads are slow one by one, and a block adds to the totals once for all of its rows.
+// Rows of a thread that probes: random reads are slow one by one, and a block adds to the totals once for all of its rows. More than four
+// take longer (README.md).
 constexpr u32 THREADS = 256, PROBES = 4;
 constexpr u64 EMPTY = ~0ull;
 

@@ -265,7 +265,7 @@ impl Arranged {
     /// The device's.
     pub(super) fn joined(&self, keys: Option<Keys>, carried: Vec<Column>, shop: &Workshop<'_>) -> Result<Self> {
         let mut joined = Self { order: Order::Joined { keys, carried }, to_rows: None, ..self.clone() };
-        joined.find_row_numbers(shop)?;
+        shop.monitor.phase("join", 0, || joined.find_row_numbers(shop))?;
         Ok(joined)
     }
 
