@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import sys
 import time
 
 import numpy as np
@@ -21,6 +22,9 @@ import dovetail
 from common import Dovetail, Recorder, median, metrics
 
 RUNNING = 'dovetail_jobs{state="running"}'
+
+# Joins that are complete before they are cancelled, one after the other, after which all would be.
+COMPLETE_MAX = 20
 
 
 def tables(rows: int, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -32,9 +36,8 @@ def tables(rows: int, seed: int) -> tuple[pa.Table, pa.Table]:
     return left, pa.table({"k": keys, "b": numbers, "text": pa.array(numbers).cast(pa.string())})
 
 
-def wait_until(is_so: bool, admin: str) -> None:
-    """Until a job runs, or none does."""
-    while (metrics(admin).get(RUNNING, 0.0) > 0) != is_so:
+def wait_until_none_runs(admin: str) -> None:
+    while metrics(admin).get(RUNNING, 0.0) > 0:
         time.sleep(0.001)
 
 
@@ -45,14 +48,15 @@ def cancelled(left: pa.Table, right: pa.Table, after: float, host_memory: str) -
         client.put("left", left)
         client.put("right", right)
         job = client.submit("left", "right", on="k")
-        wait_until(True, server.admin)
+        while job.status().state == "queued":
+            time.sleep(0.001)
         time.sleep(after)
         if job.status().state != "running":
             return None
         start = time.perf_counter()
         job.cancel()
         answered = time.perf_counter()
-        wait_until(False, server.admin)
+        wait_until_none_runs(server.admin)
         ended = time.perf_counter()
         with contextlib.suppress(dovetail.Error):
             job.wait()
@@ -76,8 +80,12 @@ def main() -> None:
     left, right = tables(options.rows, options.seed)
     times = random.Random(options.seed)
     runs: list[dict[str, float]] = []
+    complete = 0
     while len(runs) < options.repeat:
         run = cancelled(left, right, times.uniform(0.0, options.longest), options.host_memory)
+        complete = 0 if run else complete + 1
+        if complete == COMPLETE_MAX:
+            sys.exit(f"{complete} joins in a row were complete before they were cancelled; take more --rows")
         if run:
             runs.append(run)
             print(run, flush=True)

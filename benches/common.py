@@ -153,10 +153,12 @@ class Dovetail:
             )
         deadline = time.monotonic() + START_SECONDS
         while not ready.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            has_ended = self.process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
+                how = "ended" if has_ended else f"did not start within {START_SECONDS} s"
                 said = log.read_text(errors="replace")
                 self.stop()
-                raise RuntimeError(f"the server did not start within {START_SECONDS} s; it said:\n{said}")
+                raise SystemExit(f"the server {how}; it said:\n{said}")
             time.sleep(0.01)
         addresses = json.loads(ready.read_text())
         self.uri, self.admin, self.pid = f"grpc://{addresses['flight']}", addresses["admin"], self.process.pid

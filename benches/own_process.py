@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--rows-max", type=int, default=1 << 24, help="sizes with more rows are left out")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.rows_max < max(SIZES[0][:2]):
+        parser.error(f"--rows-max {options.rows_max} leaves out all sizes; the smallest has {max(SIZES[0][:2])} rows")
     recorder = Recorder("own_process")
     shared = {"devices": options.device, "host_memory": options.host_memory, "device_cache": "0"}
     with Dovetail(device_processes="off", **shared) as one, Dovetail(device_processes="on", **shared) as own:

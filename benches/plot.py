@@ -1,4 +1,4 @@
-"""Draws what `dovetail bench SUITE --out FILE` measured: one SVG for each suite in the file.
+"""Draws what `dovetail bench SUITE --out FILE` measured: three SVGs for each suite in the file, one for `choices`.
 
     pip install -r tests/python/requirements.txt
     dovetail bench wu-13 --out results.jsonl
@@ -68,7 +68,8 @@ def read(path: Path) -> dict[str, list[Line]]:
         except (ValueError, KeyError, TypeError) as error:
             sys.exit(f"{path}, line {number}, is not a result of `dovetail bench`: {error!r}")
         if "seconds" in line:
-            case = json.dumps([line.get(field) for field in [*FIELDS, *TOLD_APART]])
+            # Lines of earlier builds lack fields that came later: what is not there, and what is not so, is one case.
+            case = json.dumps([line.get(field) or None for field in [*FIELDS, *TOLD_APART]])
             suites[suite][case] = line
     return {suite: list(lines.values()) for suite, lines in suites.items()}
 
@@ -216,10 +217,10 @@ def draw_choices(panel: Axes, lines: list[Line], title: str) -> None:
     for line in lines:
         join = (line["seed"], bool(line.get("kept")))
         best[join] = min(best.get(join, float("inf")), line["seconds"])
-    for kept, fill in [(False, "full"), (True, "none")]:
+    for kept, fill, label in [(False, "full", "columns in host memory"), (True, "none", "columns on the device")]:
         chosen = [line for line in lines if line["asked"] == "auto" and bool(line.get("kept")) == kept]
         times = [line["seconds"] / best[line["seed"], kept] for line in chosen]
-        panel.plot([line["bytes_in"] for line in chosen], times, "o", color="C0", fillstyle=fill)
+        panel.plot([line["bytes_in"] for line in chosen], times, "o", color="C0", fillstyle=fill, label=label)
     panel.axhline(1.1, linewidth=0.8, linestyle="--", color="grey")
     panel.set_xscale("log", base=2)
     panel.set_xlabel(lines[0]["axis"]["label"])
@@ -249,7 +250,8 @@ def draw(suite: str, lines: list[Line], kind: str, path: Path) -> None:
     if isinstance(machine, dict) and machine["cpu"] not in where:
         where += f", {machine['cpu']}"
     about = textwrap.fill(f"{suite}: {lines[0]['about']}", 70 * columns)
-    figure.suptitle(f"{about}\n{where}, {lines[0]['version']}", fontsize=10)
+    versions = list(dict.fromkeys(str(line["version"]) for line in lines))
+    figure.suptitle(f"{about}\n{where}, {', '.join(versions)}", fontsize=10)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     print(path)
@@ -264,6 +266,8 @@ def main() -> None:
     if not options.results.is_file():
         sys.exit(f"{options.results} is no file; `dovetail bench SUITE --out {options.results}` writes one")
     suites = read(options.results)
+    if not suites:
+        sys.exit(f"{options.results} has no measurement of `dovetail bench`")
     wanted = [options.suite] if options.suite else list(suites)
     into = options.into or options.results.parent
     into.mkdir(parents=True, exist_ok=True)

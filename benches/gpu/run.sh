@@ -19,7 +19,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/record.sh"
 names=(micro radix_join cuco_join)
 usage() {
-    sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    # Standard output may be a file of results.
+    [[ $# == 0 ]] || echo "$1" >&2
+    sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
 }
 folder=$(mktemp -d)
@@ -30,14 +32,14 @@ find_nvcc() {
     [[ -n $nvcc || -z ${CUDA_HOME:-} || ! -x $CUDA_HOME/bin/nvcc ]] || nvcc=$CUDA_HOME/bin/nvcc
     [[ -n $nvcc ]] || nvcc=$(command -v nvcc || true)
     [[ -n $nvcc || ! -x /usr/local/cuda/bin/nvcc ]] || nvcc=/usr/local/cuda/bin/nvcc
-    [[ -n $nvcc ]] || { echo "no nvcc was found: set NVCC or CUDA_HOME, or BINARY to a program built elsewhere" >&2; return 1; }
-    command -v "$nvcc"
+    [[ -n $nvcc ]] || { echo "no nvcc was found: set NVCC or CUDA_HOME${1:+, or BINARY to a program built elsewhere}" >&2; return 1; }
+    command -v "$nvcc" || { echo "NVCC is $nvcc, and there is no such program" >&2; return 1; }
 }
 
 # compile NAME ARCHITECTURES PROGRAM
 compile() {
     local name=$1 architectures=${2//,/ } program=$3 options=() nvcc root architecture newest=0 libraries
-    nvcc=$(find_nvcc)
+    nvcc=$(find_nvcc "${may_be_built_elsewhere:-}")
     root=$(dirname "$(dirname "$(realpath "$nvcc")")")
     # The runtime is linked statically, by default; the wheels keep it in a folder that nvcc does not know.
     for libraries in "$root"/{lib64,lib,targets/x86_64-linux/lib,targets/sbsa-linux/lib}; do
@@ -73,7 +75,7 @@ compile() {
 if [[ ${1:-} == --build ]]; then
     [[ $# -ge 2 ]] || usage
     [[ $# == 2 ]] || names=("${@:3}")
-    for name in "${names[@]}"; do [[ -e $here/$name.cu ]] || { echo "there is no benchmark $name" >&2; usage; }; done
+    for name in "${names[@]}"; do [[ -e $here/$name.cu ]] || usage "there is no benchmark $name"; done
     build=$here/../../kernels/build.rs
     architectures=${DOVETAIL_CUDA_ARCHITECTURES:-$(sed -n 's/^const ARCHITECTURES: &str = "\([0-9,]*\)";$/\1/p' "$build")}
     [[ -n $architectures ]] || { echo "$build does not say what to compile for" >&2; exit 1; }
@@ -87,13 +89,18 @@ case $name in
     micro) small=(18) tools=(memcheck racecheck) ;;
     radix_join) small=(16 16) tools=(memcheck racecheck) ;;
     cuco_join) small=(16 16) tools=(memcheck) ;;
-    *) usage ;;
+    "" | -h | --help) usage ;;
+    *) usage "there is no benchmark $name" ;;
 esac
 shift
+may_be_built_elsewhere=yes
 if [[ -z ${BINARY:-} ]]; then
     BINARY=$folder/$name
-    here_is=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
-    compile "$name" "${DOVETAIL_CUDA_ARCHITECTURES:-$here_is}" "$BINARY"
+    if [[ -z ${DOVETAIL_CUDA_ARCHITECTURES:-} ]]; then
+        DOVETAIL_CUDA_ARCHITECTURES=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .) ||
+            { echo "nvidia-smi tells of no GPU here; DOVETAIL_CUDA_ARCHITECTURES says what to compile for" >&2; exit 1; }
+    fi
+    compile "$name" "$DOVETAIL_CUDA_ARCHITECTURES" "$BINARY"
 fi
 if [[ ${SANITIZE:-1} != 0 ]] && command -v compute-sanitizer >/dev/null; then
     for tool in "${tools[@]}"; do

@@ -213,6 +213,15 @@ def test_plot_draws_the_floor_and_memory_beside_the_strategies(drawing: ModuleTy
     assert "floor" not in shown
 
 
+def test_plot_takes_the_last_of_measurements_that_were_repeated(drawing: ModuleType, tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    first = measured(1_000_000, "hash", 2.0, suite="wu-13", nulls=0.0)
+    # A later build tells more of the same case.
+    again, kept = first | {"seconds": 1.0, "kept": False, "forced": None}, first | {"kept": True}
+    results.write_text("".join(json.dumps(line) + "\n" for line in (first, again, kept)))
+    assert drawing.read(results) == {"wu-13": [again, kept]}
+
+
 def test_plot_draws_phases_by_the_events_of_a_gpu_where_all_lines_have_them(drawing: ModuleType) -> None:
     events = {"copy in": {"copying": 0.25, "filling": 0.25}, "join": {"joining": 1.0}}
     lines = [measured(rows, "hash", 1.0, phase_seconds={"join": 2.0}, device_seconds=events) for rows in (1, 2)]
