@@ -24,7 +24,7 @@ from common import Dovetail, Recorder, median, metrics
 RUNNING = 'dovetail_jobs{state="running"}'
 
 # Joins that are complete before they are cancelled, one after the other, after which all would be.
-COMPLETE_MAX = 20
+COMPLETE_MAX = 10
 
 
 def tables(rows: int, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -84,6 +84,8 @@ def main() -> None:
     while len(runs) < options.repeat:
         run = cancelled(left, right, times.uniform(0.0, options.longest), options.host_memory)
         complete = 0 if run else complete + 1
+        if not run:
+            print("a join was complete before it was cancelled; once more", file=sys.stderr, flush=True)
         if complete == COMPLETE_MAX:
             sys.exit(f"{complete} joins in a row were complete before they were cancelled; take more --rows")
         if run:
