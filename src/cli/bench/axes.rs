@@ -268,7 +268,7 @@ pub fn parse_scale(text: &str) -> Result<f64, String> {
         Some((above, below)) => number(above).zip(number(below)).map(|(above, below)| above / below),
     };
     let sound = scale.filter(|scale| scale.is_finite() && *scale > 0.0 && *scale <= 16.0);
-    sound.ok_or_else(|| "write a fraction such as 1/16, or a number up to 16".into())
+    sound.ok_or_else(|| "write a fraction such as 1/16, or a number above 0 and up to 16".into())
 }
 
 /// A scale as a person would write it.

@@ -37,6 +37,15 @@ impl Case {
         }
     }
 
+    /// Bytes of its tables alone.
+    pub fn table_bytes(&self) -> u64 {
+        match self {
+            Self::Synthetic(workload) => workload.table_bytes(),
+            Self::Sequence(sequence) => sequence.table_bytes(),
+            Self::Tpc(join) => join.table_bytes(),
+        }
+    }
+
     /// What it is, without its sizes.
     pub fn label(&self) -> String {
         match self {

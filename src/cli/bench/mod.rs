@@ -169,6 +169,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         Some(scale) => scale,
         None => suite.fitting_scale(&args.axes, args.seed, bytes_max)?,
     };
+    tables_fit(&cases_of(suite, scale, args)?, machine.host_memory)?;
     // With all memory that there is: little of it would be measured in caches.
     let boundaries = Boundaries::measure(&*machine.open()?, machine.host_memory)?;
     if args.device_memory.is_none() {
@@ -181,6 +182,25 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     progress.finish();
     drop(device);
     run_suite(suite, scale, args, &on, true)
+}
+
+fn cases_of(suite: &Suite, scale: f64, args: &BenchArgs) -> Result<Vec<Case>> {
+    suite.cases(&args.axes, Size { scale, seed: args.seed, cases: args.cases.unwrap_or(CASES).into() })
+}
+
+/// Refuses tables for which there is no room before minutes go into making them.
+fn tables_fit(cases: &[Case], host_memory: u64) -> Result<()> {
+    let possible = cases.iter().filter(|case| case.impossible().is_none());
+    let Some(largest) = possible.max_by_key(|case| case.table_bytes()) else { return Ok(()) };
+    match largest.table_bytes() > host_memory {
+        false => Ok(()),
+        true => Err(Error::Exhausted(format!(
+            "the tables of {} take {}, and --host-memory is {}; a smaller --scale, or more memory, would do",
+            largest.label(),
+            human_bytes(largest.table_bytes()),
+            human_bytes(host_memory)
+        ))),
+    }
 }
 
 fn machine(args: &BenchArgs) -> Result<Machine> {
@@ -205,7 +225,7 @@ fn device_memory(suite: &Suite, scale: f64) -> Option<u64> {
 }
 
 fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_stdout: bool) -> Result<()> {
-    let cases = suite.cases(&args.axes, Size { scale, seed: args.seed, cases: args.cases.unwrap_or(CASES).into() })?;
+    let cases = cases_of(suite, scale, args)?;
     let strategies = strategies(suite, &args.strategies)?;
     let mut report = Report::begin(suite, scale, &cases, args.exhaustive, on, args.out.as_deref(), on_stdout)?;
     if on_stdout {

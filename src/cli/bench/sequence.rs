@@ -36,11 +36,17 @@ pub struct Sequence {
 impl Sequence {
     /// Bytes of the tables, and of all results.
     pub fn bytes(&self) -> u64 {
-        let joins = self.joins as u64;
-        let width = WIDTH as u64;
         // Each join takes a foreign key away and adds a payload.
-        let (fact, dimensions) = (self.fact_rows * (joins + 1) * width, joins * self.dimension_rows * 2 * width);
-        fact + dimensions + joins * self.fact_rows * (joins + 1) * width
+        self.table_bytes() + self.joins as u64 * self.fact_bytes()
+    }
+
+    /// Bytes of the tables.
+    pub fn table_bytes(&self) -> u64 {
+        self.fact_bytes() + self.joins as u64 * self.dimension_rows * 2 * WIDTH as u64
+    }
+
+    fn fact_bytes(&self) -> u64 {
+        self.fact_rows * (self.joins as u64 + 1) * WIDTH as u64
     }
 
     /// What it is, without its sizes.

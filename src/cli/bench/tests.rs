@@ -33,6 +33,19 @@ fn small(suite: &str, scale: f64, memory: u64) -> Measurable {
 }
 
 #[test]
+fn tables_that_find_no_room_are_refused_before_they_are_made() {
+    for suite in ["wu-13", "wu-16", "wu-17", "choices"] {
+        let cases = cases(suite, &[]);
+        let largest = cases.iter().map(Case::table_bytes).max().unwrap();
+        assert!(cases.iter().all(|case| case.table_bytes() > 0 && case.table_bytes() < case.bytes()), "{suite}");
+        tables_fit(&cases, largest).unwrap();
+        let refused = tables_fit(&cases, largest - 1).unwrap_err();
+        assert!(matches!(refused, Error::Exhausted(_)), "{refused:?}");
+        assert!(refused.message().contains("--host-memory"), "{refused}");
+    }
+}
+
+#[test]
 fn axes_multiply_and_the_command_line_replaces_them() {
     assert_eq!(cases("joins", &[]).len(), 6);
     let given = cases("joins", &["--rows", "10,20:50", "--ratio", "2,3", "--keys", "sparse", "--payloads", "0/2x8"]);

@@ -137,14 +137,22 @@ impl Relation {
 impl TpcJoin {
     /// Bytes of both tables and the result.
     pub fn bytes(&self) -> u64 {
-        let [build, probe] = self
-            .query
-            .columns()
-            .map(|columns| columns.iter().map(|is_key| if *is_key { self.key_bytes as u64 } else { 8 }).sum::<u64>());
+        let ([key, build, probe], [.., rows]) = (self.row_bytes(), self.query.rows());
+        self.table_bytes() + (rows as f64 * (key + build + probe) as f64 * self.scale) as u64
+    }
+
+    /// Bytes of both tables.
+    pub fn table_bytes(&self) -> u64 {
+        let ([key, build, probe], [build_rows, probe_rows, _]) = (self.row_bytes(), self.query.rows());
+        ((build_rows * (key + build) + probe_rows * (key + probe)) as f64 * self.scale) as u64
+    }
+
+    /// Bytes of a row: of its key, and of the other columns of each side.
+    fn row_bytes(&self) -> [u64; 3] {
         let key = self.key_bytes as u64;
-        let [build_rows, probe_rows, rows] = self.query.rows();
-        let bytes = build_rows * (key + build) + probe_rows * (key + probe) + rows * (key + build + probe);
-        (bytes as f64 * self.scale) as u64
+        let of = |columns: &[bool]| columns.iter().map(|is_key| if *is_key { key } else { 8 }).sum();
+        let [build, probe] = self.query.columns().map(of);
+        [key, build, probe]
     }
 
     /// What it is, without its sizes.

@@ -95,17 +95,27 @@ impl Workload {
 
     /// Bytes of both tables and of the result, as far as they are known beforehand.
     pub fn bytes(&self) -> u64 {
-        let key = match self.keys {
-            Keys::Text => 24.0,
-            _ => self.key_bytes as f64,
-        } * self.key_columns as f64;
-        let payload = |widths: Vec<usize>| widths.iter().sum::<usize>() as f64;
-        let build = payload(self.payloads.build.widths(self.key_bytes));
-        let probe = payload(self.payloads.probe.widths(self.key_bytes));
-        let (build_rows, probe_rows) = (self.build_rows as f64, self.probe_rows as f64);
+        let [key, build, probe] = self.row_bytes();
         let partners = self.copies.min(self.build_rows) as f64 * (1.0 - self.nulls);
-        let result_rows = probe_rows * (1.0 - self.nulls) * self.match_ratio * partners;
-        (build_rows * (key + build) + probe_rows * (key + probe) + result_rows * (key + build + probe)) as u64
+        let result_rows = self.probe_rows as f64 * (1.0 - self.nulls) * self.match_ratio * partners;
+        self.table_bytes() + (result_rows * (key + build + probe)) as u64
+    }
+
+    /// Bytes of both tables.
+    pub fn table_bytes(&self) -> u64 {
+        let [key, build, probe] = self.row_bytes();
+        (self.build_rows as f64 * (key + build) + self.probe_rows as f64 * (key + probe)) as u64
+    }
+
+    /// Bytes of a row: of its keys, and of the payload of each side.
+    fn row_bytes(&self) -> [f64; 3] {
+        let key = match self.keys {
+            Keys::Text => 24,
+            _ => self.key_bytes,
+        };
+        let payload = |widths: Vec<usize>| widths.iter().sum::<usize>() as f64;
+        let [build, probe] = [&self.payloads.build, &self.payloads.probe].map(|of| payload(of.widths(self.key_bytes)));
+        [(key * self.key_columns) as f64, build, probe]
     }
 
     /// What it is, without its sizes.
