@@ -83,14 +83,15 @@ def main() -> None:
     complete = 0
     while len(runs) < options.repeat:
         run = cancelled(left, right, times.uniform(0.0, options.longest), options.host_memory)
-        complete = 0 if run else complete + 1
-        if not run:
-            print("a join was complete before it was cancelled; once more", file=sys.stderr, flush=True)
-        if complete == COMPLETE_MAX:
-            sys.exit(f"{complete} joins in a row were complete before they were cancelled; take more --rows")
         if run:
+            complete = 0
             runs.append(run)
             print(run, flush=True)
+            continue
+        complete += 1
+        print("a join was complete before it was cancelled", file=sys.stderr, flush=True)
+        if complete == COMPLETE_MAX:
+            sys.exit(f"{complete} joins in a row were; take more --rows")
     ended = [run["ended_seconds"] for run in runs]
     recorder = Recorder("cancel")
     recorder.write(

@@ -1,7 +1,7 @@
 //! How the kernels are compiled: by whatever nvcc there is, for every GPU that Dovetail knows, into one static library.
 //!
-//! `DOVETAIL_CUDA` says what happens without an nvcc, or with one of CUDA before 13.0: `auto` (the default) builds for the CPU only and says so, `require` fails,
-//! and `off` does not look for one. `emulated` is for tests: the host's compiler compiles the kernels, and they run on the CPU
+//! `DOVETAIL_CUDA` says what happens without an nvcc, or with one of CUDA before 13.0: `auto` (the default) builds for the CPU only
+//! and says so, `require` fails, and `off` does not look for one. `emulated` is for tests: the host's compiler compiles the kernels, and they run on the CPU
 //! (emulator/README.md). nvcc is what `NVCC` names, by its path or as `PATH` knows it; without that it is sought in
 //! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
 //! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as

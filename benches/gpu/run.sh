@@ -32,14 +32,14 @@ find_nvcc() {
     [[ -n $nvcc || -z ${CUDA_HOME:-} || ! -x $CUDA_HOME/bin/nvcc ]] || nvcc=$CUDA_HOME/bin/nvcc
     [[ -n $nvcc ]] || nvcc=$(command -v nvcc || true)
     [[ -n $nvcc || ! -x /usr/local/cuda/bin/nvcc ]] || nvcc=/usr/local/cuda/bin/nvcc
-    [[ -n $nvcc ]] || { echo "no nvcc was found: set NVCC or CUDA_HOME${1:+, or BINARY to a program built elsewhere}" >&2; return 1; }
+    [[ -n $nvcc ]] || { echo "no nvcc was found: set NVCC or CUDA_HOME, or BINARY to run a program that was built elsewhere" >&2; return 1; }
     command -v "$nvcc" || { echo "NVCC is $nvcc, and there is no such program" >&2; return 1; }
 }
 
 # compile NAME ARCHITECTURES PROGRAM
 compile() {
     local name=$1 architectures=${2//,/ } program=$3 options=() nvcc root architecture newest=0 libraries
-    nvcc=$(find_nvcc "${may_be_built_elsewhere:-}")
+    nvcc=$(find_nvcc)
     root=$(dirname "$(dirname "$(realpath "$nvcc")")")
     # The runtime is linked statically, by default; the wheels keep it in a folder that nvcc does not know.
     for libraries in "$root"/{lib64,lib,targets/x86_64-linux/lib,targets/sbsa-linux/lib}; do
@@ -93,7 +93,6 @@ case $name in
     *) usage "there is no benchmark $name" ;;
 esac
 shift
-may_be_built_elsewhere=yes
 if [[ -z ${BINARY:-} ]]; then
     BINARY=$folder/$name
     if [[ -z ${DOVETAIL_CUDA_ARCHITECTURES:-} ]]; then
