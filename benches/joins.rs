@@ -48,6 +48,9 @@ struct Options {
     /// Payload columns of each side
     #[arg(long, default_value_t = 1)]
     payloads: usize,
+    /// Payload is drawn from so many bits, 30 at the most for columns of 4 bytes: of fewer than a column has, it may cross a link narrowed
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=62))]
+    payload_bits: u32,
     /// Probe keys are drawn from so many times as many keys as the build side has: one probe row in N finds a match
     #[arg(long, default_value_t = 1)]
     match_every: usize,
@@ -79,6 +82,9 @@ struct Options {
     /// Whether columns of the build side come in after the probe side [default: as the planner chooses]
     #[arg(long)]
     build_columns_last: Option<bool>,
+    /// Columns cross the link as they are, whatever would be faster
+    #[arg(long)]
+    as_they_are: bool,
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
@@ -148,6 +154,7 @@ fn microseconds(seconds: f64) -> f64 {
 
 fn main() {
     let options = Options::parse();
+    assert!(options.width > 4 || options.payload_bits <= 30, "--payload-bits {}: 30 at the most", options.payload_bits);
     let mut rng = StdRng::seed_from_u64(20_261_121);
     let scatter = |key: i64| match (options.sparse, options.width) {
         (false, _) => key,
@@ -160,8 +167,9 @@ fn main() {
     let mut build_keys: Vec<i64> = (0..options.build as i64).map(|at| every * (at - heavy_rows).max(0)).collect();
     build_keys.shuffle(&mut rng);
     let distinct_keys = (options.build as i64 - heavy_rows).max(1);
-    let payloads =
-        |rng: &mut StdRng, rows: usize| -> Vec<i64> { (0..rows).map(|_| rng.random_range(0..1 << 30)).collect() };
+    let payloads = |rng: &mut StdRng, rows: usize| -> Vec<i64> {
+        (0..rows).map(|_| rng.random_range(0..1 << options.payload_bits)).collect()
+    };
     let build_payload = payloads(&mut rng, options.build);
     let probe_keys: Vec<i64> = (0..options.probe).map(|_| rng.random_range(0..every * distinct_keys)).collect();
     let probe_payload = payloads(&mut rng, options.probe);
@@ -169,7 +177,7 @@ fn main() {
     let mut of_key = vec![(0usize, 0i64); distinct_keys as usize];
     for (&key, &payload) in build_keys.iter().zip(&build_payload) {
         let of_key = &mut of_key[(key / every) as usize];
-        *of_key = (of_key.0 + 1, of_key.1 + payload);
+        *of_key = (of_key.0 + 1, of_key.1.wrapping_add(payload));
     }
     let mut expected_rows = 0;
     let mut expected = Sums { keys: 0, products: vec![0; options.payloads] };
@@ -178,7 +186,7 @@ fn main() {
         expected_rows += rows;
         expected.keys = expected.keys.wrapping_add(scatter(key).wrapping_mul(rows as i64));
         for (at, products) in (0..).zip(&mut expected.products) {
-            let product = (payload + at).wrapping_mul(sum + at * rows as i64);
+            let product = (payload + at).wrapping_mul(sum.wrapping_add(at * rows as i64));
             *products = products.wrapping_add(product);
         }
     }
@@ -218,7 +226,11 @@ fn main() {
         true => Strategy::ALL.map(Some).to_vec(),
         false => options.strategy.iter().map(strategy).collect(),
     };
-    let target = Target::of(device, planner::calibrate(device));
+    let mut rates = planner::calibrate(device);
+    if options.as_they_are {
+        rates.copy_in_narrowed = 0.0;
+    }
+    let target = Target::of(device, rates);
     let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
@@ -257,12 +269,13 @@ fn main() {
         }
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (median, phases) = &runs[runs.len() / 2];
+        let narrowed_bytes: u64 = phases.iter().map(|phase| phase.narrowed_bytes).sum();
         let phases: serde_json::Map<_, _> =
             phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
-            "width": options.width, "sparse": options.sparse, "payloads": options.payloads,
+            "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowed_bytes": narrowed_bytes,
             "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,

@@ -9,14 +9,16 @@
 //! `gb_per_second` compares with the memory's own rate: on the CPU that of the case `copy_out`, which on a GPU crosses the link. Cases are
 //! written against the [`Device`] trait, and hold for every kind of device.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::buffer::{BooleanBuffer, Buffer};
 use clap::Parser;
 use dovetail::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceId, KeyEncoding, KeyField, KeyWidth, Keys, Matches, PARTS_MAX,
-    PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which, Width, open_device,
-    parse_device,
+    BitSlice, CancelFlag, Carry, Column, ColumnRows, Device, DeviceId, FrameOfReference, KeyEncoding, KeyField,
+    KeyWidth, Keys, Matches, PARTS_MAX, PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream,
+    Unmatched, Which, Width, open_device, parse_device,
 };
 use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
@@ -161,6 +163,22 @@ impl Bench<'_> {
         let rows = self.options.rows;
         let parts: Vec<Buffer> = (0..4).map(|_| Buffer::from_vec(vec![1u32; rows / 4])).collect();
         self.case("copy_in", rows, 4, 8 * rows, || self.device.copy_in(&parts, &self.stream).unwrap());
+        // From pinned memory, as they are and as offsets of fewer bytes.
+        let frame = |offset_bits: u32| FrameOfReference::of(Width::W8, 0, (1 << offset_bits) - 1);
+        let mut numbers = self.arena.allocate(8 * rows, "numbers").unwrap();
+        bytemuck::cast_slice_mut::<u8, u64>(&mut numbers).iter_mut().zip(0..).for_each(|(to, at)| *to = at % 200);
+        let numbers = [numbers.freeze()];
+        for (name, frame) in [("copy_in_pinned", None)].into_iter().chain([
+            ("copy_in_narrowed_4", frame(32)),
+            ("copy_in_narrowed_2", frame(16)),
+            ("copy_in_narrowed_1", frame(8)),
+        ]) {
+            let table: Arc<dyn Any + Send + Sync> = Arc::new(0);
+            let of_rows = ColumnRows { table: Arc::downgrade(&table), column: 0, rows: 0..rows as u64 };
+            let copy = || self.device.copy_in_column(&of_rows, &numbers, frame.as_ref(), &self.stream).unwrap();
+            self.case(name, rows, 8, 16 * rows, copy);
+        }
+        drop(numbers);
         let bits = BooleanBuffer::collect_bool(rows, |row| row % 3 == 0).into_inner();
         let slices = [
             BitSlice::Bits { buffer: bits.clone(), offset: 3, len: rows / 2 },

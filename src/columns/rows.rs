@@ -1,6 +1,7 @@
 //! Consecutive rows of one side of a join, as they lie in host memory, and their way to a device.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -9,7 +10,7 @@ use arrow::datatypes::{DataType, SchemaRef};
 
 use super::types::any_part;
 use crate::Result;
-use crate::device::{BitSlice, Column, ColumnRows, Device, Stream, Width};
+use crate::device::{BitSlice, Column, ColumnRows, Device, FrameOfReference, Stream, Width};
 
 /// Consecutive rows of a table: slices of its batches. Row numbers count from the first of these rows.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Rows {
     rows: usize,
     /// The table that they are of, and the first of them.
     origin: Option<(Weak<dyn Any + Send + Sync>, u64)>,
+    /// Of columns that may cross a link as offsets.
+    frames: Option<Arc<BTreeMap<usize, FrameOfReference>>>,
 }
 
 impl Rows {
@@ -40,13 +43,20 @@ impl Rows {
         }
         let rows = slices.iter().map(RecordBatch::num_rows).sum();
         assert_eq!(rows, wanted, "rows {range:?} of {batch_start}");
-        Self { schema: schema.clone(), batches: slices, rows, origin: None }
+        Self { schema: schema.clone(), batches: slices, rows, origin: None, frames: None }
     }
 
     /// The same, known as rows of that table from row `start` on, so that a device recognizes them.
     #[must_use]
     pub fn of_table(mut self, table: Weak<dyn Any + Send + Sync>, start: u64) -> Self {
         self.origin = Some((table, start));
+        self
+    }
+
+    /// The same, with frames of reference of columns, in which all of their values lie.
+    #[must_use]
+    pub fn framed(mut self, frames: Arc<BTreeMap<usize, FrameOfReference>>) -> Self {
+        self.frames = Some(frames);
         self
     }
 
@@ -118,7 +128,9 @@ impl Rows {
         let data = match &self.origin {
             Some((table, start)) => {
                 let rows = *start..start + self.rows as u64;
-                device.copy_in_column(&ColumnRows { table: table.clone(), column: index, rows }, &parts, stream)?
+                let rows = ColumnRows { table: table.clone(), column: index, rows };
+                let frame = self.frames.as_ref().and_then(|frames| frames.get(&index));
+                device.copy_in_column(&rows, &parts, frame, stream)?
             }
             None => device.copy_in(&parts, stream)?,
         };

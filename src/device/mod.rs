@@ -56,9 +56,9 @@ pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,
-    DeviceMemory, Event, Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth,
-    Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits,
-    Runs, Sorted, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
+    DeviceMemory, Event, Filter, FrameOfReference, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding,
+    KeyField, KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
+    ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};
@@ -167,8 +167,14 @@ pub trait Device: Send + Sync + Debug {
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
 
     /// As [`Device::copy_in`], for the values of those rows: a device that keeps columns may have them already. What it answers is
-    /// read only.
-    fn copy_in_column(&self, _rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+    /// read only. `frame`: values that are not null lie in it, and may cross a link as their offsets; the device has the values all the same.
+    fn copy_in_column(
+        &self,
+        _rows: &ColumnRows,
+        parts: &[Buffer],
+        _frame: Option<&FrameOfReference>,
+        stream: &Stream,
+    ) -> Result<DeviceBuffer> {
         self.copy_in(parts, stream)
     }
 

@@ -104,7 +104,7 @@ pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
 pub type DeviceBuffer = Arc<dyn DeviceMemory>;
 
 /// Bytes per value of a fixed-width column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Width {
     /// 8 bits.
     W1,
@@ -144,6 +144,27 @@ impl Width {
             Self::W16 => 16,
             Self::W32 => 32,
         }
+    }
+}
+
+/// How integers cross a link in fewer bytes than they take: each as its offset from a base (frame of reference).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameOfReference {
+    /// Bytes per value.
+    pub width: Width,
+    /// No value is less.
+    pub base: i128,
+    /// Bytes per offset, fewer than a value has.
+    pub offset_width: Width,
+}
+
+impl FrameOfReference {
+    /// That of integers of that width none of which lies outside a range; `None` where their offsets would take as many bytes.
+    pub fn of(width: Width, min: i128, max: i128) -> Option<Self> {
+        let bits = 128 - (max.wrapping_sub(min) as u128).leading_zeros() as usize;
+        let fits = |offset: &Width| 8 * offset.bytes() >= bits && offset.bytes() < width.bytes();
+        let offset_width = [Width::W1, Width::W2, Width::W4, Width::W8].into_iter().find(fits)?;
+        (width != Width::W32 && min <= max).then_some(Self { width, base: min, offset_width })
     }
 }
 
@@ -629,6 +650,35 @@ pub struct Stream {
 pub struct SparedBytes {
     kept: AtomicU64,
     in_place: AtomicU64,
+    narrowed: AtomicU64,
+}
+
+/// What [`SparedBytes`] have come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spared {
+    /// Bytes that the device had kept.
+    pub kept: u64,
+    /// Bytes that it reads where they lie.
+    pub in_place: u64,
+    /// Bytes by which what crossed the link was narrower than the values.
+    pub narrowed: u64,
+}
+
+impl Spared {
+    /// All of them.
+    pub fn bytes(&self) -> u64 {
+        self.kept + self.in_place + self.narrowed
+    }
+
+    /// What came since `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            kept: self.kept - before.kept,
+            in_place: self.in_place - before.in_place,
+            narrowed: self.narrowed - before.narrowed,
+        }
+    }
 }
 
 impl SparedBytes {
@@ -642,9 +692,19 @@ impl SparedBytes {
         self.in_place.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that the device had kept, and those that it reads where they lie, so far.
-    pub fn so_far(&self) -> (u64, u64) {
-        (self.kept.load(Ordering::Relaxed), self.in_place.load(Ordering::Relaxed))
+    /// Says that values crossed the link in so many bytes less than they take.
+    #[cfg(dovetail_cuda)]
+    pub(super) fn add_narrowed(&self, bytes: u64) {
+        self.narrowed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// What has been spared so far.
+    pub fn so_far(&self) -> Spared {
+        Spared {
+            kept: self.kept.load(Ordering::Relaxed),
+            in_place: self.in_place.load(Ordering::Relaxed),
+            narrowed: self.narrowed.load(Ordering::Relaxed),
+        }
     }
 }
 

@@ -119,8 +119,12 @@ pub(super) fn arrange(
     let row_count = rows.len();
     let key_bytes = (row_count * layout.width().bytes()) as u64;
     let pack = || {
-        monitor.phase("pack keys", 2 * key_bytes, || {
-            layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
+        monitor.counted_phase("pack keys", |moved| {
+            moved.bytes = 2 * key_bytes;
+            let before = stream.spared.so_far();
+            let packed = layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream);
+            moved.narrowed_bytes = stream.spared.so_far().since(before).narrowed;
+            packed
         })
     };
     let (mut keys, key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
@@ -370,13 +374,13 @@ fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, sho
 /// Copies a column in as it lies.
 pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
     shop.monitor.counted_phase("copy in", |moved| {
-        let (kept_before, in_place_before) = stream.spared.so_far();
+        let before = stream.spared.so_far();
         let copied = rows.copy_in(column, shop.device, stream)?;
-        let (kept_after, in_place_after) = stream.spared.so_far();
-        let (kept, in_place) = (kept_after - kept_before, in_place_after - in_place_before);
-        moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(kept + in_place);
-        moved.kept_bytes += kept;
-        moved.in_place_bytes += in_place;
+        let spared = stream.spared.so_far().since(before);
+        moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(spared.bytes());
+        moved.kept_bytes += spared.kept;
+        moved.in_place_bytes += spared.in_place;
+        moved.narrowed_bytes += spared.narrowed;
         Ok(copied)
     })
 }

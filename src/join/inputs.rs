@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{Side, Task};
 use crate::catalog::Table;
 use crate::columns::{Movable, Role, Rows, movable};
+use crate::device::FrameOfReference;
 use crate::{Error, Result};
 
 /// One side of a join, by the role that it has.
@@ -24,6 +25,8 @@ pub(super) struct SideInput {
     pub(super) shares: bool,
     /// Those of them that are to move with the keys.
     pub(super) carried: BTreeSet<usize>,
+    /// Of columns that may cross a link as offsets.
+    frames: Arc<BTreeMap<usize, FrameOfReference>>,
     /// How devices move the columns of the result; without an entry, a column is gathered on the host.
     movable: BTreeMap<usize, Movable>,
 }
@@ -45,6 +48,7 @@ impl SideInput {
             output_columns: of_task.output_columns.clone(),
             shares: of_task.shares,
             carried: of_task.carried.clone(),
+            frames: Arc::new(of_task.frames.clone()),
             movable,
         }
     }
@@ -53,7 +57,8 @@ impl SideInput {
     pub(super) fn rows(&self, range: Range<u64>) -> Rows {
         let table: Arc<dyn Any + Send + Sync> = self.table.clone();
         let start = range.start;
-        Rows::of(&self.table.schema, &self.table.batches, range).of_table(Arc::downgrade(&table), start)
+        let rows = Rows::of(&self.table.schema, &self.table.batches, range);
+        rows.of_table(Arc::downgrade(&table), start).framed(self.frames.clone())
     }
 
     /// How devices move a column of the result, or `None`.

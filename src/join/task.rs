@@ -3,7 +3,7 @@
 //! Whoever plans a join makes a task of it. A task is right whatever it expects: expectations choose sizes and steps of
 //! progress, and no row depends on them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -13,7 +13,7 @@ use super::{JoinKind, Side};
 use crate::Result;
 use crate::catalog::Table;
 use crate::columns::KeyFacts;
-use crate::device::RadixBits;
+use crate::device::{FrameOfReference, RadixBits};
 
 /// A join that is ready to run on one device. `T` stands for a table: the table itself, or the number by which another process knows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -111,6 +111,8 @@ pub struct TaskSide<T = Arc<Table>> {
     /// Those of them that move with the keys when rows are arranged (gather from transformed relation, GFTR). The others
     /// are gathered by row number (GFUR), and so is a column that cannot move, should it be among these.
     pub carried: BTreeSet<usize>,
+    /// Columns whose values cross a link as offsets, where a device has a way to do so, by the range that they lie in.
+    pub frames: BTreeMap<usize, FrameOfReference>,
 }
 
 impl<T> TaskSide<T> {
@@ -122,6 +124,7 @@ impl<T> TaskSide<T> {
             output_columns: self.output_columns,
             shares: self.shares,
             carried: self.carried,
+            frames: self.frames,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Measuring a device: each primitive on small data, once.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,8 +13,8 @@ use super::rates::{FAR_BYTES, HOST_ROWS_MAX, NEAR_BYTES};
 use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
-    CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits,
-    Stream, Unmatched, Wanted, Width,
+    CancelFlag, Carry, Column, ColumnRows, Device, DeviceKind, FrameOfReference, KeyWidth, Keys, PackedKeys,
+    PartitionMatches, Positions, RadixBits, Stream, Unmatched, Wanted, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -22,6 +23,10 @@ const GPU_ROWS_MAX: usize = 1 << 22;
 
 /// Fewer rows than these measure the cost of a call, not a rate.
 const ROWS_MIN: usize = 1 << 10;
+
+/// So many times as many rows are narrowed on their way to a device: threads have to wake up for them, which takes as long as a few hundred
+/// thousand.
+const NARROWED_TIMES: usize = 4;
 
 /// Rows of a call that has next to nothing to do, and how often it is repeated.
 const CALL_ROWS: usize = 64;
@@ -97,7 +102,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let (_, table_rows, spread_rows) = sizes(device);
     let mut rates = Rates::defaults(device.id().kind, device.info().parallelism);
     let stream = device.stream(CancelFlag::new())?;
-    let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 256 << 20));
+    let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 512 << 20));
     arena.pin_by(device.pin());
     // Tables lie in an arena, and copies of its memory may be quicker than those of any other.
     let in_arena = |values: Buffer| -> Result<Buffer> {
@@ -136,6 +141,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let halves = parts(row_count)?;
     let (copied, seconds) = bench.time(|| device.copy_in(&halves, &stream))?;
     rates.copy_in = host.len() as f64 / seconds;
+    rates.copy_in_narrowed = copy_in_narrowed(&bench, &arena, NARROWED_TIMES * row_count)?;
     let (_, seconds) = bench.time(|| device.copy_out(&copied, host.len(), &arena, &stream))?;
     rates.copy_out = host.len() as f64 / seconds;
 
@@ -358,6 +364,23 @@ impl Bench<'_> {
             outcome
         })
     }
+}
+
+/// Bytes per second of values that a device takes as offsets, zero where it takes them as they are.
+fn copy_in_narrowed(bench: &Bench<'_>, arena: &Arena, rows: usize) -> Result<f64> {
+    let frame = FrameOfReference::of(Width::W8, 0, rows as i128);
+    let mut values = arena.allocate(8 * rows, "calibration")?;
+    values.copy_from_slice(&ascending_keys(rows));
+    let values = [values.freeze()];
+    let before = bench.stream.spared.so_far();
+    let (_, seconds) = bench.time(|| {
+        // Rows of no table, so that nobody keeps them.
+        let table: Arc<dyn Any + Send + Sync> = Arc::new(0);
+        let rows = ColumnRows { table: Arc::downgrade(&table), column: 0, rows: 0..rows as u64 };
+        bench.device.copy_in_column(&rows, &values, frame.as_ref(), bench.stream)
+    })?;
+    let is_narrowed = bench.stream.spared.so_far().since(before).narrowed > 0;
+    Ok(if is_narrowed { values[0].len() as f64 / seconds } else { 0.0 })
 }
 
 /// As few bits as give partitions of a size that the device likes, but enough for a pass to be one.

@@ -125,6 +125,8 @@ pub struct ExplainedPhase {
     pub kept_bytes: Option<u64>,
     /// Bytes that did not have to be copied, because the device reads them where they lie. `None`: it has not run.
     pub in_place_bytes: Option<u64>,
+    /// Bytes by which what crossed the link was narrower than the values. `None`: it has not run.
+    pub narrowed_bytes: Option<u64>,
     /// What the bytes cross: `device memory`, or the way between host and device.
     pub boundary: &'static str,
     /// The measured rate of that boundary, in bytes per second: no phase can be faster.
@@ -236,6 +238,7 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Ra
             measured_bytes_per_second: rate.map(|phase| phase.bytes as f64 / phase.seconds),
             kept_bytes: found.map(|phase| phase.kept_bytes),
             in_place_bytes: found.map(|phase| phase.in_place_bytes),
+            narrowed_bytes: found.map(|phase| phase.narrowed_bytes),
             boundary,
             boundary_bytes_per_second,
         }
@@ -400,7 +403,8 @@ impl fmt::Display for Explanation {
             };
             let kept = spared(phase.kept_bytes, "kept on the device");
             let in_place = spared(phase.in_place_bytes, "read where they lie");
-            let told: Vec<String> = [achieved, kept, in_place].into_iter().flatten().collect();
+            let narrowed = spared(phase.narrowed_bytes, "spared by narrower integers");
+            let told: Vec<String> = [achieved, kept, in_place, narrowed].into_iter().flatten().collect();
             let achieved = if told.is_empty() { "-".into() } else { told.join("; ") };
             writeln!(
                 f,

@@ -214,7 +214,7 @@ fn longest(a: &ColumnStatistics, b: &ColumnStatistics) -> Option<usize> {
     usize::try_from(a.max_value_bytes?.max(b.max_value_bytes?)).ok()
 }
 
-fn integers(statistics: &ColumnStatistics) -> Option<(i128, i128)> {
+pub(super) fn integers(statistics: &ColumnStatistics) -> Option<(i128, i128)> {
     match (&statistics.min, &statistics.max) {
         (Some(Value::Integer(min)), Some(Value::Integer(max))) => Some((*min, *max)),
         _ => None,

@@ -23,6 +23,7 @@ mod estimate;
 mod explain;
 mod filter;
 mod forced;
+mod frames;
 mod inputs;
 mod kept_rates;
 mod plan;

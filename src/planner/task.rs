@@ -48,10 +48,13 @@ impl Plan {
 
     fn task_side(&self, side: Side) -> TaskSide {
         let output_columns = self.join.output_columns(side, self.build_side);
+        let key_columns: Vec<usize> = self.join.keys.iter().map(|key| key.column(side)).collect();
+        let columns = output_columns.iter().chain(&key_columns).copied();
         TaskSide {
             side,
             table: self.join.table(side).clone(),
-            key_columns: self.join.keys.iter().map(|key| key.column(side)).collect(),
+            frames: self.target.rates.frames_of(self.join.table(side), columns),
+            key_columns,
             shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),
             output_columns,

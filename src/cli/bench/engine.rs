@@ -415,6 +415,7 @@ fn merge(all: &mut Vec<PhaseRecord>, more: Vec<PhaseRecord>) {
                 known.bytes += phase.bytes;
                 known.kept_bytes += phase.kept_bytes;
                 known.in_place_bytes += phase.in_place_bytes;
+                known.narrowed_bytes += phase.narrowed_bytes;
             }
             None => all.push(phase),
         }

@@ -4,7 +4,8 @@
 //!   mod.rs         the device itself; hands each call to the file named for it
 //!   driver.rs      context, streams, events, and what errors mean        buffer.rs   charged memory
 //!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches and fills
-//!   transfer.rs    host memory in and out                                keys.rs     packing, sorting
+//!   transfer.rs    host memory in and out                                narrow.rs   integers that come in as offsets
+//!   keys.rs        packing, sorting
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
 //!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
@@ -27,6 +28,7 @@ mod gather;
 mod join_partitions;
 mod keys;
 mod matching;
+mod narrow;
 mod observe;
 mod partition;
 mod positions;
@@ -43,14 +45,16 @@ use std::sync::{Arc, OnceLock, Weak};
 use arrow::buffer::Buffer;
 
 use self::driver::{Gpu, Mark, Queue};
+use self::narrow::Narrower;
 use self::positions::KnownPairs;
 use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceId, DeviceInfo,
-    DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs,
-    PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which, WorkTime,
+    DeviceKind, Event, Filter, FrameOfReference, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches,
+    PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted,
+    Which, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -83,6 +87,8 @@ pub struct CudaDevice {
     stream_threads: Arc<Crews>,
     /// Shared by the views of all jobs.
     kept: Arc<OnceLock<Kept>>,
+    /// As well.
+    narrower: Arc<Narrower>,
 }
 
 /// Columns that stay from join to join.
@@ -106,7 +112,7 @@ impl CudaDevice {
 
     /// The same with an observer by its name.
     fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
-        let gpu = Gpu::open(index, observer)?;
+        let gpu = Arc::new(Gpu::open(index, observer)?);
         let info = DeviceInfo {
             name: gpu.name()?,
             unit: gpu.unit(),
@@ -129,7 +135,8 @@ impl CudaDevice {
         Ok(Self {
             id,
             memory: budget(gpu.free_bytes()?),
-            gpu: Arc::new(gpu),
+            narrower: Arc::new(Narrower::new(gpu.clone(), threads, info.streams)),
+            gpu,
             threads: Crews::new(id, threads).crew()?,
             stream_threads: Crews::of_streams(id, info.streams),
             info,
@@ -214,8 +221,9 @@ impl Device for CudaDevice {
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
-        let stream_threads = self.stream_threads.clone();
-        Ok(Arc::new(Self { id: self.id, info: self.info.clone(), memory, gpu, threads, stream_threads, kept }))
+        let (stream_threads, narrower) = (self.stream_threads.clone(), self.narrower.clone());
+        let info = self.info.clone();
+        Ok(Arc::new(Self { id: self.id, info, memory, gpu, threads, stream_threads, kept, narrower }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
@@ -252,7 +260,23 @@ impl Device for CudaDevice {
         transfer::copy_in(&self.work(stream)?, parts)
     }
 
-    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+    fn copy_in_column(
+        &self,
+        rows: &ColumnRows,
+        parts: &[Buffer],
+        frame: Option<&FrameOfReference>,
+        stream: &Stream,
+    ) -> Result<DeviceBuffer> {
+        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
+        let from_host = |work: &Work<'_>| {
+            let Some(frame) = frame else { return transfer::copy_in(work, parts) };
+            let (buffer, is_narrowed) = transfer::copy_in_narrowed(work, parts, frame, &self.narrower)?;
+            if is_narrowed {
+                let [width, offset_width] = [frame.width, frame.offset_width].map(|width| width.bytes() as u64);
+                stream.spared.add_narrowed(bytes / width * (width - offset_width));
+            }
+            Ok(buffer)
+        };
         let copy = |from: CopyFrom<'_>| {
             let work = self.work(stream)?;
             let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
@@ -260,14 +284,13 @@ impl Device for CudaDevice {
                 None => copy(&work),
             };
             match from {
-                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
+                CopyFrom::Host(memory) => charged(memory, &from_host),
                 CopyFrom::Kept(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
             }
         };
         let Some(kept) = self.kept.get() else { return copy(CopyFrom::Host(None)) };
         stream.cancel.check()?;
         let stays = |buffer: &DeviceBuffer| buffer::cuda(buffer).hand_over(&kept.queue, None);
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
         kept.cache.copy_in(rows, bytes, self, stream, copy, stays)
     }
 

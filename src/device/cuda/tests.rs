@@ -1,6 +1,7 @@
 //! The GPU's primitives against the host device's, on the same data made to hurt. Where there is no GPU they pass without
 //! having tested anything, and say so; `DOVETAIL_TEST_DEVICE=cuda` makes that a failure.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
@@ -19,9 +20,9 @@ use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys,
-    Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched,
-    Wanted, Which, Width,
+    BitSlice, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, FrameOfReference, JoinedRows, KeyEncoding,
+    KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits,
+    Stream, Table, Unmatched, Wanted, Which, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -273,6 +274,129 @@ fn bytes_and_bits_go_in_and_come_back() {
         assert_eq!((&gpu.0, &gpu.2), (&parts.concat(), &gpu.0));
         assert_eq!(gpu, host);
     }
+}
+
+/// Values of that width in `parts` parts, some of them empty, as they lie in a frame; what a null hides may lie outside.
+fn framed_parts(
+    frame: &FrameOfReference,
+    values: usize,
+    parts: usize,
+    strays: bool,
+    random: &mut StdRng,
+) -> (Vec<u8>, Vec<Buffer>) {
+    let width = frame.width.bytes();
+    let largest = u64::MAX >> (64 - 8 * frame.offset_width.bytes());
+    let mut bytes = vec![0u128; (values * width).div_ceil(16)];
+    let all: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut bytes)[..values * width];
+    for (at, to) in all.chunks_exact_mut(width).enumerate() {
+        let offset = match at % 5 {
+            0 => 0,
+            1 => largest,
+            _ => random.random::<u64>() & largest,
+        };
+        let value = if strays { random.random() } else { frame.base.wrapping_add(i128::from(offset)) };
+        to.copy_from_slice(&value.to_le_bytes()[..width]);
+    }
+    let all = all.to_vec();
+    let whole = Buffer::from_vec(bytes);
+    let mut cuts: Vec<usize> = (1..parts).map(|_| random.random_range(0..=values)).chain([0, values]).collect();
+    cuts.sort_unstable();
+    let part = |cut: &[usize]| whole.slice_with_length(cut[0] * width, (cut[1] - cut[0]) * width);
+    (all, cuts.windows(2).map(part).collect())
+}
+
+fn copy_in_framed(side: &Side, parts: &[Buffer], frame: &FrameOfReference) -> crate::Result<DeviceBuffer> {
+    let table: Arc<dyn Any + Send + Sync> = Arc::new(0);
+    let rows = ColumnRows { table: Arc::downgrade(&table), column: 0, rows: 0..1 };
+    side.device.copy_in_column(&rows, parts, Some(frame), &side.stream)
+}
+
+#[test]
+fn columns_come_in_as_offsets_and_are_what_they_were() {
+    let Some(gpu) = gpu_with(8 << 30) else { return };
+    let mut random = random(231);
+    let ranges = [(Width::W2, 0, 255), (Width::W4, -7, 248), (Width::W4, -40_000, 25_535), (Width::W8, 3, 200)];
+    let ranges = ranges.into_iter().chain([
+        (Width::W8, i128::from(i64::MIN), i128::from(i64::MIN) + 60_000),
+        (Width::W8, i128::from(u64::MAX) - 0xffff_ffff, u64::MAX.into()),
+        (Width::W16, -100, 100),
+        (Width::W16, i128::MIN, i128::MIN + 0xffff),
+        (Width::W16, i128::MAX - 0xffff_ffff, i128::MAX),
+        (Width::W16, -(1 << 70), -(1 << 70) + i128::from(u64::MAX)),
+    ]);
+    for (width, min, max) in ranges {
+        let frame = FrameOfReference::of(width, min, max).unwrap();
+        // One piece that is not full, pieces that go round several times, and parts that end within tasks and pieces.
+        for (values, parts) in [(40_000, 1), (100_003, 1), (500_000, 7), (300_001, 40)] {
+            let story = format!("{values} values in {parts} parts, {frame:?}");
+            let (all, parts) = framed_parts(&frame, values, parts, false, &mut random);
+            let before = gpu.stream.spared.so_far();
+            let column = copy_in_framed(&gpu, &parts, &frame).unwrap();
+            let spared = gpu.stream.spared.so_far().since(before);
+            assert_eq!(spared.narrowed, (values * (width.bytes() - frame.offset_width.bytes())) as u64, "{story}");
+            assert!(gpu.get::<u8>(&column, all.len()) == all, "{story}");
+        }
+        // Whatever lies outside of the frame is under a null, and disturbs nobody.
+        let (_, parts) = framed_parts(&frame, 100_000, 3, true, &mut random);
+        copy_in_framed(&gpu, &parts, &frame).unwrap();
+    }
+    gpu.device.synchronize(&gpu.stream).unwrap();
+    assert_eq!(gpu.device.memory().used_bytes(), 0);
+}
+
+#[test]
+fn what_is_small_or_in_tiny_or_misplaced_pieces_comes_in_as_it_is() {
+    let Some(gpu) = gpu_with(8 << 30) else { return };
+    let mut random = random(232);
+    let frame = FrameOfReference::of(Width::W8, 0, 1000).unwrap();
+    let (_, lying_well) = framed_parts(&frame, 100_000, 1, false, &mut random);
+    let misplaced = Buffer::from_vec([vec![0; 3], lying_well[0].to_vec()].concat()).slice(3);
+    let tiny = (0..10_000).map(|at| lying_well[0].slice_with_length(at * 80, 80)).collect();
+    for parts in [vec![lying_well[0].slice_with_length(0, 8000)], tiny, vec![misplaced], Vec::new()] {
+        let column = copy_in_framed(&gpu, &parts, &frame).unwrap();
+        let all: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
+        assert!(gpu.get::<u8>(&column, all.len()) == all);
+    }
+    assert_eq!(gpu.stream.spared.so_far().narrowed, 0);
+}
+
+/// Several streams share slots and threads; one is stopped, and one waits for nothing before it and its device are dropped.
+#[test]
+fn streams_that_narrow_at_once_do_not_wait_for_each_other_for_ever() {
+    let Some(gpu) = gpu_with(8 << 30) else { return };
+    let frame = FrameOfReference::of(Width::W8, -5, 60_000).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (device, arena) = (gpu.device.clone(), gpu.arena.clone());
+            scope.spawn(move || {
+                let mut random = random(233 + thread);
+                let cancel = CancelFlag::new();
+                let stream = device.stream(cancel.clone()).unwrap();
+                let side = Side { device, stream, arena, _among_others: None };
+                for round in 0..8 {
+                    let (all, parts) = framed_parts(&frame, 150_000, 5, false, &mut random);
+                    if thread == 0 && round == 3 {
+                        cancel.raise();
+                        let stopped = copy_in_framed(&side, &parts, &frame);
+                        assert!(matches!(stopped, Err(Error::Cancelled(_))), "{stopped:?}");
+                        return;
+                    }
+                    let column = copy_in_framed(&side, &parts, &frame).unwrap();
+                    if thread % 2 == 0 {
+                        drop(parts);
+                    }
+                    if round % 3 > 0 {
+                        assert!(side.get::<u8>(&column, all.len()) == all, "stream {thread}, column {round}");
+                    }
+                }
+            });
+        }
+    });
+    let (_, parts) = framed_parts(&frame, 400_000, 2, false, &mut random(240));
+    let column = copy_in_framed(&gpu, &parts, &frame).unwrap();
+    let Side { device, stream, arena, _among_others } = gpu;
+    drop((parts, device));
+    drop((column, stream, arena));
 }
 
 #[test]

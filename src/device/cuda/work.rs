@@ -23,7 +23,7 @@ pub(super) const FILL: &str = "filling memory";
 
 /// What is copied in at once of a large buffer: the link carries copies of 16 MiB and more at its full rate (`link` in
 /// `benches/results/gpu_micro.jsonl`). Tests have small buffers.
-const PIECE_BYTES: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
+pub(super) const PIECE_BYTES: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
 
 /// A primitive under way.
 pub(super) struct Work<'a> {
@@ -31,6 +31,25 @@ pub(super) struct Work<'a> {
     pub(super) stream: &'a CudaStream,
     pub(super) queue: &'a Arc<Queue>,
     pub(super) cancel: &'a CancelFlag,
+}
+
+/// A buffer that is being copied in, of which it will be known what is there when, if it is large.
+pub(super) struct Arriving<'a> {
+    queue: &'a Arc<Queue>,
+    bytes: usize,
+    is_marked: bool,
+    pub(super) arrivals: Vec<Arrival>,
+}
+
+impl Arriving<'_> {
+    /// Says that all before `end` has been queued.
+    pub(super) fn reached(&mut self, end: usize) -> Result<()> {
+        let marked = self.arrivals.last().map_or(0, |arrival| arrival.end);
+        if self.is_marked && (end - marked >= PIECE_BYTES || end == self.bytes) {
+            self.arrivals.push(Arrival { end, there: Mark::record(self.queue)? });
+        }
+        Ok(())
+    }
 }
 
 impl Work<'_> {
@@ -104,10 +123,9 @@ impl Work<'_> {
     pub(super) fn copy_from_host(&self, parts: &[Buffer], purpose: &'static str) -> Result<CudaBuffer> {
         let buffer = self.buffer(parts.iter().map(Buffer::len).sum(), purpose)?;
         let _watched = self.watch(purpose, buffer.size());
-        let is_marked = buffer.size() >= 2 * PIECE_BYTES;
-        let (mut end, mut arrivals) = (0, Vec::new());
+        let (mut end, mut arriving) = (0, self.arriving(buffer.size()));
         for part in parts.iter().filter(|part| !part.is_empty()) {
-            let pieces = if is_marked { part.len().div_ceil(PIECE_BYTES) } else { 1 };
+            let pieces = if arriving.is_marked { part.len().div_ceil(PIECE_BYTES) } else { 1 };
             let piece_bytes = part.len().div_ceil(pieces);
             for start in (0..part.len()).step_by(piece_bytes) {
                 self.cancel.check()?;
@@ -115,14 +133,16 @@ impl Work<'_> {
                 let bytes = piece.len();
                 self.copy_part(piece, &buffer, end, purpose)?;
                 end += bytes;
-                let marked = arrivals.last().map_or(0, |arrival: &Arrival| arrival.end);
-                if is_marked && (end - marked >= PIECE_BYTES || end == buffer.size()) {
-                    arrivals.push(Arrival { end, there: Mark::record(self.queue)? });
-                }
+                arriving.reached(end)?;
             }
         }
-        buffer.arrives(arrivals);
+        buffer.arrives(arriving.arrivals);
         Ok(buffer)
+    }
+
+    /// For a buffer of that size that is about to be copied in from its beginning to its end.
+    pub(super) fn arriving(&self, bytes: usize) -> Arriving<'_> {
+        Arriving { queue: self.queue, bytes, is_marked: bytes >= 2 * PIECE_BYTES, arrivals: Vec::new() }
     }
 
     /// Queues a copy of host memory to a buffer, from `offset` on. The queue keeps it until it was read.

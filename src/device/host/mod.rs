@@ -68,8 +68,9 @@ use super::crew::{Crew, Crews};
 use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
-    DeviceInfo, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
-    Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which,
+    DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
+    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched,
+    Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -300,7 +301,13 @@ impl Device for HostDevice {
         self.copy_in_to(&self.pool, parts, stream)
     }
 
-    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
+    fn copy_in_column(
+        &self,
+        rows: &ColumnRows,
+        parts: &[Buffer],
+        _frame: Option<&FrameOfReference>,
+        stream: &Stream,
+    ) -> Result<DeviceBuffer> {
         let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
         let charged = |memory: Option<&Budget>| match memory {
             Some(memory) => self.pool.charged_to(memory.clone()),

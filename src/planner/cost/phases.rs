@@ -173,6 +173,9 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
 /// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
 const ARRIVING_BYTES: f64 = (64 << 20) as f64;
 
+/// Columns that a device narrows have so many bytes at the least (`BYTES_MIN` of `device/cuda/narrow.rs`).
+const NARROWED_BYTES: f64 = (4 << 20) as f64;
+
 /// The most probe rows that one worker of a device goes through by itself, of one partition, in build rows that a partition should
 /// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
 const SHARED_OUT_ROWS: f64 = 16.0;
@@ -281,9 +284,10 @@ impl Model<'_> {
         let copied = key_columns.iter().map(|key| {
             let column = key.column(input.side);
             let width = fixed_width(self.join.table(input.side).schema.field(column).data_type());
-            width.map_or(0.0, |width| width.bytes() as f64) * self.copied_rows(role, column, chunks)
+            let bytes = width.map_or(0.0, |width| width.bytes() as f64) * self.copied_rows(role, column, chunks);
+            self.copy_seconds(role, column, bytes, chunks)
         });
-        let copy_in = self.copy_seconds(input, copied.sum());
+        let copy_in = copied.sum();
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
         let step = Step::new("pack keys", role, source + packed, work).by_morsels_of(input.rows);
@@ -299,11 +303,12 @@ impl Model<'_> {
         let is_shared = role == Role::Probe && self.is_probe_shared();
         let columns = || input.columns.iter().filter(|column| !column.came_as_key && !is_shared);
         let bytes_of = |column: &FixedColumn| column.bytes * self.copied_rows(role, column.index, chunks);
-        let mut bytes = columns().map(bytes_of).sum();
-        let beside = columns().filter(|column| !column.carried).map(bytes_of).sum();
+        let seconds_of = |column: &FixedColumn| self.copy_seconds(role, column.index, bytes_of(column), chunks);
+        let mut bytes: f64 = columns().map(bytes_of).sum();
         let copied = columns().count() as f64;
         let mut calls = self.copy_calls(input, copied);
-        let (copy_in, beside) = (self.copy_seconds(input, bytes), self.copy_seconds(input, beside));
+        let copy_in = columns().map(seconds_of).sum();
+        let beside = columns().filter(|column| !column.carried).map(seconds_of).sum();
         let mut work = 0.0;
         // Rows that take no part are left out of columns before these are carried.
         if self.strategy != Strategy::Hash && self.arranged(role) < input.rows {
@@ -324,9 +329,15 @@ impl Model<'_> {
         input.rows * (1.0 - self.target.kept_share(self.join.table(input.side), column, at_once))
     }
 
-    /// What lies in one piece is not copied by a device that reads host memory.
-    fn copy_seconds(&self, input: &Input, bytes: f64) -> f64 {
-        if self.is_read_in_place(input) { 0.0 } else { bytes / self.rates.copy_in }
+    /// Of so many bytes of a column. What lies in one piece is not copied by a device that reads host memory.
+    fn copy_seconds(&self, role: Role, column: usize, bytes: f64, chunks: Chunks) -> f64 {
+        let input = self.inputs.of(role);
+        if self.is_read_in_place(input) {
+            return 0.0;
+        }
+        let is_worth_it = bytes >= NARROWED_BYTES * self.times(role, chunks);
+        let frame = self.rates.frame_of(self.join.table(input.side), column).filter(|_| is_worth_it);
+        frame.map_or(bytes / self.rates.copy_in, |frame| self.rates.narrowed_seconds(&frame, bytes))
     }
 
     fn copy_calls(&self, input: &Input, columns: f64) -> f64 {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Weak;
 
 use super::*;
-use crate::device::ColumnRows;
+use crate::device::{ColumnRows, FrameOfReference, Width};
 use crate::join::PhaseRecord;
 
 #[test]
@@ -273,6 +273,34 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
 }
 
 #[test]
+fn integers_of_a_small_range_cross_the_link_in_fewer_bytes_where_that_is_faster() {
+    let wide = |rows: u64, max: i128| TableSpec { key: DataType::Int64, range: (1, max), ..sparse(rows, 1) };
+    let planned = |max: i128, narrowed: f64| {
+        let join = bound(&wide(1 << 24, max), &wide(1 << 24, max), JoinKind::Inner);
+        let mut target = two_pass(a100());
+        (target.rates.copy_in, target.rates.copy_in_narrowed) = (50e9, narrowed);
+        let plan = plan_on(join, Some(Strategy::SortMerge), &target).unwrap();
+        let task = plan.task().unwrap();
+        (task.build.frames.into_iter().chain(task.probe.frames).collect::<Vec<_>>(), plan.seconds)
+    };
+    let (none, as_they_are) = planned(1 << 30, 0.0);
+    assert!(none.is_empty());
+    // Payload of four bytes without statistics crosses as it is.
+    let (framed, narrowed) = planned(1 << 30, 90e9);
+    let frame = FrameOfReference { width: Width::W8, base: 1, offset_width: Width::W4 };
+    assert_eq!(framed, [(0, frame); 2]);
+    let saved = 2.0 * 8.0 * f64::from(1u32 << 24) * (1.0 / 50e9 - 1.0 / 90e9);
+    assert!((as_they_are - narrowed - saved).abs() < 1e-6, "{as_they_are} - {narrowed} - {saved}");
+    // However fast the CPU is, the link carries half of the bytes.
+    let (_, narrowed) = planned(1 << 30, 1e15);
+    let saved = 2.0 * 8.0 * f64::from(1u32 << 24) * (0.5 / 50e9);
+    assert!((as_they_are - narrowed - saved).abs() < 1e-6, "{as_they_are} - {narrowed} - {saved}");
+    // Not where it gains next to nothing, nor where all bytes are needed.
+    assert_eq!(planned(1 << 30, 54e9), (Vec::new(), as_they_are));
+    assert_eq!(planned(1 << 33, 90e9), (Vec::new(), as_they_are));
+}
+
+#[test]
 fn what_a_device_has_kept_is_not_copied_again() {
     let join = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     let seconds = |copy_in: f64, kept: &[ColumnRows]| {
@@ -360,6 +388,7 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
         bytes,
         kept_bytes,
         in_place_bytes,
+        narrowed_bytes: 0,
     };
     let phases = vec![
         phase("copy in", 0.0, 0, 3 << 20, 5 << 20),

@@ -89,6 +89,7 @@ fn a100() -> Target {
     let sort_seconds = unclustered / 1.23 - clustered;
     let pair_bytes = 2.0 * 8.0 + 4.0;
     let rates = Rates {
+        copy_in_narrowed: 0.0,
         copy_in: 1e15,
         copy_out: 1e15,
         reads_host_memory: false,

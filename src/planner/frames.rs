@@ -1,0 +1,66 @@
+//! Which columns cross the link as offsets from a base, in fewer bytes than their values take (frame of reference): integers whose range is
+//! known to need no more, where the CPU narrows them faster than the link carries them as they are.
+
+use std::collections::BTreeMap;
+
+use super::Rates;
+use super::inputs::integers;
+use crate::catalog::Table;
+use crate::columns::fixed_width;
+use crate::device::FrameOfReference;
+
+/// How many times as fast as plain copies narrowed ones have to be: the CPU has other work as well.
+const WORTH: f64 = 1.15;
+
+impl Rates {
+    /// Whether narrowing columns is faster than copying them as they are.
+    fn narrows(&self) -> bool {
+        self.copy_in_narrowed > WORTH * self.copy_in
+    }
+
+    /// The frame in which a column crosses the link; `None`: as it is.
+    pub(super) fn frame_of(&self, table: &Table, column: usize) -> Option<FrameOfReference> {
+        if !self.narrows() {
+            return None;
+        }
+        let width = fixed_width(table.schema.field(column).data_type())?;
+        let (min, max) = integers(table.statistics.get(column)?)?;
+        FrameOfReference::of(width, min, max)
+    }
+
+    /// The same of several.
+    pub(super) fn frames_of(
+        &self,
+        table: &Table,
+        columns: impl IntoIterator<Item = usize>,
+    ) -> BTreeMap<usize, FrameOfReference> {
+        columns.into_iter().filter_map(|column| Some((column, self.frame_of(table, column)?))).collect()
+    }
+
+    /// Seconds in which so many bytes of values cross the link as offsets: what takes longer of narrowing them and of the link.
+    pub(super) fn narrowed_seconds(&self, frame: &FrameOfReference, bytes: f64) -> f64 {
+        let share = frame.offset_width.bytes() as f64 / frame.width.bytes() as f64;
+        (bytes / self.copy_in_narrowed).max(share * bytes / self.copy_in)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Width;
+
+    #[test]
+    fn offsets_are_as_narrow_as_the_range_allows() {
+        let frame = |width, min: i128, max: i128| FrameOfReference::of(width, min, max).map(|frame| frame.offset_width);
+        assert_eq!(frame(Width::W8, 7, 7), Some(Width::W1));
+        assert_eq!(frame(Width::W8, -1, 254), Some(Width::W1));
+        assert_eq!(frame(Width::W8, -1, 255), Some(Width::W2));
+        assert_eq!(frame(Width::W8, -1, (1 << 32) - 2), Some(Width::W4));
+        assert_eq!(frame(Width::W8, -1, (1 << 32) - 1), None, "eight bytes again");
+        assert_eq!(frame(Width::W8, i64::MIN.into(), i64::MAX.into()), None);
+        assert_eq!(frame(Width::W4, 0, 65_536), None);
+        assert_eq!(frame(Width::W16, 0, u64::MAX.into()), Some(Width::W8));
+        assert_eq!(frame(Width::W16, i128::MIN, i128::MAX), None);
+        assert_eq!((frame(Width::W1, 0, 0), frame(Width::W32, 0, 0), frame(Width::W8, 1, 0)), (None, None, None));
+    }
+}
