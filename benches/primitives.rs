@@ -9,16 +9,14 @@
 //! `gb_per_second` compares with the memory's own rate: on the CPU that of the case `copy_out`, which on a GPU crosses the link. Cases are
 //! written against the [`Device`] trait, and hold for every kind of device.
 
-use std::any::Any;
-use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::buffer::{BooleanBuffer, Buffer};
 use clap::Parser;
 use dovetail::device::{
-    BitSlice, CancelFlag, Carry, Column, ColumnRows, Device, DeviceId, FrameOfReference, KeyEncoding, KeyField,
-    KeyWidth, Keys, Matches, PARTS_MAX, PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream,
-    Unmatched, Which, Width, open_device, parse_device,
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceId, FrameOfReference, KeyEncoding, KeyField, KeyWidth, Keys,
+    Matches, PARTS_MAX, PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which,
+    Width, open_device, parse_device,
 };
 use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
@@ -173,10 +171,11 @@ impl Bench<'_> {
             ("copy_in_narrowed_2", frame(16)),
             ("copy_in_narrowed_1", frame(8)),
         ]) {
-            let table: Arc<dyn Any + Send + Sync> = Arc::new(0);
-            let of_rows = ColumnRows { table: Arc::downgrade(&table), column: 0, rows: 0..rows as u64 };
-            let copy = || self.device.copy_in_column(&of_rows, &numbers, frame.as_ref(), &self.stream).unwrap();
-            self.case(name, rows, 8, 16 * rows, copy);
+            let copied = || match &frame {
+                Some(frame) => self.device.copy_in_framed(&numbers, frame, &self.stream),
+                None => self.device.copy_in(&numbers, &self.stream),
+            };
+            self.case(name, rows, 8, 16 * rows, || copied().unwrap());
         }
         drop(numbers);
         let bits = BooleanBuffer::collect_bool(rows, |row| row % 3 == 0).into_inner();

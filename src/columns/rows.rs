@@ -125,14 +125,15 @@ impl Rows {
             data.buffers()[0].slice_with_length(data.offset() * width.bytes(), data.len() * width.bytes())
         };
         let parts: Vec<_> = self.column(index).map(part).collect();
-        let data = match &self.origin {
-            Some((table, start)) => {
+        let frame = self.frames.as_ref().and_then(|frames| frames.get(&index));
+        let data = match (&self.origin, frame) {
+            (Some((table, start)), _) => {
                 let rows = *start..start + self.rows as u64;
                 let rows = ColumnRows { table: table.clone(), column: index, rows };
-                let frame = self.frames.as_ref().and_then(|frames| frames.get(&index));
                 device.copy_in_column(&rows, &parts, frame, stream)?
             }
-            None => device.copy_in(&parts, stream)?,
+            (None, Some(frame)) => device.copy_in_framed(&parts, frame, stream)?,
+            (None, None) => device.copy_in(&parts, stream)?,
         };
         let validity = match self.has_nulls(index) {
             true => Some(device.copy_in_bits(&self.validity(index), stream)?),

@@ -166,8 +166,14 @@ pub trait Device: Send + Sync + Debug {
     /// host device takes a single part as it is, without copying.
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
 
-    /// As [`Device::copy_in`], for the values of those rows: a device that keeps columns may have them already. What it answers is
-    /// read only. `frame`: values that are not null lie in it, and may cross a link as their offsets; the device has the values all the same.
+    /// As [`Device::copy_in`], of values that lie in a frame of reference, unless they are null: they may cross a link as their offsets, and
+    /// the device has the values all the same.
+    fn copy_in_framed(&self, parts: &[Buffer], _frame: &FrameOfReference, stream: &Stream) -> Result<DeviceBuffer> {
+        self.copy_in(parts, stream)
+    }
+
+    /// As [`Device::copy_in`], or in a frame as [`Device::copy_in_framed`], for the values of those rows: a device that keeps columns may have
+    /// them already. What it answers is read only.
     fn copy_in_column(
         &self,
         _rows: &ColumnRows,

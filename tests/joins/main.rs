@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
-use arrow::buffer::Buffer;
+use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
+use arrow::buffer::{Buffer, NullBuffer};
 use arrow::datatypes::Int64Type;
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
@@ -413,6 +413,50 @@ fn counts_go_beyond_32_bits() {
             let counted = bench.join(JoinSpec { count: true, ..spec(1, how, strategy) }).unwrap();
             assert_eq!(counted[0].column(0).as_primitive::<Int64Type>().value(0), rows, "{how} by {strategy}");
         }
+    }
+}
+
+/// Keys and payload of 8 bytes whose ranges need two and four, with nulls over values that are outside of them.
+#[test]
+fn integers_that_cross_the_link_narrowed_are_what_they_were() {
+    const ROWS: usize = 600_000;
+    let mut rng = StdRng::seed_from_u64(seed() ^ 15);
+    let bench = Bench::new(2, 256 << 20);
+    let side = |rng: &mut StdRng, payload: &str| {
+        let mut keys: Vec<i64> = (0..ROWS as i64).map(|row| row % 50_000 - 70_000).collect();
+        keys.shuffle(rng);
+        let values: Vec<i64> = keys.iter().map(|key| key * 3).collect();
+        let hidden = NullBuffer::from_iter((0..ROWS).map(|row| row % 7 != 3));
+        let values = values.iter().zip(&hidden).map(|(&value, is_there)| if is_there { value } else { i64::MAX });
+        let values = Int64Array::new(values.collect(), Some(hidden));
+        let columns: [(&str, ArrayRef); 2] = [("k0", Arc::new(Int64Array::from(keys))), (payload, Arc::new(values))];
+        RecordBatch::try_from_iter(columns).unwrap()
+    };
+    bench.put("l", &[side(&mut rng, "a")]);
+    bench.put("r", &[side(&mut rng, "b")]);
+    for strategy in Strategy::ALL {
+        let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
+        let mut plan = planner::plan(bound, Some(strategy)).unwrap();
+        plan.target.rates.copy_in_narrowed = f64::MAX;
+        let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
+        join::run(&plan.task().unwrap(), &*bench.device, bench.catalog.arena(), &sink, &monitor).unwrap();
+        let mut rows = 0;
+        for batch in sink.batches.into_inner() {
+            let column = |name: &str| batch.column_by_name(name).unwrap().as_primitive::<Int64Type>();
+            let (keys, a, b) = (column("k0"), column("a"), column("b"));
+            assert!(keys.values().iter().all(|key| (-70_000..-20_000).contains(key)), "{strategy}");
+            for values in [a, b] {
+                let is_right = |row: usize| values.is_null(row) || values.value(row) == 3 * keys.value(row);
+                assert!((0..batch.num_rows()).all(is_right), "{strategy}");
+            }
+            rows += batch.num_rows();
+        }
+        assert_eq!(rows, ROWS * ROWS / 50_000, "{strategy}");
+        // Where there is a link, and the size is no matter, keys cross in two bytes of eight, and payload in four.
+        let is_narrowed = std::env::var("DOVETAIL_TEST_NARROWED_BYTES").is_ok() && bench.device.info().streams > 3;
+        let narrowed: u64 = monitor.phases().iter().map(|phase| phase.narrowed_bytes).sum();
+        let expected = if is_narrowed { (2 * 6 + 2 * 4) * ROWS as u64 } else { 0 };
+        assert!(narrowed == expected || !is_narrowed, "{strategy}: {narrowed} bytes in the place of {expected}");
     }
 }
 

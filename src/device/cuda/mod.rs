@@ -144,6 +144,22 @@ impl CudaDevice {
         })
     }
 
+    /// Copies values in as offsets, where that is of use.
+    fn copy_in_frame(
+        &self,
+        work: &Work<'_>,
+        parts: &[Buffer],
+        frame: &FrameOfReference,
+        stream: &Stream,
+    ) -> Result<DeviceBuffer> {
+        let (buffer, is_narrowed) = transfer::copy_in_narrowed(work, parts, frame, &self.narrower)?;
+        if is_narrowed {
+            let [width, offset_width] = [frame.width, frame.offset_width].map(|width| width.bytes() as u64);
+            stream.spared.add_narrowed(bytes_of(parts) / width * (width - offset_width));
+        }
+        Ok(buffer)
+    }
+
     /// Starts a primitive, unless its job was stopped.
     fn work<'a>(&'a self, stream: &'a Stream) -> Result<Work<'a>> {
         stream.cancel.check()?;
@@ -151,6 +167,10 @@ impl CudaDevice {
         let own = cuda_stream(stream);
         Ok(Work { memory: &self.memory, stream: own, queue: &own.queue, cancel: &stream.cancel })
     }
+}
+
+fn bytes_of(parts: &[Buffer]) -> u64 {
+    parts.iter().map(Buffer::len).sum::<usize>() as u64
 }
 
 /// A stream and what is remembered from call to call.
@@ -260,6 +280,10 @@ impl Device for CudaDevice {
         transfer::copy_in(&self.work(stream)?, parts)
     }
 
+    fn copy_in_framed(&self, parts: &[Buffer], frame: &FrameOfReference, stream: &Stream) -> Result<DeviceBuffer> {
+        self.copy_in_frame(&self.work(stream)?, parts, frame, stream)
+    }
+
     fn copy_in_column(
         &self,
         rows: &ColumnRows,
@@ -267,15 +291,10 @@ impl Device for CudaDevice {
         frame: Option<&FrameOfReference>,
         stream: &Stream,
     ) -> Result<DeviceBuffer> {
-        let bytes = parts.iter().map(Buffer::len).sum::<usize>() as u64;
-        let from_host = |work: &Work<'_>| {
-            let Some(frame) = frame else { return transfer::copy_in(work, parts) };
-            let (buffer, is_narrowed) = transfer::copy_in_narrowed(work, parts, frame, &self.narrower)?;
-            if is_narrowed {
-                let [width, offset_width] = [frame.width, frame.offset_width].map(|width| width.bytes() as u64);
-                stream.spared.add_narrowed(bytes / width * (width - offset_width));
-            }
-            Ok(buffer)
+        let bytes = bytes_of(parts);
+        let from_host = |work: &Work<'_>| match frame {
+            Some(frame) => self.copy_in_frame(work, parts, frame, stream),
+            None => transfer::copy_in(work, parts),
         };
         let copy = |from: CopyFrom<'_>| {
             let work = self.work(stream)?;

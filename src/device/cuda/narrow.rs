@@ -77,13 +77,15 @@ pub(super) struct Narrower {
 }
 
 impl Narrower {
-    /// With as many of so many CPU threads as are left by a join's streams, whose threads ask the GPU again and again whether it is done:
-    /// one that had to wait for a core would hold up its stream for milliseconds.
+    /// With as many of so many CPU threads as are left by one that plans and by a join's streams, whose threads ask the GPU again and again
+    /// whether it is done: one that had to wait for a core would hold up its stream for milliseconds.
     pub(super) fn new(gpu: Arc<Gpu>, threads: usize, streams: usize) -> Self {
-        let asked = std::env::var("DOVETAIL_TEST_NARROWED_BYTES").ok().and_then(|bytes| bytes.parse().ok());
+        // The tests of this room say what they want by sizes.
+        let asked = std::env::var("DOVETAIL_TEST_NARROWED_BYTES").ok().filter(|_| !cfg!(test));
+        let asked = asked.and_then(|bytes| bytes.parse().ok());
         Self {
             gpu,
-            threads: threads.saturating_sub(streams).max(1),
+            threads: threads.saturating_sub(streams + 1).max(1),
             bytes_min: asked.unwrap_or(BYTES_MIN),
             belt: OnceLock::new(),
         }
@@ -102,7 +104,7 @@ impl Narrower {
     }
 
     /// Queues copies of values that lie in a frame of reference, one part after the other in one buffer, as their offsets. `None`, and nothing
-    /// is done, where they had better cross as they are.
+    /// is done, where they had better cross as they are, or there is memory for nothing else.
     ///
     /// # Errors
     /// The driver's, and that the job was stopped. What was queued until then comes to its end by itself.
@@ -130,7 +132,11 @@ impl Narrower {
         let values_max = VALUES_MAX.min(SLOT_BYTES / offset_bytes);
         let piece_values = even(group_values, values.div_ceil(PIECES).clamp(VALUES_MIN, values_max));
         let task_values = piece_values.div_ceil(TASKS).next_multiple_of(64);
-        let offsets = work.buffer(group_values.min(values) * offset_bytes, purpose)?;
+        // What is narrowed takes more memory than what is not.
+        let offsets = match work.buffer(group_values.min(values) * offset_bytes, purpose) {
+            Err(Error::Exhausted(_)) => return Ok(None),
+            offsets => offsets?,
+        };
         let _watched = work.watch(purpose, values * offset_bytes);
         let mut arriving = work.arriving(bytes);
         let mut source = Source { parts, part: 0, at: 0 };

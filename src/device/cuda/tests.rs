@@ -1,7 +1,6 @@
 //! The GPU's primitives against the host device's, on the same data made to hurt. Where there is no GPU they pass without
 //! having tested anything, and say so; `DOVETAIL_TEST_DEVICE=cuda` makes that a failure.
 
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
@@ -20,9 +19,9 @@ use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
-    BitSlice, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, FrameOfReference, JoinedRows, KeyEncoding,
-    KeyField, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits,
-    Stream, Table, Unmatched, Wanted, Which, Width,
+    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, FrameOfReference, JoinedRows, KeyEncoding, KeyField,
+    KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Stream,
+    Table, Unmatched, Wanted, Which, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -306,9 +305,7 @@ fn framed_parts(
 }
 
 fn copy_in_framed(side: &Side, parts: &[Buffer], frame: &FrameOfReference) -> crate::Result<DeviceBuffer> {
-    let table: Arc<dyn Any + Send + Sync> = Arc::new(0);
-    let rows = ColumnRows { table: Arc::downgrade(&table), column: 0, rows: 0..1 };
-    side.device.copy_in_column(&rows, parts, Some(frame), &side.stream)
+    side.device.copy_in_framed(parts, frame, &side.stream)
 }
 
 #[test]
