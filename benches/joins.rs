@@ -82,9 +82,9 @@ struct Options {
     /// Whether columns of the build side come in after the probe side [default: as the planner chooses]
     #[arg(long)]
     build_columns_last: Option<bool>,
-    /// Columns cross the link as they are, whatever would be faster
+    /// Whether integers cross the link narrowed [default: as the planner chooses]
     #[arg(long)]
-    as_they_are: bool,
+    narrowed: Option<bool>,
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
@@ -226,11 +226,7 @@ fn main() {
         true => Strategy::ALL.map(Some).to_vec(),
         false => options.strategy.iter().map(strategy).collect(),
     };
-    let mut rates = planner::calibrate(device);
-    if options.as_they_are {
-        rates.copy_in_narrowed = 0.0;
-    }
-    let target = Target::of(device, rates);
+    let target = Target::of(device, planner::calibrate(device));
     let mut recorder = Recorder::new("joins", options.record);
     for strategy in strategies {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
@@ -244,7 +240,8 @@ fn main() {
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
             let forced = Forced { build_columns_last: options.build_columns_last, ..Forced::named(strategy) };
-            let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
+            let mut plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
+            plan.narrows = options.narrowed.unwrap_or(plan.narrows);
             name = plan.strategy.name().to_string();
             columns_last = plan.build_columns_last;
             predicted =

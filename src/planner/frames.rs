@@ -14,27 +14,8 @@ const WORTH: f64 = 1.15;
 
 impl Rates {
     /// Whether narrowing columns is faster than copying them as they are.
-    fn narrows(&self) -> bool {
+    pub(super) fn narrows(&self) -> bool {
         self.copy_in_narrowed > WORTH * self.copy_in
-    }
-
-    /// The frame in which a column crosses the link; `None`: as it is.
-    pub(super) fn frame_of(&self, table: &Table, column: usize) -> Option<FrameOfReference> {
-        if !self.narrows() {
-            return None;
-        }
-        let width = fixed_width(table.schema.field(column).data_type())?;
-        let (min, max) = integers(table.statistics.get(column)?)?;
-        FrameOfReference::of(width, min, max)
-    }
-
-    /// The same of several.
-    pub(super) fn frames_of(
-        &self,
-        table: &Table,
-        columns: impl IntoIterator<Item = usize>,
-    ) -> BTreeMap<usize, FrameOfReference> {
-        columns.into_iter().filter_map(|column| Some((column, self.frame_of(table, column)?))).collect()
     }
 
     /// Seconds in which so many bytes of values cross the link as offsets: what takes longer of narrowing them and of the link.
@@ -42,6 +23,18 @@ impl Rates {
         let share = frame.offset_width.bytes() as f64 / frame.width.bytes() as f64;
         (bytes / self.copy_in_narrowed).max(share * bytes / self.copy_in)
     }
+}
+
+/// The frame in which the values of a column lie; `None` where offsets would take as many bytes, or it is not known.
+pub(super) fn frame_of(table: &Table, column: usize) -> Option<FrameOfReference> {
+    let width = fixed_width(table.schema.field(column).data_type())?;
+    let (min, max) = integers(table.statistics.get(column)?)?;
+    FrameOfReference::of(width, min, max)
+}
+
+/// The same of several.
+pub(super) fn frames_of(table: &Table, columns: impl IntoIterator<Item = usize>) -> BTreeMap<usize, FrameOfReference> {
+    columns.into_iter().filter_map(|column| Some((column, frame_of(table, column)?))).collect()
 }
 
 #[cfg(test)]

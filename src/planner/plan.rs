@@ -35,6 +35,8 @@ pub struct Plan {
     pub probe_at_once: bool,
     /// Whether columns of the build side come in after the probe side, so that rows of the result begin to leave before.
     pub build_columns_last: bool,
+    /// Whether integers cross the link narrowed, in no more bytes than their range needs.
+    pub narrows: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -166,6 +168,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         filtered_rows: chosen.costed.filtered_rows,
         probe_at_once: chosen.costed.probe_at_once,
         build_columns_last: chosen.costed.build_columns_last,
+        narrows: chosen.costed.narrows,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,

@@ -1,6 +1,9 @@
 //! From a plan to what runs.
 
+use std::collections::BTreeMap;
+
 use super::Plan;
+use super::frames::frames_of;
 use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
@@ -53,7 +56,7 @@ impl Plan {
         TaskSide {
             side,
             table: self.join.table(side).clone(),
-            frames: self.target.rates.frames_of(self.join.table(side), columns),
+            frames: if self.narrows { frames_of(self.join.table(side), columns) } else { BTreeMap::new() },
             key_columns,
             shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),

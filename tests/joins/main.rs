@@ -90,7 +90,7 @@ impl Bench {
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.build_side;
         // Integers cross the link narrowed, on devices that can do so.
-        plan.target.rates.copy_in_narrowed = f64::MAX;
+        plan.narrows = true;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
@@ -437,7 +437,7 @@ fn integers_that_cross_the_link_narrowed_are_what_they_were() {
     for strategy in Strategy::ALL {
         let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
         let mut plan = planner::plan(bound, Some(strategy)).unwrap();
-        plan.target.rates.copy_in_narrowed = f64::MAX;
+        plan.narrows = true;
         let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
         join::run(&plan.task().unwrap(), &*bench.device, bench.catalog.arena(), &sink, &monitor).unwrap();
         let mut rows = 0;

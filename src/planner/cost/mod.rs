@@ -43,6 +43,8 @@ pub(super) struct Costed {
     pub(super) probe_at_once: bool,
     /// Whether columns of the build side come in after the probe side.
     pub(super) build_columns_last: bool,
+    /// Whether integers cross the link narrowed.
+    pub(super) narrows: bool,
 }
 
 /// A strategy on a side, with all that is decided about it: what phases and memory are reckoned from.
@@ -56,6 +58,8 @@ struct Model<'a> {
     passes: f64,
     partitions: f64,
     filter: Option<Filter>,
+    /// Whether integers cross the link narrowed, as far as their range allows.
+    narrows: bool,
 }
 
 /// A filter of the build keys, over which probe rows pass before they are arranged.

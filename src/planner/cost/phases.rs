@@ -6,6 +6,7 @@
 
 use serde::Serialize;
 
+use super::super::frames::frame_of;
 use super::super::inputs::{FixedColumn, Input};
 use super::super::rates::{HOST_ROWS_MAX, of_width};
 use super::super::{OutputSource, Rates, Side, Strategy};
@@ -256,6 +257,13 @@ impl Model<'_> {
         (workers / at_work - 1.0) * step.work
     }
 
+    /// Seconds of the link for what goes out, in relation to those for what comes in.
+    pub(super) fn link_out_share(&self, chunks: Chunks) -> f64 {
+        let steps = self.steps(chunks);
+        let sum = |of: &dyn Fn(&Step) -> f64| steps.iter().map(of).sum::<f64>();
+        sum(&|step| step.copy_out) / sum(&|step| step.copy_in).max(1e-9)
+    }
+
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
     fn times(&self, role: Role, chunks: Chunks) -> f64 {
         if role == Role::Build { 1.0 } else { chunks.count }
@@ -336,7 +344,7 @@ impl Model<'_> {
             return 0.0;
         }
         let is_worth_it = bytes >= NARROWED_BYTES * self.times(role, chunks);
-        let frame = self.rates.frame_of(self.join.table(input.side), column).filter(|_| is_worth_it);
+        let frame = frame_of(self.join.table(input.side), column).filter(|_| self.narrows && is_worth_it);
         frame.map_or(bytes / self.rates.copy_in, |frame| self.rates.narrowed_seconds(&frame, bytes))
     }
 
