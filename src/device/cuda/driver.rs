@@ -221,6 +221,11 @@ impl Gpu {
         }
     }
 
+    /// Waits for all work as well, and marks the GPU as lost if it was lost meanwhile.
+    pub(super) fn notice_loss(&self, attempt: &str) {
+        let _ = self.bind().and_then(|()| self.check(result::ctx::synchronize(), attempt));
+    }
+
     /// The error of every call once the GPU is lost, or all of them are.
     pub(super) fn check_not_lost(&self) -> Result<()> {
         match self.lost.load(Ordering::Relaxed) || ALL_LOST.load(Ordering::Relaxed) {

@@ -138,18 +138,24 @@ impl Narrower {
             Err(Error::Exhausted(_)) => return Ok(None),
             offsets => offsets?,
         };
-        let _watched = work.watch(purpose, values * offset_bytes);
         let mut arriving = work.arriving(bytes);
         let mut source = Source { parts, part: 0, at: 0 };
         for group in ranges(0..values, group_values) {
+            let watched = work.watch(purpose, group.len() * offset_bytes);
             for piece in ranges(group.clone(), piece_values) {
                 work.cancel.check()?;
                 let of_task =
                     |task: Range<usize>| ((task.start - piece.start) * offset_bytes, source.take(task.len() * width));
-                let tasks = ranges(piece.clone(), task_values).map(of_task).collect();
+                let tasks: Vec<_> = ranges(piece.clone(), task_values).map(of_task).collect();
+                // A thread that was the last to let go of pinned memory would wait for the GPU, which waits for that thread. Not held before
+                // the copy is queued: another thread that waits for the stream would let go of them.
+                let sources: Vec<Buffer> = tasks.iter().flat_map(|(_, source)| source.iter().cloned()).collect();
                 let [start, end] = [piece.start, piece.end].map(|value| (value - group.start) * offset_bytes);
-                belt.send(work, tasks, frame, &offsets, start..end, purpose)?;
+                let sent = belt.send(work, tasks, frame, &offsets, start..end, purpose);
+                sources.into_iter().for_each(|source| work.queue.hold(source));
+                sent?;
             }
+            drop(watched);
             let base = frame.base as u128;
             let args = DovetailWiden {
                 offsets: offsets.as_ptr(),
@@ -320,6 +326,8 @@ impl Belt {
 
 impl Drop for Belt {
     fn drop(&mut self) {
+        // Should the GPU be lost, whoever waits for it is told so.
+        self.shared.gpu.notice_loss("ending a device");
         self.shared.tasks.lock().is_closed = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
@@ -413,7 +421,8 @@ impl Shared {
         // Before the stream goes on: whoever has waited for it counts on the tables' memory.
         drop(source);
         if piece.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.filled(piece.slot).store(piece.number, Ordering::Release);
+            // On a lost GPU pieces of a slot may end in any order.
+            self.filled(piece.slot).fetch_max(piece.number, Ordering::Release);
         }
     }
 
