@@ -156,23 +156,35 @@ impl Narrower {
                 sent?;
             }
             drop(watched);
-            let base = frame.base as u128;
-            let args = DovetailWiden {
-                offsets: offsets.as_ptr(),
-                offset_bytes: offset_bytes as u32,
-                base_low: base as u64,
-                base_high: (base >> 64) as u64,
-                rows: group.len() as u64,
-                value_bytes: width as u32,
-                // SAFETY: the column has these values.
-                values: unsafe { buffer.as_mut_ptr::<u8>().add(group.start * width) }.cast(),
-            };
-            work.launch("widening a column", abi::dovetail_widen, &args)?;
+            widen(work, frame, &offsets, &buffer, &group)?;
             arriving.reached(group.end * width)?;
         }
         buffer.arrives(arriving.arrivals);
         Ok(Some(buffer))
     }
+}
+
+/// Makes those values of a column of offsets, of which there are as many.
+fn widen(
+    work: &Work<'_>,
+    frame: &FrameOfReference,
+    offsets: &CudaBuffer,
+    column: &CudaBuffer,
+    values: &Range<usize>,
+) -> Result<()> {
+    let (base, width, offset_width) = (frame.base as u128, frame.width.bytes(), frame.offset_width.bytes());
+    assert!(values.len() * offset_width <= offsets.size() && values.end * width <= column.size(), "values {values:?}");
+    let args = DovetailWiden {
+        offsets: offsets.as_ptr(),
+        offset_bytes: offset_width as u32,
+        base_low: base as u64,
+        base_high: (base >> 64) as u64,
+        rows: values.len() as u64,
+        value_bytes: width as u32,
+        // SAFETY: the column has these values, as was just asserted.
+        values: unsafe { column.as_mut_ptr::<u8>().add(values.start * width) }.cast(),
+    };
+    work.launch("widening a column", abi::dovetail_widen, &args)
 }
 
 /// So many values, or a few more or fewer, that pieces of them are of about one size: the last is waited for like the others.
@@ -441,7 +453,8 @@ impl Shared {
     }
 }
 
-/// Values to offsets, by the widest instructions that the CPU has: memory is what bounds them then. What lies under a null may be outside of the frame: whatever becomes of it is unspecified, as it was.
+/// Values to offsets, by the widest instructions that the CPU has: memory is what bounds them then. What lies under a null may be outside of
+/// the frame: whatever becomes of it is unspecified, as it was.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn narrow(values: &[u8], offsets: &mut [u8], frame: &FrameOfReference) {
     let base = frame.base as u128;
