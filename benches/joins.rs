@@ -18,7 +18,7 @@ use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::{CancelFlag, DeviceId, open_device, parse_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
-use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Strategy, Target};
+use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Narrowing, Strategy, Target};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -82,9 +82,10 @@ struct Options {
     /// Whether columns of the build side come in after the probe side [default: as the planner chooses]
     #[arg(long)]
     build_columns_last: Option<bool>,
-    /// Whether integers cross the link narrowed [default: as the planner chooses]
-    #[arg(long)]
-    narrowed: Option<bool>,
+    /// Which integers cross the link narrowed: nothing, before-rows (those that arrive before a row can leave) or everything [default: as the
+    /// planner chooses]
+    #[arg(long, value_parser = Narrowing::ALL.map(Narrowing::name))]
+    narrowing: Option<String>,
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
@@ -228,9 +229,11 @@ fn main() {
     };
     let target = Target::of(device, planner::calibrate(device));
     let mut recorder = Recorder::new("joins", options.record);
+    let asked = |narrowing: &Narrowing| options.narrowing.as_deref() == Some(narrowing.name());
+    let narrowing = Narrowing::ALL.into_iter().find(asked);
     for strategy in strategies {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
-        let mut columns_last = false;
+        let (mut columns_last, mut narrowed) = (false, "");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for run in 0..options.runs + usize::from(options.cached) {
             let (count, into) = (options.count, options.own.then(|| "own".to_string()));
@@ -239,11 +242,12 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
-            let forced = Forced { build_columns_last: options.build_columns_last, ..Forced::named(strategy) };
-            let mut plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
-            plan.narrows = options.narrowed.unwrap_or(plan.narrows);
+            let forced =
+                Forced { build_columns_last: options.build_columns_last, narrowing, ..Forced::named(strategy) };
+            let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             columns_last = plan.build_columns_last;
+            narrowed = plan.narrowing.name();
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;
@@ -272,7 +276,7 @@ fn main() {
         let rows = options.build + options.probe;
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
-            "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowed_bytes": narrowed_bytes,
+            "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowing": narrowed, "narrowed_bytes": narrowed_bytes,
             "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,

@@ -64,6 +64,8 @@ pub struct DeviceInfo {
     pub unit: String,
     /// CPU threads, or multiprocessors.
     pub parallelism: usize,
+    /// CPU threads that work for it: those of a host device, and of a GPU those that do what it cannot, and narrow what it is sent.
+    pub cpu_threads: usize,
     /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 where a call is finished when
     /// it returns.
     pub streams: usize,

@@ -6,11 +6,46 @@ use std::collections::BTreeMap;
 use super::Rates;
 use super::inputs::integers;
 use crate::catalog::Table;
-use crate::columns::fixed_width;
+use crate::columns::{Role, fixed_width};
 use crate::device::FrameOfReference;
 
 /// How many times as fast as plain copies narrowed ones have to be: the CPU has other work as well.
 const WORTH: f64 = 1.15;
+
+/// Which columns cross the link narrowed, if their range allows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Narrowing {
+    /// None.
+    Nothing,
+    /// Those that arrive before any row of the result can leave: of the build side, and where other columns of that come last, only its keys.
+    /// The link has nothing to carry the other way meanwhile, and the CPU nothing else to do.
+    BeforeRows,
+    /// All.
+    Everything,
+}
+
+impl Narrowing {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Nothing, Self::BeforeRows, Self::Everything];
+
+    /// As a word of a command, or in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::BeforeRows => "before-rows",
+            Self::Everything => "everything",
+        }
+    }
+
+    /// Whether it is about a column of the side of that role, which is one of its keys or not.
+    pub(super) fn includes(self, role: Role, is_key: bool, build_columns_last: bool) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::BeforeRows => role == Role::Build && (is_key || !build_columns_last),
+            Self::Everything => true,
+        }
+    }
+}
 
 impl Rates {
     /// Whether narrowing columns is faster than copying them as they are.

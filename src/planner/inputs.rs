@@ -58,6 +58,8 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
+    /// Rows of a batch, on average.
+    pub(super) batch_rows: f64,
 }
 
 /// A column that a device moves.
@@ -166,6 +168,7 @@ impl Input {
             host_columns,
             one_piece: table.batches.len() <= 1,
             long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
+            batch_rows: table.rows as f64 / table.batches.len().max(1) as f64,
         }
     }
 

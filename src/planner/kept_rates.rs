@@ -1,8 +1,8 @@
 //! Rates that were measured once, in a file that later starts read.
 //!
 //! ```json
-//! {"calibration": 10, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "memory_bytes": 4294967296,
-//!   "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
+//! {"calibration": 11, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "cpu_threads": 2,
+//!   "memory_bytes": 4294967296, "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
 //! ```
 //!
 //! Rates are of a model of device with so many threads, so much memory and such a link: a device that differs in one of
@@ -21,7 +21,7 @@ use crate::memory::Budget;
 use crate::{Context, Error, Result};
 
 /// Counts the ways in which rates were measured: what is measured, or how, changed in between.
-const CALIBRATION: u32 = 10;
+const CALIBRATION: u32 = 11;
 
 /// The field that begins every file of rates, of any version.
 const CALIBRATION_FIELD: &str = "calibration";
@@ -41,6 +41,8 @@ pub struct DeviceModel {
     pub name: String,
     /// Threads or multiprocessors.
     pub parallelism: usize,
+    /// CPU threads that work for it: how fast those of a GPU narrow integers decides how these cross its link.
+    pub cpu_threads: usize,
     /// Bytes of its memory, rounded down to a power of two: a device of little memory is measured with little, and how much of a GPU's
     /// is free varies from start to start.
     pub memory_bytes: u64,
@@ -55,6 +57,7 @@ impl DeviceModel {
             kind: kind.to_string(),
             name: info.name.clone(),
             parallelism: info.parallelism,
+            cpu_threads: info.cpu_threads,
             memory_bytes: memory.limit_bytes().checked_ilog2().map_or(0, |bits| 1 << bits),
             link,
         }
@@ -217,6 +220,7 @@ mod tests {
             kind: "host".into(),
             name: name.into(),
             parallelism: 2,
+            cpu_threads: 2,
             memory_bytes: 1 << 30,
             link: vec![12e9, 24e9],
         };
@@ -240,6 +244,7 @@ mod tests {
         let model = kept("a", 0.0).model;
         for other in [
             DeviceModel { parallelism: 3, ..model.clone() },
+            DeviceModel { cpu_threads: 3, ..model.clone() },
             DeviceModel { memory_bytes: 1, ..model.clone() },
             DeviceModel { link: vec![12e9], ..model.clone() },
             DeviceModel { kind: "cuda".into(), ..model },

@@ -45,6 +45,7 @@ pub use explain::{
     Explanation, Measured,
 };
 pub use forced::Forced;
+pub use frames::Narrowing;
 pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
 pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
 pub use rates::Rates;

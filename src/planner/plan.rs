@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use super::carried::Carried;
 use super::cost::{Chunks, Costed, MemoryNeed, PredictedPhase};
+use super::frames::Narrowing;
 use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
 use crate::catalog::Table;
@@ -35,8 +36,8 @@ pub struct Plan {
     pub probe_at_once: bool,
     /// Whether columns of the build side come in after the probe side, so that rows of the result begin to leave before.
     pub build_columns_last: bool,
-    /// Whether integers cross the link narrowed, in no more bytes than their range needs.
-    pub narrows: bool,
+    /// Which integers cross the link narrowed, in no more bytes than their range needs.
+    pub narrowing: Narrowing,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -136,8 +137,9 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
     let wanted = |candidate: &Candidate| forced.allows(candidate.build_side, &candidate.costed);
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
-            "no plan of this join on {} is as it was asked for: {forced}; a build side has at most {ROWS_MAX} rows, and a filter goes \
-             with a kind of join that drops probe rows without a match, on a device that has filters",
+            "no plan of this join on {} is as it was asked for: {forced}; a build side has at most {ROWS_MAX} rows, a filter goes \
+             with a kind of join that drops probe rows without a match, on a device that has filters, and integers are narrowed on \
+             their way to a GPU",
             target.name
         )));
     };
@@ -168,7 +170,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         filtered_rows: chosen.costed.filtered_rows,
         probe_at_once: chosen.costed.probe_at_once,
         build_columns_last: chosen.costed.build_columns_last,
-        narrows: chosen.costed.narrows,
+        narrowing: chosen.costed.narrowing,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,

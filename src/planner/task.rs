@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::Plan;
 use super::frames::frames_of;
+use super::{Narrowing, Plan};
 use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
-use crate::device::{RadixBits, Which};
+use crate::device::{FrameOfReference, RadixBits, Which};
 use crate::join::{Arrangement, Expected, Side, Strategy, Stretches, Task, TaskSide};
 
 impl Plan {
@@ -19,8 +19,8 @@ impl Plan {
         let join = &self.join;
         Ok(Task {
             how: join.spec.how,
-            build: self.task_side(self.build_side),
-            probe: self.task_side(self.build_side.other()),
+            build: self.task_side(Role::Build),
+            probe: self.task_side(Role::Probe),
             keys: join.keys.clone(),
             key_facts: join.key_facts(self.build_side)?,
             output: join.output.clone(),
@@ -49,19 +49,41 @@ impl Plan {
         })
     }
 
-    fn task_side(&self, side: Side) -> TaskSide {
+    fn task_side(&self, role: Role) -> TaskSide {
+        let side = self.side(role);
         let output_columns = self.join.output_columns(side, self.build_side);
-        let key_columns: Vec<usize> = self.join.keys.iter().map(|key| key.column(side)).collect();
-        let columns = output_columns.iter().chain(&key_columns).copied();
         TaskSide {
             side,
             table: self.join.table(side).clone(),
-            frames: if self.narrows { frames_of(self.join.table(side), columns) } else { BTreeMap::new() },
-            key_columns,
+            frames: self.frames(role, self.narrowing),
+            key_columns: self.key_columns(side),
             shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),
             output_columns,
         }
+    }
+
+    fn key_columns(&self, side: Side) -> Vec<usize> {
+        self.join.keys.iter().map(|key| key.column(side)).collect()
+    }
+
+    /// The columns of a side that would cross the link narrowed.
+    fn frames(&self, role: Role, narrowing: Narrowing) -> BTreeMap<usize, FrameOfReference> {
+        let side = self.side(role);
+        let (output, keys) = (self.join.output_columns(side, self.build_side), self.key_columns(side));
+        let is_narrowed = |column: &usize| narrowing.includes(role, keys.contains(column), self.build_columns_last);
+        frames_of(self.join.table(side), output.iter().chain(&keys).copied().filter(is_narrowed))
+    }
+
+    /// Whether other columns would be narrowed than with this plan, on its device.
+    pub fn would_narrow_otherwise(&self, narrowing: Narrowing) -> bool {
+        let moved = |role: Role, narrowing: Narrowing| {
+            let table = self.join.table(self.side(role));
+            let is_moved = |&column: &usize| self.target.kept_share(table, column, false) < 1.0;
+            self.frames(role, narrowing).into_keys().filter(is_moved).collect::<Vec<_>>()
+        };
+        let differs = |role: Role| moved(role, narrowing) != moved(role, self.narrowing);
+        self.target.rates.copy_in_narrowed > 0.0 && (differs(Role::Build) || differs(Role::Probe))
     }
 
     /// The extent of the build keys, where the plan counts on a perfect-hash table.

@@ -21,7 +21,7 @@ use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, ColumnRows, Device, DeviceKind, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
+use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Narrowing, Plan, Side, Strategy};
 use naive::NullsEqual;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -90,7 +90,7 @@ impl Bench {
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.build_side;
         // Integers cross the link narrowed, on devices that can do so.
-        plan.narrows = true;
+        plan.narrowing = Narrowing::Everything;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
@@ -119,6 +119,8 @@ struct Composed {
     chunk_rows_min: Option<u64>,
     /// Whether columns of the build side come last, where they can.
     build_columns_last: bool,
+    /// Which integers cross the link narrowed, to devices that take them so.
+    narrowing: Narrowing,
 }
 
 impl Composed {
@@ -130,12 +132,14 @@ impl Composed {
             radix_bits: rng.random_bool(0.1).then_some(13),
             chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
             build_columns_last: rng.random(),
+            narrowing: Narrowing::ALL[rng.random_range(0..Narrowing::ALL.len())],
         }
     }
 
     fn change(&self, plan: &mut Plan) {
         plan.build_side = self.build_side;
         plan.build_columns_last = self.build_columns_last;
+        plan.narrowing = self.narrowing;
         plan.filtered_rows = self.filter.then_some(1.0);
         if let (Some(bits), Carried::Everything) = (self.carried, &plan.carried) {
             let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();
@@ -437,7 +441,7 @@ fn integers_that_cross_the_link_narrowed_are_what_they_were() {
     for strategy in Strategy::ALL {
         let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
         let mut plan = planner::plan(bound, Some(strategy)).unwrap();
-        plan.narrows = true;
+        plan.narrowing = Narrowing::Everything;
         let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
         join::run(&plan.task().unwrap(), &*bench.device, bench.catalog.arena(), &sink, &monitor).unwrap();
         let mut rows = 0;

@@ -1,6 +1,6 @@
 //! What the planner is asked for: a strategy, its own choice, or its own choice with one decision changed.
 
-use crate::planner::{Carried, Forced, Plan, Strategy};
+use crate::planner::{Carried, Forced, Narrowing, Plan, Strategy};
 
 /// What a run is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,11 +28,13 @@ pub enum Change {
     ColumnsLast,
     /// They come in first.
     ColumnsFirst,
+    /// These integers cross the link narrowed.
+    Narrowing(Narrowing),
 }
 
 impl Change {
     /// Changes of one choice, at the most.
-    pub const OF_ONE_MAX: usize = 5;
+    pub const OF_ONE_MAX: usize = 7;
 
     /// In results.
     pub fn name(self) -> &'static str {
@@ -44,6 +46,9 @@ impl Change {
             Self::Gathered => "gathered",
             Self::ColumnsLast => "build columns last",
             Self::ColumnsFirst => "build columns first",
+            Self::Narrowing(Narrowing::Nothing) => "nothing narrowed",
+            Self::Narrowing(Narrowing::BeforeRows) => "narrowed before rows",
+            Self::Narrowing(Narrowing::Everything) => "everything narrowed",
         }
     }
 
@@ -54,6 +59,7 @@ impl Change {
             Self::OtherSide => "build side",
             Self::Carried | Self::Gathered => "columns",
             Self::ColumnsLast | Self::ColumnsFirst => "order of columns",
+            Self::Narrowing(_) => "narrowing",
         }
     }
 }
@@ -76,6 +82,7 @@ impl Asked {
             build_side: Some(chosen.build_side),
             filter: Some(is_filtered),
             build_columns_last: None,
+            narrowing: None,
         };
         let filter = if is_filtered { Change::FilterOff } else { Change::FilterOn };
         let mut changes = vec![
@@ -86,6 +93,12 @@ impl Asked {
             changes.push((Change::ColumnsFirst, Forced { build_columns_last: Some(false), ..as_chosen }));
         } else if chosen.strategy == Strategy::Hash {
             changes.push((Change::ColumnsLast, Forced { build_columns_last: Some(true), ..as_chosen }));
+        }
+        for narrowing in Narrowing::ALL.into_iter().filter(|&narrowing| chosen.would_narrow_otherwise(narrowing)) {
+            // With columns in the same order, which decides what is narrowed before rows leave.
+            let build_columns_last = (chosen.strategy == Strategy::Hash).then_some(chosen.build_columns_last);
+            let forced = Forced { narrowing: Some(narrowing), build_columns_last, ..as_chosen };
+            changes.push((Change::Narrowing(narrowing), forced));
         }
         if let Some([carrying, gathering]) = carrying_and_gathering(chosen.strategy) {
             let by_name = |strategy| Forced { strategy: Some(strategy), by_name: true, ..as_chosen };

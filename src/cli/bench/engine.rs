@@ -14,7 +14,7 @@ use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
 use crate::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
-use crate::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
+use crate::planner::{self, JoinSpec, KeyPair, Narrowing, Plan, Rates, Strategy, Target};
 use crate::{Context, Error, Result};
 
 /// What the engine is given.
@@ -320,7 +320,14 @@ impl Engine {
         let plan = |plan: &Plan| {
             let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, build_columns_last, .. } = plan;
             let last = if *build_columns_last { " last" } else { "" };
-            format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}", filtered_rows.is_some())
+            let narrowed = match plan.narrowing {
+                Narrowing::Nothing => String::new(),
+                narrowing => format!(" narrowing {}", narrowing.name()),
+            };
+            format!(
+                "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{narrowed}",
+                filtered_rows.is_some()
+            )
         };
         Ok(Measured {
             asked: *asked,

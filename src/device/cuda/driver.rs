@@ -213,16 +213,9 @@ impl Gpu {
         self.observer.add_up(on, self.ordinal)
     }
 
-    /// Waits until everything is done that was queued on any stream.
-    pub(super) fn settle(&self) {
-        // What has failed on a stream is told to those who wait for that stream; a lost device does nothing any more.
-        if self.bind().is_ok() {
-            let _ = result::ctx::synchronize();
-        }
-    }
-
-    /// Waits for all work as well, and marks the GPU as lost if it was lost meanwhile.
-    pub(super) fn notice_loss(&self, attempt: &str) {
+    /// Waits until everything is done that was queued on any stream, and marks the GPU as lost if it was lost meanwhile. What has failed on a
+    /// stream is told to those who wait for that stream.
+    pub(super) fn settle(&self, attempt: &str) {
         let _ = self.bind().and_then(|()| self.check(result::ctx::synchronize(), attempt));
     }
 

@@ -117,6 +117,7 @@ impl CudaDevice {
             name: gpu.name()?,
             unit: gpu.unit(),
             parallelism: gpu.multiprocessors()?,
+            cpu_threads: threads,
             // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: of 1, 3, 5 and 8 streams, one more than 5 gained
             // nothing; 92 ms with these bytes at once, 93 with a quarter of them (kernels/README.md).
             streams: 5,
@@ -316,7 +317,7 @@ impl Device for CudaDevice {
     fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
         let queue = Arc::new(Queue::new(self.gpu.clone())?);
         let gpu = self.gpu.clone();
-        let settle = Box::new(move || gpu.settle());
+        let settle = Box::new(move || gpu.settle("letting go of columns that were kept"));
         self.kept.get_or_init(|| Kept { cache: ColumnCache::new(&self.memory, limit_bytes, settle), queue });
         Ok(())
     }

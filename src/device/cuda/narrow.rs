@@ -339,7 +339,7 @@ impl Belt {
 impl Drop for Belt {
     fn drop(&mut self) {
         // Should the GPU be lost, whoever waits for it is told so.
-        self.shared.gpu.notice_loss("ending a device");
+        self.shared.gpu.settle("ending a device");
         self.shared.tasks.lock().is_closed = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {

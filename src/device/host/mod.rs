@@ -177,6 +177,7 @@ fn info(threads: usize) -> DeviceInfo {
         name: format!("{threads} {unit} of {}", model.unwrap_or("a CPU").trim()),
         unit: String::new(),
         parallelism: threads,
+        cpu_threads: threads,
         streams: 1,
         morsel_rows: MORSEL_ROWS,
         wave_rows: (1 << 18) * threads.next_power_of_two().min(16),

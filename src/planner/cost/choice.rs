@@ -3,6 +3,7 @@
 
 use super::super::carried::Carried;
 use super::super::filter;
+use super::super::frames::Narrowing;
 use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::memory::{Chunks, MemoryNeed};
@@ -104,7 +105,7 @@ impl Choice<'_> {
             passes,
             partitions,
             filter,
-            narrows: false,
+            narrowing: Narrowing::Nothing,
         }
     }
 
@@ -115,7 +116,14 @@ impl Choice<'_> {
         let memory = model.memory();
         let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, self.target, probe_at_once);
         let in_chunks = chunks(false);
-        model.narrows = self.target.rates.narrows() && model.link_out_share(in_chunks) <= NARROWED_OUT_SHARE_MAX;
+        let rates = &self.target.rates;
+        model.narrowing = match self.forced.narrowing {
+            _ if rates.copy_in_narrowed <= 0.0 => Narrowing::Nothing,
+            Some(forced) => forced,
+            None if !rates.narrows() => Narrowing::Nothing,
+            None if model.link_out_share(in_chunks) > NARROWED_OUT_SHARE_MAX => Narrowing::BeforeRows,
+            None => Narrowing::Everything,
+        };
         let mut best = self.costed_with(&model, memory, in_chunks);
         let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
         let last = model.memory_with_columns_last(memory, self.forced.build_columns_last);
@@ -143,7 +151,7 @@ impl Choice<'_> {
             filtered_rows: self.filtered_rows,
             probe_at_once: chunks.is_all_at_once,
             build_columns_last: chunks.build_columns_last,
-            narrows: model.narrows,
+            narrowing: model.narrowing,
         }
     }
 }
@@ -152,9 +160,9 @@ impl Choice<'_> {
 /// come first, for streams begin twice (an H200, both sides of 2^24 rows of 12 bytes: 10.9 ms in the place of 11.8, predicted 9.6 and 11.7).
 const COLUMNS_LAST_SECONDS: f64 = 1.5e-3;
 
-/// Columns come in narrowed where what goes out takes the link no longer than such a share of the time for what comes in, as it is. Rows of 16
-/// bytes, 2^26 on both sides, all columns of the result written, take 45.4 ms either way, on an H200 with 16 threads, and counted 16.6 ms in the
-/// place of 20.5 (builds that were not kept).
+/// All columns come in narrowed where what goes out takes the link no longer than such a share of the time for what comes in, as it is. Rows of
+/// 16 bytes, 2^26 on both sides, all columns of the result written, take 45.4 ms either way, on an H200 with 16 threads, and counted 16.6 ms in
+/// the place of 20.5 (builds that were not kept).
 const NARROWED_OUT_SHARE_MAX: f64 = 0.5;
 
 /// Carries the columns of a side whose reads at random places would take longer than moving them.

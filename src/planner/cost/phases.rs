@@ -13,6 +13,7 @@ use super::super::{OutputSource, Rates, Side, Strategy};
 use super::memory::Chunks;
 use super::{Filter, Model};
 use crate::columns::{Role, fixed_width};
+use crate::device::FrameOfReference;
 use crate::device::host::FilterBytes;
 
 /// A phase as it is predicted.
@@ -176,6 +177,9 @@ const ARRIVING_BYTES: f64 = (64 << 20) as f64;
 
 /// Columns that a device narrows have so many bytes at the least (`BYTES_MIN` of `device/cuda/narrow.rs`).
 const NARROWED_BYTES: f64 = (4 << 20) as f64;
+
+/// And in each batch, on average (`PART_BYTES_MIN` of the same).
+const NARROWED_BATCH_BYTES: f64 = (16 << 10) as f64;
 
 /// The most probe rows that one worker of a device goes through by itself, of one partition, in build rows that a partition should
 /// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
@@ -343,8 +347,13 @@ impl Model<'_> {
         if self.is_read_in_place(input) {
             return 0.0;
         }
-        let is_worth_it = bytes >= NARROWED_BYTES * self.times(role, chunks);
-        let frame = frame_of(self.join.table(input.side), column).filter(|_| self.narrows && is_worth_it);
+        let is_key = self.join.keys.iter().any(|key| key.column(input.side) == column);
+        let is_meant = self.narrowing.includes(role, is_key, chunks.build_columns_last);
+        let is_worth_it = |frame: &FrameOfReference| {
+            let batch_bytes = input.batch_rows * frame.width.bytes() as f64;
+            bytes >= NARROWED_BYTES * self.times(role, chunks) && batch_bytes >= NARROWED_BATCH_BYTES
+        };
+        let frame = frame_of(self.join.table(input.side), column).filter(|frame| is_meant && is_worth_it(frame));
         frame.map_or(bytes / self.rates.copy_in, |frame| self.rates.narrowed_seconds(&frame, bytes))
     }
 
