@@ -1,7 +1,7 @@
-"""Makes the tables of benches/README.md from the newest lines in results/*.jsonl.
+"""Makes the tables of benches/cpu.md from the newest lines in results/*.jsonl.
 
     python benches/tables.py            prints them
-    python benches/tables.py --write    puts them into benches/README.md, between the marks that name them
+    python benches/tables.py --write    puts them into benches/cpu.md, between the marks that name them
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. Each says at its end of which commit and day its
 numbers are. A table whose results nobody has recorded yet says so, and how to record them.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-README = FOLDER / "README.md"
+PAGE = FOLDER / "cpu.md"
 
 Line = dict[str, Any]
 
@@ -226,9 +226,9 @@ def with_tables(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put them into benches/README.md")
+    parser.add_argument("--write", action="store_true", help="put them into benches/cpu.md")
     if parser.parse_args().write:
-        README.write_text(with_tables(README.read_text()))
+        PAGE.write_text(with_tables(PAGE.read_text()))
         return
     for name, make in TABLES.items():
         print(f"{name}\n\n{make()}\n")

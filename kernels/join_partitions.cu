@@ -20,7 +20,7 @@
 namespace dovetail {
 namespace {
 
-// Of 128 to 512 threads with 2 to 8 rows each, these were the best on an H200 (kernels/README.md).
+// Of 128 to 512 threads with 2 to 8 rows each, these were the best on an H200 (kernels/tuning.md).
 constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
 // Build rows that a probe row is compared with in one round, at the most.
 constexpr u32 CHAIN_MAX = 1024;

@@ -154,19 +154,30 @@ def test_the_tables_of_measurements_are_those_that_were_recorded() -> None:
     spec = importlib.util.spec_from_file_location("tables_of_results", ROOT / "benches" / "tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
-    page = tables.README.read_text()
+    page = tables.PAGE.read_text()
     named = {found["name"] for found in tables.MARKED.finditer(page)}
-    assert named == set(tables.TABLES), "benches/README.md has a place for each of the tables, and for no other"
+    assert named == set(tables.TABLES), "benches/cpu.md has a place for each of the tables, and for no other"
     assert page == tables.with_tables(page), "results were recorded: run `python benches/tables.py --write`"
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to sections of a page may name, as GitHub makes it of their headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:
     for page in [
         ROOT / "README.md",
         ROOT / "ARCHITECTURE.md",
-        ROOT / "kernels/README.md",
+        *ROOT.glob("kernels/**/*.md"),
         *ROOT.glob("clients/**/README.md"),
         *ROOT.glob("benches/*.md"),
     ]:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert link.startswith("https://") or (page.parent / link).exists(), f"{page} links to {link}"
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            if link.startswith("https://"):
+                continue
+            name, _, section = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), f"{page} links to {link}"
+            assert not section or section in anchors(target), f"{page} links to {link}, a section that is not there"
