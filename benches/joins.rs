@@ -82,10 +82,10 @@ struct Options {
     /// Whether columns of the build side come in after the probe side [default: as the planner chooses]
     #[arg(long)]
     build_columns_last: Option<bool>,
-    /// Which integers cross the link narrowed: nothing, before-rows (those that arrive before a row can leave) or everything [default: as the
-    /// planner chooses]
-    #[arg(long, value_parser = Narrowing::ALL.map(Narrowing::name))]
-    narrowing: Option<String>,
+    /// Which integers cross the link narrowed, one after the other: nothing, before-rows (those that arrive before a row can leave), everything,
+    /// or `auto` as the planner chooses
+    #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "nothing", "before-rows", "everything"])]
+    narrowing: Vec<String>,
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
@@ -229,9 +229,10 @@ fn main() {
     };
     let target = Target::of(device, planner::calibrate(device));
     let mut recorder = Recorder::new("joins", options.record);
-    let asked = |narrowing: &Narrowing| options.narrowing.as_deref() == Some(narrowing.name());
-    let narrowing = Narrowing::ALL.into_iter().find(asked);
-    for strategy in strategies {
+    let narrowing = |name: &String| Narrowing::ALL.into_iter().find(|narrowing| narrowing.name() == name);
+    let narrowings: Vec<Option<Narrowing>> = options.narrowing.iter().map(narrowing).collect();
+    let cases = strategies.iter().flat_map(|&strategy| narrowings.iter().map(move |&narrowing| (strategy, narrowing)));
+    for (strategy, narrowing) in cases {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
         let (mut columns_last, mut narrowed) = (false, "");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
@@ -275,7 +276,7 @@ fn main() {
             phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
+            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "auto_narrowing": narrowing.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowing": narrowed, "narrowed_bytes": narrowed_bytes,
             "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,

@@ -12,7 +12,7 @@
 //      | 1st, 2nd ... ↑ groups, in the order in which blocks take room ... | ... last, first after the head |
 //
 // It pays where few partitions are written at once. In a second pass each block would be within another parent, and write to as many
-// places as there are blocks and partitions together: measured, up to 2.0 ms in the place of 1.27 (README.md).
+// places as there are blocks and partitions together: measured, up to 2.0 ms in the place of 1.27 (tuning.md).
 
 #pragma once
 
@@ -21,7 +21,7 @@
 namespace dovetail {
 namespace {
 
-// Of 4, 8 and 16 the quickest (README.md): a sector of values of 4 bytes.
+// Of 4, 8 and 16 the quickest (tuning.md): a sector of values of 4 bytes.
 constexpr u32 GROUP = 8;
 
 __host__ __device__ inline u32 next_group(u32 position) { return (position + GROUP - 1) / GROUP * GROUP; }

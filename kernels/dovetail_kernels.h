@@ -33,6 +33,9 @@
 /// The most build rows of a partition that are joined in one round.
 #define DOVETAIL_JOIN_ROWS 2560
 
+/// A run of equal keys that is longer is listed, and marked by a whole block.
+#define DOVETAIL_LONG_RUN 256
+
 /// Bits as they are, zero-extended.
 #define DOVETAIL_UNSIGNED 0
 

@@ -3,7 +3,7 @@
 // A block has a partition: its build keys and their payload are copied into shared memory by copies that need no registers and are all
 // under way at once; a thread has two or four probe rows with their payload in registers. That is little enough for 64 warps on a multiprocessor (48 with
 // keys of 8 bytes), which hide each other's waits: 1.8 ms for 2^27 with 2^27 rows of 12 bytes, where the kernel for everything (join_partitions.cu) takes
-// 2.7 with half as many (README.md).
+// 2.7 with half as many (tuning.md).
 //
 // What is not simple is left over to that kernel: a partition with more rows than the table holds, and probe rows from the first tile
 // on in which one has several matches. Where much is left over, the blocks to come do not begin.
@@ -175,7 +175,7 @@ inline int run_direct(const DovetailJoinPartitions& args, cudaStream_t stream) {
         width = column.width;
         ++(column.of_probe ? columns.probe : columns.build);
     }
-    // Of keys and one column of 4 bytes a thread has four rows, because there are registers for them (README.md).
+    // Of keys and one column of 4 bytes a thread has four rows, because there are registers for them (tuning.md).
     const bool is_narrow = width == 4 && columns.build <= 1 && columns.probe <= 1;
     if (width != 4 && width != 8) return int(cudaErrorInvalidValue);
     switch (args.key_bytes) {

@@ -10,7 +10,7 @@
 namespace dovetail {
 namespace {
 
-// What chose these: README.md.
+// What chose these: tuning.md.
 constexpr u32 THREADS = 256;
 constexpr u32 STAGED_BYTES = 32 << 10;
 

@@ -53,8 +53,6 @@ cudaError_t select(void* scratch, size_t& scratch_bytes, const DovetailSelect& a
                                  reinterpret_cast<u64*>(args.selected), std::int64_t(args.rows), Condition{args}, stream);
 }
 
-// A run longer than this is left to a whole block.
-constexpr u32 LONG_RUN = 256;
 constexpr u8 MATCHED = 1, RUN_MATCHED = 2;
 
 // Several streams mark rows at the same time, next to each other, and bytes have no atomics: whoever reads or writes one does so through
@@ -83,7 +81,7 @@ __global__ void mark_runs(DovetailMarkRuns args) {
     if (before & RUN_MATCHED) return;
     if (set(args.flags, first, RUN_MATCHED) & RUN_MATCHED) return;
     const u32 count = args.count[row];
-    if (count > LONG_RUN) {
+    if (count > DOVETAIL_LONG_RUN) {
         const u32 place = atomicAdd(args.long_run_count, 1u);
         args.long_runs[2 * place] = first;
         args.long_runs[2 * place + 1] = count;

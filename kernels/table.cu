@@ -10,7 +10,7 @@ namespace dovetail {
 namespace {
 
 // Rows of a thread that probes: random reads are slow one by one, and a block adds to the totals once for all of its rows. More than four
-// take longer (README.md).
+// take longer (tuning.md).
 constexpr u32 THREADS = 256, PROBES = 4;
 constexpr u64 EMPTY = ~0ull;
 

@@ -296,12 +296,17 @@ const fn synthetic(name: &'static str, about: &'static str, axis: Axis, axes: Ax
     Suite { name, about, axis, device_memory: None, kind: Kind::Synthetic(axes) }
 }
 
-/// The suite of that name.
+/// Figures that show the joins of another one's suite in another way: their phases, their memory, or other joins beside them.
+const OTHER_FIGURES: [(&str, &str); 5] =
+    [("wu-9", "wu-8"), ("rui-8", "rui-7"), ("rui-9", "rui-7"), ("rui-11", "rui-10"), ("rui-12", "rui-10")];
+
+/// The suite of that name, or of that figure.
 ///
 /// # Errors
 /// [`Error::Invalid`] with all names.
 pub fn find(name: &str) -> Result<&'static Suite> {
-    SUITES.iter().find(|suite| suite.name == name).ok_or_else(|| {
+    let other = OTHER_FIGURES.iter().find(|(figure, _)| *figure == name).map(|(_, suite)| *suite);
+    SUITES.iter().find(|suite| suite.name == other.unwrap_or(name)).ok_or_else(|| {
         let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
         Error::Invalid(format!("there is no suite {name:?}; there are {}", names.join(", ")))
     })

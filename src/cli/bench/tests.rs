@@ -74,6 +74,9 @@ fn suites_have_names_of_their_own_and_the_published_sizes() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), SUITES.len());
+    for figure in (7..=17).map(|figure| format!("wu-{figure}")).chain((7..=14).map(|figure| format!("rui-{figure}"))) {
+        assert!(suites::find(&figure).is_ok(), "{figure}");
+    }
     let full = Size { scale: 1.0, seed: 1, cases: 1 };
     let largest = |name: &str| {
         let cases = suites::find(name).unwrap().cases(&AxisArgs::default(), full).unwrap();
@@ -99,12 +102,12 @@ fn cases_at_full_size_can_be_made() {
 
 #[test]
 fn unknown_suites_and_axes_that_a_suite_lacks_are_refused() {
-    let refusal = suites::find("wu-9").unwrap_err();
+    let refusal = suites::find("wu-99").unwrap_err();
     assert!(refusal.message().contains("wu-10"), "{refusal}");
     let size = Size { scale: 0.001, seed: 1, cases: 1 };
     let refusal = suites::find("wu-16").unwrap().cases(&args(&["--rows", "5"]).axes, size).unwrap_err();
     assert!(refusal.message().contains("wu-16"), "{refusal}");
-    assert!(matches!(run(&args(&["wu-9"])), Err(Error::Invalid(_))));
+    assert!(matches!(run(&args(&["wu-99"])), Err(Error::Invalid(_))));
     for (flags, words) in [(&["--cases", "3"][..], "--cases"), (&["--exhaustive"], "--exhaustive")] {
         let refusal = run(&args(&[&["wu-16"], flags].concat())).unwrap_err();
         assert!(refusal.message().contains(words) && refusal.message().contains("run suite choices"), "{refusal}");

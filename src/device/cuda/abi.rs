@@ -41,6 +41,9 @@ pub const DOVETAIL_TABLE_ROWS: u32 = 4096;
 /// The most build rows of a partition that are joined in one round.
 pub const DOVETAIL_JOIN_ROWS: u32 = 2560;
 
+/// A run of equal keys that is longer is listed, and marked by a whole block.
+pub const DOVETAIL_LONG_RUN: u32 = 256;
+
 /// Bits as they are, zero-extended.
 pub const DOVETAIL_UNSIGNED: u32 = 0;
 /// A two's-complement integer, minus the minimum.

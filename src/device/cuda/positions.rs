@@ -119,12 +119,11 @@ pub(super) fn new_flags(work: &Work<'_>, rows: usize, purpose: &str) -> Result<C
 }
 
 pub(super) fn mark_build(work: &Work<'_>, matches: &Matches, flags: &DeviceBuffer) -> Result<()> {
-    /// Runs longer than this one are listed, by a number of two words each: `LONG_RUN` of kernels/select.cu.
-    const LONG_RUN: usize = 256;
     const PURPOSE: &str = "marking matched rows";
     let rows = matches.rows.len();
+    // Long runs are listed by two words each, and no row is in two of them.
     let long_runs = match matches.count {
-        Some(_) => cuda(flags).size() / LONG_RUN + 1,
+        Some(_) => cuda(flags).size() / abi::DOVETAIL_LONG_RUN as usize + 1,
         None => 0,
     };
     let list = work.values::<[u32; 2]>(long_runs, PURPOSE)?;
