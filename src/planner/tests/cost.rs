@@ -312,6 +312,8 @@ fn integers_of_a_small_range_cross_the_link_in_fewer_bytes_where_that_is_faster(
 fn where_many_bytes_go_out_only_what_arrives_before_them_is_narrowed() {
     let table = TableSpec { key: DataType::Int64, payload: vec![DataType::Int64], ..sparse(1 << 24, 1) };
     let mut join = bound(&table, &table, JoinKind::Inner);
+    // With every column of the result written.
+    join.spec.into = Some("joined".into());
     for table in [&mut join.left, &mut join.right] {
         let (min, max) = (Some(Value::Integer(0)), Some(Value::Integer(1000)));
         Arc::get_mut(table).unwrap().statistics[1] = ColumnStatistics { min, max, ..ColumnStatistics::default() };
