@@ -57,8 +57,8 @@ pub use phase::in_phase;
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,
     DeviceMemory, Event, Filter, FrameOfReference, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding,
-    KeyField, KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
-    ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
+    KeyField, KeyWidth, Keys, Matches, NO_ROW, NarrowedMin, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions,
+    Positions, ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
 
 use crate::memory::{Arena, Budget, Pin};

@@ -85,9 +85,20 @@ pub struct DeviceInfo {
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves well.
     pub pass_bits_max: u32,
+    /// What crosses the link narrowed, where it is asked for.
+    pub narrowed_min: NarrowedMin,
     /// Whether partitions had better be joined in one go ([`join_partitions`](super::Device::join_partitions)) than matched first
     /// and gathered then.
     pub joins_partitions: bool,
+}
+
+/// The least that a device narrows on its way ([`copy_in_framed`](super::Device::copy_in_framed)): less is not worth it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NarrowedMin {
+    /// Bytes of values that are copied at once.
+    pub copy_bytes: usize,
+    /// Bytes of these in a batch, on average.
+    pub batch_bytes: usize,
 }
 
 /// Memory of a device. Only the device's own room looks inside.
@@ -167,6 +178,11 @@ impl FrameOfReference {
         let fits = |offset: &Width| 8 * offset.bytes() >= bits && offset.bytes() < width.bytes();
         let offset_width = [Width::W1, Width::W2, Width::W4, Width::W8].into_iter().find(fits)?;
         (width != Width::W32 && min <= max).then_some(Self { width, base: min, offset_width })
+    }
+
+    /// Bytes of offsets for each byte of values.
+    pub fn share(&self) -> f64 {
+        self.offset_width.bytes() as f64 / self.width.bytes() as f64
     }
 }
 

@@ -8,6 +8,7 @@ use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::Inputs;
 use super::{Carried, Plan, Rates, Side, Strategy};
 use crate::Error;
+use crate::columns::Role;
 use crate::human;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
@@ -314,7 +315,13 @@ fn tree(plan: &Plan) -> Vec<String> {
             true => ", its other columns after the probe side",
             false => "",
         };
-        lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}"));
+        let narrowed = plan.narrowed(if side == plan.build_side { Role::Build } else { Role::Probe });
+        let narrowed: Vec<&str> = narrowed.iter().map(|&column| table.schema.field(column).name().as_str()).collect();
+        let narrowed = match narrowed.is_empty() {
+            true => String::new(),
+            false => format!(", {} narrowed on the way", narrowed.join(", ")),
+        };
+        lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}{narrowed}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {}, {}",

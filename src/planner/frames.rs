@@ -1,13 +1,11 @@
 //! Which columns cross the link as offsets from a base, in fewer bytes than their values take (frame of reference): integers whose range is
 //! known to need no more, where the CPU narrows them faster than the link carries them as they are.
 
-use std::collections::BTreeMap;
-
 use super::Rates;
 use super::inputs::integers;
 use crate::catalog::Table;
 use crate::columns::{Role, fixed_width};
-use crate::device::FrameOfReference;
+use crate::device::{FrameOfReference, NarrowedMin};
 
 /// How many times as fast as plain copies narrowed ones have to be: the CPU has other work as well.
 const WORTH: f64 = 1.15;
@@ -55,21 +53,19 @@ impl Rates {
 
     /// Seconds in which so many bytes of values cross the link as offsets: what takes longer of narrowing them and of the link.
     pub(super) fn narrowed_seconds(&self, frame: &FrameOfReference, bytes: f64) -> f64 {
-        let share = frame.offset_width.bytes() as f64 / frame.width.bytes() as f64;
-        (bytes / self.copy_in_narrowed).max(share * bytes / self.copy_in)
+        (bytes / self.copy_in_narrowed).max(frame.share() * bytes / self.copy_in)
     }
 }
 
-/// The frame in which the values of a column lie; `None` where offsets would take as many bytes, or it is not known.
-pub(super) fn frame_of(table: &Table, column: usize) -> Option<FrameOfReference> {
+/// The frame in which the values of a column lie; `None` where offsets would take as many bytes, or it is not known, or the column, or what
+/// each batch has of it, is too small.
+pub(super) fn frame_of(table: &Table, column: usize, least: &NarrowedMin) -> Option<FrameOfReference> {
     let width = fixed_width(table.schema.field(column).data_type())?;
     let (min, max) = integers(table.statistics.get(column)?)?;
-    FrameOfReference::of(width, min, max)
-}
-
-/// The same of several.
-pub(super) fn frames_of(table: &Table, columns: impl IntoIterator<Item = usize>) -> BTreeMap<usize, FrameOfReference> {
-    columns.into_iter().filter_map(|column| Some((column, frame_of(table, column)?))).collect()
+    let bytes = table.rows * width.bytes() as u64;
+    let batches = table.batches.len().max(1) as u64;
+    let is_large = bytes >= least.copy_bytes as u64 && bytes / batches >= least.batch_bytes as u64;
+    FrameOfReference::of(width, min, max).filter(|_| is_large)
 }
 
 #[cfg(test)]

@@ -58,8 +58,6 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
-    /// Rows of a batch, on average.
-    pub(super) batch_rows: f64,
 }
 
 /// A column that a device moves.
@@ -148,7 +146,7 @@ impl Input {
             }
         }
         let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
-        let host_keys = hashed || key_widths.clone().any(|width| width.is_none());
+        let host_keys = layout.is_made_on_host();
         let stretch_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min();
         let key_source_bytes = if hashed { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
         Self {
@@ -168,7 +166,6 @@ impl Input {
             host_columns,
             one_piece: table.batches.len() <= 1,
             long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
-            batch_rows: table.rows as f64 / table.batches.len().max(1) as f64,
         }
     }
 

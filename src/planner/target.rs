@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::Rates;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
+use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind, NarrowedMin};
 use crate::memory::Budget;
 
 /// Partitions that a multiprocessor of a GPU joins at a time, a block of threads each (`kernels/join_partitions.cu`).
@@ -38,6 +38,8 @@ pub struct Target {
     pub gather_bytes: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
+    /// The least that crosses its link narrowed.
+    pub narrowed_min: NarrowedMin,
     /// What it does how fast.
     pub rates: Rates,
     /// Columns that are there already from earlier joins, as they were when the plan was made.
@@ -68,6 +70,7 @@ impl Target {
             wave_rows: info.wave_rows.max(1),
             gather_bytes: info.gather_bytes.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
+            narrowed_min: info.narrowed_min,
             rates,
             kept: Vec::new(),
         }
@@ -112,6 +115,7 @@ impl Default for Target {
             wave_rows: 1 << 18,
             gather_bytes: 4 << 20,
             row_scratch_bytes: None,
+            narrowed_min: NarrowedMin::default(),
             rates: Rates::host(1),
             kept: Vec::new(),
         }

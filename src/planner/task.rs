@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::frames::frames_of;
+use super::frames::frame_of;
 use super::{Narrowing, Plan};
 use crate::Result;
 use crate::catalog::Value;
@@ -70,9 +70,16 @@ impl Plan {
     /// The columns of a side that would cross the link narrowed.
     fn frames(&self, role: Role, narrowing: Narrowing) -> BTreeMap<usize, FrameOfReference> {
         let side = self.side(role);
+        let (table, least) = (self.join.table(side), &self.target.narrowed_min);
         let (output, keys) = (self.join.output_columns(side, self.build_side), self.key_columns(side));
         let is_narrowed = |column: &usize| narrowing.includes(role, keys.contains(column), self.build_columns_last);
-        frames_of(self.join.table(side), output.iter().chain(&keys).copied().filter(is_narrowed))
+        let columns = output.iter().chain(&keys).copied().filter(is_narrowed);
+        columns.filter_map(|column| Some((column, frame_of(table, column, least)?))).collect()
+    }
+
+    /// Which columns of a side cross the link narrowed, by their places in its table.
+    pub fn narrowed(&self, role: Role) -> Vec<usize> {
+        self.frames(role, self.narrowing).into_keys().collect()
     }
 
     /// Whether other columns would be narrowed than with this plan, on its device.

@@ -34,7 +34,7 @@ pub enum Change {
 
 impl Change {
     /// Changes of one choice, at the most.
-    pub const OF_ONE_MAX: usize = 7;
+    pub const OF_ONE_MAX: usize = 6;
 
     /// In results.
     pub fn name(self) -> &'static str {

@@ -11,10 +11,11 @@ use super::asked::{Asked, Change};
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
 use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
+use crate::columns::Role;
 use crate::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use crate::join::{self, BatchSink, Monitor, PhaseRecord};
 use crate::memory::{Arena, Budget};
-use crate::planner::{self, JoinSpec, KeyPair, Narrowing, Plan, Rates, Strategy, Target};
+use crate::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
 use crate::{Context, Error, Result};
 
 /// What the engine is given.
@@ -320,9 +321,9 @@ impl Engine {
         let plan = |plan: &Plan| {
             let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, build_columns_last, .. } = plan;
             let last = if *build_columns_last { " last" } else { "" };
-            let narrowed = match plan.narrowing {
-                Narrowing::Nothing => String::new(),
-                narrowing => format!(" narrowing {}", narrowing.name()),
+            let narrowed = match [Role::Build, Role::Probe].map(|role| plan.narrowed(role)) {
+                [build, probe] if build.is_empty() && probe.is_empty() => String::new(),
+                [build, probe] => format!(" narrowing {build:?} {probe:?}"),
             };
             format!(
                 "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{narrowed}",

@@ -491,7 +491,8 @@ impl Queue {
         let held = self.in_flight.lock().held();
         // SAFETY: the stream lives as long as the queue.
         let waited = unsafe { result::stream::synchronize(self.raw) };
-        let waited = self.gpu.check(waited, attempt);
+        // What waited for narrowed columns goes on without them on a GPU that is lost.
+        let waited = self.gpu.check(waited, attempt).and_then(|()| self.gpu.check_not_lost());
         if !self.may_go_on_after(&waited) {
             let held = self.in_flight.lock().let_go_before(held);
             drop(held);
@@ -633,7 +634,8 @@ impl Mark {
         queue.gpu.check(waited, attempt)?;
         let done = queue.in_flight.lock().let_go_before(self.held);
         drop(done);
-        Ok(())
+        // As of the whole stream.
+        queue.gpu.check_not_lost()
     }
 
     /// Whether what was marked is done, as far as is known without waiting.

@@ -130,13 +130,14 @@ impl CudaDevice {
             // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
+            narrowed_min: narrow::least(),
             joins_partitions: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
             id,
             memory: budget(gpu.free_bytes()?),
-            narrower: Arc::new(Narrower::new(gpu.clone(), threads, info.streams)),
+            narrower: Arc::new(Narrower::new(gpu.clone(), threads, &info)),
             gpu,
             threads: Crews::new(id, threads).crew()?,
             stream_threads: Crews::of_streams(id, info.streams),

@@ -12,7 +12,8 @@
 //! All of it is queued at once, as plain copies are, and whoever queues it goes on. A stream waits for a slot by a word of pinned memory
 //! that the CPU counts up when the slot is filled, and counts up another itself when it was copied from. Slots are given out in the order
 //! in which their copies are queued, and tasks are taken in the same order, so that a thread which waits for a slot waits for work that
-//! was queued before its own, and for nothing else.
+//! was queued before its own, and for nothing else. That may be work of other kinds: a piece whose stream has kernels to wait for holds its
+//! slot meanwhile, and with enough of these other jobs' columns wait as well.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -31,7 +32,7 @@ use super::abi::{self, DovetailWiden};
 use super::buffer::CudaBuffer;
 use super::driver::{Gpu, Pinned};
 use super::work::{PIECE_BYTES, Work};
-use crate::device::{DeviceId, DeviceKind, FrameOfReference, Width};
+use crate::device::{DeviceId, DeviceInfo, DeviceKind, FrameOfReference, NarrowedMin, Width};
 use crate::{Error, Result};
 
 /// Bytes of a slot, and how many there are: what is narrowed ahead of the copy that is under way. All of them stay in the CPU's last cache,
@@ -66,13 +67,20 @@ const WORD_BYTES: usize = 128;
 const YIELDS: usize = 1000;
 const NAP: Duration = Duration::from_micros(20);
 
+/// What is narrowed.
+pub(super) fn least() -> NarrowedMin {
+    // The tests of this room say what they want by sizes.
+    let asked = std::env::var("DOVETAIL_TEST_NARROWED_BYTES").ok().filter(|_| !cfg!(test));
+    let copy_bytes = asked.and_then(|bytes| bytes.parse().ok()).unwrap_or(BYTES_MIN);
+    NarrowedMin { copy_bytes, batch_bytes: PART_BYTES_MIN.min(copy_bytes) }
+}
+
 /// Narrows what one GPU is sent, for all of its jobs.
 #[derive(Debug)]
 pub(super) struct Narrower {
     gpu: Arc<Gpu>,
     threads: usize,
-    /// [`BYTES_MIN`], or what a test wants.
-    bytes_min: usize,
+    least: NarrowedMin,
     /// Made for the first column; `None` where it could not be.
     belt: OnceLock<Option<Belt>>,
 }
@@ -80,16 +88,9 @@ pub(super) struct Narrower {
 impl Narrower {
     /// With as many of so many CPU threads as are left by a join's streams, whose threads ask the GPU again and again whether it is done:
     /// one that had to wait for a core would hold up its stream for milliseconds.
-    pub(super) fn new(gpu: Arc<Gpu>, threads: usize, streams: usize) -> Self {
-        // The tests of this room say what they want by sizes.
-        let asked = std::env::var("DOVETAIL_TEST_NARROWED_BYTES").ok().filter(|_| !cfg!(test));
-        let asked = asked.and_then(|bytes| bytes.parse().ok());
-        Self {
-            gpu,
-            threads: threads.saturating_sub(streams).max(1),
-            bytes_min: asked.unwrap_or(BYTES_MIN),
-            belt: OnceLock::new(),
-        }
+    pub(super) fn new(gpu: Arc<Gpu>, threads: usize, info: &DeviceInfo) -> Self {
+        let threads = threads.saturating_sub(info.streams).max(1);
+        Self { gpu, threads, least: info.narrowed_min, belt: OnceLock::new() }
     }
 
     fn belt(&self) -> Option<&Belt> {
@@ -119,8 +120,8 @@ impl Narrower {
         let width = frame.width.bytes();
         let bytes: usize = parts.iter().map(Buffer::len).sum();
         let lie_well = parts.iter().all(|part| (part.as_ptr() as usize).is_multiple_of(width));
-        let is_large =
-            bytes > 0 && bytes >= self.bytes_min && bytes / parts.len() >= PART_BYTES_MIN.min(self.bytes_min);
+        let least = self.least;
+        let is_large = bytes > 0 && bytes >= least.copy_bytes && bytes / parts.len() >= least.batch_bytes;
         if !is_large || !lie_well {
             return Ok(None);
         }
@@ -324,7 +325,13 @@ impl Belt {
         shared.put(tasks);
         // It wakes the others, which takes longer than all of this: a call of the system for each.
         shared.wake.notify_one();
-        queue.wait_for_word(shared.filled(slot), number, purpose)?;
+        if let Err(error) = queue.wait_for_word(shared.filled(slot), number, purpose) {
+            // Nothing on the stream waits for the threads, which still read the table: the caller does, before its stream lets go of that.
+            while piece.left.load(Ordering::Acquire) > 0 {
+                std::thread::yield_now();
+            }
+            return Err(error);
+        }
         let (from, to) = (shared.slot(slot, 0..bytes.len()), to.pointer() + bytes.start as u64);
         // SAFETY: slot and buffer have so many bytes, as was asserted, and the slot stays until the GPU's work is done. Nobody writes to it
         // from when it is filled until the copy is done.

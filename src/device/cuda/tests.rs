@@ -694,7 +694,7 @@ fn keys_that_are_still_arriving_are_all_entered() {
     numbers.shuffle(&mut random);
     let mut repeated = numbers.clone();
     repeated[ROWS - 1] = repeated[7];
-    let mut arriving = |numbers: &[u32], width: KeyWidth| {
+    let mut arriving = |numbers: &[u32], width: KeyWidth, is_framed: bool| {
         let mut bytes = gpu.arena.allocate(numbers.len() * width.bytes(), "keys of a test").unwrap();
         for (to, &number) in bytes.chunks_exact_mut(width.bytes()).zip(numbers) {
             to.copy_from_slice(&u128::from(number).to_le_bytes()[..width.bytes()]);
@@ -707,7 +707,12 @@ fn keys_that_are_still_arriving_are_all_entered() {
         }
         // Nothing is there before this has looked. An emulated GPU says so of what is done.
         let gate = (!cfg!(dovetail_emulated)).then(|| hold(&gpu.stream));
-        let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
+        let last = i128::from(MIN) + ROWS as i128 - 1;
+        let frame = FrameOfReference::of(Width::from_bytes(width.bytes()).unwrap(), i128::from(MIN), last);
+        let data = match frame.filter(|_| is_framed) {
+            Some(frame) => copy_in_framed(&gpu, &parts, &frame).unwrap(),
+            None => gpu.device.copy_in(&parts, &gpu.stream).unwrap(),
+        };
         assert!(super::buffer::cuda(&data).is_arriving(), "{width:?}: copies are done before anything is entered");
         // And not much while it is entered.
         std::thread::spawn(move || {
@@ -716,22 +721,29 @@ fn keys_that_are_still_arriving_are_all_entered() {
         });
         Keys { data, width, rows: numbers.len() }
     };
-    for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
+    // As they are, and as offsets, which keys of 4 bytes are already.
+    for (width, is_framed) in [
+        (KeyWidth::W4, false),
+        (KeyWidth::W8, false),
+        (KeyWidth::W8, true),
+        (KeyWidth::W16, false),
+        (KeyWidth::W16, true),
+    ] {
         let last = u128::from(MIN) + ROWS as u128 - 1;
         let dense = |keys: &Keys| gpu.device.build_dense_table(keys, u128::from(MIN), last, &gpu.stream).unwrap();
         let hashed = |keys: &Keys| gpu.device.build_table(keys, false, &gpu.stream).unwrap();
         let values: Vec<u128> = numbers.iter().map(|&number| number.into()).collect();
-        let probe = arriving(&numbers, width);
-        let array = dense(&arriving(&numbers, width)).expect("all keys are distinct");
-        for (table, story) in [(array, "an array"), (hashed(&arriving(&numbers, width)), "a hash table")] {
+        let probe = arriving(&numbers, width, is_framed);
+        let array = dense(&arriving(&numbers, width, is_framed)).expect("all keys are distinct");
+        for (table, story) in [(array, "an array"), (hashed(&arriving(&numbers, width, is_framed)), "a hash table")] {
             assert!(table.order.is_none(), "{story}, {width:?}");
             let matches = gpu.device.probe_table(&table, &probe, 0..ROWS, &gpu.stream).unwrap();
             gpu.assert_matches(&matches, &values, &values, story);
             let rows: Vec<u32> = gpu.runs(&matches).into_iter().map(|(first, _)| first).collect();
             assert!(rows == (0..ROWS as u32).collect::<Vec<_>>(), "{story}, {width:?}");
         }
-        assert!(dense(&arriving(&repeated, width)).is_none(), "a key repeats, {width:?}");
-        assert!(hashed(&arriving(&repeated, width)).order.is_some(), "a key repeats, {width:?}");
+        assert!(dense(&arriving(&repeated, width, is_framed)).is_none(), "a key repeats, {width:?}");
+        assert!(hashed(&arriving(&repeated, width, is_framed)).order.is_some(), "a key repeats, {width:?}");
     }
 }
 

@@ -69,8 +69,8 @@ use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
     DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
-    Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched,
-    Wanted, Which,
+    Matches, NarrowedMin, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table,
+    Unmatched, Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -185,6 +185,7 @@ fn info(threads: usize) -> DeviceInfo {
         row_scratch_bytes: None,
         partition_rows: 1 << 15,
         pass_bits_max: 11,
+        narrowed_min: NarrowedMin::default(),
         joins_partitions: false,
     }
 }

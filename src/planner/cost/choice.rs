@@ -112,24 +112,16 @@ impl Choice<'_> {
     /// Its price with what comes in, and in which order, as is best: all of the build side and then chunks of the probe side, or all of that
     /// at once, where there is so little to overlap that it is not worth the calls; or the build side's columns after both sides' keys.
     fn costed(&self, inputs: &Inputs) -> Costed {
-        let mut model = self.model(inputs);
+        let model = self.model(inputs);
         let memory = model.memory();
         let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, self.target, probe_at_once);
         let in_chunks = chunks(false);
-        let rates = &self.target.rates;
-        model.narrowing = match self.forced.narrowing {
-            _ if rates.copy_in_narrowed <= 0.0 => Narrowing::Nothing,
-            Some(forced) => forced,
-            None if !rates.narrows() => Narrowing::Nothing,
-            None if model.link_out_share(in_chunks) > NARROWED_OUT_SHARE_MAX => Narrowing::BeforeRows,
-            None => Narrowing::Everything,
-        };
-        let mut best = self.costed_with(&model, memory, in_chunks);
+        let mut best = self.costed_with(inputs, memory, in_chunks);
         let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
         let last = model.memory_with_columns_last(memory, self.forced.build_columns_last);
         let last = last.map(|memory| (Chunks { build_columns_last: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
-            let costed = self.costed_with(&model, memory, chunks);
+            let costed = self.costed_with(inputs, memory, chunks);
             let is_forced = chunks.build_columns_last && self.forced.build_columns_last == Some(true);
             let worth = if chunks.build_columns_last { COLUMNS_LAST_SECONDS } else { 0.0 };
             if is_forced || costed.seconds + worth < best.seconds {
@@ -139,7 +131,9 @@ impl Choice<'_> {
         best
     }
 
-    fn costed_with(&self, model: &Model<'_>, memory: MemoryNeed, chunks: Chunks) -> Costed {
+    fn costed_with(&self, inputs: &Inputs, memory: MemoryNeed, chunks: Chunks) -> Costed {
+        let mut model = self.model(inputs);
+        model.narrowing = self.narrowing(&model, chunks);
         let steps = model.steps(chunks);
         Costed {
             strategy: self.strategy,
@@ -152,6 +146,21 @@ impl Choice<'_> {
             probe_at_once: chunks.is_all_at_once,
             build_columns_last: chunks.build_columns_last,
             narrowing: model.narrowing,
+        }
+    }
+
+    /// What had better be narrowed of a join that narrows nothing yet.
+    fn narrowing(&self, model: &Model<'_>, chunks: Chunks) -> Narrowing {
+        let rates = &self.target.rates;
+        match self.forced.narrowing {
+            _ if rates.copy_in_narrowed <= 0.0 => Narrowing::Nothing,
+            Some(forced) => forced,
+            None if !rates.narrows() => Narrowing::Nothing,
+            // Of one chunk no row leaves while others arrive.
+            None if chunks.at_once > 1.0 && model.link_out_share(chunks) > NARROWED_OUT_SHARE_MAX => {
+                Narrowing::BeforeRows
+            }
+            None => Narrowing::Everything,
         }
     }
 }

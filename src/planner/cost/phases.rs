@@ -13,7 +13,6 @@ use super::super::{OutputSource, Rates, Side, Strategy};
 use super::memory::Chunks;
 use super::{Filter, Model};
 use crate::columns::{Role, fixed_width};
-use crate::device::FrameOfReference;
 use crate::device::host::FilterBytes;
 
 /// A phase as it is predicted.
@@ -175,12 +174,6 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
 /// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
 const ARRIVING_BYTES: f64 = (64 << 20) as f64;
 
-/// Columns that a device narrows have so many bytes at the least (`BYTES_MIN` of `device/cuda/narrow.rs`).
-const NARROWED_BYTES: f64 = (4 << 20) as f64;
-
-/// And in each batch, on average (`PART_BYTES_MIN` of the same).
-const NARROWED_BATCH_BYTES: f64 = (16 << 10) as f64;
-
 /// The most probe rows that one worker of a device goes through by itself, of one partition, in build rows that a partition should
 /// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
 const SHARED_OUT_ROWS: f64 = 16.0;
@@ -297,7 +290,7 @@ impl Model<'_> {
             let column = key.column(input.side);
             let width = fixed_width(self.join.table(input.side).schema.field(column).data_type());
             let bytes = width.map_or(0.0, |width| width.bytes() as f64) * self.copied_rows(role, column, chunks);
-            self.copy_seconds(role, column, bytes, chunks)
+            self.crossing(role, column, bytes, chunks).1
         });
         let copy_in = copied.sum();
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
@@ -315,8 +308,9 @@ impl Model<'_> {
         let is_shared = role == Role::Probe && self.is_probe_shared();
         let columns = || input.columns.iter().filter(|column| !column.came_as_key && !is_shared);
         let bytes_of = |column: &FixedColumn| column.bytes * self.copied_rows(role, column.index, chunks);
-        let seconds_of = |column: &FixedColumn| self.copy_seconds(role, column.index, bytes_of(column), chunks);
-        let mut bytes: f64 = columns().map(bytes_of).sum();
+        let crossing = |column: &FixedColumn| self.crossing(role, column.index, bytes_of(column), chunks);
+        let seconds_of = |column: &FixedColumn| crossing(column).1;
+        let mut bytes: f64 = columns().map(|column| crossing(column).0).sum();
         let copied = columns().count() as f64;
         let mut calls = self.copy_calls(input, copied);
         let copy_in = columns().map(seconds_of).sum();
@@ -341,20 +335,20 @@ impl Model<'_> {
         input.rows * (1.0 - self.target.kept_share(self.join.table(input.side), column, at_once))
     }
 
-    /// Of so many bytes of a column. What lies in one piece is not copied by a device that reads host memory.
-    fn copy_seconds(&self, role: Role, column: usize, bytes: f64, chunks: Chunks) -> f64 {
+    /// What so many bytes of a column are on the link, and the seconds in which they cross it. What lies in one piece is not copied by a device
+    /// that reads host memory.
+    fn crossing(&self, role: Role, column: usize, bytes: f64, chunks: Chunks) -> (f64, f64) {
         let input = self.inputs.of(role);
         if self.is_read_in_place(input) {
-            return 0.0;
+            return (bytes, 0.0);
         }
         let is_key = self.join.keys.iter().any(|key| key.column(input.side) == column);
-        let is_meant = self.narrowing.includes(role, is_key, chunks.build_columns_last);
-        let is_worth_it = |frame: &FrameOfReference| {
-            let batch_bytes = input.batch_rows * frame.width.bytes() as f64;
-            bytes >= NARROWED_BYTES * self.times(role, chunks) && batch_bytes >= NARROWED_BATCH_BYTES
-        };
-        let frame = frame_of(self.join.table(input.side), column).filter(|frame| is_meant && is_worth_it(frame));
-        frame.map_or(bytes / self.rates.copy_in, |frame| self.rates.narrowed_seconds(&frame, bytes))
+        let is_meant = self.narrowing.includes(role, is_key, chunks.build_columns_last) && !(is_key && input.host_keys);
+        let least = &self.target.narrowed_min;
+        let is_large = bytes >= least.copy_bytes as f64 * self.times(role, chunks);
+        let frame = frame_of(self.join.table(input.side), column, least).filter(|_| is_meant && is_large);
+        let Some(frame) = frame else { return (bytes, bytes / self.rates.copy_in) };
+        (bytes * frame.share(), self.rates.narrowed_seconds(&frame, bytes))
     }
 
     fn copy_calls(&self, input: &Input, columns: f64) -> f64 {

@@ -299,13 +299,8 @@ fn integers_of_a_small_range_cross_the_link_in_fewer_bytes_where_that_is_faster(
     // Not where it gains next to nothing, nor where all bytes are needed.
     assert_eq!(planned(1 << 30, 54e9), (Vec::new(), as_they_are));
     assert_eq!(planned(1 << 33, 90e9), (Vec::new(), as_they_are));
-    // Only those of the build side where what goes out, 16 bytes for each 24 that come in, takes the link for more than half as long.
-    let (framed, narrowed) = planned_with(1 << 30, 90e9, 50e9);
-    let saved = 8.0 * f64::from(1u32 << 24) * (1.0 / 50e9 - 1.0 / 90e9);
-    let as_they_are = planned_with(1 << 30, 0.0, 50e9).1;
-    assert_eq!(framed.len(), 1);
-    assert!((as_they_are - narrowed - saved).abs() < 1e-6, "{as_they_are} - {narrowed} - {saved}");
-    assert_eq!(planned_with(1 << 30, 90e9, 80e9).0.len(), 2);
+    // In one chunk nothing leaves while the columns arrive, however long that takes.
+    assert_eq!(planned_with(1 << 30, 90e9, 50e9).0.len(), 2);
 }
 
 #[test]
@@ -319,7 +314,7 @@ fn where_many_bytes_go_out_only_what_arrives_before_them_is_narrowed() {
         Arc::get_mut(table).unwrap().statistics[1] = ColumnStatistics { min, max, ..ColumnStatistics::default() };
     }
     let frames = |copy_out: f64, build_columns_last: bool| {
-        let mut target = two_pass(a100());
+        let mut target = Target { streams: 5, ..two_pass(a100()) };
         (target.rates.copy_in, target.rates.copy_in_narrowed, target.rates.copy_out) = (50e9, 90e9, copy_out);
         let strategy = Some(Strategy::Hash);
         let forced = Forced { build_columns_last: Some(build_columns_last), ..Forced::named(strategy) };

@@ -12,6 +12,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use super::*;
 use crate::Error;
 use crate::catalog::{Catalog, ColumnStatistics, HeavyValue, Table, Value};
+use crate::device::NarrowedMin;
 use crate::device::host::{EmulatedLink, HostDevice};
 use crate::memory::{Arena, Budget};
 
@@ -136,6 +137,7 @@ fn a100() -> Target {
         wave_rows: usize::MAX,
         gather_bytes: usize::MAX,
         row_scratch_bytes: None,
+        narrowed_min: NarrowedMin { copy_bytes: 4 << 20, batch_bytes: 16 << 10 },
         rates,
         kept: Vec::new(),
     }
