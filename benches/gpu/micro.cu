@@ -11,6 +11,8 @@
 //   rank         keys per second ranked by atomics in shared memory, by number of bins and skew
 //   scatter      bytes per second written in short runs to many streams, as a pass does, with nothing to rank or to stage
 //   partition    rows per second of one partition pass (rank, stage in shared memory, write runs), by bins and row size
+//   groups       rows per second of one pass that writes whole sectors only, by bins and row size: what would a single pass into
+//                thousands of partitions take?
 //   store        stores per second of 32 to 256 bytes from shared memory to random places, each one bulk copy, or 16 bytes a
 //                thread: can full buffers of a partition leave by one instruction?
 //   tiles        bytes per second that reach shared memory when a cluster's blocks read the same tiles, loaded once and
@@ -419,25 +421,56 @@ __global__ void check_kernel(const u32* rows, size_t count, u32 bins, const u64*
     atomicAdd(checksum, sum);
 }
 
+// Rows of WORDS columns of 4 bytes, the first of them the key.
+template <int WORDS>
+struct Rows {
+    size_t count;
+    std::vector<u32*> columns;
+    const u32** pointers;
+    // Of all words, each by its column.
+    u64 expected = 0;
+
+    Rows(int processors, size_t count, int skew) : count(count), columns(WORDS) {
+        for (int word = 0; word < WORDS; ++word) {
+            columns[word] = device_memory<u32>(count);
+            fill_kernel<<<processors * 8, 256>>>(columns[word], count, 17 + word, word == 0, skew);
+            std::vector<u32> host(count);
+            CHECK(cudaMemcpy(host.data(), columns[word], count * 4, cudaMemcpyDeviceToHost));
+            for (u32 value : host) expected += u64(value) * (word + 1);
+        }
+        pointers = device_memory<const u32*>(WORDS);
+        CHECK(cudaMemcpy(pointers, columns.data(), WORDS * sizeof(u32*), cudaMemcpyHostToDevice));
+    }
+    ~Rows() {
+        for (u32* column : columns) cudaFree(column);
+        cudaFree(pointers);
+    }
+    Rows(const Rows&) = delete;
+
+    // Ends the program unless every row is in its partition, and all of them are there.
+    void verify_partitioned(const char* what, int processors, const u32* rows, u32 bins, const u64* ends) const {
+        auto* results = device_memory<u64>(2);
+        CHECK(cudaMemset(results, 0, 16));
+        check_kernel<WORDS><<<processors * 8, 256>>>(rows, count, bins, ends, results, results + 1);
+        u64 found[2];
+        CHECK(cudaMemcpy(found, results, 16, cudaMemcpyDeviceToHost));
+        if (found[0] != 0 || found[1] != expected) {
+            std::fprintf(stderr, "%s: %llu rows in a wrong place, checksum %llu and not %llu\n", what, (unsigned long long)found[0],
+                         (unsigned long long)found[1], (unsigned long long)expected);
+            std::exit(1);
+        }
+        CHECK(cudaFree(results));
+    }
+};
+
 template <int WORDS, int THREADS, int PER_THREAD>
 static void partition_of(int processors, size_t count, int skew) {
-    std::vector<u32*> columns(WORDS);
-    u64 expected = 0;
-    for (int word = 0; word < WORDS; ++word) {
-        columns[word] = device_memory<u32>(count);
-        fill_kernel<<<processors * 8, 256>>>(columns[word], count, 17 + word, word == 0, skew);
-        std::vector<u32> host(count);
-        CHECK(cudaMemcpy(host.data(), columns[word], count * 4, cudaMemcpyDeviceToHost));
-        for (u32 value : host) expected += u64(value) * (word + 1);
-    }
-    auto** pointers = device_memory<const u32*>(WORDS);
-    CHECK(cudaMemcpy(pointers, columns.data(), WORDS * sizeof(u32*), cudaMemcpyHostToDevice));
+    const Rows<WORDS> input(processors, count, skew);
     auto* rows = device_memory<u32>(count * WORDS);
     for (u32 bins : {64u, 256u, 512u, 1024u, 2048u}) {
         auto* totals = device_memory<u64>(bins);
         auto* cursors = device_memory<u64>(bins);
         auto* starts = device_memory<u64>(bins);
-        auto* results = device_memory<u64>(2);
         const size_t tile = size_t(THREADS) * PER_THREAD;
         const size_t shared_bytes = tile * WORDS * 4 + (bins + (bins & 1) + 2) * 4 + bins * 8;
         auto kernel = partition_kernel<WORDS, THREADS, PER_THREAD>;
@@ -447,22 +480,14 @@ static void partition_of(int processors, size_t count, int skew) {
         CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
         double histogram = seconds([&] {
             CHECK(cudaMemsetAsync(totals, 0, bins * 8));
-            histogram_kernel<<<processors * 4, 512, bins * 4>>>(columns[0], count, bins, totals);
+            histogram_kernel<<<processors * 4, 512, bins * 4>>>(input.columns[0], count, bins, totals);
         });
         scan_kernel<<<1, 1>>>(totals, starts, bins);
         double taken = seconds([&] {
             CHECK(cudaMemcpyAsync(cursors, starts, bins * 8, cudaMemcpyDeviceToDevice));
-            kernel<<<unsigned((count + tile - 1) / tile), THREADS, shared_bytes>>>(pointers, count, bins, cursors, rows);
+            kernel<<<unsigned((count + tile - 1) / tile), THREADS, shared_bytes>>>(input.pointers, count, bins, cursors, rows);
         });
-        CHECK(cudaMemset(results, 0, 16));
-        check_kernel<WORDS><<<processors * 8, 256>>>(rows, count, bins, cursors, results, results + 1);
-        u64 found[2];
-        CHECK(cudaMemcpy(found, results, 16, cudaMemcpyDeviceToHost));
-        if (found[0] != 0 || found[1] != expected) {
-            std::fprintf(stderr, "partition: %llu rows in a wrong place, checksum %llu and not %llu\n",
-                         (unsigned long long)found[0], (unsigned long long)found[1], (unsigned long long)expected);
-            std::exit(1);
-        }
+        input.verify_partitioned("partition", processors, rows, bins, cursors);
         std::printf("{\"case\":\"partition\",\"row_bytes\":%d,\"bins\":%u,\"tile_rows\":%zu,\"threads\":%d,\"skew\":%d,"
                     "\"rows\":%zu,\"seconds\":%.6g,\"g_rows_per_second\":%.4g,\"tb_per_second\":%.4g,"
                     "\"histogram_seconds\":%.6g}\n",
@@ -472,10 +497,172 @@ static void partition_of(int processors, size_t count, int skew) {
         CHECK(cudaFree(totals));
         CHECK(cudaFree(cursors));
         CHECK(cudaFree(starts));
-        CHECK(cudaFree(results));
     }
-    for (u32* column : columns) CHECK(cudaFree(column));
-    CHECK(cudaFree(pointers));
+    CHECK(cudaFree(rows));
+}
+
+// ---- groups -----------------------------------------------------------------------------------------------------------
+
+// One pass that writes whole sectors only, into more partitions than rows of a tile can be put in order for: each partition has room for a
+// group of rows in shared memory, and a group leaves when it is full. Blocks go on from tile to tile with what is left. A group is of as
+// many rows as fill sectors, and lies at a multiple of that; rows that are in none go to both ends of their partition.
+//
+//   starts[bin]          multiple of GROUP                              ends[bin]
+//      | 1st, 2nd ...    | groups, as blocks take room ...        | last, first after the head |
+//
+// Each round every thread puts its rows into groups that have room; whoever fills one takes room for it in the output. A row that finds
+// its group full is tried again when that has left, so that many rows of one partition take many rounds: keys had better be uniform.
+template <int GROUP>
+__host__ __device__ inline u32 next_group(u32 row) {
+    return (row + GROUP - 1) / GROUP * GROUP;
+}
+
+template <int GROUP>
+__device__ inline u32 single_place(u32 start, u32 end, u32 number) {
+    const u32 first = next_group<GROUP>(start), head = (first < end ? first : end) - start;
+    return number < head ? start + number : end - 1 - (number - head);
+}
+
+template <int WORDS, int GROUP>
+constexpr size_t groups_shared_bytes(u32 bins) {
+    return size_t(bins) * (GROUP * WORDS + 3) * 4;
+}
+
+// `cursors`: where the next group of each partition goes. `singles`: rows of each that went to no group.
+template <int WORDS, int GROUP, int THREADS, int PER_THREAD>
+__global__ void __launch_bounds__(THREADS) groups_kernel(const u32* const* __restrict__ columns, size_t count, u32 bins, const u32* starts,
+                                                         const u32* ends, u32* cursors, u32* singles, u32* __restrict__ rows) {
+    constexpr u32 TILE = THREADS * PER_THREAD, WORDS_OF_GROUP = GROUP * WORDS, VECTORS = WORDS_OF_GROUP / 4;
+    static_assert(WORDS_OF_GROUP % 8 == 0, "a group is whole sectors");
+    extern __shared__ __align__(16) u32 shared[];
+    u32* groups = shared;                         // bins * WORDS_OF_GROUP
+    u32* filled = groups + bins * WORDS_OF_GROUP; // bins: rows of each group, and those that found no room
+    u32* full = filled + bins;                    // bins: full ones
+    u32* places = full + bins;                    // bins: where these go
+    __shared__ u32 full_count;
+    const size_t tiles = (count + TILE - 1) / TILE;
+    const size_t first = tiles * blockIdx.x / gridDim.x, last = tiles * (blockIdx.x + 1) / gridDim.x;
+    for (u32 bin = threadIdx.x; bin < bins; bin += THREADS) filled[bin] = 0;
+    if (threadIdx.x == 0) full_count = 0;
+
+    // A tile is loaded while the one before is put into groups.
+    u32 coming[WORDS][PER_THREAD];
+    const auto load = [&](size_t tile) {
+#pragma unroll
+        for (int at = 0; at < PER_THREAD; ++at) {
+            const size_t row = tile * TILE + at * THREADS + threadIdx.x;
+#pragma unroll
+            for (int word = 0; word < WORDS; ++word) coming[word][at] = tile < last && row < count ? columns[word][row] : 0;
+        }
+    };
+    load(first);
+    __syncthreads();
+    for (size_t tile = first; tile < last; ++tile) {
+        u32 value[WORDS][PER_THREAD];
+        u32 pending = 0;
+#pragma unroll
+        for (int at = 0; at < PER_THREAD; ++at) {
+            if (tile * TILE + at * THREADS + threadIdx.x < count) pending |= 1u << at;
+#pragma unroll
+            for (int word = 0; word < WORDS; ++word) value[word][at] = coming[word][at];
+        }
+        load(tile + 1);
+        do {
+#pragma unroll
+            for (int at = 0; at < PER_THREAD; ++at) {
+                if (!(pending >> at & 1)) continue;
+                const u32 bin = mix(value[0][at]) & (bins - 1);
+                const u32 place = atomicAdd(&filled[bin], 1u);
+                if (place >= GROUP) continue;
+                pending &= ~(1u << at);
+#pragma unroll
+                for (int word = 0; word < WORDS; ++word) groups[bin * WORDS_OF_GROUP + place * WORDS + word] = value[word][at];
+                if (place == GROUP - 1) {
+                    const u32 number = atomicAdd(&full_count, 1u);
+                    full[number] = bin;
+                    places[number] = atomicAdd(&cursors[bin], u32(GROUP));
+                }
+            }
+            __syncthreads();
+            const u32 leaving = full_count;
+            for (u32 at = threadIdx.x; at < leaving * VECTORS; at += THREADS) {
+                const u32 number = at / VECTORS, vector = at % VECTORS, bin = full[number], place = places[number], end = ends[bin];
+                // There is place for all rows, but not for all groups.
+                if (place + GROUP <= end) {
+                    reinterpret_cast<uint4*>(rows + size_t(place) * WORDS)[vector] =
+                        reinterpret_cast<const uint4*>(groups + bin * WORDS_OF_GROUP)[vector];
+                } else if (vector == 0) {
+                    const u32 before = atomicAdd(&singles[bin], u32(GROUP)), start = starts[bin];
+                    for (u32 row = 0; row < GROUP; ++row)
+                        for (int word = 0; word < WORDS; ++word)
+                            rows[size_t(single_place<GROUP>(start, end, before + row)) * WORDS + word] =
+                                groups[bin * WORDS_OF_GROUP + row * WORDS + word];
+                }
+            }
+            __syncthreads();
+            for (u32 number = threadIdx.x; number < leaving; number += THREADS) filled[full[number]] = 0;
+            if (threadIdx.x == 0) full_count = 0;
+        } while (__syncthreads_or(pending != 0));
+    }
+    for (u32 bin = threadIdx.x; bin < bins; bin += THREADS) {
+        const u32 left = filled[bin];
+        if (left == 0) continue;
+        const u32 before = atomicAdd(&singles[bin], left), start = starts[bin], end = ends[bin];
+        for (u32 row = 0; row < left; ++row)
+            for (int word = 0; word < WORDS; ++word)
+                rows[size_t(single_place<GROUP>(start, end, before + row)) * WORDS + word] =
+                    groups[bin * WORDS_OF_GROUP + row * WORDS + word];
+    }
+}
+
+template <int WORDS, int GROUP, int THREADS, int PER_THREAD>
+static void groups_of(int processors, size_t count) {
+    const Rows<WORDS> input(processors, count, -1);
+    auto* rows = device_memory<u32>(count * WORDS);
+    for (u32 bins : {256u, 1024u, 2048u, 4096u}) {
+        const auto kernel = groups_kernel<WORDS, GROUP, THREADS, PER_THREAD>;
+        const size_t shared_bytes = groups_shared_bytes<WORDS, GROUP>(bins);
+        int per_block = 0, per_processor = 0;
+        CHECK(cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+        if (shared_bytes > size_t(per_block)) continue;
+        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+        CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, THREADS, shared_bytes));
+        auto* totals = device_memory<u64>(bins);
+        CHECK(cudaMemset(totals, 0, bins * 8));
+        histogram_kernel<<<processors * 4, 512, bins * 4>>>(input.columns[0], count, bins, totals);
+        std::vector<u64> sums(bins), ends_of_all(bins);
+        CHECK(cudaMemcpy(sums.data(), totals, bins * 8, cudaMemcpyDeviceToHost));
+        std::vector<u32> starts(bins), ends(bins), cursors(bins);
+        u64 sum = 0;
+        for (u32 bin = 0; bin < bins; ++bin) {
+            starts[bin] = u32(sum);
+            cursors[bin] = next_group<GROUP>(starts[bin]);
+            sum += sums[bin];
+            ends[bin] = u32(sum);
+            ends_of_all[bin] = sum;
+        }
+        // Of each partition: where it starts and ends, where its groups go at first, and then, with the rows that are in none.
+        auto* bounds = device_memory<u32>(5 * bins);
+        const auto part = [&](int number) { return bounds + size_t(number) * bins; };
+        CHECK(cudaMemcpy(part(0), starts.data(), bins * 4, cudaMemcpyHostToDevice));
+        CHECK(cudaMemcpy(part(1), ends.data(), bins * 4, cudaMemcpyHostToDevice));
+        CHECK(cudaMemcpy(part(2), cursors.data(), bins * 4, cudaMemcpyHostToDevice));
+        CHECK(cudaMemset(rows, 0xff, count * WORDS * 4));
+        const double taken = seconds([&] {
+            CHECK(cudaMemcpyAsync(part(3), part(2), bins * 4, cudaMemcpyDeviceToDevice));
+            CHECK(cudaMemsetAsync(part(4), 0, bins * 4));
+            kernel<<<processors * per_processor, THREADS, shared_bytes>>>(input.pointers, count, bins, part(0), part(1), part(3), part(4),
+                                                                          rows);
+        });
+        CHECK(cudaMemcpy(totals, ends_of_all.data(), bins * 8, cudaMemcpyHostToDevice));
+        input.verify_partitioned("groups", processors, rows, bins, totals);
+        std::printf("{\"case\":\"groups\",\"row_bytes\":%d,\"bins\":%u,\"group_rows\":%d,\"tile_rows\":%d,\"threads\":%d,"
+                    "\"blocks_per_multiprocessor\":%d,\"rows\":%zu,\"seconds\":%.6g,\"g_rows_per_second\":%.4g,\"tb_per_second\":%.4g}\n",
+                    WORDS * 4, bins, GROUP, THREADS * PER_THREAD, THREADS, per_processor, count, taken, count / taken / 1e9,
+                    2.0 * WORDS * 4 * count / taken / 1e12);
+        CHECK(cudaFree(totals));
+        CHECK(cudaFree(bounds));
+    }
     CHECK(cudaFree(rows));
 }
 
@@ -1067,7 +1254,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     const size_t count = size_t(1) << bits;
-    constexpr const char* CASES[] = {"copy", "atomic", "gather", "rank", "scatter", "partition", "store", "tiles", "link", "peer"};
+    constexpr const char* CASES[] = {"copy", "atomic", "gather", "rank", "scatter", "partition", "groups", "store", "tiles", "link", "peer"};
     for (int at = 2; at < argc; ++at) {
         if (std::none_of(std::begin(CASES), std::end(CASES), [&](const char* name) { return !std::strcmp(name, argv[at]); })) {
             std::fprintf(stderr, "there is no case %s\n", argv[at]);
@@ -1109,6 +1296,14 @@ int main(int argc, char** argv) {
         partition_of<3, 1024, 12>(processors, count, -1);
         partition_of<3, 1024, 16>(processors, count, -1);
         partition_of<3, 512, 16>(processors, count, 0);
+    }
+    if (wanted("groups")) {
+        groups_of<2, 4, 512, 4>(processors, count);
+        groups_of<2, 4, 1024, 4>(processors, count);
+        groups_of<2, 8, 1024, 4>(processors, count);
+        groups_of<3, 8, 512, 4>(processors, count);
+        groups_of<3, 8, 1024, 2>(processors, count);
+        groups_of<3, 8, 1024, 4>(processors, count);
     }
     if (wanted("store")) store(processors, features.bulk_copies, count);
     if (wanted("tiles")) tiles(processors, features.multicast, count);
