@@ -6,6 +6,8 @@
 //! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
 //! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as
 //! PTX, for GPUs that come later.
+//! `DOVETAIL_CUDA_LIBRARY` names a folder in which the kernels are a shared library already, which is looked for again when the program starts:
+//! so that one program can be measured with several (benches/gpu/tune.sh).
 
 #[path = "emulator/build.rs"]
 mod emulator;
@@ -37,7 +39,7 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
     println!("cargo::rustc-check-cfg=cfg(dovetail_cuda)");
     println!("cargo::rustc-check-cfg=cfg(dovetail_emulated)");
     println!("cargo::rerun-if-changed=kernels");
-    for variable in ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "NVCC", "CUDA_HOME", "PATH"] {
+    for variable in ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "DOVETAIL_CUDA_LIBRARY", "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let mode = std::env::var("DOVETAIL_CUDA").unwrap_or_else(|_| "auto".into());
@@ -52,7 +54,15 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
             println!("cargo::rustc-cfg=dovetail_emulated");
             return Ok(Kernels::Emulated);
         }
-        "auto" | "require" => find_nvcc()?,
+        "auto" | "require" => match std::env::var("DOVETAIL_CUDA_LIBRARY") {
+            Ok(folder) => {
+                println!("cargo::rustc-cfg=dovetail_cuda");
+                println!("cargo::rustc-link-search=native={folder}");
+                println!("cargo::rustc-link-lib=dylib=dovetail_kernels");
+                return Ok(Kernels::Gpu);
+            }
+            Err(_) => find_nvcc()?,
+        },
         other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto, off or emulated").into()),
     };
     let Some(nvcc) = nvcc else {
