@@ -720,6 +720,15 @@ def test_ctrl_c_ends_a_join_that_nobody_could_read_any_more(server: Server, clie
     assert kept.num_rows == 3
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is an exception, also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_fetching_of_a_table(server: Server, client: dovetail.Client) -> None:
     client.put("a", {"k": np.zeros(20_000, np.int64), "v": np.arange(20_000)})
     main = threading.main_thread().ident
