@@ -39,7 +39,9 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
     println!("cargo::rustc-check-cfg=cfg(dovetail_cuda)");
     println!("cargo::rustc-check-cfg=cfg(dovetail_emulated)");
     println!("cargo::rerun-if-changed=kernels");
-    for variable in ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "DOVETAIL_CUDA_LIBRARY", "NVCC", "CUDA_HOME", "PATH"] {
+    for variable in
+        ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "DOVETAIL_CUDA_LIBRARY", "NVCC", "CUDA_HOME", "PATH"]
+    {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let mode = std::env::var("DOVETAIL_CUDA").unwrap_or_else(|_| "auto".into());
