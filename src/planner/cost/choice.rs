@@ -133,7 +133,7 @@ impl Choice<'_> {
 
     fn costed_with(&self, inputs: &Inputs, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let mut model = self.model(inputs);
-        model.narrowing = self.narrowing(&model, chunks);
+        model.narrowing = self.narrowing(&mut model, chunks);
         let steps = model.steps(chunks);
         Costed {
             strategy: self.strategy,
@@ -149,19 +149,27 @@ impl Choice<'_> {
         }
     }
 
-    /// What had better be narrowed of a join that narrows nothing yet.
-    fn narrowing(&self, model: &Model<'_>, chunks: Chunks) -> Narrowing {
+    /// What had better be narrowed of a join that narrows nothing yet; `model` is of that then.
+    fn narrowing(&self, model: &mut Model<'_>, chunks: Chunks) -> Narrowing {
         let rates = &self.target.rates;
         match self.forced.narrowing {
-            _ if rates.copy_in_narrowed <= 0.0 => Narrowing::Nothing,
-            Some(forced) => forced,
-            None if !rates.narrows() => Narrowing::Nothing,
-            // Of one chunk no row leaves while others arrive.
-            None if chunks.at_once > 1.0 && model.link_out_share(chunks) > NARROWED_OUT_SHARE_MAX => {
-                Narrowing::BeforeRows
-            }
-            None => Narrowing::Everything,
+            _ if rates.copy_in_narrowed <= 0.0 => return Narrowing::Nothing,
+            Some(forced) => return forced,
+            None if !rates.narrows() => return Narrowing::Nothing,
+            None => {}
         }
+        let (as_it_is, out) = model.link_seconds(chunks);
+        // Of one chunk no row leaves while others arrive.
+        let leaves_meanwhile = chunks.at_once > 1.0 && out > NARROWED_OUT_SHARE_MAX * as_it_is;
+        let (meant, most) = if leaves_meanwhile {
+            (Narrowing::BeforeRows, as_it_is)
+        } else {
+            (Narrowing::Everything, NARROWED_IN_SHARE_MAX * as_it_is)
+        };
+        model.narrowing = meant;
+        let (narrowed, _) = model.link_seconds(chunks);
+        let is_worth_it = as_it_is - narrowed >= NARROWED_SECONDS && narrowed <= most;
+        if is_worth_it { meant } else { Narrowing::Nothing }
     }
 }
 
@@ -173,6 +181,15 @@ const COLUMNS_LAST_SECONDS: f64 = 1.5e-3;
 /// 16 bytes, 2^26 on both sides, all columns of the result written, take 45.4 ms either way, on an H200 with 16 threads, and counted 16.6 ms in
 /// the place of 20.5 (builds that were not kept).
 const NARROWED_OUT_SHARE_MAX: f64 = 0.5;
+
+/// And where they are most of what comes in: what comes in takes the link no longer than such a share of the time that it takes as it is. Where
+/// only the keys are narrowed, beside payload that cannot be, joins take as long or longer: 37.8 ms in the place of 31.2 for 7 with 63 million
+/// rows of an 8-byte key and four columns of 4 bytes, predicted 26.9 and 31.2 (an H200, 76f666f).
+const NARROWED_IN_SHARE_MAX: f64 = 0.75;
+
+/// What narrowing has to save of the link's time: threads have to wake up, and each column's first piece waits for them. Joins of 0.8 to 2 ms
+/// took 0.1 to 0.5 ms longer for savings of 0.1 to 0.2 ms (an H200, 76f666f).
+const NARROWED_SECONDS: f64 = 1e-3;
 
 /// Carries the columns of a side whose reads at random places would take longer than moving them.
 fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {

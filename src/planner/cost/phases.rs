@@ -254,11 +254,11 @@ impl Model<'_> {
         (workers / at_work - 1.0) * step.work
     }
 
-    /// Seconds of the link for what goes out, in relation to those for what comes in.
-    pub(super) fn link_out_share(&self, chunks: Chunks) -> f64 {
+    /// Seconds of the link for what comes in, and for what goes out.
+    pub(super) fn link_seconds(&self, chunks: Chunks) -> (f64, f64) {
         let steps = self.steps(chunks);
-        let sum = |of: &dyn Fn(&Step) -> f64| steps.iter().map(of).sum::<f64>();
-        sum(&|step| step.copy_out) / sum(&|step| step.copy_in).max(1e-9)
+        let sum = |of: fn(&Step) -> f64| steps.iter().map(of).sum();
+        (sum(|step| step.copy_in), sum(|step| step.copy_out))
     }
 
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
