@@ -149,7 +149,7 @@ impl Choice<'_> {
         }
     }
 
-    /// What had better be narrowed of a join that narrows nothing yet; `model` is of that then.
+    /// What had better be narrowed of a join that narrows nothing yet. It is tried in `model`, which is left as it was tried.
     fn narrowing(&self, model: &mut Model<'_>, chunks: Chunks) -> Narrowing {
         let rates = &self.target.rates;
         match self.forced.narrowing {
@@ -182,13 +182,13 @@ const COLUMNS_LAST_SECONDS: f64 = 1.5e-3;
 /// the place of 20.5 (builds that were not kept).
 const NARROWED_OUT_SHARE_MAX: f64 = 0.5;
 
-/// And where they are most of what comes in: what comes in takes the link no longer than such a share of the time that it takes as it is. Where
-/// only the keys are narrowed, beside payload that cannot be, joins take as long or longer: 37.8 ms in the place of 31.2 for 7 with 63 million
+/// All columns come in narrowed only where the link then takes no longer than such a share of the time that they take as they are. Where only
+/// keys are narrowed, beside payload that cannot be, joins take as long or longer: 37.8 ms in the place of 31.2 for 7 with 63 million
 /// rows of an 8-byte key and four columns of 4 bytes, predicted 26.9 and 31.2 (an H200, 76f666f).
 const NARROWED_IN_SHARE_MAX: f64 = 0.75;
 
-/// What narrowing has to save of the link's time: threads have to wake up, and each column's first piece waits for them. Joins of 0.8 to 2 ms
-/// took 0.1 to 0.5 ms longer for savings of 0.1 to 0.2 ms (an H200, 76f666f).
+/// What narrowing has to save of the link's time: threads have to wake up, and each column's first piece waits for them. Four joins
+/// of 0.8 to 2.2 ms took 0.1 to 0.5 ms longer, where less than 0.2 ms were to be saved (an H200, 76f666f).
 const NARROWED_SECONDS: f64 = 1e-3;
 
 /// Carries the columns of a side whose reads at random places would take longer than moving them.
