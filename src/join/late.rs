@@ -34,10 +34,6 @@ use crate::{Error, Result};
 const PARTS: u64 = 16;
 const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so many parts");
 
-/// Parts that are copied in while the last of the keys are indexed and streams begin, when the link would have nothing to do. The first rows
-/// leave the later the more there are: 2^27 rows of 16 bytes with as many take 90, 91 and 93 ms with one, two and four.
-const PARTS_AHEAD: usize = 1;
-
 /// The share of free host memory that a result may be expected to take whose rows wait for columns of the build side: all of it is there
 /// when the last of these arrives, whoever reads it meanwhile.
 const FREE_SHARE: u64 = 2;
@@ -138,15 +134,6 @@ impl<'a> Late<'a> {
         if *self.whole.lock() { 0 } else { self.build.table.rows * bits / 8 }
     }
 
-    /// Queues copies of some parts, behind what the workshop's stream was given so far.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) fn copy_ahead(&self, shop: &Workshop<'_>) -> Result<()> {
-        shop.device.wait_event(&shop.device.record_event(shop.stream)?, shop.copies)?;
-        self.copy_until(PARTS_AHEAD, shop)
-    }
-
     /// Queues copies of all parts that were not asked for, behind `last`: no chunk is left to be copied in. Where there is no memory for
     /// them, nothing is done: whoever completes the rows of a part asks for it again.
     ///
@@ -156,14 +143,9 @@ impl<'a> Late<'a> {
         if let Some(last) = last {
             shop.device.wait_event(last, shop.copies)?;
         }
-        self.copy_until(self.parts.len(), shop)
-    }
-
-    fn copy_until(&self, end: usize, shop: &Workshop<'_>) -> Result<()> {
         let mut arriving = self.arriving.lock();
-        let asked_for = arriving.asked_for;
         let outcome =
-            (asked_for..end.min(self.parts.len())).try_for_each(|part| self.copy_part(&mut arriving, part, shop));
+            (arriving.asked_for..self.parts.len()).try_for_each(|part| self.copy_part(&mut arriving, part, shop));
         match outcome {
             Err(Error::Exhausted(_)) => Ok(()),
             outcome => outcome,

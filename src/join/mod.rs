@@ -30,6 +30,7 @@
 //! What is to be run comes as a [`Task`]; who chose it, and why, is not asked here. This room knows of tables, devices,
 //! columns and memory, and nothing of plans, jobs, queues or the wire.
 
+mod ahead;
 mod arrange;
 mod count;
 mod emit;

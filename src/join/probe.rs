@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::arrange::{CopyIn, Workshop, arrange};
+use super::ahead::{Ahead, AheadChunk};
+use super::arrange::{Arranged, CopyIn, Workshop, arrange};
 use super::emit::{BatchSizes, Emitter, SideRows};
 use super::inputs::SideInput;
 use super::late::{Late, LateChunk};
@@ -65,6 +66,8 @@ pub(super) struct Probing<'a> {
     pub(super) built: SharedBuild,
     /// Where columns of the build side come last.
     pub(super) late: Option<Late<'a>>,
+    /// Chunks that were queued before the build side was ready.
+    pub(super) ahead: Ahead,
     /// Chunks cross the link one after the other.
     pub(super) turns: Turns,
     /// The first row of the next chunk.
@@ -88,43 +91,48 @@ impl Probing<'_> {
     /// The device's, the sink's, and those of gathering; the first of any stream.
     pub(super) fn run(&self, shop: &Workshop<'_>) -> Result<()> {
         let device = shop.device;
-        let chunks = self.probe.table.rows.div_ceil(self.task.chunk_rows_min());
-        let streams = if self.task.probe_at_once { 1 } else { (device.info().streams as u64).min(chunks) as usize };
+        let streams = streams_of(self.task, self.probe, device);
         if streams <= 1 {
             // The caller's stream for copies is not waited for.
             let shop = Workshop { copies: shop.stream, ..*shop };
             let never = AtomicBool::new(false);
             return where_primitives_run(device, || {
-                self.take_chunks(&shop, 1, &never)?;
+                self.take_chunks(&shop, None, 1, &never)?;
                 self.complete_late(&shop, 0, 1)
             });
         }
         let Some(late) = &self.late else {
-            return self.on_streams(shop, streams, |own, failed| self.take_chunks(own, streams, failed));
+            return self.on_streams(shop, streams, |own, first, failed| self.take_chunks(own, first, streams, failed));
         };
-        self.on_streams(shop, streams, |own, failed| {
-            self.take_chunks(own, streams, failed)?;
+        self.on_streams(shop, streams, |own, first, failed| {
+            self.take_chunks(own, first, streams, failed)?;
             // The link goes on while other streams are at work on their last chunk.
             late.copy_rest(self.turns.last().as_ref(), shop)
         })?;
         let next = AtomicUsize::new(0);
-        self.on_streams(shop, streams, |own, _| self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams))
+        self.on_streams(shop, streams, |own, _, _| {
+            self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams)
+        })
     }
 
     /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one. They begin when what the caller's
-    /// stream was given so far is done.
+    /// stream was given so far is done. Who gets the stream of a chunk that was queued ahead is given that chunk with it.
     fn on_streams(
         &self,
         shop: &Workshop<'_>,
         streams: usize,
-        work: impl Fn(&Workshop<'_>, &AtomicBool) -> Result<()> + Sync,
+        work: impl Fn(&Workshop<'_>, Option<AheadChunk>, &AtomicBool) -> Result<()> + Sync,
     ) -> Result<()> {
         let device = shop.device;
         let built = device.record_event(shop.stream)?;
         let on_new_stream = |failed: &AtomicBool| {
-            let stream = device.stream(shop.monitor.cancel().clone())?;
+            let first = self.ahead.take();
+            let stream = match &first {
+                Some(first) => first.stream.clone(),
+                None => device.stream(shop.monitor.cancel().clone())?,
+            };
             device.wait_event(&built, &stream)?;
-            work(&Workshop { stream: &stream, copies: &stream, ..*shop }, failed)
+            work(&Workshop { stream: &stream, copies: &stream, ..*shop }, first, failed)
         };
         let failed = AtomicBool::new(false);
         let failure = Mutex::new(None);
@@ -139,8 +147,17 @@ impl Probing<'_> {
         failure.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Takes chunks until there are no more, or another stream has failed.
-    fn take_chunks(&self, shop: &Workshop<'_>, streams: usize, failed: &AtomicBool) -> Result<()> {
+    /// Takes chunks until there are no more, or another stream has failed, after one that was queued ahead.
+    fn take_chunks(
+        &self,
+        shop: &Workshop<'_>,
+        first: Option<AheadChunk>,
+        streams: usize,
+        failed: &AtomicBool,
+    ) -> Result<()> {
+        if let Some(AheadChunk { rows, arranged, .. }) = first {
+            self.join_chunk(shop, streams, rows, &arranged)?;
+        }
         while !failed.load(Ordering::Relaxed)
             && let Some(rows) = self.next_chunk(shop.device, streams)
         {
@@ -169,22 +186,14 @@ impl Probing<'_> {
         }
         let mut rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams);
         if streams > 1 {
-            let is_looked_up = self.task.arrangement == Arrangement::Original;
-            let chunks = chunks_per_stream(total, self.layout.width().bytes(), streams as u64, is_looked_up);
-            let halves = chunks / CHUNKS_PER_STREAM;
-            let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
-            let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(halves * BITMAP_ROWS) / halves } else { even };
-            rows = rows.min(even.max(self.task.chunk_rows_min()));
+            rows = rows.min(even_chunk_rows(self.task, self.layout, total, streams));
         }
         *next = total.min(start + rows);
         Some(start..*next)
     }
 
     fn probe_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>) -> Result<()> {
-        let chunk_rows = (range.end - range.start) as f64;
-        let late = self.late.as_ref().map(LateChunk::new);
-        let emitter = self.emitter(shop, late.as_ref());
-        let rows = self.probe.rows(range);
+        let rows = self.probe.rows(range.clone());
         let unkeyed = self.outcome.keeps_probe_without_key();
         // Copies overlap with other chunks' work only where there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
@@ -193,19 +202,26 @@ impl Probing<'_> {
         };
         let filter = self.filter.as_ref();
         let arrange = || arrange(shop, self.probe, rows, self.layout, self.task.arrangement, unkeyed, filter, copy_in);
-        let only_copies = self.task.arrangement == Arrangement::Original && !self.layout.is_made_on_host();
-        let arranged = match streams > 1 && only_copies {
+        let arranged = match streams > 1 && only_copies(self.task, self.layout) {
             true => self.turns.take(shop.device, shop.stream, arrange)?.0,
             false => arrange()?,
         };
+        self.join_chunk(shop, streams, range, &arranged)
+    }
+
+    /// Matches a chunk and emits its rows.
+    fn join_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>, arranged: &Arranged) -> Result<()> {
+        let chunk_rows = (range.end - range.start) as f64;
+        let late = self.late.as_ref().map(LateChunk::new);
+        let emitter = self.emitter(shop, late.as_ref());
         self.arranged(chunk_rows);
         if let Some(unkeyed) = &arranged.unkeyed {
-            let rows = SideRows::Numbered(&arranged, unkeyed.clone());
+            let rows = SideRows::Numbered(arranged, unkeyed.clone());
             emitter.emit(&SideRows::Missing, &rows, unkeyed.len(), &mut |_| {})?;
         }
         let wave_rows = wave_rows(shop.device, self.held_back_bytes(shop.device), streams);
         let mut emitted = 0.0;
-        self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), &arranged, wave_rows, &mut |rows| {
+        self.outcome.join_chunk(&emitter, &self.built, self.flags.as_ref(), arranged, wave_rows, &mut |rows| {
             self.emitted(rows);
             emitted += rows;
         })?;
@@ -237,8 +253,35 @@ impl Probing<'_> {
     }
 }
 
+/// Streams that chunks are worked on.
+pub(super) fn streams_of(task: &Task, probe: &SideInput, device: &dyn Device) -> usize {
+    let chunks = probe.table.rows.div_ceil(task.chunk_rows_min());
+    if task.probe_at_once { 1 } else { (device.info().streams as u64).min(chunks) as usize }
+}
+
+/// Whether chunks are ready to be matched once they are copied in.
+pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
+    task.arrangement == Arrangement::Original && !layout.is_made_on_host()
+}
+
+/// Rows of each chunk but the last, of a probe side of `total`, where there is memory enough for several streams.
+pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize) -> u64 {
+    let is_looked_up = task.arrangement == Arrangement::Original;
+    let chunks = chunks_per_stream(total, layout.width().bytes(), streams as u64, is_looked_up);
+    let halves = chunks / CHUNKS_PER_STREAM;
+    let even = total.div_ceil(CHUNKS_PER_STREAM * streams as u64);
+    let even = if even > CHUNK_ROWS_MIN { even.next_multiple_of(halves * BITMAP_ROWS) / halves } else { even };
+    even.max(task.chunk_rows_min())
+}
+
 /// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
-fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64, streams: usize) -> u64 {
+pub(super) fn chunk_rows(
+    probe: &SideInput,
+    layout: &KeyLayout,
+    device: &dyn Device,
+    held_back: u64,
+    streams: usize,
+) -> u64 {
     // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
     // bytes of row numbers, matches and pairs.
     let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;

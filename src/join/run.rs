@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
+use super::ahead::{Ahead, Probes};
 use super::arrange::{CopyIn, Workshop, arrange};
 use super::count::RowCount;
 use super::emit::{BatchSizes, Emitter, SideRows};
@@ -83,19 +84,23 @@ fn run_with_layout(
         BatchSizes::new(task.batch_rows, task.expected.row_bytes, device.info().gather_bytes).of_columns(&task.schema);
     let late = Late::of(task, build, probe, sizes, &shop);
     let copy_in = if late.is_some() { CopyIn::WhenNeeded } else { CopyIn::Ahead };
-    let built = where_primitives_run(device, || {
+    let columns_needed = !probe.shares || late.is_some();
+    let turns = Turns::default();
+    let (built, ahead) = where_primitives_run(device, || {
         loop {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
             let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, copy_in)?;
-            late.as_ref().map_or(Ok(()), |late| late.copy_ahead(&shop))?;
+            let copy_in = if columns_needed { CopyIn::Ahead } else { CopyIn::WhenNeeded };
+            let probes = Probes { task, build, probe, layout: &layout, copy_in };
+            let ahead = Ahead::queue(&probes, &shop, &turns, late.as_ref().map_or(0, Late::bytes_to_come))?;
             progress.reach(Stretch::ArrangeBuild, 1.0);
             let repeats = task.expected.build_keys_repeat;
-            let ahead = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
-            let built = BuildSide::new(arranged, task.dense_range, &layout, repeats, ahead, &shop)?;
+            let adjacent = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
+            let built = BuildSide::new(arranged, task.dense_range, &layout, repeats, adjacent, &shop)?;
             let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop));
             if !layout.is_hashed() || beside(device, is_exact)? {
-                return Ok(built);
+                return Ok((built, ahead));
             }
             layout = layout.clone().with_another_seed(rand::random());
         }
@@ -132,10 +137,11 @@ fn run_with_layout(
         flags,
         filter,
         built: SharedBuild::new(built),
-        columns_needed: AtomicBool::new(!probe.shares || late.is_some()),
+        columns_needed: AtomicBool::new(columns_needed),
         late,
-        turns: Turns::default(),
-        next_row: Mutex::new(0),
+        turns,
+        next_row: Mutex::new(ahead.next_row),
+        ahead,
         progress: Mutex::new(ProbeProgress { inner: progress, arranged_rows: 0.0, emitted_rows: 0.0 }),
     };
     probing.run(&shop)?;

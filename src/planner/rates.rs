@@ -38,7 +38,7 @@ pub struct Rates {
     pub sort_rows: [f64; 3],
     /// Bytes per second, read and written, of what a sort carries beyond the first 4 bytes of a row.
     pub sort_carry: f64,
-    /// Rows per second put into a hash table that fits in cache.
+    /// Rows per second put into a hash table that fits in cache, beyond what a call takes.
     pub build_rows: f64,
     /// The same of keys of 4, 8 and 16 bytes that are on two rows each, which may have to be found out and made adjacent first.
     pub build_repeated_rows: [f64; 3],
@@ -81,6 +81,8 @@ pub struct Rates {
     pub sort_call_seconds: [f64; 3],
     /// The same of making equal keys of 4, 8 and 16 bytes adjacent within partitions.
     pub group_call_seconds: [f64; 3],
+    /// The same of building a hash table of keys that do not repeat.
+    pub build_call_seconds: f64,
     /// The same of building a hash table of keys of 4, 8 and 16 bytes that repeat.
     pub build_repeated_call_seconds: [f64; 3],
     /// The same of joining partitions in one go.
@@ -123,6 +125,7 @@ impl Rates {
             partition_call_seconds: 10e-6,
             sort_call_seconds: [10e-6; 3],
             group_call_seconds: [10e-6; 3],
+            build_call_seconds: 10e-6,
             build_repeated_call_seconds: [10e-6; 3],
             join_call_seconds: 10e-6,
         }
@@ -165,6 +168,7 @@ impl Rates {
             partition_call_seconds: 60e-6,
             sort_call_seconds: [60e-6, 60e-6, 120e-6],
             group_call_seconds: [150e-6, 150e-6, 250e-6],
+            build_call_seconds: 40e-6,
             build_repeated_call_seconds: [200e-6, 200e-6, 300e-6],
             join_call_seconds: 60e-6,
         }
@@ -210,11 +214,12 @@ impl Rates {
             partition_call_seconds,
             sort_call_seconds,
             group_call_seconds,
+            build_call_seconds,
             build_repeated_call_seconds,
             join_call_seconds,
             filter_rows,
         } = *self;
-        let calls = [answer_seconds, partition_call_seconds, join_call_seconds];
+        let calls = [answer_seconds, partition_call_seconds, build_call_seconds, join_call_seconds];
         let by_width = [build_repeated_rows, sort_call_seconds, group_call_seconds, build_repeated_call_seconds];
         let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
         let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
@@ -274,6 +279,7 @@ impl Rates {
             partition_call_seconds: least(&|rates| rates.partition_call_seconds),
             sort_call_seconds: least_each(&|rates| rates.sort_call_seconds),
             group_call_seconds: least_each(&|rates| rates.group_call_seconds),
+            build_call_seconds: least(&|rates| rates.build_call_seconds),
             build_repeated_call_seconds: least_each(&|rates| rates.build_repeated_call_seconds),
             join_call_seconds: least(&|rates| rates.join_call_seconds),
             ..last.clone()

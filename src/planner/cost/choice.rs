@@ -7,7 +7,7 @@ use super::super::frames::Narrowing;
 use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::memory::{Chunks, MemoryNeed};
-use super::phases::{phases_of, total_seconds};
+use super::phases::{Step, link_seconds, phases_of, total_seconds};
 use super::{Costed, Filter, Model};
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
@@ -133,8 +133,7 @@ impl Choice<'_> {
 
     fn costed_with(&self, inputs: &Inputs, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let mut model = self.model(inputs);
-        model.narrowing = self.narrowing(&mut model, chunks);
-        let steps = model.steps(chunks);
+        let steps = self.steps(&mut model, chunks);
         Costed {
             strategy: self.strategy,
             seconds: total_seconds(&steps, chunks, &self.target.rates),
@@ -149,27 +148,35 @@ impl Choice<'_> {
         }
     }
 
-    /// What had better be narrowed of a join that narrows nothing yet. It is tried in `model`, which is left as it was tried.
-    fn narrowing(&self, model: &mut Model<'_>, chunks: Chunks) -> Narrowing {
+    /// The steps of a join that narrows nothing yet, with what had better be narrowed, as `model` says from then on.
+    fn steps(&self, model: &mut Model<'_>, chunks: Chunks) -> Vec<Step> {
         let rates = &self.target.rates;
-        match self.forced.narrowing {
-            _ if rates.copy_in_narrowed <= 0.0 => return Narrowing::Nothing,
-            Some(forced) => return forced,
-            None if !rates.narrows() => return Narrowing::Nothing,
-            None => {}
+        let forced = match self.forced.narrowing {
+            _ if rates.copy_in_narrowed <= 0.0 => Some(Narrowing::Nothing),
+            None if !rates.narrows() => Some(Narrowing::Nothing),
+            forced => forced,
+        };
+        if let Some(forced) = forced {
+            model.narrowing = forced;
+            return model.steps(chunks);
         }
-        let (as_it_is, out) = model.link_seconds(chunks);
+        let as_they_are = model.steps(chunks);
+        let (seconds, out) = link_seconds(&as_they_are);
         // Of one chunk no row leaves while others arrive.
-        let leaves_meanwhile = chunks.at_once > 1.0 && out > NARROWED_OUT_SHARE_MAX * as_it_is;
-        let (meant, most) = if leaves_meanwhile {
-            (Narrowing::BeforeRows, as_it_is)
-        } else {
-            (Narrowing::Everything, NARROWED_IN_SHARE_MAX * as_it_is)
+        let leaves_meanwhile = chunks.at_once > 1.0 && out > NARROWED_OUT_SHARE_MAX * seconds;
+        let (meant, share_max) = match leaves_meanwhile {
+            true => (Narrowing::BeforeRows, 1.0),
+            false => (Narrowing::Everything, NARROWED_IN_SHARE_MAX),
         };
         model.narrowing = meant;
-        let (narrowed, _) = model.link_seconds(chunks);
-        let is_worth_it = as_it_is - narrowed >= NARROWED_SECONDS && narrowed <= most;
-        if is_worth_it { meant } else { Narrowing::Nothing }
+        let steps = model.steps(chunks);
+        let (narrowed, _) = link_seconds(&steps);
+        let least = self.target.narrowed_min.saved.as_secs_f64();
+        if narrowed < seconds && narrowed <= share_max * seconds && seconds - narrowed >= least {
+            return steps;
+        }
+        model.narrowing = Narrowing::Nothing;
+        as_they_are
     }
 }
 
@@ -186,10 +193,6 @@ const NARROWED_OUT_SHARE_MAX: f64 = 0.5;
 /// keys are narrowed, beside payload that cannot be, joins take as long or longer: 37.8 ms in the place of 31.2 for 7 with 63 million
 /// rows of an 8-byte key and four columns of 4 bytes, predicted 26.9 and 31.2 (an H200, 76f666f).
 const NARROWED_IN_SHARE_MAX: f64 = 0.75;
-
-/// What narrowing has to save of the link's time: threads have to wake up, and each column's first piece waits for them. Four joins
-/// of 0.8 to 2.2 ms took 0.1 to 0.5 ms longer, where less than 0.2 ms were to be saved (an H200, 76f666f).
-const NARROWED_SECONDS: f64 = 1e-3;
 
 /// Carries the columns of a side whose reads at random places would take longer than moving them.
 fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {

@@ -13,6 +13,7 @@ use super::super::{OutputSource, Rates, Side, Strategy};
 use super::memory::Chunks;
 use super::{Filter, Model};
 use crate::columns::{Role, fixed_width};
+use crate::device::KeyWidth;
 use crate::device::host::FilterBytes;
 
 /// A phase as it is predicted.
@@ -126,6 +127,12 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
     phases
 }
 
+/// Seconds of the link for what comes in, and for what goes out.
+pub(super) fn link_seconds(steps: &[Step]) -> (f64, f64) {
+    let sum = |of: fn(&Step) -> f64| steps.iter().map(of).sum();
+    (sum(|step| step.copy_in), sum(|step| step.copy_out))
+}
+
 /// What all steps take together.
 ///
 /// Where nothing overlaps, that is their sum. Where copies run beside primitives, what is arranged of the build side must have
@@ -225,16 +232,18 @@ impl Model<'_> {
         // A count is known once rows are matched.
         if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !joins_partitions {
             let pairs = self.estimates.pairs;
-            // The rate is that of distinct build keys, whose matches are the pairs. Where they repeat, runs are walked, about as a
-            // merge walks rows: two steps for a pair.
-            let walked = if self.inputs.build.repeats { self.arranged(Role::Probe) + 2.0 * pairs } else { 0.0 };
-            let seconds = pairs / self.rates.expand_pairs + walked / self.rates.merge_rows;
+            let seconds = self.expanding(pairs);
             // Pairs are divided by the build rows that they refer to, which reads and writes both positions.
             let (bytes, divided) = if chunks.build_columns_last { (28.0, 16.0 * pairs) } else { (12.0, 0.0) };
             let expand = Step::new("expand", Role::Probe, bytes * pairs, seconds + divided / self.rates.stream)
                 .by_morsels_of(pairs);
-            let calls = if chunks.build_columns_last { 2.0 } else { 1.0 };
-            steps.push(expand.calling(calls * self.waves(chunks)));
+            // Rows without a match, which are not wanted, are left out by a call of its own; so are runs of pairs counted.
+            let probe = &self.inputs.probe;
+            let leaves_out =
+                probe.matched < self.arranged(Role::Probe) && !self.join.spec.how.keeps_unmatched(probe.side);
+            let also = [chunks.build_columns_last, leaves_out || self.inputs.build.repeats];
+            let calls = 1 + also.into_iter().filter(|also| *also).count();
+            steps.push(expand.calling(calls as f64 * self.waves(chunks)));
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
@@ -252,13 +261,6 @@ impl Model<'_> {
         let workers = (self.target.parallelism as f64).min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
         let at_work = (rows / morsel_rows).ceil().clamp(1.0, workers);
         (workers / at_work - 1.0) * step.work
-    }
-
-    /// Seconds of the link for what comes in, and for what goes out.
-    pub(super) fn link_seconds(&self, chunks: Chunks) -> (f64, f64) {
-        let steps = self.steps(chunks);
-        let sum = |of: fn(&Step) -> f64| steps.iter().map(of).sum();
-        (sum(|step| step.copy_in), sum(|step| step.copy_out))
     }
 
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
@@ -455,7 +457,7 @@ impl Model<'_> {
                 .by_morsels_of(build.keyed)
                 .calling_for(1.0, self.rates.answer_seconds);
         }
-        let extent = self.table(build.keyed, build.repeats).stays as f64;
+        let (keys, extent) = self.table_keys();
         // A place is found, then written; where keys repeat, the list of rows is written as well.
         let (rate, reads, call_seconds) = match build.repeats {
             true => {
@@ -466,12 +468,20 @@ impl Model<'_> {
                     of_width(self.rates.build_repeated_call_seconds, width),
                 )
             }
-            // Whether any repeats after all is asked.
-            false => (self.rates.build_rows, 2.0, self.rates.answer_seconds),
+            false => (self.rates.build_rows, 2.0, self.rates.build_call_seconds),
         };
-        let seconds = build.keyed / rate + self.rates.miss_seconds(reads * build.keyed, extent);
+        let seconds = build.keyed / rate + self.rates.miss_seconds(reads * keys, extent);
         Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
             .calling_for(1.0, call_seconds)
+    }
+
+    /// The different keys of the build side, which are what a table has places for, and the bytes of these. Equal keys are
+    /// entered one after the other, and meet in the cache.
+    fn table_keys(&self) -> (f64, f64) {
+        let build = &self.inputs.build;
+        let rows_each = if build.repeats { self.estimates.rows_of_key(build.side).max(1.0) } else { 1.0 };
+        let keys = build.keyed / rows_each;
+        (keys, self.table(keys, build.repeats).stays as f64)
     }
 
     /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.
@@ -488,7 +498,7 @@ impl Model<'_> {
                     probe_rows / self.rates.dense_rows + misses
                 }
                 None => {
-                    let extent = self.table(build.keyed, build.repeats).stays as f64;
+                    let (_, extent) = self.table_keys();
                     probe_rows / self.rates.probe_rows + self.rates.miss_seconds(cold_rows, extent)
                 }
             },
@@ -506,6 +516,19 @@ impl Model<'_> {
         step.calling_for(self.waves(chunks), self.rates.answer_seconds)
     }
 
+    /// Seconds in which matches become so many pairs. The rate is that of distinct build keys, whose matches are the pairs. Where keys
+    /// repeat, runs are counted and walked, about as a merge walks rows.
+    fn expanding(&self, pairs: f64) -> f64 {
+        /// Rows that a merge would walk in the time for a row, and for a pair of it (an H200, 76f666f: rows of 2 to 12 pairs).
+        const ROWS_OF_ROW: f64 = 2.0;
+        const ROWS_OF_PAIR: f64 = 2.5;
+        let walked = match self.inputs.build.repeats {
+            true => ROWS_OF_ROW * self.arranged(Role::Probe) + ROWS_OF_PAIR * pairs,
+            false => 0.0,
+        };
+        pairs / self.rates.expand_pairs + walked / self.rates.merge_rows
+    }
+
     /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.
     fn join_partitions(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
@@ -516,9 +539,43 @@ impl Model<'_> {
         };
         let keys = rows * self.inputs.key_bytes();
         let columns = 2.0 * self.estimates.pairs * written;
-        let work = rows / of_width(self.rates.join_rows, self.inputs.key_width) + columns / self.rates.stream;
+        let counted = of_width(self.rates.join_rows, self.inputs.key_width);
+        let work = self.rows_as_counted(rows) / counted + columns / self.rates.stream;
         let step = Step::new("join", Role::Probe, keys + columns, work).idling(self.idle(work, chunks));
         step.calling_for(self.waves(chunks), self.rates.join_call_seconds)
+    }
+
+    /// As many rows as could be counted in the time in which so many are joined and written. (An H200, 76f666f: 214 joins drawn at random.)
+    fn rows_as_counted(&self, rows: f64) -> f64 {
+        /// Rows that are written by the kernel for everything: chains are walked once more, and pairs listed before they are written.
+        const ANYTHING: f64 = 2.0;
+        /// The same after the kernel for simple joins has found that a key repeats, and has left them over.
+        const LEFT_OVER: f64 = 2.5;
+        /// A pair of a key that repeats: its build row is looked for from the one before on.
+        const PAIR: f64 = 2.0;
+        let repeats = self.inputs.build.repeats;
+        let pairs = if repeats { PAIR * self.estimates.pairs } else { 0.0 };
+        match self.are_joined_rows_simple() {
+            _ if self.join.spec.count => rows,
+            true if !repeats => rows,
+            true => LEFT_OVER * rows + pairs,
+            false => ANYTHING * rows + pairs,
+        }
+    }
+
+    /// Whether joined rows are such that a GPU writes them from registers, as long as no build key repeats (`is_direct` of
+    /// `device/cuda/join_partitions.rs`): all payload is as wide, and at most 8 bytes of each side.
+    fn are_joined_rows_simple(&self) -> bool {
+        let widths = |input: &Input| -> Vec<f64> {
+            let carried = input.columns.iter().filter(|column| column.carried).map(|column| column.bytes);
+            carried.chain(input.needs_row_numbers().then_some(4.0)).collect()
+        };
+        let sides = [widths(&self.inputs.build), widths(&self.inputs.probe)];
+        let first = sides.iter().flatten().next().copied().unwrap_or(4.0);
+        self.inputs.key_width != KeyWidth::W16
+            && (first == 4.0 || first == 8.0)
+            && sides.iter().flatten().all(|&width| width == first)
+            && sides.iter().all(|widths| widths.iter().sum::<f64>() <= 8.0)
     }
 
     /// Seconds that partitions take beyond so much work of all of the device, because there are fewer than it works on at a time,

@@ -134,6 +134,11 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
     assert!((0.99..1.3).contains(&hash), "a table that stays is passed over by none: {hash}");
 }
 
+/// Those of joins by `hash` of keys that do not repeat.
+fn calls_take(rates: &mut Rates, seconds: f64) {
+    (rates.call_seconds, rates.answer_seconds, rates.build_call_seconds) = (seconds, seconds, seconds);
+}
+
 #[test]
 fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
     let is_at_once = |rows, call_seconds| {
@@ -141,12 +146,13 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
         join.spec.into = Some("kept".into());
         let mut target = Target { streams: 5, ..two_pass(a100()) };
         (target.rates.copy_in, target.rates.copy_out) = (20e9, 20e9);
-        (target.rates.call_seconds, target.rates.answer_seconds) = (call_seconds, call_seconds);
-        plan_on(join, Some(Strategy::Hash), &target).unwrap().probe_at_once
+        calls_take(&mut target.rates, call_seconds);
+        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::Hash)) };
+        plan_forced(join, &forced, &target).unwrap().probe_at_once
     };
     assert!(is_at_once(3 << 20, 100e-6), "three chunks of calls take longer than what they hide");
     assert!(!is_at_once(3 << 20, 1e-6), "calls take hardly anything");
-    assert!(!is_at_once(1 << 26, 100e-6), "there is much to overlap");
+    assert!(!is_at_once(1 << 27, 50e-6), "there is much to overlap");
 }
 
 #[test]
@@ -161,7 +167,7 @@ fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a
     for (call_seconds, is_at_once, probe_rows) in [(10e-3, true, ROWS), (1e-6, false, ROWS / 8 * 5)] {
         let mut target = Target { streams: 5, ..two_pass(a100()) };
         (target.rates.copy_in, target.rates.copy_out) = (1e9, 1e9);
-        (target.rates.call_seconds, target.rates.answer_seconds) = (call_seconds, call_seconds);
+        calls_take(&mut target.rates, call_seconds);
         let plan = plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap();
         assert_eq!(plan.probe_at_once, is_at_once);
         assert_eq!(plan.host_scratch_bytes, keys(ROWS) + keys(probe_rows));
@@ -270,6 +276,42 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
     // A partition in which most probe rows are takes as long as it does however many others there are.
     let skewed = TableSpec { heaviest_share: Some(0.2), ..sparse(1 << 22, 1) };
     assert!(of(1 << 20, &skewed, &target).1 > 3.0 * of(1 << 20, &probe, &target).1);
+}
+
+#[test]
+fn joined_rows_that_are_not_simple_take_longer_to_write() {
+    let seconds = |columns: usize, rows_of_key: u64, count: bool| {
+        let build = TableSpec { distinct: (1 << 22) as f64 / rows_of_key as f64, ..sparse(1 << 22, columns) };
+        let mut join = bound(&build, &sparse(1 << 22, columns), JoinKind::Inner);
+        if count {
+            (join.spec.count, join.output) = (true, Vec::new());
+        }
+        let mut target = Target { partitions_at_once: 1, ..joining_partitions() };
+        // What is written takes no time by itself.
+        target.rates.stream = 1e18;
+        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::RadixHash)) };
+        let plan = plan_forced(join, &forced, &target).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "join").unwrap().seconds - target.rates.join_call_seconds
+    };
+    let simple = seconds(2, 1, false);
+    assert!((seconds(2, 1, true) - simple).abs() < 1e-9, "no less is counted than written from registers");
+    assert!((seconds(3, 1, false) / simple - 2.0).abs() < 1e-3, "12 bytes of each side are no simple payload");
+    assert!(seconds(2, 4, false) > 2.5 * simple, "rows of keys that repeat are left over");
+    assert!((seconds(2, 4, true) - simple).abs() < 1e-9, "pairs are counted by the kernel for everything anyway");
+}
+
+/// Equal keys are entered one after the other: what is read at random places is a place for each key.
+#[test]
+fn a_table_is_as_large_as_its_keys_are_many() {
+    let seconds = |rows_of_key: u64| {
+        let build = TableSpec { distinct: (1 << 26) as f64 / rows_of_key as f64, ..sparse(1 << 26, 1) };
+        let join = bound(&build, &sparse(1 << 24, 1), JoinKind::Inner);
+        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::Hash)) };
+        let plan = plan_forced(join, &forced, &Target { memory_bytes: u64::MAX, ..a100() }).unwrap();
+        ["build table", "match"].map(|name| plan.phases.iter().find(|phase| phase.name == name).unwrap().seconds)
+    };
+    let ([build_few, match_few], [build_many, match_many]) = (seconds(64), seconds(4));
+    assert!(build_few < build_many && match_few < match_many, "a million places are in cache, and 16 million are not");
 }
 
 #[test]
@@ -413,7 +455,7 @@ fn a_count_is_made_of_keys_alone() {
 fn small_joins_are_priced_by_their_calls() {
     let seconds = |rows: u64, call_seconds: f64| {
         let mut target = two_pass(a100());
-        (target.rates.call_seconds, target.rates.answer_seconds) = (call_seconds, call_seconds);
+        calls_take(&mut target.rates, call_seconds);
         let plan = plan_on(bound(&sparse(rows, 1), &sparse(rows, 1), JoinKind::Inner), None, &target).unwrap();
         (plan.seconds, plan.strategy)
     };

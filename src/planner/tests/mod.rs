@@ -6,6 +6,7 @@ mod estimates;
 mod wu_2024;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema};
 
@@ -120,6 +121,7 @@ fn a100() -> Target {
         partition_call_seconds: 60e-6,
         sort_call_seconds: [60e-6; 3],
         group_call_seconds: [150e-6; 3],
+        build_call_seconds: 20e-6,
         build_repeated_call_seconds: [200e-6; 3],
         join_call_seconds: 60e-6,
     };
@@ -137,7 +139,7 @@ fn a100() -> Target {
         wave_rows: usize::MAX,
         gather_bytes: usize::MAX,
         row_scratch_bytes: None,
-        narrowed_min: NarrowedMin { copy_bytes: 4 << 20, batch_bytes: 16 << 10 },
+        narrowed_min: NarrowedMin { copy_bytes: 4 << 20, batch_bytes: 16 << 10, saved: Duration::from_millis(1) },
         rates,
         kept: Vec::new(),
     }

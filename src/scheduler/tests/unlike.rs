@@ -12,6 +12,7 @@ fn stage() -> Stage {
         partition_call_seconds: CALL,
         sort_call_seconds: [CALL; 3],
         group_call_seconds: [CALL; 3],
+        build_call_seconds: CALL,
         build_repeated_call_seconds: [CALL; 3],
         join_call_seconds: CALL,
         ..Rates::host(64)
