@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use super::Task;
 use super::arrange::{Arranged, CopyIn, Workshop, arrange};
 use super::inputs::SideInput;
-use super::probe::{chunk_rows, even_chunk_rows, only_copies, streams_of};
+use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of};
 use super::turns::Turns;
 use crate::columns::KeyLayout;
-use crate::device::Stream;
 use crate::device::host::TableBytes;
+use crate::device::{Device, Stream};
 use crate::{Error, Result};
 
 /// As many as the link carries while the last 32 MiB of keys are indexed and streams begin, which is about a millisecond: a chunk of 2^27
@@ -56,8 +56,8 @@ impl Ahead {
     }
 
     /// Queues the copies of a few chunks behind those of the build side, which both of the workshop's streams were given. None where
-    /// something has to be waited for before a chunk is there, or the index of the build side might want for memory: `held_back` bytes
-    /// for more than its keys.
+    /// something has to be waited for before a chunk is there, or where memory is not so plentiful that the index of the build side cannot
+    /// want for it, whatever its keys are: twice what that, a chunk for each stream and `held_back` bytes more take.
     ///
     /// # Errors
     /// The device's.
@@ -69,9 +69,9 @@ impl Ahead {
         if streams <= 1 || waits || of.task.filter || !only_copies(of.task, of.layout) {
             return Ok(ahead);
         }
-        let table = TableBytes::new(of.layout.width(), of.build.table.rows, of.task.expected.build_keys_repeat);
         let rows = even_chunk_rows(of.task, of.layout, total, streams);
-        if chunk_rows(of.probe, of.layout, device, held_back + table.stays + table.building, streams) < rows {
+        let chunks_bytes = streams as u64 * rows * chunk_row_bytes(of.probe, of.layout) as u64;
+        if device.memory().free_bytes() / 2 < held_back + of.index_bytes(device) + chunks_bytes {
             return Ok(ahead);
         }
         let of_build = [device.record_event(shop.stream)?, device.record_event(shop.copies)?];
@@ -97,11 +97,82 @@ impl Ahead {
 }
 
 impl Probes<'_> {
+    /// Device memory that indexing the build side takes, at the most: keys may repeat though they were not expected to.
+    fn index_bytes(&self, device: &dyn Device) -> u64 {
+        let rows = self.build.table.rows;
+        let of = |repeats| TableBytes::new(self.layout.width(), rows, repeats);
+        let (distinct, repeated) = (of(false), of(true));
+        let scratch = rows * device.info().row_scratch_bytes.unwrap_or(0) as u64;
+        distinct.stays + repeated.stays + repeated.building.max(distinct.building) + scratch
+    }
+
     fn copy(&self, shop: &Workshop<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<Arranged> {
         let own = Workshop { stream, copies: stream, ..*shop };
         let rows = self.probe.rows(rows);
         // All rows have a key.
         let queue = || arrange(&own, self.probe, rows, self.layout, self.task.arrangement, false, None, self.copy_in);
         turns.take(shop.device, stream, queue).map(|(arranged, _)| arranged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int32Array, RecordBatch};
+    use arrow::datatypes::{DataType, Field, Schema};
+
+    use super::*;
+    use crate::catalog::{Catalog, Upload, UploadOptions};
+    use crate::columns::Role;
+    use crate::device::host::HostDevice;
+    use crate::device::{CancelFlag, Device};
+    use crate::join::{Monitor, Strategy};
+    use crate::memory::{Arena, Budget};
+    use crate::planner::{self, JoinSpec, KeyPair};
+
+    const ROWS: u64 = 100_000;
+
+    /// The first row that is not queued ahead, of a probe side on a device with so many streams and so much memory.
+    fn next_row(strategy: Strategy, with_nulls: bool, streams: usize, memory: u64) -> u64 {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        for name in ["build", "probe"] {
+            let schema = Arc::new(Schema::new(vec![Field::new("k", DataType::Int32, true)]));
+            let keys = Int32Array::from_iter((0..ROWS as i32).map(|key| (key > 0 || !with_nulls).then_some(key)));
+            let mut upload = Upload::begin(&catalog, name, schema.clone(), UploadOptions::default()).unwrap();
+            upload.append(RecordBatch::try_new(schema, vec![Arc::new(keys)]).unwrap()).unwrap();
+            upload.commit().unwrap();
+        }
+        let spec =
+            JoinSpec { strategy: Some(strategy), ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
+        let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
+        let task = Task { chunk_rows_min: Some(1 << 12), probe_at_once: false, ..plan.task().unwrap() };
+        let (build, probe) = (SideInput::new(&task, Role::Build), SideInput::new(&task, Role::Probe));
+        let layout = KeyLayout::new(task.key_facts.clone(), 0);
+        let budget = Budget::new("device memory", "--device-memory", memory);
+        let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(streams);
+        let (stream, monitor) = (device.stream(CancelFlag::new()).unwrap(), Monitor::new(CancelFlag::new()));
+        let shop =
+            Workshop { device: &device, stream: &stream, copies: &stream, arena: catalog.arena(), monitor: &monitor };
+        let of = Probes { task: &task, build: &build, probe: &probe, layout: &layout, copy_in: CopyIn::Ahead };
+        let (turns, mut row) = (Turns::default(), 0);
+        let ahead = Ahead::queue(&of, &shop, &turns, 0).unwrap();
+        while let Some(chunk) = ahead.take() {
+            assert_eq!((chunk.rows.start, chunk.arranged.len() as u64), (row, chunk.rows.end - chunk.rows.start));
+            row = chunk.rows.end;
+        }
+        assert_eq!(row, ahead.next_row);
+        assert_eq!(turns.last().is_some(), row > 0, "chunks after these cross the link behind them");
+        row
+    }
+
+    #[test]
+    fn chunks_are_queued_that_wait_for_nothing() {
+        // A fiftieth of the rows would be too few.
+        assert_eq!(next_row(Strategy::Hash, false, 5, 1 << 30), 2 << 12);
+        assert_eq!(next_row(Strategy::Hash, false, 1, 1 << 30), 0, "one stream has nothing to do beside indexing");
+        assert_eq!(next_row(Strategy::Hash, true, 5, 1 << 30), 0, "how many rows have a key has to be waited for");
+        assert_eq!(next_row(Strategy::RadixHash, false, 5, 1 << 30), 0, "chunks are partitioned first");
+        assert_eq!(next_row(Strategy::Hash, false, 5, 8 << 20), 0, "there may be too little memory for the index");
     }
 }

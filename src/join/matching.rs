@@ -25,14 +25,14 @@ pub(super) struct BuildSide {
 
 impl BuildSide {
     /// Indexes an arranged build side. `dense`: the smallest and the largest key, if the keys are worth an array of that extent.
-    /// `repeats`: some key is expected to be there twice. `ahead`: equal keys must be adjacent before the first wave, because marks or
+    /// `repeats`: some key is expected to be there twice. `adjacent`: equal keys must be so before the first wave, because marks or
     /// comparisons refer to positions that may not move later.
     pub(super) fn new(
         mut arranged: Arranged,
         dense: Option<(u128, u128)>,
         layout: &KeyLayout,
         repeats: bool,
-        ahead: bool,
+        adjacent: bool,
         shop: &Workshop<'_>,
     ) -> Result<Self> {
         let mut table = None;
@@ -50,7 +50,7 @@ impl BuildSide {
                     Ok(built)
                 })?);
             }
-            Order::Partitioned(_) if ahead => arranged.group(shop)?,
+            Order::Partitioned(_) if adjacent => arranged.group(shop)?,
             _ => {}
         }
         Ok(Self { arranged, table, grouping_bytes: OnceLock::new() })

@@ -22,7 +22,8 @@
 //! (`columns/layout.rs`); wider ones are hashed to 128 bits, and the real values are compared before a row is emitted (`verify.rs`).
 //!
 //! A GPU joins partitions in one go, where each pair of rows is all that is wanted of them (`fused.rs`). Where every column of a large
-//! result is written, the build side's columns may cross the link last (`late.rs`).
+//! result is written, the build side's columns may cross the link last (`late.rs`). The first chunks of the probe side are on their way
+//! before the build side is ready (`ahead.rs`).
 //!
 //! Where only the number of rows is wanted, a wave ends with its matches (`count.rs`). Columns of rows that are in the result one after
 //! the other as they lie in their table are shared with it (`emit.rs`).

@@ -8,7 +8,8 @@
 //!
 //! One stream works off its chunks one after the other: on the CPU, whose primitives use all of its threads, and on a GPU where there is little
 //! to overlap. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
-//! then cross the link while another is matched, and the link is busy both ways. All share the build side.
+//! then cross the link while another is matched, and the link is busy both ways. All share the build side. The first streams to begin may
+//! find their first chunk queued already (`ahead.rs`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -274,19 +275,16 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
     even.max(task.chunk_rows_min())
 }
 
+/// Bytes of device memory that a row of a chunk takes: keys packed and arranged (and once more while sorting), columns copied in, carried,
+/// and sorted, and 32 bytes of row numbers, matches and pairs.
+pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
+    3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32
+}
+
 /// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
-pub(super) fn chunk_rows(
-    probe: &SideInput,
-    layout: &KeyLayout,
-    device: &dyn Device,
-    held_back: u64,
-    streams: usize,
-) -> u64 {
-    // Per row: keys packed and arranged (and once more while sorting), columns copied in, carried, and sorted, and 32
-    // bytes of row numbers, matches and pairs.
-    let row_bytes = 3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32;
+fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64, streams: usize) -> u64 {
     let free = device.memory().free_bytes().saturating_sub(held_back) / streams as u64;
-    let rows = (free / 2 / row_bytes as u64).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
+    let rows = (free / 2 / chunk_row_bytes(probe, layout) as u64).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
     rows - rows % BITMAP_ROWS
 }
 

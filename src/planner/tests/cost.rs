@@ -300,6 +300,30 @@ fn joined_rows_that_are_not_simple_take_longer_to_write() {
     assert!((seconds(2, 4, true) - simple).abs() < 1e-9, "pairs are counted by the kernel for everything anyway");
 }
 
+/// A GPU's matches of distinct keys are its pairs, so that the rate of pairs says nothing of rows that have none.
+#[test]
+fn rows_that_are_left_out_are_read_where_pairs_cost_nothing() {
+    let expand = |expand_pairs: f64, how: JoinKind| {
+        // Half of the probe rows have a match.
+        let (build, probe) = (
+            TableSpec { range: (0, 1 << 24), ..sparse(1 << 24, 1) },
+            TableSpec { range: (0, 1 << 25), ..sparse(1 << 25, 1) },
+        );
+        let mut target = a100();
+        target.rates.expand_pairs = expand_pairs;
+        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::Hash)) };
+        let plan = plan_forced(bound(&build, &probe, how), &forced, &target).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "expand").unwrap().seconds
+    };
+    let (rows, stream) = (f64::from(1u32 << 25), a100().rates.stream);
+    // All pairs of the outer join are those of its probe rows.
+    let left_out = expand(1e15, JoinKind::Inner) - expand(1e15, JoinKind::Right);
+    let call = a100().rates.call_seconds;
+    assert!((left_out - call - 12.0 * rows / stream).abs() < 1e-6, "{left_out}");
+    let left_out = expand(110e9, JoinKind::Inner) - expand(110e9, JoinKind::Right);
+    assert!(left_out <= call, "the rate says it all: {left_out}");
+}
+
 /// Equal keys are entered one after the other: what is read at random places is a place for each key.
 #[test]
 fn a_table_is_as_large_as_its_keys_are_many() {

@@ -109,7 +109,7 @@ fn a100() -> Target {
         group_rows: [20e9; 3],
         join_rows: [0.0; 3],
         merge_rows: 40e9,
-        expand_pairs: 150e9,
+        expand_pairs: 110e9,
         gather_values: rows / clustered,
         near_reads: rows / (unclustered - clustered),
         random_reads: rows / (unclustered - clustered),
