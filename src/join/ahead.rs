@@ -28,6 +28,7 @@ use crate::{Error, Result};
 const CHUNKS: usize = 2;
 
 /// Chunks that were queued before the build side was ready.
+#[derive(Default)]
 pub(super) struct Ahead {
     chunks: Mutex<VecDeque<AheadChunk>>,
     /// The first row after them.
@@ -51,10 +52,6 @@ pub(super) struct Probes<'a> {
 }
 
 impl Ahead {
-    pub(super) fn none() -> Self {
-        Self { chunks: Mutex::default(), next_row: 0 }
-    }
-
     /// Queues the copies of a few chunks behind those of the build side, which both of the workshop's streams were given. None where
     /// something has to be waited for before a chunk is there, or where memory is not so plentiful that the index of the build side cannot
     /// want for it, whatever its keys are: twice what that, a chunk for each stream and `held_back` bytes more take.
@@ -62,7 +59,7 @@ impl Ahead {
     /// # Errors
     /// The device's.
     pub(super) fn queue(of: &Probes<'_>, shop: &Workshop<'_>, turns: &Turns, held_back: u64) -> Result<Self> {
-        let mut ahead = Self::none();
+        let mut ahead = Self::default();
         let (device, total) = (shop.device, of.probe.table.rows);
         let streams = streams_of(of.task, of.probe, device);
         let waits = of.probe.key_columns.iter().any(|&key| of.probe.has_nulls(key)) || of.layout.is_hashed();

@@ -531,16 +531,14 @@ impl Model<'_> {
         /// Rows that a merge would walk in the time for a row, and for a pair of it (an H200, 76f666f: rows of 2 to 12 pairs).
         const ROWS_OF_ROW: f64 = 2.0;
         const ROWS_OF_PAIR: f64 = 2.5;
-        let walked = match self.inputs.build.repeats {
-            true => ROWS_OF_ROW * self.arranged(Role::Probe) + ROWS_OF_PAIR * pairs,
-            false => 0.0,
-        };
+        let rows = self.arranged(Role::Probe);
         let moves_nothing = PAIR_BYTES * self.rates.expand_pairs > self.rates.stream;
-        let left_out = match leaves_out && moves_nothing && !self.inputs.build.repeats {
-            true => ROW_BYTES * self.arranged(Role::Probe) / self.rates.stream,
+        let beyond = match self.inputs.build.repeats {
+            true => (ROWS_OF_ROW * rows + ROWS_OF_PAIR * pairs) / self.rates.merge_rows,
+            false if leaves_out && moves_nothing => ROW_BYTES * rows / self.rates.stream,
             false => 0.0,
         };
-        pairs / self.rates.expand_pairs + walked / self.rates.merge_rows + left_out
+        pairs / self.rates.expand_pairs + beyond
     }
 
     /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.
