@@ -115,6 +115,87 @@ struct DovetailPackKeys {
 /// A CUDA stream, as the driver and the runtime both know it.
 typedef void *DovetailStream;
 
+/// Says where values of variable length begin, of the offsets that each part of a column came with.
+struct DovetailValueBegins {
+  /// Inputs: the offsets of all parts, one more than rows of each.
+  const void *offsets;
+  /// Bytes per offset: 4 or 8.
+  uint32_t offset_bytes;
+  /// How many parts, at least one; none of them is empty.
+  uint32_t parts;
+  /// The first row of each part.
+  const uint64_t *part_rows;
+  /// What is added to the offsets of each part, wrapping.
+  const uint64_t *part_bases;
+  /// Rows of all parts.
+  uint64_t rows;
+  /// Output: `rows + 1` numbers.
+  uint64_t *begins;
+};
+
+/// One key column that is too wide, or beside one that is, and so is hashed and compared.
+struct DovetailValueField {
+  /// Values of fixed width; or the bytes of values of variable length, one after the other, at a multiple of 8 bytes and in whole words
+  /// of 8 bytes.
+  const void *data;
+  /// Where each value begins and, one more entry than rows, the last one ends; null for values of fixed width.
+  const uint64_t *begins;
+  /// A bit per row, or null when all rows are valid.
+  const uint8_t *validity;
+  /// Bytes per value of fixed width.
+  uint32_t width;
+  /// `DOVETAIL_UNSIGNED` and so on, with nothing taken off.
+  uint32_t encoding;
+  /// Whether null is equal to null.
+  uint32_t nulls_equal;
+};
+
+/// Hashes key columns to keys of 16 bytes.
+struct DovetailHashKeys {
+  /// Inputs: the key columns.
+  struct DovetailValueField fields[DOVETAIL_FIELDS_MAX];
+  /// How many there are.
+  uint32_t field_count;
+  /// Rows that have a key; null when all have.
+  const uint32_t *kept;
+  /// Number of keys.
+  uint64_t rows;
+  /// Of the hash.
+  uint64_t seed;
+  /// Which bits of the hash are kept; the lower half.
+  uint64_t mask_low;
+  /// The upper half.
+  uint64_t mask_high;
+  /// Output: `rows` keys.
+  void *keys;
+};
+
+/// Counts pairs of rows whose values differ, and flags them.
+struct DovetailCompareValues {
+  /// Inputs: the key columns of one row of each pair.
+  struct DovetailValueField a[DOVETAIL_FIELDS_MAX];
+  /// Those of the other, of the same kinds.
+  struct DovetailValueField b[DOVETAIL_FIELDS_MAX];
+  /// How many there are.
+  uint32_t field_count;
+  /// One row of each pair, or null for consecutive rows. `NO_ROW` is equal to everything.
+  const uint32_t *a_rows;
+  /// The first of consecutive rows.
+  uint32_t a_start;
+  /// The other one, or null.
+  const uint32_t *b_rows;
+  /// The first of consecutive rows.
+  uint32_t b_start;
+  /// Keys of 16 bytes, one more than pairs, or null: a pair counts only if its key is the next one's.
+  const void *keys;
+  /// How many pairs.
+  uint64_t pairs;
+  /// Output: a byte for each pair; may be null.
+  uint8_t *flags;
+  /// Output: how many differ, added to what is there.
+  uint32_t *differing;
+};
+
 /// Lists rows that satisfy a condition, in ascending order.
 struct DovetailSelect {
   /// `DOVETAIL_FLAG_SET` and so on.
@@ -725,6 +806,12 @@ extern "C" {
 #endif // __cplusplus
 
 extern int dovetail_pack_keys(const struct DovetailPackKeys *args, DovetailStream stream);
+
+extern int dovetail_value_begins(const struct DovetailValueBegins *args, DovetailStream stream);
+
+extern int dovetail_hash_keys(const struct DovetailHashKeys *args, DovetailStream stream);
+
+extern int dovetail_compare_values(const struct DovetailCompareValues *args, DovetailStream stream);
 
 extern int dovetail_select(const struct DovetailSelect *args, DovetailStream stream);
 

@@ -192,6 +192,9 @@ T atomicMax(T* at, emulator::As<T> value) {
 }
 
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 inline int __ffs(int word) { return __builtin_ffs(word); }
 template <typename T>
 T __ldg(const T* at) { return *at; }

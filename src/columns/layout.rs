@@ -13,7 +13,8 @@
 //! that are sorted by these columns have sorted keys, and need not be sorted again ([`KeyLayout::keeps_order`]).
 //!
 //! Wider keys become a 128-bit hash of all their values. Whoever joins by such keys compares the real values behind equal
-//! hashes ([`KeyLayout::differing`]) before a row is emitted.
+//! hashes before a row is emitted. Hashes are made and values compared by the host ([`KeyLayout::differing`]), or by a device that can do
+//! both, and then has the values in its memory for as long as they are compared.
 
 mod fields;
 #[cfg(test)]
@@ -30,9 +31,12 @@ use fields::{Field, Source, packed_fields};
 use super::KeyClass;
 use super::host_keys::{filled_column, host_column, number_bits, ordered_float_bits, short_bytes};
 use super::reader::{KeyReader, KeyValue};
-use super::rows::Rows;
+use super::rows::{Rows, are_bytes, fixed_width, value_bytes};
 use crate::Result;
-use crate::device::{Column, Device, KeyEncoding, KeyField, KeyWidth, PackedKeys, Stream, Width};
+use crate::device::{
+    Column, Device, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth, PackedKeys, Stream, VALUE_FIELDS_MAX,
+    ValueField, Width,
+};
 use crate::memory::Arena;
 
 /// What is known of one pair of key columns before any value is read.
@@ -74,17 +78,52 @@ pub struct KeyLayout {
 enum Form {
     /// All values exactly, in a key of that width.
     Packed { width: KeyWidth, fields: Vec<Field> },
-    /// A hash of all values with that seed. `mask` is all ones, except in tests that want collisions.
-    Hashed { seed: u64, mask: u128 },
+    /// A hash of all values.
+    Hashed { hashing: Hashing, by: Hasher },
 }
+
+/// Who hashes values and compares them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hasher {
+    Host,
+    Device,
+}
+
+/// Values of up to so many bytes are hashed and compared by a device: it has a thread for each, and others wait for the longest.
+const DEVICE_BYTES_MAX: usize = 4096;
 
 /// The keys of some rows of one side.
 #[derive(Debug)]
 pub struct SideKeys {
     /// On the device.
     pub packed: PackedKeys,
-    /// The real values; empty for packed keys, which need no comparison.
-    readers: Vec<KeyReader>,
+    values: Values,
+}
+
+/// The real values behind hashes.
+#[derive(Debug)]
+enum Values {
+    /// Packed keys need no comparison.
+    InKeys,
+    OnHost(Vec<KeyReader>),
+    OnDevice(Vec<ValueField>),
+}
+
+impl SideKeys {
+    /// The real values, where the device compares them.
+    pub fn on_device(&self) -> Option<&[ValueField]> {
+        match &self.values {
+            Values::OnDevice(fields) => Some(fields),
+            _ => None,
+        }
+    }
+
+    fn readers(&self) -> &[KeyReader] {
+        match &self.values {
+            Values::OnHost(readers) => readers,
+            _ => unreachable!("values that the host compares"),
+        }
+    }
 }
 
 impl KeyLayout {
@@ -92,7 +131,7 @@ impl KeyLayout {
     pub fn new(facts: Vec<KeyFacts>, seed: u64) -> Self {
         let form = match packed_fields(&facts) {
             Some((width, fields)) => Form::Packed { width, fields },
-            None => Form::Hashed { seed, mask: u128::MAX },
+            None => Form::Hashed { hashing: Hashing { seed, mask: u128::MAX }, by: Hasher::Host },
         };
         Self { facts, form }
     }
@@ -100,16 +139,75 @@ impl KeyLayout {
     /// A layout whose hashes have only the bits of `mask`, so that tests see collisions.
     #[cfg(test)]
     pub fn with_colliding_hashes(facts: Vec<KeyFacts>, mask: u128) -> Self {
-        Self { facts, form: Form::Hashed { seed: 0, mask } }
+        Self { facts, form: Form::Hashed { hashing: Hashing { seed: 0, mask }, by: Hasher::Host } }
     }
 
     /// The same layout with another seed for its hashes, after two different values had the same.
     pub fn with_another_seed(self, seed: u64) -> Self {
         let form = match self.form {
-            Form::Hashed { .. } => Form::Hashed { seed, mask: u128::MAX },
+            Form::Hashed { by, .. } => Form::Hashed { hashing: Hashing { seed, mask: u128::MAX }, by },
             packed => packed,
         };
         Self { facts: self.facts, form }
+    }
+
+    /// The same for a device that [hashes keys](crate::device::DeviceInfo::hashes_keys), if it can read these.
+    #[must_use]
+    pub fn hashed_by_device(self) -> Self {
+        let form = match self.form {
+            Form::Hashed { hashing, .. } if self.is_device_readable() => Form::Hashed { hashing, by: Hasher::Device },
+            form => form,
+        };
+        Self { facts: self.facts, form }
+    }
+
+    /// Whether a device can read all key columns of both sides: values of fixed width, and such of variable length as lie one after the
+    /// other and are known to be short.
+    fn is_device_readable(&self) -> bool {
+        let is_readable = |facts: &KeyFacts, data_type: &DataType| match facts.class {
+            KeyClass::String | KeyClass::Binary => {
+                are_bytes(data_type).is_some() && facts.bytes_max.is_some_and(|bytes| bytes <= DEVICE_BYTES_MAX)
+            }
+            _ => fixed_width(data_type).is_some_and(|width| width.bytes() <= 16),
+        };
+        self.facts.len() <= VALUE_FIELDS_MAX
+            && self.facts.iter().all(|facts| {
+                !facts.is_wide_decimal()
+                    && [&facts.build_type, &facts.probe_type].into_iter().all(|side| is_readable(facts, side))
+            })
+    }
+
+    /// Whether the device hashes values and compares them.
+    pub fn is_hashed_by_device(&self) -> bool {
+        matches!(self.form, Form::Hashed { by: Hasher::Device, .. })
+    }
+
+    /// Bytes on the device, per row of a side, of the values that it compares, but for those of variable length themselves: these columns take
+    /// where each value begins, and while they come in its offset.
+    pub fn value_row_bytes(&self, role: Role) -> usize {
+        if !self.is_hashed_by_device() {
+            return 0;
+        }
+        let of_column = |facts: &KeyFacts| match are_bytes(facts.type_of(role)) {
+            Some(offset_width) => size_of::<u64>() + offset_width.bytes(),
+            None => fixed_width(facts.type_of(role)).map_or(0, Width::bytes),
+        };
+        self.facts.iter().map(of_column).sum()
+    }
+
+    /// Bytes of the values of variable length of some rows that the device compares.
+    pub fn value_bytes(&self, rows: &Rows, columns: &[usize]) -> u64 {
+        if !self.is_hashed_by_device() {
+            return 0;
+        }
+        let of_bytes = columns.iter().filter(|&&column| are_bytes(rows.data_type(column)).is_some());
+        of_bytes.flat_map(|&column| rows.column(column)).map(value_bytes).sum()
+    }
+
+    /// What no value of a side is longer than, in bytes, of all columns of variable length that the device compares together.
+    pub fn value_bytes_max(&self) -> usize {
+        let longest = |facts: &KeyFacts| facts.bytes_max.filter(|_| are_bytes(&facts.build_type).is_some());
+        if self.is_hashed_by_device() { self.facts.iter().filter_map(longest).sum() } else { 0 }
     }
 
     /// Whether equal keys have to be compared by their real values.
@@ -142,13 +240,18 @@ impl KeyLayout {
 
     /// Whether the key column of the i-th pair comes to the device as it lies in its table, to be packed there.
     pub fn copies_column(&self, at: usize) -> bool {
-        let Form::Packed { fields, .. } = &self.form else { return false };
-        matches!(fields[at].source, Source::Raw | Source::Float | Source::Device { .. })
+        match &self.form {
+            Form::Packed { fields, .. } => {
+                matches!(fields[at].source, Source::Raw | Source::Float | Source::Device { .. })
+            }
+            Form::Hashed { by: Hasher::Host, .. } => false,
+            Form::Hashed { by: Hasher::Device, .. } => fixed_width(&self.facts[at].build_type).is_some(),
+        }
     }
 
     /// Whether the host makes keys, of values that devices cannot read, or hashes.
     pub fn is_made_on_host(&self) -> bool {
-        (0..self.facts.len()).any(|at| !self.copies_column(at))
+        !self.is_hashed_by_device() && (0..self.facts.len()).any(|at| !self.copies_column(at))
     }
 
     /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that
@@ -211,21 +314,35 @@ impl KeyLayout {
                     key_fields.push(KeyField { column, encoding, shift, bits, null_bit });
                 }
                 let packed = device.pack_keys(&key_fields, *width, stream)?;
-                Ok((SideKeys { packed, readers: Vec::new() }, copied))
+                Ok((SideKeys { packed, values: Values::InKeys }, copied))
             }
-            Form::Hashed { seed, mask } => {
+            Form::Hashed { hashing, by: Hasher::Device } => {
+                let field = |at: usize| -> Result<ValueField> {
+                    let values = match are_bytes(self.facts[at].type_of(role)) {
+                        Some(_) => KeyValues::Bytes(rows.copy_in_bytes(columns[at], device, stream)?),
+                        None => {
+                            KeyValues::Fixed { column: copy_in(at)?, encoding: self.facts[at].whole_encoding(role) }
+                        }
+                    };
+                    Ok(ValueField { values, nulls_equal: self.facts[at].nulls_equal })
+                };
+                let fields = (0..columns.len()).map(field).collect::<Result<Vec<_>>>()?;
+                let packed = device.hash_keys(&fields, *hashing, stream)?;
+                Ok((SideKeys { packed, values: Values::OnDevice(fields) }, copied))
+            }
+            Form::Hashed { hashing: Hashing { seed, mask }, by: Hasher::Host } => {
                 let readers = (0..columns.len()).map(reader).collect::<Result<Vec<_>>>()?;
                 let hash = |row: usize| self.hash(&readers, row, *seed).map(|hash| hash & mask);
                 let column = filled_column(rows.len(), Width::W16, hash, device, arena, stream)?;
                 let field = KeyField { column, encoding: KeyEncoding::Unsigned, shift: 0, bits: 128, null_bit: None };
                 let packed = device.pack_keys(&[field], KeyWidth::W16, stream)?;
-                Ok((SideKeys { packed, readers }, copied))
+                Ok((SideKeys { packed, values: Values::OnHost(readers) }, copied))
             }
         }
     }
 
     /// Which pairs of rows, one of `a` and one of `b`, have different values behind their hashes: their indices in
-    /// `pairs`, ascending, are handed to `found`. For hashed keys only.
+    /// `pairs`, ascending, are handed to `found`. For keys only that the host has hashed.
     ///
     /// Rows of one side at least lie at random places. A block of pairs is therefore looked up before any value is read,
     /// and all values of the block before the next: many cache misses are in flight at once.
@@ -234,7 +351,7 @@ impl KeyLayout {
         let (mut of_a, mut of_b) = ([None; BLOCK], [None; BLOCK]);
         for (block, pairs) in pairs.chunks(BLOCK).enumerate() {
             let mut differs = [false; BLOCK];
-            for ((a, b), facts) in a.readers.iter().zip(&b.readers).zip(&self.facts) {
+            for ((a, b), facts) in a.readers().iter().zip(b.readers()).zip(&self.facts) {
                 of_a.iter_mut().zip(pairs).for_each(|(value, &(row, _))| *value = a.value(row as usize));
                 of_b.iter_mut().zip(pairs).for_each(|(value, &(_, row))| *value = b.value(row as usize));
                 for (differs, (a, b)) in differs.iter_mut().zip(of_a.iter().zip(&of_b)).take(pairs.len()) {
@@ -270,6 +387,15 @@ impl KeyFacts {
         match role {
             Role::Build => &self.build_type,
             Role::Probe => &self.probe_type,
+        }
+    }
+
+    /// How a device reads values of fixed width so that those of both sides look the same where they are equal.
+    fn whole_encoding(&self, role: Role) -> KeyEncoding {
+        match self.class {
+            KeyClass::Float { .. } => KeyEncoding::Float,
+            _ if self.type_of(role).is_unsigned_integer() => KeyEncoding::Unsigned,
+            _ => KeyEncoding::Signed { min: 0 },
         }
     }
 

@@ -24,5 +24,5 @@ pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wan
 pub use host_gather::{fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};
-pub use rows::{Movable, Rows, Stretch, fixed_width, lies_by_row, movable, rows_max};
+pub use rows::{Movable, Rows, Stretch, are_bytes, fixed_width, lies_by_row, movable, rows_max, value_bytes};
 pub use types::{any_part, children};

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
+use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait, RecordBatch, new_empty_array};
+use arrow::buffer::{Buffer, OffsetBuffer};
 use arrow::datatypes::{DataType, SchemaRef};
 
 use super::types::any_part;
 use crate::Result;
-use crate::device::{BitSlice, Column, ColumnRows, Device, FrameOfReference, Stream, Width};
+use crate::device::{BitSlice, BytesColumn, BytesPart, Column, ColumnRows, Device, FrameOfReference, Stream, Width};
 
 /// Consecutive rows of a table: slices of its batches. Row numbers count from the first of these rows.
 #[derive(Clone, Debug)]
@@ -140,6 +141,24 @@ impl Rows {
             false => None,
         };
         Ok(Column { data, width, rows: self.rows, validity })
+    }
+
+    /// Brings a column of [values of variable length](are_bytes) to a device that hashes keys.
+    ///
+    /// # Errors
+    /// The device's.
+    ///
+    /// # Panics
+    /// When it is of another type.
+    pub fn copy_in_bytes(&self, index: usize, device: &dyn Device, stream: &Stream) -> Result<BytesColumn> {
+        let offset_width = are_bytes(self.data_type(index)).expect("a column of values of variable length");
+        let parts: Vec<BytesPart> = self.column(index).map(bytes_of).collect();
+        let bytes = device.copy_in_bytes(&parts, offset_width, stream)?;
+        let validity = match self.has_nulls(index) {
+            true => Some(device.copy_in_bits(&self.validity(index), stream)?),
+            false => None,
+        };
+        Ok(BytesColumn { validity, ..bytes })
     }
 
     /// The validity of a column, batch after batch.
@@ -274,6 +293,43 @@ pub fn rows_max(data_type: &DataType) -> usize {
             fields.iter().map(|(_, field)| rows_max(field.data_type())).min().unwrap_or(usize::MAX)
         }
         _ => usize::MAX,
+    }
+}
+
+/// Whether a type's values are of variable length and lie one after the other, so that a device can read them: the width of the offsets that
+/// say where.
+pub fn are_bytes(data_type: &DataType) -> Option<Width> {
+    match data_type {
+        DataType::Utf8 | DataType::Binary => Some(Width::W4),
+        DataType::LargeUtf8 | DataType::LargeBinary => Some(Width::W8),
+        _ => None,
+    }
+}
+
+/// Bytes of the values of an array of such a type.
+pub fn value_bytes(array: &ArrayRef) -> u64 {
+    fn between<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> u64 {
+        (offsets[offsets.len() - 1].as_usize() - offsets[0].as_usize()) as u64
+    }
+    match array.data_type() {
+        DataType::Utf8 => between(array.as_string::<i32>().offsets()),
+        DataType::LargeUtf8 => between(array.as_string::<i64>().offsets()),
+        DataType::Binary => between(array.as_binary::<i32>().offsets()),
+        DataType::LargeBinary => between(array.as_binary::<i64>().offsets()),
+        other => unreachable!("values of {other} are not of variable length"),
+    }
+}
+
+fn bytes_of(array: &ArrayRef) -> BytesPart {
+    fn part<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, data: &Buffer) -> BytesPart {
+        BytesPart { offsets: offsets.inner().inner().clone(), data: data.clone() }
+    }
+    match array.data_type() {
+        DataType::Utf8 => part(array.as_string::<i32>().offsets(), array.as_string::<i32>().values()),
+        DataType::LargeUtf8 => part(array.as_string::<i64>().offsets(), array.as_string::<i64>().values()),
+        DataType::Binary => part(array.as_binary::<i32>().offsets(), array.as_binary::<i32>().values()),
+        DataType::LargeBinary => part(array.as_binary::<i64>().offsets(), array.as_binary::<i64>().values()),
+        other => unreachable!("values of {other} are not of variable length"),
     }
 }
 

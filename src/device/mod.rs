@@ -41,6 +41,7 @@ mod loss;
 mod open;
 mod phase;
 mod types;
+mod values;
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -60,6 +61,7 @@ pub use types::{
     KeyField, KeyWidth, Keys, Matches, NO_ROW, NarrowedMin, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions,
     Positions, ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
+pub use values::{BytesColumn, BytesPart, Hashing, KeyValues, VALUE_FIELDS_MAX, ValueField};
 
 use crate::memory::{Arena, Budget, Pin};
 use crate::{Error, Result};
@@ -215,6 +217,42 @@ pub trait Device: Send + Sync + Debug {
     /// fields are. Rows with a null in a field that does not match nulls are left out, and the row numbers of those that
     /// stay are returned beside the keys.
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
+
+    /// Brings values of variable length to the device, those of all parts one after the other, without their validity. For a device that
+    /// [hashes keys](DeviceInfo::hashes_keys), and so are the three that follow. `offset_width`: [`Width::W4`] or [`Width::W8`].
+    fn copy_in_bytes(&self, _parts: &[BytesPart], _offset_width: Width, _stream: &Stream) -> Result<BytesColumn> {
+        unreachable!("the host hashes keys for this device")
+    }
+
+    /// Hashes one or several key columns, of which there are no more than [`VALUE_FIELDS_MAX`], into one key of 16 bytes per row: rows whose
+    /// values are equal have equal keys, and others only by an accident that nobody who does not know the seed can bring about. Rows
+    /// without a key are left out as by [`pack_keys`](Self::pack_keys).
+    fn hash_keys(&self, _fields: &[ValueField], _hashing: Hashing, _stream: &Stream) -> Result<PackedKeys> {
+        unreachable!("the host hashes keys for this device")
+    }
+
+    /// Which of the pairs, by their places in ascending order, are of rows whose values differ, of those that have a row of both sides.
+    /// Waits.
+    fn differing_pairs(
+        &self,
+        _build: &[ValueField],
+        _probe: &[ValueField],
+        _pairs: &Pairs,
+        _stream: &Stream,
+    ) -> Result<Positions> {
+        unreachable!("the host hashes keys for this device")
+    }
+
+    /// Whether all rows of each run of equal keys have equal values: `keys` are the hashes of `rows`, of which there are as many. Waits.
+    fn are_runs_uniform(
+        &self,
+        _fields: &[ValueField],
+        _rows: &Positions,
+        _keys: &Keys,
+        _stream: &Stream,
+    ) -> Result<bool> {
+        unreachable!("the host hashes keys for this device")
+    }
 
     /// A filter of build keys, over which probe keys pass before their rows are arranged. `None` from a kind of device that
     /// has no filters.

@@ -120,7 +120,8 @@ pub(super) fn arrange(
     let key_bytes = (row_count * layout.width().bytes()) as u64;
     let pack = || {
         monitor.counted_phase("pack keys", |moved| {
-            moved.bytes = 2 * key_bytes;
+            let value_bytes = row_count * layout.value_row_bytes(input.role);
+            moved.bytes = 2 * key_bytes + value_bytes as u64 + layout.value_bytes(&rows, &input.key_columns);
             let before = stream.spared.so_far();
             let packed = layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream);
             moved.narrowed_bytes = stream.spared.so_far().since(before).narrowed;

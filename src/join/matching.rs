@@ -86,14 +86,21 @@ impl BuildSide {
         (partitions.keys.rows * row_bytes + rows_at_once * (4 + 4 * slot_bytes)) as u64
     }
 
-    /// The keys in the order of build positions, in host memory.
-    pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Buffer> {
+    /// The keys in the order of build positions.
+    pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Keys> {
         let keys = self.arranged.arranged_keys();
-        let ordered = match self.table.as_ref().and_then(|table| table.order.as_ref()) {
-            Some(order) => shop.device.gather(&keys.as_column(), order, shop.stream)?.data,
-            None => keys.data.clone(),
-        };
-        shop.device.copy_out(&ordered, keys.rows * keys.width.bytes(), shop.arena, shop.stream)
+        Ok(match self.table.as_ref().and_then(|table| table.order.as_ref()) {
+            Some(order) => {
+                Keys { data: shop.device.gather(&keys.as_column(), order, shop.stream)?.data, ..keys.clone() }
+            }
+            None => keys.clone(),
+        })
+    }
+
+    /// The same in host memory.
+    pub(super) fn run_keys_on_host(&self, shop: &Workshop<'_>) -> Result<Buffer> {
+        let keys = self.run_keys(shop)?;
+        shop.device.copy_out(&keys.data, keys.rows * keys.width.bytes(), shop.arena, shop.stream)
     }
 
     /// Whether equal keys of partitions are known to be adjacent.

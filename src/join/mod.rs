@@ -19,7 +19,8 @@
 //! Matching gives, for each probe row, a run of build positions with its key (`first`, `count`), because every arrangement keeps equal
 //! build keys adjacent. Runs make duplicates, outer, semi and anti joins, and results of any size the same code: pairs are
 //! expanded from runs in ranges of a batch each, and counted in 64 bits. Keys of up to 128 bits are packed exactly
-//! (`columns/layout.rs`); wider ones are hashed to 128 bits, and the real values are compared before a row is emitted (`verify.rs`).
+//! (`columns/layout.rs`); wider ones are hashed to 128 bits, and the real values are compared before a row is emitted (`verify.rs`), by
+//! the device if it can do both, and else by the host.
 //!
 //! A GPU joins partitions in one go, where each pair of rows is all that is wanted of them (`fused.rs`). Where every column of a large
 //! result is written, the build side's columns may cross the link last (`late.rs`). The first chunks of the probe side are on their way

@@ -9,7 +9,7 @@ use super::fused::Fused;
 use super::inputs::SideInput;
 use super::late::PAIRS_AT_ONCE;
 use super::matching::{BuildSide, SharedBuild, waves};
-use super::run::beside;
+use super::run::where_values_lie;
 use super::verify::exact_matches;
 use crate::Result;
 use crate::columns::Role;
@@ -107,7 +107,8 @@ impl Outcome {
             };
             if emitter.layout.is_hashed() {
                 let compare = || exact_matches(matches, &built, probe, emitter.layout, shop);
-                matches = beside(shop.device, || shop.monitor.phase("compare keys", 0, compare))?;
+                let compare = || shop.monitor.phase("compare keys", 0, compare);
+                matches = where_values_lie(emitter.layout, shop.device, compare)?;
             }
             let rows = matches.rows.len() as f64;
             let mut of_wave = 0.0;

@@ -185,7 +185,7 @@ impl Probing<'_> {
         if start == total {
             return None;
         }
-        let mut rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams);
+        let mut rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams, start);
         if streams > 1 {
             rows = rows.min(even_chunk_rows(self.task, self.layout, total, streams));
         }
@@ -278,14 +278,31 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
 /// Bytes of device memory that a row of a chunk takes: keys packed and arranged (and once more while sorting), columns copied in, carried,
 /// and sorted, and 32 bytes of row numbers, matches and pairs.
 pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
-    3 * layout.width().bytes() + 3 * probe.device_row_bytes() + 32
+    3 * layout.width().bytes() + 3 * probe.device_row_bytes() + layout.value_row_bytes(probe.role) + 32
 }
 
-/// Probe rows whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
-fn chunk_rows(probe: &SideInput, layout: &KeyLayout, device: &dyn Device, held_back: u64, streams: usize) -> u64 {
-    let free = device.memory().free_bytes().saturating_sub(held_back) / streams as u64;
-    let rows = (free / 2 / chunk_row_bytes(probe, layout) as u64).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
-    rows - rows % BITMAP_ROWS
+/// Probe rows, from `start` on, whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
+fn chunk_rows(
+    probe: &SideInput,
+    layout: &KeyLayout,
+    device: &dyn Device,
+    held_back: u64,
+    streams: usize,
+    start: u64,
+) -> u64 {
+    let half = device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 2;
+    let row_bytes = chunk_row_bytes(probe, layout) as u64;
+    let mut rows = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
+    rows -= rows % BITMAP_ROWS;
+    // Values of variable length may be long anywhere.
+    let value_bytes = |rows: u64| {
+        let end = probe.table.rows.min(start.saturating_add(rows));
+        layout.value_bytes(&probe.rows(start..end), &probe.key_columns)
+    };
+    while layout.is_hashed_by_device() && rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
+        rows = (rows / 2).max(CHUNK_ROWS_MIN).next_multiple_of(BITMAP_ROWS);
+    }
+    rows
 }
 
 /// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.

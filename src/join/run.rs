@@ -50,6 +50,10 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     let build = SideInput::new(task, Role::Build);
     let probe = SideInput::new(task, Role::Probe);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
+    let layout = match task.device_hashes_keys && device.info().hashes_keys {
+        true => layout.hashed_by_device(),
+        false => layout,
+    };
     if !task.counts_rows {
         return run_with_layout(task, layout, &build, &probe, device, arena, sink, monitor);
     }
@@ -99,7 +103,7 @@ fn run_with_layout(
             let adjacent = layout.is_hashed() || outcome.build_rows_kept.is_some() || (repeats && !joins_at_once);
             let built = BuildSide::new(arranged, task.dense_range, &layout, repeats, adjacent, &shop)?;
             let is_exact = || monitor.phase("compare keys", 0, || build_runs_are_exact(&built, &layout, &shop));
-            if !layout.is_hashed() || beside(device, is_exact)? {
+            if !layout.is_hashed() || where_values_lie(&layout, device, is_exact)? {
                 return Ok((built, ahead));
             }
             layout = layout.clone().with_another_seed(rand::random());
@@ -172,6 +176,15 @@ pub(super) fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result
     outcome.expect("a device does what it is given")
 }
 
+/// Compares keys by their values: on the device's CPU threads, where the host has them.
+pub(super) fn where_values_lie<T: Send>(
+    layout: &KeyLayout,
+    device: &dyn Device,
+    compare: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    if layout.is_hashed_by_device() { compare() } else { beside(device, compare) }
+}
+
 /// A filter of the build keys; `None` from a device that has no filters, or no memory for one, because a join is right
 /// without.
 fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>> {
@@ -194,8 +207,8 @@ mod tests {
 
     use super::*;
     use crate::catalog::{Catalog, Upload, UploadOptions};
-    use crate::device::CancelFlag;
     use crate::device::host::HostDevice;
+    use crate::device::{CancelFlag, gpu_count, open_gpu};
     use crate::join::{JoinKind, Strategy};
     use crate::memory::Budget;
     use crate::planner::{self, JoinSpec, KeyPair};
@@ -237,6 +250,23 @@ mod tests {
     }
 
     fn rows_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128, count: bool) -> usize {
+        let memory = |name| Budget::new(name, "--device-memory", 64 << 20);
+        let host: Arc<dyn Device> = Arc::new(HostDevice::new(0, 2, memory("device memory"), None).unwrap());
+        let gpu = (gpu_count().unwrap() > 0).then(|| open_gpu(0, 2, |_| memory("memory of a GPU")).unwrap());
+        let found = |device: &Arc<dyn Device>| rows_on(&**device, catalog, how, strategy, mask, count);
+        let rows = found(&host);
+        gpu.iter().for_each(|gpu| assert_eq!(found(gpu), rows, "{how} by {strategy} on a GPU"));
+        rows
+    }
+
+    fn rows_on(
+        device: &dyn Device,
+        catalog: &Catalog,
+        how: JoinKind,
+        strategy: Strategy,
+        mask: u128,
+        count: bool,
+    ) -> usize {
         let spec = JoinSpec {
             how,
             count,
@@ -244,12 +274,13 @@ mod tests {
             ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")])
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
-        let device = HostDevice::new(0, 2, Budget::new("device memory", "--device-memory", 64 << 20), None).unwrap();
         let task = plan.task().unwrap();
         let (build, probe) = (SideInput::new(&task, Role::Build), SideInput::new(&task, Role::Probe));
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
+        let layout = if device.info().hashes_keys { layout.hashed_by_device() } else { layout };
+        assert_eq!(layout.is_hashed_by_device(), device.info().hashes_keys);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
-        run_with_layout(&task, layout, &build, &probe, &device, catalog.arena(), &sink, &monitor).unwrap();
+        run_with_layout(&task, layout, &build, &probe, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()
     }
 

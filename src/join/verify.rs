@@ -30,8 +30,13 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
     }
     let arranged = &build.arranged;
     let rows = arranged.len();
-    let numbers = row_numbers(arranged, &Positions::Range(0..rows), shop)?;
-    let hashes = build.run_keys(shop)?;
+    let all = Positions::Range(0..rows);
+    if let Some(values) = arranged.keys.on_device() {
+        let hashes = build.run_keys(shop)?;
+        return shop.device.are_runs_uniform(values, &device_rows(arranged, &all, shop)?, &hashes, shop.stream);
+    }
+    let numbers = row_numbers(arranged, &all, shop)?;
+    let hashes = build.run_keys_on_host(shop)?;
     let hashes: &[u128] = bytemuck::cast_slice(&hashes[..16 * rows]);
     let cancel = shop.monitor.cancel();
     let exact = |start: usize| {
@@ -62,6 +67,33 @@ pub(super) fn exact_matches(
         return Ok(matches);
     }
     let first = first_matches(&matches, shop)?;
+    let false_matches = match (build.arranged.keys.on_device(), probe.keys.on_device()) {
+        (Some(of_build), Some(of_probe)) => {
+            let build_rows = device_rows(&build.arranged, &first.build, shop)?;
+            let pairs = Pairs { build: build_rows, probe: device_rows(probe, &first.probe, shop)? };
+            let differing = shop.device.differing_pairs(of_build, of_probe, &pairs, shop.stream)?;
+            let differing = Numbers::of(&differing, shop)?.first(differing.len());
+            differing.into_iter().map(|at| at as usize).collect()
+        }
+        _ => differing_on_host(&first, build, probe, layout, shop)?,
+    };
+    if false_matches.is_empty() {
+        return Ok(matches);
+    }
+    let positions = Numbers::of(&first.probe, shop)?;
+    let start = matches.rows.start;
+    let in_wave: Vec<usize> = false_matches.into_iter().map(|at| positions.at(at) as usize - start).collect();
+    without(matches, &in_wave, shop)
+}
+
+/// Which of the pairs are of rows whose values differ, by their places.
+fn differing_on_host(
+    first: &Pairs,
+    build: &BuildSide,
+    probe: &Arranged,
+    layout: &KeyLayout,
+    shop: &Workshop<'_>,
+) -> Result<Vec<usize>> {
     let build_rows = row_numbers(&build.arranged, &first.build, shop)?;
     let probe_rows = row_numbers(probe, &first.probe, shop)?;
     let rows = first.probe.len();
@@ -77,14 +109,7 @@ pub(super) fn exact_matches(
     };
     let false_matches: Vec<Vec<usize>> =
         (0..rows).into_par_iter().step_by(TASK_ROWS).map(differing).collect::<Result<_>>()?;
-    let false_matches = false_matches.concat();
-    if false_matches.is_empty() {
-        return Ok(matches);
-    }
-    let positions = Numbers::of(&first.probe, shop)?;
-    let start = matches.rows.start;
-    let in_wave: Vec<usize> = false_matches.into_iter().map(|at| positions.at(at) as usize - start).collect();
-    without(matches, &in_wave, shop)
+    Ok(false_matches.concat())
 }
 
 /// Each probe row of the wave that has a match, beside the first row of the run it found. Where most rows have one, the others are
@@ -140,6 +165,10 @@ impl Numbers {
         })
     }
 
+    fn first(&self, count: usize) -> Vec<u32> {
+        (0..count).map(|index| self.at(index)).collect()
+    }
+
     fn at(&self, index: usize) -> u32 {
         match self {
             Self::From(first) => first + index as u32,
@@ -148,10 +177,15 @@ impl Numbers {
     }
 }
 
-/// The row numbers at arranged positions.
+/// The row numbers at arranged positions, for the CPU.
 fn row_numbers(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Numbers> {
+    Numbers::of(&device_rows(arranged, positions, shop)?, shop)
+}
+
+/// The row numbers at arranged positions.
+fn device_rows(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Positions> {
     match &arranged.to_rows {
-        Some(map) => Numbers::of(&shop.device.compose(map, positions, shop.stream)?, shop),
-        None => Numbers::of(positions, shop),
+        Some(map) => shop.device.compose(map, positions, shop.stream),
+        None => Ok(positions.clone()),
     }
 }

@@ -4,8 +4,8 @@ use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
 use super::plan::result_row_bytes;
 use super::{BoundJoin, JoinKey, Side};
 use crate::Result;
-use crate::catalog::{ColumnStatistics, Value};
-use crate::columns::{KeyFacts, KeyLayout, Role, fixed_width, key_class, movable};
+use crate::catalog::{ColumnStatistics, Table, Value};
+use crate::columns::{KeyFacts, KeyLayout, Role, are_bytes, fixed_width, key_class, movable, value_bytes};
 use crate::device::{KeyWidth, Width};
 use crate::join::BatchSizes;
 
@@ -18,6 +18,8 @@ pub(super) struct Inputs {
     pub(super) key_width: KeyWidth,
     /// Whether equal keys must be compared by their values.
     pub(super) hashed: bool,
+    /// Whether the device hashes and compares them.
+    pub(super) hashed_by_device: bool,
     /// Whether the packed key is the key column itself.
     pub(super) raw: bool,
     /// Slots of the perfect-hash array, when the build keys are distinct and dense.
@@ -50,6 +52,8 @@ pub(super) struct Input {
     pub(super) key_columns: usize,
     /// Whether the host makes the keys.
     pub(super) host_keys: bool,
+    /// Where the device hashes keys, what that takes.
+    pub(super) values: ValueBytes,
     /// Columns that the result takes and the device moves: of fixed width, or dictionary keys.
     pub(super) columns: Vec<FixedColumn>,
     /// How many columns the host gathers.
@@ -58,6 +62,44 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
+}
+
+/// Bytes of the values of key columns that a device hashes and compares, of all rows; nothing where it does not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ValueBytes {
+    /// On the device for as long as they may be compared.
+    pub(super) stays: f64,
+    /// On the link, of values of variable length with their offsets.
+    pub(super) crossing: f64,
+    /// What no row takes more than, while it comes in.
+    pub(super) row_max: f64,
+}
+
+impl ValueBytes {
+    fn of(table: &Table, columns: &[usize], layout: &KeyLayout, role: Role) -> Self {
+        if !layout.is_hashed_by_device() {
+            return Self::default();
+        }
+        let rows = table.rows as f64;
+        let type_of = |column: usize| table.schema.field(column).data_type();
+        let of_bytes = || columns.iter().copied().filter_map(|column| Some((column, are_bytes(type_of(column))?)));
+        let text: u64 = of_bytes()
+            .flat_map(|(column, _)| table.batches.iter().map(move |batch| value_bytes(batch.column(column))))
+            .sum();
+        let offsets = rows * of_bytes().map(|(_, width)| width.bytes()).sum::<usize>() as f64;
+        // An offset and a number of 64 bits for each value, and a bit.
+        let row_bytes = layout.value_row_bytes(role) as f64 + columns.len() as f64 / 8.0;
+        Self {
+            stays: text as f64 + rows * row_bytes - offsets,
+            crossing: text as f64 + offsets,
+            row_max: row_bytes + layout.value_bytes_max() as f64,
+        }
+    }
+
+    /// While they come in: beside what stays, offsets.
+    pub(super) fn arriving(&self, rows: f64) -> f64 {
+        self.stays + 8.0 * rows
+    }
 }
 
 /// A column that a device moves.
@@ -82,14 +124,21 @@ const DENSE_SLOTS_PER_ROW_MAX: i128 = 4;
 impl Inputs {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
-    pub(super) fn new(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Result<Self> {
+    pub(super) fn new(
+        join: &BoundJoin,
+        build_side: Side,
+        estimates: &Estimates,
+        device_hashes_keys: bool,
+    ) -> Result<Self> {
         let layout = KeyLayout::new(join.key_facts(build_side)?, 0);
+        let layout = if device_hashes_keys { layout.hashed_by_device() } else { layout };
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();
         let input = |side: Side| Input::new(join, side, build_side, estimates, &layout);
         let (build, probe) = (input(build_side), input(build_side.other()));
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
-        Ok(Self { build, probe, key_width: layout.width(), hashed, raw, dense_slots })
+        let hashed_by_device = layout.is_hashed_by_device();
+        Ok(Self { build, probe, key_width: layout.width(), hashed, hashed_by_device, raw, dense_slots })
     }
 
     pub(super) fn key_bytes(&self) -> f64 {
@@ -148,7 +197,10 @@ impl Input {
         let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
         let host_keys = layout.is_made_on_host();
         let stretch_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min();
-        let key_source_bytes = if hashed { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
+        let is_read_by_host = hashed && !layout.is_hashed_by_device();
+        let key_source_bytes = if is_read_by_host { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
+        let key_columns: Vec<usize> = join.keys.iter().map(|key| key.column(side)).collect();
+        let role = if side == build_side { Role::Build } else { Role::Probe };
         Self {
             side,
             rows: table.rows as f64,
@@ -162,6 +214,7 @@ impl Input {
             key_source_bytes: key_source_bytes as f64,
             key_columns: join.keys.len(),
             host_keys,
+            values: ValueBytes::of(table, &key_columns, layout, role),
             columns,
             host_columns,
             one_piece: table.batches.len() <= 1,

@@ -8,7 +8,7 @@ use super::frames::Narrowing;
 use super::inputs::{Input, Inputs};
 use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
 use crate::catalog::Table;
-use crate::columns::{Role, fixed_width};
+use crate::columns::{KeyLayout, Role, fixed_width};
 use crate::device::ROWS_MAX;
 use crate::human;
 use crate::memory::human_bytes;
@@ -38,6 +38,9 @@ pub struct Plan {
     pub build_columns_last: bool,
     /// Which integers cross the link narrowed, in no more bytes than their range needs.
     pub narrowing: Narrowing,
+    /// Whether the device hashes keys that are too wide to be packed, and compares them; the host does where it cannot, or where its
+    /// memory does not hold the values.
+    pub device_hashes_keys: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -80,6 +83,12 @@ pub struct Alternative {
 }
 
 impl Plan {
+    /// Whether keys are too wide to be packed, so that they are hashed, and compared where their hashes are equal.
+    pub fn compares_keys(&self) -> bool {
+        // A plan exists only of types that can be keys.
+        self.join.key_facts(self.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
+    }
+
     /// The side that has a role.
     pub fn side(&self, role: Role) -> Side {
         match role {
@@ -171,6 +180,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         probe_at_once: chosen.costed.probe_at_once,
         build_columns_last: chosen.costed.build_columns_last,
         narrowing: chosen.costed.narrowing,
+        device_hashes_keys: chosen.inputs.hashed_by_device,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
@@ -203,14 +213,22 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
         if join.table(build_side).rows > ROWS_MAX as u64 {
             continue;
         }
+        let by_host = Inputs::new(join, build_side, estimates, false)?;
+        let by_device = match target.hashes_keys && by_host.hashed {
+            true => Some(Inputs::new(join, build_side, estimates, true)?),
+            false => None,
+        };
         for strategy in Strategy::ALL {
-            let inputs = Inputs::new(join, build_side, estimates)?;
-            let mut costed = Costed::new(join, strategy, forced, &inputs, estimates, target);
+            let costed = |inputs: &Inputs| Costed::new(join, strategy, forced, inputs, estimates, target);
+            let by_device = by_device.as_ref().filter(|inputs| inputs.hashed_by_device);
+            let by_device = by_device.map(|inputs| (inputs, costed(inputs)));
+            let fits = |(_, costed): &(_, Costed)| costed.memory.minimum_bytes <= target.memory_bytes;
+            let (inputs, mut costed) = by_device.filter(fits).unwrap_or_else(|| (&by_host, costed(&by_host)));
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;
             }
-            candidates.push(Candidate { build_side, inputs, costed });
+            candidates.push(Candidate { build_side, inputs: inputs.clone(), costed });
         }
     }
     if candidates.is_empty() {

@@ -40,6 +40,8 @@ pub struct Target {
     pub gather_bytes: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
+    /// [`DeviceInfo::hashes_keys`](crate::device::DeviceInfo::hashes_keys).
+    pub hashes_keys: bool,
     /// The least that crosses its link narrowed.
     pub narrowed_min: NarrowedMin,
     /// What it does how fast.
@@ -72,6 +74,7 @@ impl Target {
             wave_rows: info.wave_rows.max(1),
             gather_bytes: info.gather_bytes.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
+            hashes_keys: info.hashes_keys,
             narrowed_min: info.narrowed_min,
             rates,
             kept: Vec::new(),
@@ -117,6 +120,7 @@ impl Default for Target {
             wave_rows: 1 << 18,
             gather_bytes: 4 << 20,
             row_scratch_bytes: None,
+            hashes_keys: false,
             narrowed_min: NarrowedMin::default(),
             rates: Rates::host(1),
             kept: Vec::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
-use dovetail::device::{CancelFlag, Device};
+use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
 use dovetail::planner::{self, JoinKind, JoinSpec, Plan, Rates, Side, Strategy, Target};
@@ -88,24 +88,56 @@ fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
     upload.commit().unwrap();
 }
 
+/// A kind of device, of any size.
+trait Devices {
+    fn open(&self, bytes: u64) -> Arc<dyn Device>;
+    fn rates(&self) -> Rates;
+}
+
+/// Host devices with so many threads, behind an emulated link or not.
+struct HostDevices {
+    threads: usize,
+    link: Option<EmulatedLink>,
+}
+
+impl Devices for HostDevices {
+    fn open(&self, bytes: u64) -> Arc<dyn Device> {
+        let memory = Budget::new("memory of device host:0", "--device-memory", bytes);
+        Arc::new(HostDevice::new(0, self.threads, memory, self.link).unwrap())
+    }
+
+    fn rates(&self) -> Rates {
+        Rates { reads_host_memory: self.link.is_none(), ..Rates::host(self.threads) }
+    }
+}
+
+/// The first GPU.
+struct Gpu;
+
+impl Devices for Gpu {
+    fn open(&self, bytes: u64) -> Arc<dyn Device> {
+        open_gpu(0, 2, |_| Budget::new("memory of device cuda:0", "--device-memory", bytes)).unwrap()
+    }
+
+    fn rates(&self) -> Rates {
+        Rates::h200()
+    }
+}
+
 /// Plans and runs all strategies with exactly the memory that each plan asks for. `retarget` may make the planner choose what
 /// it seldom does, and `is_so` says whether it did.
 fn run_in_exact_memory(
     catalog: &Catalog,
     keys: usize,
-    threads: usize,
-    link: Option<EmulatedLink>,
+    devices: &dyn Devices,
     label: &str,
     retarget: impl Fn(Target) -> Target,
     is_so: impl Fn(&Plan) -> bool,
 ) {
-    let memory = |bytes| Budget::new("memory of device host:0", "--device-memory", bytes);
     for how in JoinKind::ALL {
         let mut rows = None;
         for strategy in Strategy::ALL {
-            let ample = HostDevice::new(0, threads, memory(1 << 30), link).unwrap();
-            let target = Target::of(&ample, Rates { reads_host_memory: link.is_none(), ..Rates::host(threads) });
-            let target = retarget(target);
+            let target = retarget(Target::of(&*devices.open(1 << 30), devices.rates()));
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
             let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
             assert!(is_so(&plan), "{how} by {strategy}, {label}: {plan:?}");
@@ -116,13 +148,13 @@ fn run_in_exact_memory(
                 needs.into_iter().flat_map(|bytes| columns_last.iter().map(move |&last| (bytes, last)))
             {
                 let label = format!(
-                    "{how} by {strategy}, build {}, its columns last {build_columns_last}, {bytes} B, {threads} threads, {label}",
+                    "{how} by {strategy}, build {}, its columns last {build_columns_last}, {bytes} B, {label}",
                     plan.build_side
                 );
-                let device = HostDevice::new(0, threads, memory(bytes), link).unwrap();
+                let device = devices.open(bytes);
                 let sink = Collect::default();
                 let task = Task { build_columns_last, ..plan.task().unwrap() };
-                join::run(&task, &device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
+                join::run(&task, &*device, catalog.arena(), &sink, &Monitor::new(CancelFlag::new()))
                     .unwrap_or_else(|error| panic!("{label}: {error}"));
                 let found: usize = sink.batches.into_inner().iter().map(RecordBatch::num_rows).sum();
                 assert_eq!(*rows.get_or_insert(found), found, "rows of {label}");
@@ -147,9 +179,29 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
             let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
             put(&catalog, "l", &table(kind, build, rows, batches));
             put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
-            let label = format!("{kind:?} {build:?}, {rows} rows in {batches} batches, link {}", link.is_some());
-            run_in_exact_memory(&catalog, keys, threads, link, &label, |target| target, |_| true);
+            let label = format!(
+                "{kind:?} {build:?}, {rows} rows in {batches} batches, {threads} threads, link {}",
+                link.is_some()
+            );
+            run_in_exact_memory(&catalog, keys, &HostDevices { threads, link }, &label, |target| target, |_| true);
         }
+    }
+}
+
+/// Keys that a GPU hashes and compares, and so has the values of; with its own rates, by which it does.
+#[test]
+fn joins_by_long_keys_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
+    if !std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+        println!("no GPU: nothing was tested");
+        return;
+    }
+    for (at, spread) in [Spread::Distinct, Spread::InFours, Spread::SomeNull].into_iter().enumerate() {
+        let (rows, batches) = ([4000, 4200, 17_000][at], [1, 3, 100][at]);
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        put(&catalog, "l", &table(Kind::LongString, spread, rows, batches));
+        put(&catalog, "r", &table(Kind::LongString, Spread::InFours, rows + rows / 3, batches));
+        let label = format!("{spread:?}, {rows} rows in {batches} batches, a GPU");
+        run_in_exact_memory(&catalog, 1, &Gpu, &label, |target| target, |plan| plan.device_hashes_keys);
     }
 }
 
@@ -170,8 +222,9 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
                 Rates { build_rows: 1e6, probe_rows: 1e6, match_rows: [1e6; 3], merge_rows: 1e6, ..target.rates };
             Target { rates, ..target }
         };
+        let devices = HostDevices { threads, link };
         let label = format!("{kind:?} {spread:?}, {threads} threads, with filters");
-        run_in_exact_memory(&catalog, 1, threads, link, &label, filter, |plan| {
+        run_in_exact_memory(&catalog, 1, &devices, &label, filter, |plan| {
             plan.build_side == Side::Right || plan.filtered_rows.is_some() == drops(plan)
         });
         // Only the smallest partitions are in the cache.
@@ -181,7 +234,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
             Target { rates, partition_rows: 1, ..target }
         };
         let label = format!("{kind:?} {spread:?}, {threads} threads, in two passes");
-        run_in_exact_memory(&catalog, 1, threads, link, &label, two_passes, |plan| {
+        run_in_exact_memory(&catalog, 1, &devices, &label, two_passes, |plan| {
             plan.radix_bits.is_none_or(|bits| bits > plan.target.pass_bits_max)
         });
     }

@@ -114,6 +114,95 @@ pub struct DovetailPackKeys {
     pub keys: *mut c_void,
 }
 
+/// One key column that is too wide, or beside one that is, and so is hashed and compared.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailValueField {
+    /// Values of fixed width; or the bytes of values of variable length, one after the other, at a multiple of 8 bytes and in whole words
+    /// of 8 bytes.
+    pub data: *const c_void,
+    /// Where each value begins and, one more entry than rows, the last one ends; null for values of fixed width.
+    pub begins: *const u64,
+    /// A bit per row, or null when all rows are valid.
+    pub validity: *const u8,
+    /// Bytes per value of fixed width.
+    pub width: u32,
+    /// `DOVETAIL_UNSIGNED` and so on, with nothing taken off.
+    pub encoding: u32,
+    /// Whether null is equal to null.
+    pub nulls_equal: u32,
+}
+
+/// Says where values of variable length begin, of the offsets that each part of a column came with.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailValueBegins {
+    /// Inputs: the offsets of all parts, one more than rows of each.
+    pub offsets: *const c_void,
+    /// Bytes per offset: 4 or 8.
+    pub offset_bytes: u32,
+    /// How many parts, at least one; none of them is empty.
+    pub parts: u32,
+    /// The first row of each part.
+    pub part_rows: *const u64,
+    /// What is added to the offsets of each part, wrapping.
+    pub part_bases: *const u64,
+    /// Rows of all parts.
+    pub rows: u64,
+    /// Output: `rows + 1` numbers.
+    pub begins: *mut u64,
+}
+
+/// Hashes key columns to keys of 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailHashKeys {
+    /// Inputs: the key columns.
+    pub fields: [DovetailValueField; DOVETAIL_FIELDS_MAX],
+    /// How many there are.
+    pub field_count: u32,
+    /// Rows that have a key; null when all have.
+    pub kept: *const u32,
+    /// Number of keys.
+    pub rows: u64,
+    /// Of the hash.
+    pub seed: u64,
+    /// Which bits of the hash are kept; the lower half.
+    pub mask_low: u64,
+    /// The upper half.
+    pub mask_high: u64,
+    /// Output: `rows` keys.
+    pub keys: *mut c_void,
+}
+
+/// Counts pairs of rows whose values differ, and flags them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailCompareValues {
+    /// Inputs: the key columns of one row of each pair.
+    pub a: [DovetailValueField; DOVETAIL_FIELDS_MAX],
+    /// Those of the other, of the same kinds.
+    pub b: [DovetailValueField; DOVETAIL_FIELDS_MAX],
+    /// How many there are.
+    pub field_count: u32,
+    /// One row of each pair, or null for consecutive rows. `NO_ROW` is equal to everything.
+    pub a_rows: *const u32,
+    /// The first of consecutive rows.
+    pub a_start: u32,
+    /// The other one, or null.
+    pub b_rows: *const u32,
+    /// The first of consecutive rows.
+    pub b_start: u32,
+    /// Keys of 16 bytes, one more than pairs, or null: a pair counts only if its key is the next one's.
+    pub keys: *const c_void,
+    /// How many pairs.
+    pub pairs: u64,
+    /// Output: a byte for each pair; may be null.
+    pub flags: *mut u8,
+    /// Output: how many differ, added to what is there.
+    pub differing: *mut u32,
+}
+
 /// Lists rows that satisfy a condition, in ascending order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -789,6 +878,9 @@ pub struct DovetailIllegalAccess {
 
 unsafe extern "C" {
     pub fn dovetail_pack_keys(args: *const DovetailPackKeys, stream: DovetailStream) -> c_int;
+    pub fn dovetail_value_begins(args: *const DovetailValueBegins, stream: DovetailStream) -> c_int;
+    pub fn dovetail_hash_keys(args: *const DovetailHashKeys, stream: DovetailStream) -> c_int;
+    pub fn dovetail_compare_values(args: *const DovetailCompareValues, stream: DovetailStream) -> c_int;
     pub fn dovetail_select(args: *const DovetailSelect, stream: DovetailStream) -> c_int;
     pub fn dovetail_select_scratch_bytes(rows: u64) -> u64;
     pub fn dovetail_partition(args: *const DovetailPartition, stream: DovetailStream) -> c_int;

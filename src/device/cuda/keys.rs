@@ -25,10 +25,7 @@ pub(super) fn pack(work: &Work<'_>, fields: &[KeyField], width: KeyWidth) -> Res
     }
     let required: Vec<&DeviceBuffer> =
         fields.iter().filter(|field| field.null_bit.is_none()).filter_map(|f| f.column.validity.as_ref()).collect();
-    let kept = match required[..] {
-        [] => None,
-        _ => Some(rows_valid_in_all(work, &required, rows)?).filter(|(_, kept)| *kept < rows),
-    };
+    let kept = rows_with_all(work, &required, rows)?;
     let count = kept.as_ref().map_or(rows, |(_, kept)| *kept);
     let keys = work.buffer(count * width.bytes(), "packing keys")?;
     for (call, fields) in fields.chunks(DOVETAIL_FIELDS_MAX).enumerate() {
@@ -77,12 +74,7 @@ fn key_field(field: &KeyField, rows: usize, width: KeyWidth) -> abi::DovetailKey
         (field.shift + field.bits) as usize <= 8 * width.bytes() || field.bits == 0,
         "a key field reaches beyond the key: {field:?}"
     );
-    let (encoding, min) = match field.encoding {
-        KeyEncoding::Unsigned => (abi::DOVETAIL_UNSIGNED, 0),
-        KeyEncoding::Signed { min } => (abi::DOVETAIL_SIGNED, min as u128),
-        KeyEncoding::Offset { min } => (abi::DOVETAIL_OFFSET, min),
-        KeyEncoding::Float => (abi::DOVETAIL_FLOAT, 0),
-    };
+    let (encoding, min) = encoding_of(field.encoding);
     let Column { data, validity, width, .. } = &field.column;
     abi::DovetailKeyField {
         data: pointer_of::<u8>(data, rows * width.bytes()).cast(),
@@ -94,6 +86,28 @@ fn key_field(field: &KeyField, rows: usize, width: KeyWidth) -> abi::DovetailKey
         shift: field.shift,
         bits: field.bits,
         null_bit: field.null_bit.map_or(-1, |bit| bit as i32),
+    }
+}
+
+/// An encoding as kernels know it, and what it takes off.
+pub(super) fn encoding_of(encoding: KeyEncoding) -> (u32, u128) {
+    match encoding {
+        KeyEncoding::Unsigned => (abi::DOVETAIL_UNSIGNED, 0),
+        KeyEncoding::Signed { min } => (abi::DOVETAIL_SIGNED, min as u128),
+        KeyEncoding::Offset { min } => (abi::DOVETAIL_OFFSET, min),
+        KeyEncoding::Float => (abi::DOVETAIL_FLOAT, 0),
+    }
+}
+
+/// The rows that are valid in all bitmaps, and how many they are; `None` when all are. Waits, if there are bitmaps.
+pub(super) fn rows_with_all(
+    work: &Work<'_>,
+    required: &[&DeviceBuffer],
+    rows: usize,
+) -> Result<Option<(CudaBuffer, usize)>> {
+    match required {
+        [] => Ok(None),
+        _ => Ok(Some(rows_valid_in_all(work, required, rows)?).filter(|(_, kept)| *kept < rows)),
     }
 }
 

@@ -9,7 +9,8 @@
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
 //!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
-//!   filter.rs      which keys cannot match                               fault.rs    deliberate failures, for tests
+//!   values.rs      keys too wide to be packed: hashes, comparison        filter.rs   which keys cannot match
+//!   fault.rs       deliberate failures, for tests
 //!   observe.rs     who is told of launches, copies and fills: nobody, the log, a profiler, a timeline, or sums of times
 //! ```
 //!
@@ -36,6 +37,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod values;
 mod work;
 
 use std::any::Any;
@@ -51,10 +53,10 @@ use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::{
-    BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceId, DeviceInfo,
-    DeviceKind, Event, Filter, FrameOfReference, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches,
-    PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted,
-    Which, WorkTime,
+    BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer,
+    DeviceId, DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, Hashing, HostColumn, JoinedPartitions, KeyField,
+    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream,
+    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -132,6 +134,7 @@ impl CudaDevice {
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
             narrowed_min: narrow::least(),
             joins_partitions: true,
+            hashes_keys: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
@@ -345,6 +348,28 @@ impl Device for CudaDevice {
 
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys> {
         keys::pack(&self.work(stream)?, fields, width)
+    }
+
+    fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn> {
+        values::copy_in(&self.work(stream)?, parts, offset_width)
+    }
+
+    fn hash_keys(&self, fields: &[ValueField], hashing: Hashing, stream: &Stream) -> Result<PackedKeys> {
+        values::hash(&self.work(stream)?, fields, hashing)
+    }
+
+    fn differing_pairs(
+        &self,
+        build: &[ValueField],
+        probe: &[ValueField],
+        pairs: &Pairs,
+        stream: &Stream,
+    ) -> Result<Positions> {
+        values::differing(&self.work(stream)?, build, probe, pairs)
+    }
+
+    fn are_runs_uniform(&self, fields: &[ValueField], rows: &Positions, keys: &Keys, stream: &Stream) -> Result<bool> {
+        values::are_runs_uniform(&self.work(stream)?, fields, rows, keys)
     }
 
     fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Option<Filter>> {

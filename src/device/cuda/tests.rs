@@ -11,7 +11,7 @@ use bytemuck::Pod;
 use parking_lot::{RwLock, RwLockReadGuard};
 use rand::Rng;
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 
 use super::work::FILL;
 use super::{CudaDevice, device_count};
@@ -19,9 +19,9 @@ use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceBuffer, FrameOfReference, JoinedRows, KeyEncoding, KeyField,
-    KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Stream,
-    Table, Unmatched, Wanted, Which, Width,
+    BitSlice, BytesColumn, BytesPart, CancelFlag, Carry, Column, Device, DeviceBuffer, FrameOfReference, Hashing,
+    JoinedRows, KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
+    Partitions, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -449,6 +449,197 @@ fn keys_are_packed_as_on_the_host() {
             (side.key_values(&packed.keys), packed.rows_kept.as_ref().map(|kept| side.numbers(kept)))
         });
         assert_eq!(gpu, host, "{rows} rows of {key_width:?}: {fields:?}");
+    }
+}
+
+/// Key columns of a few rows: text, and a number and a float beside it; a null in each now and then.
+struct LongKeys {
+    text: Vec<Option<Vec<u8>>>,
+    number: Vec<Option<i32>>,
+    float: Vec<f64>,
+}
+
+/// What two rows have alike exactly when their values are equal.
+type LongKey = (Option<Vec<u8>>, Option<i32>, String);
+
+impl LongKeys {
+    fn random(rows: usize, random: &mut StdRng) -> Self {
+        // Few different bytes, and lengths around those of whole words: many values are equal, and many begin alike.
+        let text = |random: &mut StdRng| {
+            let len = *[0, 1, 7, 8, 9, 15, 16, 17, 31, 40].choose(random).unwrap();
+            random.random_bool(0.9).then(|| {
+                let mut bytes = vec![b'a'; len];
+                if let Some(last) = bytes.last_mut() {
+                    *last = b'a' + random.random_range(0..2);
+                }
+                bytes
+            })
+        };
+        Self {
+            text: (0..rows).map(|_| text(random)).collect(),
+            number: (0..rows).map(|_| random.random_bool(0.9).then(|| random.random_range(-1..2))).collect(),
+            float: (0..rows).map(|_| *[0.0, -0.0, f64::NAN, -f64::NAN, 1.5].choose(random).unwrap()).collect(),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.text.len()
+    }
+
+    fn key(&self, row: usize) -> LongKey {
+        let float = if self.float[row] == 0.0 { 0.0 } else { self.float[row] };
+        (self.text[row].clone(), self.number[row], format!("{}", float.abs()))
+    }
+
+    /// The columns on a GPU, the text in several parts with offsets of that width, which begin anywhere, and numbers of 4 or 8 bytes.
+    fn fields(&self, side: &Side, nulls_equal: bool, offset_width: Width, random: &mut StdRng) -> Vec<ValueField> {
+        let rows = self.rows();
+        let validity = |is_valid: Vec<bool>| {
+            let bits = BooleanBuffer::from(is_valid).into_inner();
+            let bits = BitSlice::Bits { buffer: bits, offset: 0, len: rows };
+            Some(side.device.copy_in_bits(&[bits], &side.stream).unwrap())
+        };
+        let mut parts = Vec::new();
+        let mut start = 0;
+        while start < rows || parts.is_empty() {
+            let end = rows.min(start + random.random_range(0..rows / 3 + 2));
+            // What lies before and after is of other rows.
+            let mut data = vec![b'z'; random.random_range(0..20)];
+            let mut offsets = vec![data.len()];
+            for text in &self.text[start..end] {
+                // Under a null there may be anything.
+                data.extend_from_slice(text.as_deref().unwrap_or(b"null"));
+                offsets.push(data.len());
+            }
+            data.extend_from_slice(b"zz");
+            let offsets = match offset_width {
+                Width::W4 => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u32).collect()),
+                _ => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u64).collect()),
+            };
+            parts.push(BytesPart { offsets, data: Buffer::from_vec(data) });
+            start = end;
+        }
+        let text = side.device.copy_in_bytes(&parts, offset_width, &side.stream).unwrap();
+        assert_eq!(text.rows, rows);
+        let text = BytesColumn { validity: validity(self.text.iter().map(Option::is_some).collect()), ..text };
+        let numbers = || self.number.iter().map(|number| number.unwrap_or(77));
+        let (data, width) = match offset_width {
+            Width::W4 => (side.put(&numbers().collect::<Vec<i32>>()), Width::W4),
+            _ => (side.put(&numbers().map(i64::from).collect::<Vec<i64>>()), Width::W8),
+        };
+        let is_number = validity(self.number.iter().map(Option::is_some).collect());
+        let number = Column { data, width, rows, validity: is_number };
+        let float = Column { data: side.put(&self.float), width: Width::W8, rows, validity: None };
+        let fixed = |column, encoding| KeyValues::Fixed { column, encoding };
+        [KeyValues::Bytes(text), fixed(number, KeyEncoding::Signed { min: 0 }), fixed(float, KeyEncoding::Float)]
+            .into_iter()
+            .map(|values| ValueField { values, nulls_equal })
+            .collect()
+    }
+}
+
+#[test]
+fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
+    let Some(gpu) = gpu_with(2 << 30) else { return };
+    let mut random = random(231);
+    for rows in sizes() {
+        for nulls_equal in [false, true] {
+            let sides = [(); 2].map(|()| LongKeys::random(rows, &mut random));
+            let widths = [Width::W4, Width::W8];
+            let fields: [Vec<ValueField>; 2] =
+                std::array::from_fn(|at| sides[at].fields(&gpu, nulls_equal, widths[at], &mut random));
+            let has_key =
+                |side: &LongKeys, row: usize| nulls_equal || (side.text[row].is_some() && side.number[row].is_some());
+            let story = format!("{rows} rows, nulls equal: {nulls_equal}");
+
+            // Equal hashes are equal values, on both sides together.
+            let mut value_of = HashMap::new();
+            let mut hash_of = HashMap::new();
+            for (side, fields) in sides.iter().zip(&fields) {
+                let hashing = Hashing { seed: 5, mask: u128::MAX };
+                let packed = gpu.device.hash_keys(fields, hashing, &gpu.stream).unwrap();
+                let kept: Vec<u32> = (0..rows).filter(|&row| has_key(side, row)).map(|row| row as u32).collect();
+                let found = packed.rows_kept.as_ref().map_or((0..rows as u32).collect(), |kept| gpu.numbers(kept));
+                assert_eq!(found, kept, "{story}");
+                for (&row, hash) in kept.iter().zip(gpu.key_values(&packed.keys)) {
+                    let value = side.key(row as usize);
+                    assert_eq!(*value_of.entry(hash).or_insert_with(|| value.clone()), value, "{story}");
+                    assert_eq!(*hash_of.entry(value).or_insert(hash), hash, "{story}");
+                }
+            }
+
+            // Pairs of any rows, as if their hashes were equal.
+            let any = |random: &mut StdRng| random.random_range(0..rows as u32);
+            let build: Vec<u32> =
+                (0..rows).map(|_| if random.random_bool(0.1) { NO_ROW } else { any(&mut random) }).collect();
+            let probe: Vec<u32> = (0..rows).map(|_| any(&mut random)).collect();
+            let differs = |at: usize, probe_row: u32| {
+                let (build_row, probe_row) = (build[at], probe_row as usize);
+                build_row != NO_ROW && {
+                    let (of_build, of_probe) = (sides[0].key(build_row as usize), sides[1].key(probe_row));
+                    let has_null = of_build.0.is_none() || of_build.1.is_none();
+                    of_build != of_probe || (has_null && !nulls_equal)
+                }
+            };
+            for (probe, of) in
+                [(gpu.list(&probe, false), probe.clone()), (Positions::Range(0..rows), (0..rows as u32).collect())]
+            {
+                let pairs = Pairs { build: gpu.list(&build, true), probe };
+                let [of_build, of_probe] = &fields;
+                let found = gpu.device.differing_pairs(of_build, of_probe, &pairs, &gpu.stream).unwrap();
+                let expected: Vec<u32> = (0..rows).filter(|&at| differs(at, of[at])).map(|at| at as u32).collect();
+                assert_eq!(gpu.numbers(&found), expected, "{story}");
+            }
+
+            // Runs of hashes of no bits at all, and of all of them.
+            for mask in [u128::MAX, 0] {
+                let hashing = Hashing { seed: 6, mask };
+                let packed = gpu.device.hash_keys(&fields[0], hashing, &gpu.stream).unwrap();
+                let hashes = gpu.key_values(&packed.keys);
+                assert!(hashes.iter().all(|hash| hash & !mask == 0), "{story}");
+                let kept = packed.rows_kept.as_ref().map_or((0..rows as u32).collect(), |kept| gpu.numbers(kept));
+                let mut order: Vec<usize> = (0..kept.len()).collect();
+                order.sort_by_key(|&at| (hashes[at], kept[at]));
+                let ordered: Vec<u32> = order.iter().map(|&at| kept[at]).collect();
+                let keys: Vec<u128> = order.iter().map(|&at| hashes[at]).collect();
+                let keys = Keys { data: gpu.put(&keys), width: KeyWidth::W16, rows: keys.len() };
+                let mut values = ordered.iter().map(|&row| sides[0].key(row as usize));
+                let first = values.next();
+                let is_uniform = mask != 0 || values.all(|value| Some(&value) == first.as_ref());
+                let ordered = gpu.list(&ordered, false);
+                let found = gpu.device.are_runs_uniform(&fields[0], &ordered, &keys, &gpu.stream).unwrap();
+                assert_eq!(found, is_uniform, "{story}, mask {mask:x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn long_values_in_many_parts_differ_in_their_last_byte() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    // More parts than come with a call, and than a block has rows.
+    let text = |row: usize| format!("{}{row:03}", "x".repeat(1000 + row % 9)).into_bytes();
+    let rows = 600;
+    let part = |row: usize| {
+        let text = text(row);
+        BytesPart { offsets: Buffer::from_vec(vec![0u32, text.len() as u32]), data: Buffer::from_vec(text) }
+    };
+    let none = BytesPart { offsets: Buffer::from_vec(vec![7u32]), data: Buffer::from_vec(vec![0u8; 9]) };
+    let parts: Vec<BytesPart> = (0..rows).flat_map(|row| [part(row), none.clone()]).collect();
+    let bytes = gpu.device.copy_in_bytes(&parts, Width::W4, &gpu.stream).unwrap();
+    assert_eq!(bytes.rows, rows);
+    let lengths: Vec<u64> = gpu.get::<u64>(&bytes.begins, rows + 1).windows(2).map(|ends| ends[1] - ends[0]).collect();
+    assert!((0..rows).all(|row| lengths[row] == text(row).len() as u64));
+    let fields = [ValueField { values: KeyValues::Bytes(bytes), nulls_equal: false }];
+    let hashing = Hashing { seed: 1, mask: u128::MAX };
+    let packed = gpu.device.hash_keys(&fields, hashing, &gpu.stream).unwrap();
+    let hashes: BTreeSet<u128> = gpu.key_values(&packed.keys).into_iter().collect();
+    assert_eq!(hashes.len(), rows);
+    let other = |by: u32| gpu.list(&(0..rows as u32).map(|row| (row + by) % rows as u32).collect::<Vec<_>>(), false);
+    for (by, differing) in [(0, 0), (9, rows)] {
+        let pairs = Pairs { build: other(by), probe: Positions::Range(0..rows) };
+        let found = gpu.device.differing_pairs(&fields, &fields, &pairs, &gpu.stream).unwrap();
+        assert_eq!(found.len(), differing, "rows {by} apart");
     }
 }
 
@@ -1365,6 +1556,15 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.mark_build(&matches, &flags, stream)?;
     device.select_flags(&flags, rows, Which::Unmatched, stream)?;
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
+    if device.info().hashes_keys {
+        let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
+        let text = KeyValues::Bytes(device.copy_in_bytes(&[text], Width::W4, stream)?);
+        let fields = [ValueField { values: text, nulls_equal: false }];
+        let hashed = device.hash_keys(&fields, Hashing { seed: 1, mask: 0 }, stream)?;
+        let all = Positions::Range(0..rows);
+        device.are_runs_uniform(&fields, &all, &hashed.keys, stream)?;
+        device.differing_pairs(&fields, &fields, &Pairs { build: all.clone(), probe: all }, stream)?;
+    }
     device.copy_out(&column.data, 4 * rows, arena, stream)?;
     device.synchronize(stream)
 }

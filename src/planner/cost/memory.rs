@@ -83,16 +83,18 @@ impl Model<'_> {
         let repeats = !build.seen_unique;
         // Row numbers of the rows that have a key, and of those that have none.
         let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
-        let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers);
+        let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers) + build.values.stays;
         let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
+        let packing = packing + if self.inputs.hashed_by_device { build.values.arriving(rows) } else { 0.0 };
         // Finding the rows without a key takes a flag for each row.
         let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
         let composed = if build.is_partly_keyed() { 4.0 * rows } else { 0.0 };
         let how = self.join.spec.how;
         let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
         let probe_row = self.probe_row_bytes();
-        let smallest_chunk = 2.0 * (CHUNK_ROWS_MIN as f64).min(probe.rows) * probe_row;
-        let whole_chunk = 2.0 * probe.rows * probe_row;
+        let smallest_chunk = 2.0 * (CHUNK_ROWS_MIN as f64).min(probe.rows) * (probe_row + probe.values.row_max);
+        let probe_values = if self.inputs.hashed_by_device { probe.values.arriving(probe.rows) } else { 0.0 };
+        let whole_chunk = 2.0 * (probe.rows * probe_row + probe_values);
 
         // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.
         let (arranging, stays, matching) = match self.strategy {

@@ -289,7 +289,7 @@ impl Model<'_> {
         }
         let is_packed = !self.inputs.raw || input.keyed < input.rows;
         if is_packed {
-            work += (source + packed) / self.rates.stream;
+            work += (source + input.values.stays + packed) / self.rates.stream;
         }
         let key_columns = if source > 0.0 { &self.join.keys[..] } else { &[] };
         let copied = key_columns.iter().map(|key| {
@@ -298,10 +298,10 @@ impl Model<'_> {
             let bytes = width.map_or(0.0, |width| width.bytes() as f64) * self.copied_rows(role, column, chunks);
             self.crossing(role, column, bytes, chunks).1
         });
-        let copy_in = copied.sum();
+        let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
-        let step = Step::new("pack keys", role, source + packed, work).by_morsels_of(input.rows);
+        let step = Step::new("pack keys", role, source + input.values.stays + packed, work).by_morsels_of(input.rows);
         let step = step.copying_in(copy_in).calling(calls * times);
         // Which rows have a key is read from a bitmap that is copied in, they are listed, and how many they are is asked.
         let listed = if input.keyed < input.rows && !input.host_keys { times } else { 0.0 };
@@ -611,6 +611,15 @@ impl Model<'_> {
         let repeated =
             if build.repeats { build.keyed - build.keyed / self.estimates.rows_of_key(build.side) } else { 0.0 };
         let matched = probe.matched.min(self.arranged(Role::Probe));
+        if self.inputs.hashed_by_device {
+            // Where a value begins, and what it is, are read anywhere on the build side, and on both where rows have moved.
+            let bytes = build.values.stays + probe.values.stays;
+            let of_build = self.rates.miss_seconds(2.0 * (matched + repeated), build.values.stays);
+            let of_probe = self.rates.miss_seconds(2.0 * matched, probe.values.stays / chunks.count);
+            let reads = if self.strategy == Strategy::Hash { of_build } else { of_build + of_probe };
+            let seconds = bytes / self.rates.stream + reads;
+            return Step::new("compare keys", Role::Probe, bytes, seconds).calling(2.0 * self.waves(chunks));
+        }
         let looked_at = if build.repeats || self.strategy != Strategy::Hash { build.keyed } else { 0.0 };
         let copied = looked_at * (self.inputs.key_bytes() + 4.0) + 8.0 * matched;
         let seconds = (matched + repeated) / self.rates.host_values + copied / self.rates.copy_out;

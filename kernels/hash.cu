@@ -1,0 +1,155 @@
+// Keys too wide to be packed: their hashes of 128 bits, and the comparison of the values behind equal ones.
+//
+// Values of variable length lie one after the other, and where each begins is known; a thread has a row, and reads its bytes by words where
+// these lie. What a warp reads at a time is next to each other, so that the cache has all of it after the first word.
+
+#include "common.cuh"
+#include "values.cuh"
+
+namespace dovetail {
+namespace {
+
+constexpr u32 THREADS = 256;
+
+// The rows of each batch counted from its own first byte; now all of them count from the first byte of the first.
+template <typename Offset>
+__global__ void value_begins(const __grid_constant__ DovetailValueBegins args) {
+    const u64 first = u64(blockIdx.x) * THREADS, row = first + threadIdx.x;
+    if (row > args.rows) return;
+    // The last part that begins at or before the block's first row, and from there on to that of the thread's.
+    u64 part = 0, beyond = args.parts;
+    while (beyond - part > 1) {
+        const u64 middle = part + (beyond - part) / 2;
+        if (args.part_rows[middle] <= first) part = middle; else beyond = middle;
+    }
+    while (part + 1 < args.parts && args.part_rows[part + 1] <= row) ++part;
+    // Each part has an offset more than rows.
+    const u64 offset = u64(static_cast<const Offset*>(args.offsets)[row + part]);
+    args.begins[row] = offset + args.part_bases[part];
+}
+
+// Up to eight bytes of a value, `at` bytes into it, zeros above them. No word is read that has none of the value's bytes.
+__device__ inline u64 word_at(const DovetailValueField& field, u64 begin, u64 at, u64 length) {
+    const u64* words = static_cast<const u64*>(field.data);
+    const u64 from = begin + at, count = length - at < 8 ? length - at : 8;
+    const u32 skipped = 8 * u32(from % 8);
+    u64 word = words[from / 8] >> skipped;
+    if (from % 8 + count > 8) word |= words[from / 8 + 1] << (64 - skipped);
+    return count < 8 ? word & ((1ull << 8 * count) - 1) : word;
+}
+
+__device__ inline bool is_valid(const DovetailValueField& field, u64 row) {
+    return !field.validity || (field.validity[row / 8] >> (row % 8) & 1);
+}
+
+__device__ inline Wide image(const DovetailValueField& field, u64 row) {
+    return image(field.data, field.width, field.encoding, Wide{0, 0}, row);
+}
+
+// Two hashes of 64 bits, each a chain of multiplications by a secret factor of its own whose upper half is added to the lower: who does not
+// know the factors cannot tell which values collide.
+struct Hash {
+    u64 low, high, low_factor, high_factor;
+
+    __device__ explicit Hash(u64 seed)
+        : low(mix(seed ^ 0x452821e638d01377ull)),
+          high(mix(seed ^ 0xbe5466cf34e90c6cull)),
+          low_factor(mix(seed ^ 0xc0ac29b7c97c50ddull) | 1),
+          high_factor(mix(seed ^ 0x3f84d5b5b5470917ull) | 1) {}
+
+    __device__ static u64 folded(u64 value, u64 factor) { return value * factor ^ __umul64hi(value, factor); }
+
+    // The step in between keeps a word that cancels the hash so far from wiping out all that came before.
+    __device__ void add(u64 word) {
+        low = folded(low ^ word, low_factor) + (low << 31 | low >> 33);
+        high = folded(high ^ word, high_factor) + (high << 29 | high >> 35);
+    }
+
+    __device__ Key16 done() const { return {mix(low), mix(high)}; }
+};
+
+__global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
+    // What no length of a value is. A number may look the same, and is told from it by the word that follows.
+    constexpr u64 NULL_TAG = 0x9216d5d98979fb1bull;
+    const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= args.rows) return;
+    const u64 row = args.kept ? args.kept[at] : at;
+    Hash hash(args.seed);
+    for (u32 index = 0; index < args.field_count; ++index) {
+        const DovetailValueField& field = args.fields[index];
+        if (!is_valid(field, row)) {
+            hash.add(NULL_TAG);
+        } else if (field.begins) {
+            // The length comes first, so that no value goes on where another ends.
+            const u64 begin = field.begins[row], length = field.begins[row + 1] - begin;
+            hash.add(length);
+            for (u64 byte = 0; byte < length; byte += 8) hash.add(word_at(field, begin, byte, length));
+        } else {
+            // Whatever its width, which may be another one on the other side.
+            const Wide value = image(field, row);
+            hash.add(value.low);
+            hash.add(value.high);
+        }
+    }
+    Key16 key = hash.done();
+    key.low &= args.mask_low;
+    key.high &= args.mask_high;
+    static_cast<Key16*>(args.keys)[at] = key;
+}
+
+__device__ inline bool differ(const DovetailValueField& a, u64 row_of_a, const DovetailValueField& b, u64 row_of_b) {
+    const bool is_there = is_valid(a, row_of_a);
+    if (is_there != is_valid(b, row_of_b)) return true;
+    if (!is_there) return a.nulls_equal == 0;
+    if (!a.begins) {
+        const Wide of_a = image(a, row_of_a), of_b = image(b, row_of_b);
+        return of_a.low != of_b.low || of_a.high != of_b.high;
+    }
+    const u64 begin_of_a = a.begins[row_of_a], begin_of_b = b.begins[row_of_b];
+    const u64 length = a.begins[row_of_a + 1] - begin_of_a;
+    if (b.begins[row_of_b + 1] - begin_of_b != length) return true;
+    for (u64 byte = 0; byte < length; byte += 8) {
+        if (word_at(a, begin_of_a, byte, length) != word_at(b, begin_of_b, byte, length)) return true;
+    }
+    return false;
+}
+
+__global__ void compare_values(const __grid_constant__ DovetailCompareValues args) {
+    const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
+    bool differs = false;
+    if (at < args.pairs) {
+        const u32 a = args.a_rows ? args.a_rows[at] : args.a_start + u32(at);
+        const u32 b = args.b_rows ? args.b_rows[at] : args.b_start + u32(at);
+        const Key16* keys = static_cast<const Key16*>(args.keys);
+        const bool is_meant = a != NO_ROW && b != NO_ROW && (!keys || keys[at] == keys[at + 1]);
+        for (u32 index = 0; is_meant && !differs && index < args.field_count; ++index)
+            differs = differ(args.a[index], a, args.b[index], b);
+        if (args.flags) args.flags[at] = differs;
+    }
+    if (differs) atomicAdd(args.differing, 1u);
+}
+
+}  // namespace
+}  // namespace dovetail
+
+using namespace dovetail;
+
+int dovetail_value_begins(const DovetailValueBegins* args, DovetailStream stream) {
+    const u32 blocks = blocks_for(args->rows + 1, THREADS);
+    switch (args->offset_bytes) {
+        case 4: value_begins<u32><<<blocks, THREADS, 0, cudaStream_t(stream)>>>(*args); break;
+        case 8: value_begins<u64><<<blocks, THREADS, 0, cudaStream_t(stream)>>>(*args); break;
+        default: return int(cudaErrorInvalidValue);
+    }
+    return launched();
+}
+
+int dovetail_hash_keys(const DovetailHashKeys* args, DovetailStream stream) {
+    hash_keys<<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}
+
+int dovetail_compare_values(const DovetailCompareValues* args, DovetailStream stream) {
+    compare_values<<<blocks_for(args->pairs, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+    return launched();
+}
