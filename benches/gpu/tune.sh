@@ -61,8 +61,8 @@ while read -r file constant values command; do
     done
 done <benches/gpu/tune.txt
 
-# The programs differ in nothing, and how they are optimised matters little: it is kernels that are timed.
-DOVETAIL_CUDA_LIBRARY=$to/libraries/as-they-are cargo build --locked --bench primitives --bench resident --message-format=json-render-diagnostics |
+# The programs differ in nothing, and it is kernels that are timed; but unoptimised, they take most of the time to make their data.
+DOVETAIL_CUDA_LIBRARY=$to/libraries/as-they-are cargo build --locked --release --bench primitives --bench resident --message-format=json-render-diagnostics |
     python3 -c 'import json, sys
 for line in sys.stdin:
     message = json.loads(line)
