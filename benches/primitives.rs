@@ -14,9 +14,9 @@ use std::time::Instant;
 use arrow::buffer::{BooleanBuffer, Buffer};
 use clap::Parser;
 use dovetail::device::{
-    BitSlice, CancelFlag, Carry, Column, Device, DeviceId, FrameOfReference, KeyEncoding, KeyField, KeyWidth, Keys,
-    Matches, PARTS_MAX, PackedKeys, PartitionMatches, Partitions, Positions, RadixBits, Stream, Unmatched, Which,
-    Width, open_device, parse_device,
+    BitSlice, BytesPart, CancelFlag, Carry, Column, Device, DeviceId, FrameOfReference, Hashing, KeyEncoding, KeyField,
+    KeyValues, KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
+    RadixBits, Stream, Unmatched, ValueField, Which, Width, open_device, parse_device,
 };
 use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
@@ -40,6 +40,7 @@ fn main() {
     let bench = Bench { device: &*device, stream, arena, options, recorder };
     bench.transfers();
     bench.keys();
+    bench.long_keys();
     for width in bench.options.width.map_or(vec![KeyWidth::W4, KeyWidth::W8, KeyWidth::W16], |width| vec![width]) {
         bench.arrangements(width);
         bench.matching(width);
@@ -223,6 +224,52 @@ impl Bench<'_> {
         self.case("pack_keys/nulls-left-out", rows, 4, 12 * rows, || pack(&without_nulls, KeyWidth::W4));
         let two = [field(&column, 0, None), field(&nullable, 31, Some(62))];
         self.case("pack_keys/two", rows, 8, 16 * rows, || pack(&two, KeyWidth::W8));
+    }
+
+    /// Text of 20 bytes, of which the build side has half as many, in another order.
+    fn long_keys(&self) {
+        const BYTES: usize = 20;
+        let names = ["copy_in_bytes", "hash_keys/text", "differing_pairs/text"];
+        if !self.device.info().hashes_keys || !names.iter().any(|name| self.wants(name)) {
+            return;
+        }
+        // So many as offsets of 4 bytes can tell apart.
+        let rows = self.options.rows.min(u32::MAX as usize / BYTES);
+        let text = |numbers: &[u32]| {
+            let data: Vec<u8> = numbers.iter().flat_map(|number| format!("{number:020}").into_bytes()).collect();
+            let offsets: Vec<u32> = (0..=numbers.len()).map(|row| (BYTES * row) as u32).collect();
+            let mut pinned = self.arena.allocate(data.len(), "text").unwrap();
+            pinned.copy_from_slice(&data);
+            BytesPart { offsets: Buffer::from_vec(offsets), data: pinned.freeze() }
+        };
+        let field = |part: &BytesPart| {
+            let bytes = self.device.copy_in_bytes(std::slice::from_ref(part), Width::W4, &self.stream).unwrap();
+            [ValueField { values: KeyValues::Bytes(bytes), nulls_equal: false }]
+        };
+        let mut numbers: Vec<u32> = (0..rows as u32).collect();
+        let probe = text(&numbers);
+        let copied = rows * (BYTES + size_of::<u32>());
+        self.case(names[0], rows, BYTES, copied, || {
+            self.device.copy_in_bytes(std::slice::from_ref(&probe), Width::W4, &self.stream)
+        });
+        numbers.truncate(rows.div_ceil(2));
+        numbers.shuffle(&mut StdRng::seed_from_u64(7));
+        let (build, probe) = (field(&text(&numbers)), field(&probe));
+        let hashing = Hashing { seed: 3, mask: u128::MAX };
+        let hashed = rows * (BYTES + size_of::<u64>() + KeyWidth::W16.bytes());
+        self.case(names[1], rows, BYTES, hashed, || self.device.hash_keys(&probe, hashing, &self.stream).unwrap());
+        // The partner of each probe row that has one, so that no two differ.
+        let mut partner = vec![NO_ROW; rows];
+        for (row, &number) in numbers.iter().enumerate() {
+            partner[number as usize] = row as u32;
+        }
+        let positions = Positions::List { data: self.column(&partner).data, rows, may_miss: true };
+        let pairs = Pairs { build: positions, probe: Positions::Range(0..rows) };
+        let compared = rows * size_of::<u32>() + numbers.len() * 2 * (BYTES + size_of::<u64>());
+        self.case(names[2], rows, BYTES, compared, || {
+            let differing = self.device.differing_pairs(&build, &probe, &pairs, &self.stream).unwrap();
+            assert!(differing.is_empty());
+        });
     }
 
     fn arrangements(&self, width: KeyWidth) {

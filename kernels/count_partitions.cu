@@ -14,7 +14,7 @@ namespace {
 
 constexpr u32 THREADS = 1024;
 // Keys below which another block is not worth its histogram.
-constexpr u64 KEYS_MIN = 16 * THREADS;
+constexpr u64 KEYS_MIN = 4 * THREADS;
 // What a partition counts up to before it is carried over: half of 16 bits, so that others may add before the carry is taken off. A
 // barrier keeps them from adding as many as the other half.
 constexpr u32 CARRY = 0x8000;

@@ -10,7 +10,7 @@ namespace dovetail {
 namespace {
 
 // Pairs of a thread: of 4, 8 and 16 the quickest (tuning.md).
-constexpr u32 THREADS = 256, PER_THREAD = 8, TILE = THREADS * PER_THREAD;
+constexpr u32 THREADS = 128, PER_THREAD = 8, TILE = THREADS * PER_THREAD;
 
 struct PairsOf {
     const u32* first;

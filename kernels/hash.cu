@@ -69,18 +69,18 @@ struct Hash {
 };
 
 __global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
-    // What no length of a value is. A number may look the same, and is told from it by the word that follows.
-    constexpr u64 NULL_TAG = 0x9216d5d98979fb1bull;
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= args.rows) return;
     const u64 row = args.kept ? args.kept[at] : at;
+    // Which values are there comes first, and before each of variable length how long it is: no two rows that differ give the same words.
+    u32 there = 0;
+    for (u32 index = 0; index < args.field_count; ++index) there |= u32(is_valid(args.fields[index], row)) << index;
     Hash hash(args.seed);
+    hash.add(there);
     for (u32 index = 0; index < args.field_count; ++index) {
         const DovetailValueField& field = args.fields[index];
-        if (!is_valid(field, row)) {
-            hash.add(NULL_TAG);
-        } else if (field.begins) {
-            // The length comes first, so that no value goes on where another ends.
+        if (!(there >> index & 1)) continue;
+        if (field.begins) {
             const u64 begin = field.begins[row], length = field.begins[row + 1] - begin;
             hash.add(length);
             for (u64 byte = 0; byte < length; byte += 8) hash.add(word_at(field, begin, byte, length));

@@ -3,6 +3,7 @@
 mod runs;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -97,15 +98,24 @@ where
         let array = arrays[array];
         (!array.is_null(at)).then(|| AsRef::<[u8]>::as_ref(array.value(at)))
     };
+    let bytes_of = |stretch: &Stretch| {
+        let offsets = arrays[stretch.array].value_offsets();
+        offsets[stretch.rows.start].as_usize()..offsets[stretch.rows.end].as_usize()
+    };
 
-    // Where each value lies, and how many bytes each task writes, so that tasks know where to start. Looking all places
+    // Where the values of each task lie, and how many bytes it writes, so that tasks know where to start. Looking all places
     // up before any value is read keeps many reads from random places in flight.
-    let found: Vec<(Vec<Option<&[u8]>>, usize)> = (0..count.div_ceil(TASK_ROWS))
+    let found: Vec<(Found<'_>, usize)> = (0..count.div_ceil(TASK_ROWS))
         .into_par_iter()
         .map(|task| {
-            let values: Vec<_> = (task * TASK_ROWS..count.min((task + 1) * TASK_ROWS)).map(&value).collect();
+            let rows = task * TASK_ROWS..count.min((task + 1) * TASK_ROWS);
+            if let Some(stretches) = stretches(rows.clone(), &place, |array| arrays[array].null_count() > 0) {
+                let length = stretches.iter().map(|stretch| bytes_of(stretch).len()).sum();
+                return (Found::Stretches(stretches), length);
+            }
+            let values: Vec<_> = rows.map(&value).collect();
             let length = values.iter().map(|value| value.map_or(0, <[u8]>::len)).sum();
-            (values, length)
+            (Found::Values(values), length)
         })
         .collect();
     let total: usize = found.iter().map(|(_, length)| length).sum();
@@ -134,19 +144,37 @@ where
         pieces.into_iter().zip(ends.chunks_mut(TASK_ROWS)).zip(validity.chunks_mut(TASK_ROWS / 8)).zip(found).collect();
     let nulls: usize = tasks
         .into_par_iter()
-        .map(|((((start, piece), ends), bits), (values, _))| {
-            bits.fill(0);
+        .map(|((((start, piece), ends), bits), (found, _))| {
             let (mut written, mut nulls) = (0, 0);
-            for (at, value) in values.into_iter().enumerate() {
-                match value {
-                    Some(bytes) => {
-                        piece[written..written + bytes.len()].copy_from_slice(bytes);
-                        written += bytes.len();
-                        bits[at / 8] |= 1 << (at % 8);
+            match found {
+                Found::Stretches(stretches) => {
+                    bits.fill(u8::MAX);
+                    let mut ends = ends.iter_mut();
+                    for stretch in stretches {
+                        let (array, lying) = (arrays[stretch.array], bytes_of(&stretch));
+                        piece[written..written + lying.len()].copy_from_slice(&array.value_data()[lying.clone()]);
+                        // The total fits, and so does each of these.
+                        let offsets = &array.value_offsets()[stretch.rows.start + 1..=stretch.rows.end];
+                        for (offset, end) in offsets.iter().zip(ends.by_ref()) {
+                            *end = T::Offset::usize_as(start + written + offset.as_usize() - lying.start);
+                        }
+                        written += lying.len();
                     }
-                    None => nulls += 1,
                 }
-                ends[at] = T::Offset::from_usize(start + written).expect("the total fits");
+                Found::Values(values) => {
+                    bits.fill(0);
+                    for (at, value) in values.into_iter().enumerate() {
+                        match value {
+                            Some(bytes) => {
+                                piece[written..written + bytes.len()].copy_from_slice(bytes);
+                                written += bytes.len();
+                                bits[at / 8] |= 1 << (at % 8);
+                            }
+                            None => nulls += 1,
+                        }
+                        ends[at] = T::Offset::usize_as(start + written);
+                    }
+                }
             }
             nulls
         })
@@ -154,6 +182,45 @@ where
     let nulls = (nulls > 0).then(|| NullBuffer::new(BooleanBuffer::new(validity.freeze(), 0, count)));
     let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, count + 1));
     Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, bytes.freeze(), nulls)?))
+}
+
+/// Where the values of some rows lie.
+enum Found<'a> {
+    /// Anywhere.
+    Values(Vec<Option<&'a [u8]>>),
+    /// One after the other, for many rows at a time: none of them is null.
+    Stretches(Vec<Stretch>),
+}
+
+/// Rows of an array that follow each other.
+struct Stretch {
+    array: usize,
+    rows: Range<usize>,
+}
+
+/// The places of `rows` as stretches, if all are there, not null and mostly follow each other.
+fn stretches(
+    rows: Range<usize>,
+    place: impl Fn(usize) -> Option<(usize, usize)>,
+    has_nulls: impl Fn(usize) -> bool,
+) -> Option<Vec<Stretch>> {
+    /// A copy takes as long as some rows do by themselves.
+    const ROWS_MIN: usize = 4;
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for (looked_at, row) in rows.enumerate() {
+        let (array, at) = place(row)?;
+        if let Some(last) = stretches.last_mut()
+            && last.array == array
+            && last.rows.end == at
+        {
+            last.rows.end += 1;
+        } else if has_nulls(array) || stretches.len() > looked_at / ROWS_MIN + ROWS_MIN {
+            return None;
+        } else {
+            stretches.push(Stretch { array, rows: at..at + 1 });
+        }
+    }
+    Some(stretches)
 }
 
 /// Dictionary columns whose batches do not share a dictionary. (The batches' dictionaries together may have more values than
@@ -272,6 +339,29 @@ mod tests {
         let gathered = gather_on_host(&rows, 0, &numbers, &arena()).unwrap();
         let expected = StringArray::from_iter_values(values.iter().rev());
         assert_eq!(gathered.as_string::<i32>(), &expected);
+    }
+
+    #[test]
+    fn rows_that_follow_each_other_are_gathered_like_any_others() {
+        // Two batches without a null and one with, as slices whose first bytes are of other rows.
+        let batch = |start: usize, len: usize, null_at: Option<usize>| -> ArrayRef {
+            let value = |row: usize| (Some(row) != null_at).then(|| "x".repeat(row % 7) + &row.to_string());
+            Arc::new((start..start + len + 9).map(value).collect::<StringArray>().slice(9, len))
+        };
+        let parts = [batch(0, TASK_ROWS, None), batch(70_000, 40_000, None), batch(200_000, 30_000, Some(200_100))];
+        let total = parts.iter().map(Array::len).sum::<usize>() as u32;
+        let whole = arrow::compute::concat(&parts.iter().map(|part| part.as_ref()).collect::<Vec<_>>()).unwrap();
+        let rows = rows_of(parts.to_vec());
+        let all: Vec<u32> = (0..total).collect();
+        let every = |at: u32| all.iter().copied().filter(|row| row % at != 0).collect::<Vec<_>>();
+        let with_missing: Vec<u32> = all.iter().map(|&row| if row == 30_000 { NO_ROW } else { row }).collect();
+        for numbers in [all.clone(), all[5..total as usize - 3].to_vec(), every(100), every(5), every(2), with_missing]
+        {
+            let gathered = gather_on_host(&rows, 0, &numbers, &arena()).unwrap();
+            let taken: UInt32Array = numbers.iter().map(|&row| (row != NO_ROW).then_some(row)).collect();
+            let expected = arrow::compute::take(&whole, &taken, None).unwrap();
+            assert_eq!(&gathered, &expected);
+        }
     }
 
     #[test]

@@ -185,10 +185,12 @@ impl Probing<'_> {
         if start == total {
             return None;
         }
-        let mut rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams, start);
-        if streams > 1 {
-            rows = rows.min(even_chunk_rows(self.task, self.layout, total, streams));
-        }
+        let most = match streams > 1 {
+            true => even_chunk_rows(self.task, self.layout, total, streams),
+            false => total,
+        };
+        let rows = start..total.min(start + most);
+        let rows = chunk_rows(self.probe, self.layout, device, self.held_back_bytes(device), streams, rows);
         *next = total.min(start + rows);
         Some(start..*next)
     }
@@ -281,23 +283,23 @@ pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
     3 * layout.width().bytes() + 3 * probe.device_row_bytes() + layout.value_row_bytes(probe.role) + 32
 }
 
-/// Probe rows, from `start` on, whose working set fits beside the build side, in half of what is free once `held_back` is taken off.
+/// How many of these probe rows have a working set that fits beside the build side, in half of what is free once `held_back` is taken off.
 fn chunk_rows(
     probe: &SideInput,
     layout: &KeyLayout,
     device: &dyn Device,
     held_back: u64,
     streams: usize,
-    start: u64,
+    of: Range<u64>,
 ) -> u64 {
     let half = device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 2;
     let row_bytes = chunk_row_bytes(probe, layout) as u64;
-    let mut rows = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
-    rows -= rows % BITMAP_ROWS;
+    let fit = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
+    let mut rows = (fit - fit % BITMAP_ROWS).min((of.end - of.start).max(CHUNK_ROWS_MIN));
     // Values of variable length may be long anywhere.
     let value_bytes = |rows: u64| {
-        let end = probe.table.rows.min(start.saturating_add(rows));
-        layout.value_bytes(&probe.rows(start..end), &probe.key_columns)
+        let end = of.end.min(of.start + rows);
+        layout.value_bytes(&probe.rows(of.start..end), &probe.key_columns)
     };
     while layout.is_hashed_by_device() && rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
         rows = (rows / 2).max(CHUNK_ROWS_MIN).next_multiple_of(BITMAP_ROWS);

@@ -40,6 +40,9 @@ use crate::{Error, Result};
 /// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
 pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 
+/// Seeds that keys are hashed with until no two that differ have the same hash. That one of them is not enough is all but impossible.
+const SEEDS_MAX: usize = 8;
+
 /// Runs a join on one device, pushing the result batch by batch.
 ///
 /// # Errors
@@ -91,7 +94,7 @@ fn run_with_layout(
     let columns_needed = !probe.shares || late.is_some();
     let turns = Turns::default();
     let (built, ahead) = where_primitives_run(device, || {
-        loop {
+        for _ in 0..SEEDS_MAX {
             let rows = build.rows(0..build.table.rows);
             let unkeyed = outcome.keeps_build_without_key();
             let arranged = arrange(&shop, build, rows, &layout, task.arrangement, unkeyed, None, copy_in)?;
@@ -108,6 +111,10 @@ fn run_with_layout(
             }
             layout = layout.clone().with_another_seed(rand::random());
         }
+        Err(Error::Internal(format!(
+            "different keys of table {:?} had the same hash by {SEEDS_MAX} seeds, one after the other",
+            build.table.name
+        )))
     })?;
     // The other columns of the build side, too, must be there before anything is gathered from them: whoever moved rows has waited for
     // what moved with them only.

@@ -290,7 +290,7 @@ fn tree(plan: &Plan) -> Vec<String> {
     let compared = match (plan.compares_keys(), plan.device_hashes_keys) {
         (false, _) => "",
         (true, false) => "; keys hashed and compared by the CPU",
-        (true, true) => "; keys hashed and compared there",
+        (true, true) => "; keys hashed and compared by the GPU",
     };
     let mut lines = vec![made, format!("└─ {matching}: {}{compared}", plan.join.spec.how)];
     for (branch, role, side, sorted) in [

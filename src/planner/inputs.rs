@@ -83,9 +83,7 @@ impl ValueBytes {
         let rows = table.rows as f64;
         let type_of = |column: usize| table.schema.field(column).data_type();
         let of_bytes = || columns.iter().copied().filter_map(|column| Some((column, are_bytes(type_of(column))?)));
-        let text: u64 = of_bytes()
-            .flat_map(|(column, _)| table.batches.iter().map(move |batch| value_bytes(batch.column(column))))
-            .sum();
+        let text: u64 = of_bytes().map(|(column, _)| text_bytes(table, column)).sum();
         let offsets = rows * of_bytes().map(|(_, width)| width.bytes()).sum::<usize>() as f64;
         // An offset and a number of 64 bits for each value, and a bit.
         let row_bytes = layout.value_row_bytes(role) as f64 + columns.len() as f64 / 8.0;
@@ -100,6 +98,25 @@ impl ValueBytes {
     pub(super) fn arriving(&self, rows: f64) -> f64 {
         self.stays + 8.0 * rows
     }
+}
+
+/// Whether text keys have more bytes than their values can have: nulls have some as well, and nobody knows how many where. They would come to
+/// a device with the values beside them.
+fn hides_bytes(join: &BoundJoin, facts: &[KeyFacts]) -> bool {
+    let of_side = |side: Side, key: &JoinKey, bytes_max: u64| {
+        let (table, column) = (join.table(side), key.column(side));
+        are_bytes(table.schema.field(column).data_type()).is_some()
+            && text_bytes(table, column) > table.rows.saturating_mul(bytes_max)
+    };
+    join.keys.iter().zip(facts).any(|(key, facts)| {
+        let bytes_max = facts.bytes_max.map_or(u64::MAX, |bytes| bytes as u64);
+        [Side::Left, Side::Right].into_iter().any(|side| of_side(side, key, bytes_max))
+    })
+}
+
+/// Bytes of the values of a column of variable length.
+fn text_bytes(table: &Table, column: usize) -> u64 {
+    table.batches.iter().map(|batch| value_bytes(batch.column(column))).sum()
 }
 
 /// A column that a device moves.
@@ -130,7 +147,9 @@ impl Inputs {
         estimates: &Estimates,
         device_hashes_keys: bool,
     ) -> Result<Self> {
-        let layout = KeyLayout::new(join.key_facts(build_side)?, 0);
+        let facts = join.key_facts(build_side)?;
+        let device_hashes_keys = device_hashes_keys && !hides_bytes(join, &facts);
+        let layout = KeyLayout::new(facts, 0);
         let layout = if device_hashes_keys { layout.hashed_by_device() } else { layout };
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();

@@ -137,12 +137,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
     let estimates = Estimates::of(&join);
     let mut candidates = candidates(&join, forced, &estimates, target)?;
     // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.
-    candidates.sort_by(|a, b| {
-        let by_need = || a.costed.memory.minimum_bytes.cmp(&b.costed.memory.minimum_bytes);
-        let by_seconds = || a.costed.seconds.total_cmp(&b.costed.seconds);
-        let within = if a.fits(target) { by_seconds() } else { by_need().then_with(by_seconds) };
-        b.fits(target).cmp(&a.fits(target)).then(within)
-    });
+    candidates.sort_by(|a, b| by_fit_and_time(&a.costed, &b.costed, target));
     let wanted = |candidate: &Candidate| forced.allows(candidate.build_side, &candidate.costed);
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
@@ -198,6 +193,15 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
     Ok((plan, refusal))
 }
 
+/// What fits comes first, and of that what takes the least time; of the rest, what is nearest to fitting.
+fn by_fit_and_time(a: &Costed, b: &Costed, target: &Target) -> Ordering {
+    let fits = |costed: &Costed| costed.memory.minimum_bytes <= target.memory_bytes;
+    let by_need = || a.memory.minimum_bytes.cmp(&b.memory.minimum_bytes);
+    let by_seconds = || a.seconds.total_cmp(&b.seconds);
+    let within = if fits(a) { by_seconds() } else { by_need().then_with(by_seconds) };
+    fits(b).cmp(&fits(a)).then(within)
+}
+
 /// A strategy on a build side, with its price.
 struct Candidate {
     build_side: Side,
@@ -220,10 +224,12 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
         };
         for strategy in Strategy::ALL {
             let costed = |inputs: &Inputs| Costed::new(join, strategy, forced, inputs, estimates, target);
-            let by_device = by_device.as_ref().filter(|inputs| inputs.hashed_by_device);
-            let by_device = by_device.map(|inputs| (inputs, costed(inputs)));
-            let fits = |(_, costed): &(_, Costed)| costed.memory.minimum_bytes <= target.memory_bytes;
-            let (inputs, mut costed) = by_device.filter(fits).unwrap_or_else(|| (&by_host, costed(&by_host)));
+            let by_device = by_device.iter().filter(|inputs| inputs.hashed_by_device);
+            let (inputs, mut costed) = by_device
+                .chain([&by_host])
+                .map(|inputs| (inputs, costed(inputs)))
+                .min_by(|(_, a), (_, b)| by_fit_and_time(a, b, target))
+                .expect("the host hashes keys for every device");
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;

@@ -72,6 +72,53 @@ fn wide_and_unbounded_keys_are_hashed() {
 }
 
 #[test]
+fn devices_hash_what_they_can_read() {
+    use DataType as T;
+    let long = |class: KeyClass, build: DataType, probe: DataType, bytes: usize| KeyFacts {
+        bytes_max: Some(bytes),
+        probe_type: probe,
+        ..fact(class, build)
+    };
+    let text = || long(KeyClass::String, T::Utf8, T::LargeUtf8, 20);
+    let is_read = |facts: Vec<KeyFacts>| KeyLayout::new(facts, 0).hashed_by_device().is_hashed_by_device();
+    let dictionary = || T::Dictionary(T::Int8.into(), T::Utf8.into());
+    for (facts, expected) in [
+        (text(), true),
+        (long(KeyClass::Binary, T::Binary, T::LargeBinary, 4096), true),
+        (long(KeyClass::Binary, T::Binary, T::Binary, 4097), false),
+        (KeyFacts { bytes_max: None, ..text() }, false),
+        (long(KeyClass::String, T::Utf8, T::Utf8View, 20), false),
+        (long(KeyClass::String, dictionary(), T::Utf8, 20), false),
+        (long(KeyClass::Binary, T::FixedSizeBinary(16), T::Binary, 16), false),
+        (fact(KeyClass::Decimal { scale: 2 }, T::Decimal256(50, 2)), false),
+    ] {
+        assert_eq!(is_read(vec![facts.clone()]), expected, "{facts:?}");
+        assert!(!is_read(vec![facts, fact(KeyClass::Boolean, T::Boolean)]), "booleans are bits");
+    }
+    assert!(!is_read(vec![fact(KeyClass::Integer, T::Int64)]), "what is packed is not hashed");
+    assert!(is_read(vec![text(); 8]) && !is_read(vec![text(); 9]));
+
+    // Bytes of a row beside its text, and how values of fixed width are read on both sides.
+    let mixed = KeyFacts { probe_type: T::UInt8, ..fact(KeyClass::Integer, T::Int64) };
+    let wide = KeyFacts { probe_type: T::Decimal128(20, 0), ..fact(KeyClass::Integer, T::UInt64) };
+    let half = fact(KeyClass::Float { bytes: 2 }, T::Float16);
+    for (facts, role, encoding) in [
+        (&mixed, Role::Build, KeyEncoding::Signed { min: 0 }),
+        (&mixed, Role::Probe, KeyEncoding::Unsigned),
+        (&wide, Role::Build, KeyEncoding::Unsigned),
+        (&wide, Role::Probe, KeyEncoding::Signed { min: 0 }),
+        (&half, Role::Build, KeyEncoding::Float),
+    ] {
+        assert_eq!(facts.whole_encoding(role), encoding, "{facts:?}");
+    }
+    let layout = KeyLayout::new(vec![mixed, text(), wide, half], 0).hashed_by_device();
+    assert!(layout.is_hashed_by_device() && !layout.is_made_on_host());
+    assert_eq!((0..4).map(|at| layout.copies_column(at)).collect::<Vec<_>>(), [true, false, true, true]);
+    assert_eq!([Role::Build, Role::Probe].map(|role| layout.value_row_bytes(role)), [8 + 12 + 8 + 2, 1 + 16 + 16 + 2]);
+    assert_eq!(layout.value_bytes_max(), 20);
+}
+
+#[test]
 fn integers_and_wide_decimals_have_equal_hashes_where_they_are_equal() {
     let rows_of = |column: ArrayRef| {
         let batch = RecordBatch::try_from_iter([("k", column)]).unwrap();

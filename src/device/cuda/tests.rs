@@ -452,15 +452,19 @@ fn keys_are_packed_as_on_the_host() {
     }
 }
 
-/// Key columns of a few rows: text, and a number and a float beside it; a null in each now and then.
+/// Key columns of a few rows: text, and numbers of several kinds beside it; a null in two of them now and then.
 struct LongKeys {
     text: Vec<Option<Vec<u8>>>,
     number: Vec<Option<i32>>,
-    float: Vec<f64>,
+    /// Of a type without a sign on one side.
+    positive: Vec<u16>,
+    wide: Vec<i128>,
+    double: Vec<f64>,
+    single: Vec<f32>,
 }
 
 /// What two rows have alike exactly when their values are equal.
-type LongKey = (Option<Vec<u8>>, Option<i32>, String);
+type LongKey = (Option<Vec<u8>>, Option<i32>, u16, i128, String);
 
 impl LongKeys {
     fn random(rows: usize, random: &mut StdRng) -> Self {
@@ -475,10 +479,16 @@ impl LongKeys {
                 bytes
             })
         };
+        let mut random_of = |choices: [f64; 5]| (0..rows).map(|_| *choices.choose(random).unwrap()).collect::<Vec<_>>();
+        let double = random_of([0.0, -0.0, f64::NAN, -f64::NAN, 1.5]);
+        let single = random_of([0.0, -0.0, f64::NAN, -1.5, -1.5]).into_iter().map(|value| value as f32).collect();
         Self {
             text: (0..rows).map(|_| text(random)).collect(),
-            number: (0..rows).map(|_| random.random_bool(0.9).then(|| random.random_range(-1..2))).collect(),
-            float: (0..rows).map(|_| *[0.0, -0.0, f64::NAN, -f64::NAN, 1.5].choose(random).unwrap()).collect(),
+            number: (0..rows).map(|_| random.random_bool(0.9).then(|| random.random_range(-1..1))).collect(),
+            positive: (0..rows).map(|_| if random.random() { u16::MAX } else { 7 }).collect(),
+            wide: (0..rows).map(|_| if random.random_bool(0.1) { 1 << 64 } else { -1 }).collect(),
+            double,
+            single,
         }
     }
 
@@ -487,11 +497,13 @@ impl LongKeys {
     }
 
     fn key(&self, row: usize) -> LongKey {
-        let float = if self.float[row] == 0.0 { 0.0 } else { self.float[row] };
-        (self.text[row].clone(), self.number[row], format!("{}", float.abs()))
+        // One zero, and one value that is no number.
+        let shown = |value: f64| if value.is_nan() || value == 0.0 { value.abs() } else { value };
+        let floats = format!("{} {}", shown(self.double[row]), shown(self.single[row].into()));
+        (self.text[row].clone(), self.number[row], self.positive[row], self.wide[row], floats)
     }
 
-    /// The columns on a GPU, the text in several parts with offsets of that width, which begin anywhere, and numbers of 4 or 8 bytes.
+    /// The columns on a GPU, the text in several parts with offsets of that width, which begin anywhere, and numbers of types that go with it.
     fn fields(&self, side: &Side, nulls_equal: bool, offset_width: Width, random: &mut StdRng) -> Vec<ValueField> {
         let rows = self.rows();
         let validity = |is_valid: Vec<bool>| {
@@ -522,19 +534,34 @@ impl LongKeys {
         let text = side.device.copy_in_bytes(&parts, offset_width, &side.stream).unwrap();
         assert_eq!(text.rows, rows);
         let text = BytesColumn { validity: validity(self.text.iter().map(Option::is_some).collect()), ..text };
-        let numbers = || self.number.iter().map(|number| number.unwrap_or(77));
-        let (data, width) = match offset_width {
-            Width::W4 => (side.put(&numbers().collect::<Vec<i32>>()), Width::W4),
-            _ => (side.put(&numbers().map(i64::from).collect::<Vec<i64>>()), Width::W8),
+        let fixed = |data, width, encoding| {
+            let column = Column { data, width, rows, validity: None };
+            KeyValues::Fixed { column, encoding }
         };
-        let is_number = validity(self.number.iter().map(Option::is_some).collect());
-        let number = Column { data, width, rows, validity: is_number };
-        let float = Column { data: side.put(&self.float), width: Width::W8, rows, validity: None };
-        let fixed = |column, encoding| KeyValues::Fixed { column, encoding };
-        [KeyValues::Bytes(text), fixed(number, KeyEncoding::Signed { min: 0 }), fixed(float, KeyEncoding::Float)]
-            .into_iter()
-            .map(|values| ValueField { values, nulls_equal })
-            .collect()
+        let signed = KeyEncoding::Signed { min: 0 };
+        let numbers = || self.number.iter().map(|number| number.unwrap_or(77));
+        let [number, positive] = match offset_width {
+            Width::W4 => [
+                fixed(side.put(&numbers().collect::<Vec<i32>>()), Width::W4, signed),
+                fixed(side.put(&self.positive), Width::W2, KeyEncoding::Unsigned),
+            ],
+            _ => [
+                fixed(side.put(&numbers().map(i64::from).collect::<Vec<i64>>()), Width::W8, signed),
+                fixed(side.put(&self.positive.iter().map(|&n| n.into()).collect::<Vec<i32>>()), Width::W4, signed),
+            ],
+        };
+        let number = match number {
+            KeyValues::Fixed { column, encoding } => {
+                let validity = validity(self.number.iter().map(Option::is_some).collect());
+                KeyValues::Fixed { column: Column { validity, ..column }, encoding }
+            }
+            text => text,
+        };
+        let wide = fixed(side.put(&self.wide), Width::W16, signed);
+        let double = fixed(side.put(&self.double), Width::W8, KeyEncoding::Float);
+        let single = fixed(side.put(&self.single), Width::W4, KeyEncoding::Float);
+        let all = [KeyValues::Bytes(text), number, positive, wide, double, single];
+        all.into_iter().map(|values| ValueField { values, nulls_equal }).collect()
     }
 }
 
@@ -610,6 +637,42 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
                 let found = gpu.device.are_runs_uniform(&fields[0], &ordered, &keys, &gpu.stream).unwrap();
                 assert_eq!(found, is_uniform, "{story}, mask {mask:x}");
             }
+        }
+    }
+}
+
+/// Values that one after the other are the same words in two rows, if nothing said which of them are there.
+#[test]
+fn where_a_null_is_tells_keys_apart() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let rows = 2;
+    let bits = BooleanBuffer::from(vec![false, true]).into_inner();
+    let bits = BitSlice::Bits { buffer: bits, offset: 0, len: rows };
+    let validity = Some(gpu.device.copy_in_bits(&[bits], &gpu.stream).unwrap());
+    let numbers = |values: [u64; 2], validity| {
+        let column = Column { data: gpu.put(&values), width: Width::W8, rows, validity };
+        KeyValues::Fixed { column, encoding: KeyEncoding::Unsigned }
+    };
+    let text = |values: [&[u8]; 2]| {
+        let offsets = vec![0, values[0].len() as u32, (values[0].len() + values[1].len()) as u32];
+        let part = BytesPart { offsets: Buffer::from_vec(offsets), data: Buffer::from_vec(values.concat()) };
+        KeyValues::Bytes(gpu.device.copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap())
+    };
+    let first = [&[0; 8][..], &[8], &[0; 7], b"abcdefgh"].concat();
+    // Null, "", 1 and these 24 bytes; and 1, "\0", 24 and the last 8 of them: a zero word more or less, if nulls gave any.
+    for number in [0u64, 1, 0x9216_d5d9_8979_fb1b] {
+        let columns = [
+            numbers([7, number], validity.clone()),
+            text([b"", b"\0"]),
+            numbers([1, 24], None),
+            text([&first, b"abcdefgh"]),
+        ];
+        let fields = columns.map(|values| ValueField { values, nulls_equal: true });
+        for seed in 0..4 {
+            let hashing = Hashing { seed, mask: u128::MAX };
+            let packed = gpu.device.hash_keys(&fields, hashing, &gpu.stream).unwrap();
+            let [a, b] = gpu.key_values(&packed.keys)[..] else { panic!("two rows") };
+            assert_ne!(a, b, "{number:x}, seed {seed}");
         }
     }
 }

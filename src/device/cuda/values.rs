@@ -14,9 +14,11 @@ use super::positions::{new_flags, select_flags};
 use super::work::Work;
 use crate::Result;
 use crate::device::{
-    BytesColumn, BytesPart, DeviceBuffer, Hashing, KeyValues, KeyWidth, Keys, PackedKeys, Pairs, Positions, ValueField,
-    Which, Width,
+    BytesColumn, BytesPart, DeviceBuffer, Hashing, KeyValues, KeyWidth, Keys, PackedKeys, Pairs, Positions,
+    VALUE_FIELDS_MAX, ValueField, Which, Width,
 };
+
+const _: () = assert!(VALUE_FIELDS_MAX <= DOVETAIL_FIELDS_MAX, "keys are hashed by one call");
 
 /// Bytes of values are read by whole words.
 const WORD_BYTES: usize = size_of::<u64>();

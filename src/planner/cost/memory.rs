@@ -92,7 +92,10 @@ impl Model<'_> {
         let how = self.join.spec.how;
         let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
         let probe_row = self.probe_row_bytes();
-        let smallest_chunk = 2.0 * (CHUNK_ROWS_MIN as f64).min(probe.rows) * (probe_row + probe.values.row_max);
+        // Values may all be of the longest. What the chunks of other streams take but for these is next to nothing.
+        let least_rows = (CHUNK_ROWS_MIN as f64).min(probe.rows);
+        let longest = (self.target.streams as f64).max(2.0) * probe.values.row_max;
+        let smallest_chunk = least_rows * (2.0 * probe_row + longest);
         let probe_values = if self.inputs.hashed_by_device { probe.values.arriving(probe.rows) } else { 0.0 };
         let whole_chunk = 2.0 * (probe.rows * probe_row + probe_values);
 

@@ -603,9 +603,9 @@ impl Model<'_> {
         (share * self.target.partitions_at_once as f64 - 1.0).max(0.0) * work
     }
 
-    /// Values behind equal hashes are compared on the host, at random places of both sides: a probe row with the first build row that it
-    /// matches, and build rows with the one before, where keys repeat. Numbers of rows are copied out for that, and of the build
-    /// side its hashes, unless a table has shown that none repeats.
+    /// Values behind equal hashes are compared, at random places of both sides: a probe row with the first build row that it matches, and
+    /// build rows with the one before, where keys repeat. Where the host does that, numbers of rows are copied out for it, and of the
+    /// build side its hashes, unless a table has shown that none repeats.
     fn compare(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let repeated =
