@@ -230,7 +230,7 @@ impl Bench<'_> {
     fn long_keys(&self) {
         const BYTES: usize = 20;
         let names = ["copy_in_bytes", "hash_keys/text", "differing_pairs/text"];
-        if !self.device.info().hashes_keys || !names.iter().any(|name| self.wants(name)) {
+        if !self.device.info().makes_keys || !names.iter().any(|name| self.wants(name)) {
             return;
         }
         // So many as offsets of 4 bytes can tell apart.

@@ -133,6 +133,24 @@ struct DovetailValueBegins {
   uint64_t *begins;
 };
 
+/// Makes numbers of short values of variable length: the first byte on top, and below the last of `bytes_max` the length.
+struct DovetailShortValues {
+  /// Inputs: the bytes of all values, one after the other, at a multiple of 8 bytes and in whole words of 8 bytes.
+  const void *data;
+  /// Where each value begins and, one more entry than rows, the last one ends.
+  const uint64_t *begins;
+  /// Number of values.
+  uint64_t rows;
+  /// What no value is longer than: 15 at the most. What is longer, under a null, becomes zero.
+  uint32_t bytes_max;
+  /// Bits for the length.
+  uint32_t length_bits;
+  /// Bytes per number: 4, 8 or 16.
+  uint32_t number_bytes;
+  /// Output: `rows` numbers.
+  void *numbers;
+};
+
 /// One key column that is too wide, or beside one that is, and so is hashed and compared.
 struct DovetailValueField {
   /// Values of fixed width; or the bytes of values of variable length, one after the other, at a multiple of 8 bytes and in whole words
@@ -808,6 +826,8 @@ extern "C" {
 extern int dovetail_pack_keys(const struct DovetailPackKeys *args, DovetailStream stream);
 
 extern int dovetail_value_begins(const struct DovetailValueBegins *args, DovetailStream stream);
+
+extern int dovetail_short_values(const struct DovetailShortValues *args, DovetailStream stream);
 
 extern int dovetail_hash_keys(const struct DovetailHashKeys *args, DovetailStream stream);
 

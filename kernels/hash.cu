@@ -1,4 +1,5 @@
-// Keys too wide to be packed: their hashes of 128 bits, and the comparison of the values behind equal ones.
+// Keys of text: short values as numbers, to be packed; of what is too wide for that hashes of 128 bits, and the comparison of the values
+// behind equal ones.
 //
 // Values of variable length lie one after the other, and where each begins is known; a thread has a row, and reads its bytes by words where
 // these lie. What a warp reads at a time is next to each other, so that the cache has all of it after the first word.
@@ -29,13 +30,36 @@ __global__ void value_begins(const __grid_constant__ DovetailValueBegins args) {
 }
 
 // Up to eight bytes of a value, `at` bytes into it, zeros above them. No word is read that has none of the value's bytes.
-__device__ inline u64 word_at(const DovetailValueField& field, u64 begin, u64 at, u64 length) {
-    const u64* words = static_cast<const u64*>(field.data);
+__device__ inline u64 word_at(const void* data, u64 begin, u64 at, u64 length) {
+    const u64* words = static_cast<const u64*>(data);
     const u64 from = begin + at, count = length - at < 8 ? length - at : 8;
     const u32 skipped = 8 * u32(from % 8);
     u64 word = words[from / 8] >> skipped;
     if (from % 8 + count > 8) word |= words[from / 8 + 1] << (64 - skipped);
     return count < 8 ? word & ((1ull << 8 * count) - 1) : word;
+}
+
+// The bytes of a word in the order of their places: the first on top.
+__device__ inline u64 reversed(u64 word) {
+    word = (word & 0x00ff00ff00ff00ffull) << 8 | (word >> 8 & 0x00ff00ff00ff00ffull);
+    word = (word & 0x0000ffff0000ffffull) << 16 | (word >> 16 & 0x0000ffff0000ffffull);
+    return word << 32 | word >> 32;
+}
+
+template <typename Number>
+__global__ void short_values(const __grid_constant__ DovetailShortValues args) {
+    const u64 row = u64(blockIdx.x) * THREADS + threadIdx.x;
+    if (row >= args.rows) return;
+    const u64 begin = args.begins[row], length = args.begins[row + 1] - begin;
+    Wide number{0, 0};
+    if (length <= args.bytes_max) {
+        number.high = length > 0 ? reversed(word_at(args.data, begin, 0, length)) : 0;
+        number.low = length > 8 ? reversed(word_at(args.data, begin, 8, length)) : 0;
+        // From the top of 16 bytes to above the length.
+        number = shifted_down(number, 8 * (16 - args.bytes_max) - args.length_bits);
+        number.low |= length;
+    }
+    narrow(number, static_cast<Number*>(args.numbers)[row]);
 }
 
 __device__ inline bool is_valid(const DovetailValueField& field, u64 row) {
@@ -83,7 +107,7 @@ __global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
         if (field.begins) {
             const u64 begin = field.begins[row], length = field.begins[row + 1] - begin;
             hash.add(length);
-            for (u64 byte = 0; byte < length; byte += 8) hash.add(word_at(field, begin, byte, length));
+            for (u64 byte = 0; byte < length; byte += 8) hash.add(word_at(field.data, begin, byte, length));
         } else {
             // Whatever its width, which may be another one on the other side.
             const Wide value = image(field, row);
@@ -109,7 +133,7 @@ __device__ inline bool differ(const DovetailValueField& a, u64 row_of_a, const D
     const u64 length = a.begins[row_of_a + 1] - begin_of_a;
     if (b.begins[row_of_b + 1] - begin_of_b != length) return true;
     for (u64 byte = 0; byte < length; byte += 8) {
-        if (word_at(a, begin_of_a, byte, length) != word_at(b, begin_of_b, byte, length)) return true;
+        if (word_at(a.data, begin_of_a, byte, length) != word_at(b.data, begin_of_b, byte, length)) return true;
     }
     return false;
 }
@@ -142,6 +166,13 @@ int dovetail_value_begins(const DovetailValueBegins* args, DovetailStream stream
         default: return int(cudaErrorInvalidValue);
     }
     return launched();
+}
+
+int dovetail_short_values(const DovetailShortValues* args, DovetailStream stream) {
+    return with_key(args->number_bytes, [&](auto number) {
+        short_values<decltype(number)><<<blocks_for(args->rows, THREADS), THREADS, 0, cudaStream_t(stream)>>>(*args);
+        return launched();
+    });
 }
 
 int dovetail_hash_keys(const DovetailHashKeys* args, DovetailStream stream) {

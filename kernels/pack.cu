@@ -11,9 +11,6 @@ constexpr u32 THREADS = 256;
 __device__ inline Wide widened(u32 key) { return {key, 0}; }
 __device__ inline Wide widened(u64 key) { return {key, 0}; }
 __device__ inline Wide widened(Key16 key) { return {key.low, key.high}; }
-__device__ inline void narrow(Wide value, u32& key) { key = u32(value.low); }
-__device__ inline void narrow(Wide value, u64& key) { key = value.low; }
-__device__ inline void narrow(Wide value, Key16& key) { key = {value.low, value.high}; }
 
 template <typename Key>
 __global__ void pack(DovetailPackKeys args) {

@@ -1,4 +1,4 @@
-// Values of key columns of fixed width: as numbers of 128 bits, equal exactly when the values are.
+// Numbers of 128 bits, and values of key columns of fixed width as such, equal exactly when the values are.
 
 #pragma once
 
@@ -17,6 +17,13 @@ __device__ inline Wide shifted(Wide value, u32 by) {
     if (by == 0) return value;
     if (by >= 64) return {0, value.low << (by - 64)};
     return {value.low << by, value.high << by | value.low >> (64 - by)};
+}
+
+__device__ inline Wide shifted_down(Wide value, u32 by) {
+    if (by == 0) return value;
+    if (by >= 128) return {0, 0};
+    if (by >= 64) return {value.high >> (by - 64), 0};
+    return {value.low >> by | value.high << (64 - by), value.high >> by};
 }
 
 // The lowest `bits` bits.
@@ -67,5 +74,10 @@ __device__ inline Wide image(const void* data, u32 width, u32 encoding, Wide min
         default: return value;
     }
 }
+
+// A number as a key of fewer bytes.
+__device__ inline void narrow(Wide value, u32& key) { key = u32(value.low); }
+__device__ inline void narrow(Wide value, u64& key) { key = value.low; }
+__device__ inline void narrow(Wide value, Key16& key) { key = {value.low, value.high}; }
 
 }  // namespace dovetail

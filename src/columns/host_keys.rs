@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::reader::{KeyReader, KeyValue};
 use crate::Result;
-use crate::device::{BitSlice, Column, Device, KeyWidth, Stream, Width};
+use crate::device::{BitSlice, Column, Device, KeyWidth, Stream, Width, length_bits};
 use crate::memory::Arena;
 
 pub(super) fn number_bits(value: KeyValue<'_>, min: i128) -> u128 {
@@ -14,11 +14,6 @@ pub(super) fn number_bits(value: KeyValue<'_>, min: i128) -> u128 {
         KeyValue::Number(number) => number.wrapping_sub(min) as u128,
         KeyValue::Bytes(_) => unreachable!("number fields hold numbers"),
     }
-}
-
-/// Bits for the length of strings of at most that many bytes.
-pub(super) fn length_bits(bytes_max: usize) -> u32 {
-    usize::BITS - bytes_max.leading_zeros()
 }
 
 /// The bytes, padded with zeros to `bytes_max`, and below them their length, which tells padding from zeros: of two strings

@@ -72,6 +72,7 @@ pub enum Role {
 pub struct KeyLayout {
     facts: Vec<KeyFacts>,
     form: Form,
+    maker: Maker,
 }
 
 #[derive(Clone, Debug)]
@@ -79,12 +80,12 @@ enum Form {
     /// All values exactly, in a key of that width.
     Packed { width: KeyWidth, fields: Vec<Field> },
     /// A hash of all values.
-    Hashed { hashing: Hashing, by: Hasher },
+    Hashed(Hashing),
 }
 
-/// Who hashes values and compares them.
+/// Who makes keys of what is no number as it lies: packs short text, and hashes and compares what is too wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hasher {
+enum Maker {
     Host,
     Device,
 }
@@ -131,34 +132,32 @@ impl KeyLayout {
     pub fn new(facts: Vec<KeyFacts>, seed: u64) -> Self {
         let form = match packed_fields(&facts) {
             Some((width, fields)) => Form::Packed { width, fields },
-            None => Form::Hashed { hashing: Hashing { seed, mask: u128::MAX }, by: Hasher::Host },
+            None => Form::Hashed(Hashing { seed, mask: u128::MAX }),
         };
-        Self { facts, form }
+        Self { facts, form, maker: Maker::Host }
     }
 
     /// A layout whose hashes have only the bits of `mask`, so that tests see collisions.
     #[cfg(test)]
     pub fn with_colliding_hashes(facts: Vec<KeyFacts>, mask: u128) -> Self {
-        Self { facts, form: Form::Hashed { hashing: Hashing { seed: 0, mask }, by: Hasher::Host } }
+        Self { facts, form: Form::Hashed(Hashing { seed: 0, mask }), maker: Maker::Host }
     }
 
     /// The same layout with another seed for its hashes, after two different values had the same.
     pub fn with_another_seed(self, seed: u64) -> Self {
         let form = match self.form {
-            Form::Hashed { by, .. } => Form::Hashed { hashing: Hashing { seed, mask: u128::MAX }, by },
+            Form::Hashed(_) => Form::Hashed(Hashing { seed, mask: u128::MAX }),
             packed => packed,
         };
-        Self { facts: self.facts, form }
+        Self { form, ..self }
     }
 
-    /// The same for a device that [hashes keys](crate::device::DeviceInfo::hashes_keys), if it can read these.
+    /// The same for a device that [makes keys](crate::device::DeviceInfo::makes_keys), if it can read these. Nothing changes where there is
+    /// nothing to be made.
     #[must_use]
-    pub fn hashed_by_device(self) -> Self {
-        let form = match self.form {
-            Form::Hashed { hashing, .. } if self.is_device_readable() => Form::Hashed { hashing, by: Hasher::Device },
-            form => form,
-        };
-        Self { facts: self.facts, form }
+    pub fn made_by_device(self) -> Self {
+        let maker = if self.is_made_on_host() && self.is_device_readable() { Maker::Device } else { Maker::Host };
+        Self { maker, ..self }
     }
 
     /// Whether a device can read all key columns of both sides: values of fixed width, and such of variable length as lie one after the
@@ -177,49 +176,58 @@ impl KeyLayout {
             })
     }
 
-    /// Whether the device hashes values and compares them.
-    pub fn is_hashed_by_device(&self) -> bool {
-        matches!(self.form, Form::Hashed { by: Hasher::Device, .. })
+    /// Whether the device makes keys of values that are no numbers as they lie.
+    pub fn is_made_by_device(&self) -> bool {
+        self.maker == Maker::Device
     }
 
-    /// Bytes on the device, per row of a side, of the values that it compares, but for those of variable length themselves: these columns take
-    /// where each value begins, and while they come in its offset.
+    /// Whether the device hashes values and compares them.
+    pub fn is_hashed_by_device(&self) -> bool {
+        self.is_made_by_device() && self.is_hashed()
+    }
+
+    /// Bytes on the device, per row of a side, of the values that it makes keys of, but for those of variable length themselves: these columns
+    /// take where each value begins, and while they come in its offset, and the number that a short one becomes.
     pub fn value_row_bytes(&self, role: Role) -> usize {
-        if !self.is_hashed_by_device() {
+        if !self.is_made_by_device() {
             return 0;
         }
+        let of_fixed = |facts: &KeyFacts| fixed_width(facts.type_of(role)).map_or(0, Width::bytes);
         let of_column = |facts: &KeyFacts| match are_bytes(facts.type_of(role)) {
-            Some(offset_width) => size_of::<u64>() + offset_width.bytes(),
-            None => fixed_width(facts.type_of(role)).map_or(0, Width::bytes),
+            Some(offset_width) if self.is_hashed() => size_of::<u64>() + offset_width.bytes(),
+            Some(offset_width) => size_of::<u64>() + offset_width.bytes() + KeyWidth::W16.bytes(),
+            None if self.is_hashed() => of_fixed(facts),
+            // As it is packed from where it lies.
+            None => 0,
         };
         self.facts.iter().map(of_column).sum()
     }
 
-    /// Bytes of the values of variable length of some rows that the device compares.
+    /// Bytes of the values of variable length of some rows that the device makes keys of.
     pub fn value_bytes(&self, rows: &Rows, columns: &[usize]) -> u64 {
-        if !self.is_hashed_by_device() {
+        if !self.is_made_by_device() {
             return 0;
         }
         let of_bytes = columns.iter().filter(|&&column| are_bytes(rows.data_type(column)).is_some());
         of_bytes.flat_map(|&column| rows.column(column)).map(value_bytes).sum()
     }
 
-    /// What no value of a side is longer than, in bytes, of all columns of variable length that the device compares together.
+    /// What no value of a side is longer than, in bytes, of all columns of variable length that the device makes keys of together.
     pub fn value_bytes_max(&self) -> usize {
         let longest = |facts: &KeyFacts| facts.bytes_max.filter(|_| are_bytes(&facts.build_type).is_some());
-        if self.is_hashed_by_device() { self.facts.iter().filter_map(longest).sum() } else { 0 }
+        if self.is_made_by_device() { self.facts.iter().filter_map(longest).sum() } else { 0 }
     }
 
     /// Whether equal keys have to be compared by their real values.
     pub fn is_hashed(&self) -> bool {
-        matches!(self.form, Form::Hashed { .. })
+        matches!(self.form, Form::Hashed(_))
     }
 
     /// Bytes per key.
     pub fn width(&self) -> KeyWidth {
         match &self.form {
             Form::Packed { width, .. } => *width,
-            Form::Hashed { .. } => KeyWidth::W16,
+            Form::Hashed(_) => KeyWidth::W16,
         }
     }
 
@@ -244,14 +252,13 @@ impl KeyLayout {
             Form::Packed { fields, .. } => {
                 matches!(fields[at].source, Source::Raw | Source::Float | Source::Device { .. })
             }
-            Form::Hashed { by: Hasher::Host, .. } => false,
-            Form::Hashed { by: Hasher::Device, .. } => fixed_width(&self.facts[at].build_type).is_some(),
+            Form::Hashed(_) => self.is_made_by_device() && fixed_width(&self.facts[at].build_type).is_some(),
         }
     }
 
     /// Whether the host makes keys, of values that devices cannot read, or hashes.
     pub fn is_made_on_host(&self) -> bool {
-        !self.is_hashed_by_device() && (0..self.facts.len()).any(|at| !self.copies_column(at))
+        !self.is_made_by_device() && (0..self.facts.len()).any(|at| !self.copies_column(at))
     }
 
     /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that
@@ -296,6 +303,10 @@ impl KeyLayout {
                             let pack = |value: KeyValue<'_>| ordered_float_bits(value, bits);
                             (host_column(&reader(at)?, bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
                         }
+                        Source::HostBytes { bytes_max } if self.is_made_by_device() => {
+                            let bytes = rows.copy_in_bytes(columns[at], device, stream)?;
+                            (device.short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
+                        }
                         Source::HostBytes { bytes_max } => {
                             let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
                             (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
@@ -316,7 +327,7 @@ impl KeyLayout {
                 let packed = device.pack_keys(&key_fields, *width, stream)?;
                 Ok((SideKeys { packed, values: Values::InKeys }, copied))
             }
-            Form::Hashed { hashing, by: Hasher::Device } => {
+            Form::Hashed(hashing) if self.is_made_by_device() => {
                 let field = |at: usize| -> Result<ValueField> {
                     let values = match are_bytes(self.facts[at].type_of(role)) {
                         Some(_) => KeyValues::Bytes(rows.copy_in_bytes(columns[at], device, stream)?),
@@ -330,7 +341,7 @@ impl KeyLayout {
                 let packed = device.hash_keys(&fields, *hashing, stream)?;
                 Ok((SideKeys { packed, values: Values::OnDevice(fields) }, copied))
             }
-            Form::Hashed { hashing: Hashing { seed, mask }, by: Hasher::Host } => {
+            Form::Hashed(Hashing { seed, mask }) => {
                 let readers = (0..columns.len()).map(reader).collect::<Result<Vec<_>>>()?;
                 let hash = |row: usize| self.hash(&readers, row, *seed).map(|hash| hash & mask);
                 let column = filled_column(rows.len(), Width::W16, hash, device, arena, stream)?;

@@ -61,7 +61,9 @@ pub use types::{
     KeyField, KeyWidth, Keys, Matches, NO_ROW, NarrowedMin, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions,
     Positions, ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
-pub use values::{BytesColumn, BytesPart, Hashing, KeyValues, VALUE_FIELDS_MAX, ValueField};
+pub use values::{
+    BytesColumn, BytesPart, Hashing, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
+};
 
 use crate::memory::{Arena, Budget, Pin};
 use crate::{Error, Result};
@@ -219,16 +221,23 @@ pub trait Device: Send + Sync + Debug {
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
 
     /// Brings values of variable length to the device, those of all parts one after the other, without their validity. For a device that
-    /// [hashes keys](DeviceInfo::hashes_keys), and so are the three that follow. `offset_width`: [`Width::W4`] or [`Width::W8`].
+    /// [makes keys](DeviceInfo::makes_keys), and so are the four that follow. `offset_width`: [`Width::W4`] or [`Width::W8`].
     fn copy_in_bytes(&self, _parts: &[BytesPart], _offset_width: Width, _stream: &Stream) -> Result<BytesColumn> {
-        unreachable!("the host hashes keys for this device")
+        unreachable!("the host makes keys for this device")
+    }
+
+    /// Values of at most `bytes_max` bytes, which are no more than [`SHORT_BYTES_MAX`], as numbers of the narrowest key width: the first byte on
+    /// top, zeros up to `bytes_max` bytes below the last, and then the length, in as few bits as that many need. So equal numbers are
+    /// equal values, and less is less.
+    fn short_values(&self, _bytes: &BytesColumn, _bytes_max: usize, _stream: &Stream) -> Result<Column> {
+        unreachable!("the host makes keys for this device")
     }
 
     /// Hashes one or several key columns, of which there are no more than [`VALUE_FIELDS_MAX`], into one key of 16 bytes per row: rows whose
     /// values are equal have equal keys, and others only by an accident that nobody who does not know the seed can bring about. Rows
     /// without a key are left out as by [`pack_keys`](Self::pack_keys).
     fn hash_keys(&self, _fields: &[ValueField], _hashing: Hashing, _stream: &Stream) -> Result<PackedKeys> {
-        unreachable!("the host hashes keys for this device")
+        unreachable!("the host makes keys for this device")
     }
 
     /// Which of the pairs, by their places in ascending order, are of rows whose values differ, of those that have a row of both sides.
@@ -240,7 +249,7 @@ pub trait Device: Send + Sync + Debug {
         _pairs: &Pairs,
         _stream: &Stream,
     ) -> Result<Positions> {
-        unreachable!("the host hashes keys for this device")
+        unreachable!("the host makes keys for this device")
     }
 
     /// Whether all rows of each run of equal keys have equal values: `keys` are the hashes of `rows`, of which there are as many. Waits.
@@ -251,7 +260,7 @@ pub trait Device: Send + Sync + Debug {
         _keys: &Keys,
         _stream: &Stream,
     ) -> Result<bool> {
-        unreachable!("the host hashes keys for this device")
+        unreachable!("the host makes keys for this device")
     }
 
     /// A filter of build keys, over which probe keys pass before their rows are arranged. `None` from a kind of device that

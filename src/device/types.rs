@@ -91,8 +91,9 @@ pub struct DeviceInfo {
     /// Whether partitions had better be joined in one go ([`join_partitions`](super::Device::join_partitions)) than matched first
     /// and gathered then.
     pub joins_partitions: bool,
-    /// Whether it hashes and compares keys that are too wide to be packed ([`hash_keys`](super::Device::hash_keys)); else the host does.
-    pub hashes_keys: bool,
+    /// Whether it makes keys of values of any length itself ([`short_values`](super::Device::short_values),
+    /// [`hash_keys`](super::Device::hash_keys)); else the host does.
+    pub makes_keys: bool,
 }
 
 /// The least that a device narrows on its way ([`copy_in_framed`](super::Device::copy_in_framed)): less is not worth it.

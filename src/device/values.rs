@@ -4,6 +4,14 @@ use arrow::buffer::Buffer;
 
 use super::types::{Column, DeviceBuffer, KeyEncoding};
 
+/// The most bytes of a value that is packed with its length in 128 bits.
+pub const SHORT_BYTES_MAX: usize = 15;
+
+/// Bits for the length of values of at most that many bytes.
+pub fn length_bits(bytes_max: usize) -> u32 {
+    usize::BITS - bytes_max.leading_zeros()
+}
+
 /// The most key columns that a device hashes.
 pub const VALUE_FIELDS_MAX: usize = 8;
 

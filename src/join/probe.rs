@@ -301,7 +301,7 @@ fn chunk_rows(
         let end = of.end.min(of.start + rows);
         layout.value_bytes(&probe.rows(of.start..end), &probe.key_columns)
     };
-    while layout.is_hashed_by_device() && rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
+    while layout.is_made_by_device() && rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
         rows = (rows / 2).max(CHUNK_ROWS_MIN).next_multiple_of(BITMAP_ROWS);
     }
     rows

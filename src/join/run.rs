@@ -53,8 +53,8 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     let build = SideInput::new(task, Role::Build);
     let probe = SideInput::new(task, Role::Probe);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.device_hashes_keys && device.info().hashes_keys {
-        true => layout.hashed_by_device(),
+    let layout = match task.device_makes_keys && device.info().makes_keys {
+        true => layout.made_by_device(),
         false => layout,
     };
     if !task.counts_rows {
@@ -284,8 +284,8 @@ mod tests {
         let task = plan.task().unwrap();
         let (build, probe) = (SideInput::new(&task, Role::Build), SideInput::new(&task, Role::Probe));
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
-        let layout = if device.info().hashes_keys { layout.hashed_by_device() } else { layout };
-        assert_eq!(layout.is_hashed_by_device(), device.info().hashes_keys);
+        let layout = if device.info().makes_keys { layout.made_by_device() } else { layout };
+        assert_eq!(layout.is_hashed_by_device(), device.info().makes_keys);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         run_with_layout(&task, layout, &build, &probe, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()

@@ -53,9 +53,9 @@ pub struct Task<T = Arc<Table>> {
     /// Whether the columns that the result takes from the build side, beyond its keys, come in after the probe side, so that rows begin to
     /// leave before. For inner joins of rows that stay as they lie.
     pub build_columns_last: bool,
-    /// Whether keys too wide to be packed are hashed and compared by the device, if it is one that does so and can read them; the host does
-    /// else. It takes memory for the values of the build side.
-    pub device_hashes_keys: bool,
+    /// Whether the device makes keys of text, and hashes and compares what is too wide to be packed, if it is one that does so and can read
+    /// them; the host does else.
+    pub device_makes_keys: bool,
     /// What statistics say will happen.
     pub expected: Expected,
 }
@@ -93,7 +93,7 @@ impl<T> Task<T> {
             chunk_rows_min: self.chunk_rows_min,
             probe_at_once: self.probe_at_once,
             build_columns_last: self.build_columns_last,
-            device_hashes_keys: self.device_hashes_keys,
+            device_makes_keys: self.device_makes_keys,
             expected: self.expected,
         })
     }

@@ -287,7 +287,7 @@ fn tree(plan: &Plan) -> Vec<String> {
         }
         false => format!("gather {} {how_gathered}", human::counted(plan.join.output.len() as u64, "column")),
     };
-    let compared = match (plan.compares_keys(), plan.device_hashes_keys) {
+    let compared = match (plan.compares_keys(), plan.device_makes_keys) {
         (false, _) => "",
         (true, false) => "; keys hashed and compared by the CPU",
         (true, true) => "; keys hashed and compared by the GPU",
@@ -363,7 +363,7 @@ fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
 fn carried_names(plan: &Plan, side: Side) -> Vec<String> {
     let (join, build_side) = (&plan.join, plan.build_side);
     // A plan exists only of keys that can be packed.
-    let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, plan.device_hashes_keys) else { return Vec::new() };
+    let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, plan.device_makes_keys) else { return Vec::new() };
     let input = if side == build_side { &inputs.build } else { &inputs.probe };
     let carried = plan.carried.of_side(side, &join.output_columns(side, build_side));
     let moving = input.columns.iter().filter(|column| column.can_be_carried() && carried.contains(&column.index));

@@ -18,8 +18,8 @@ pub(super) struct Inputs {
     pub(super) key_width: KeyWidth,
     /// Whether equal keys must be compared by their values.
     pub(super) hashed: bool,
-    /// Whether the device hashes and compares them.
-    pub(super) hashed_by_device: bool,
+    /// Whether the device makes keys of what is no number as it lies, and so hashes and compares what is too wide to be packed.
+    pub(super) device_makes_keys: bool,
     /// Whether the packed key is the key column itself.
     pub(super) raw: bool,
     /// Slots of the perfect-hash array, when the build keys are distinct and dense.
@@ -64,11 +64,13 @@ pub(super) struct Input {
     pub(super) long_batches: bool,
 }
 
-/// Bytes of the values of key columns that a device hashes and compares, of all rows; nothing where it does not.
+/// Bytes of the values of key columns that a device makes keys of, of all rows; nothing where it makes none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ValueBytes {
     /// On the device for as long as they may be compared.
     pub(super) stays: f64,
+    /// On the device until keys are made of them.
+    pub(super) arriving: f64,
     /// On the link, of values of variable length with their offsets.
     pub(super) crossing: f64,
     /// What no row takes more than, while it comes in.
@@ -77,7 +79,7 @@ pub(super) struct ValueBytes {
 
 impl ValueBytes {
     fn of(table: &Table, columns: &[usize], layout: &KeyLayout, role: Role) -> Self {
-        if !layout.is_hashed_by_device() {
+        if !layout.is_made_by_device() {
             return Self::default();
         }
         let rows = table.rows as f64;
@@ -87,16 +89,13 @@ impl ValueBytes {
         let offsets = rows * of_bytes().map(|(_, width)| width.bytes()).sum::<usize>() as f64;
         // An offset and a number of 64 bits for each value, and a bit.
         let row_bytes = layout.value_row_bytes(role) as f64 + columns.len() as f64 / 8.0;
+        let arriving = text as f64 + rows * row_bytes;
         Self {
-            stays: text as f64 + rows * row_bytes - offsets,
+            stays: if layout.is_hashed() { arriving - offsets } else { 0.0 },
+            arriving,
             crossing: text as f64 + offsets,
             row_max: row_bytes + layout.value_bytes_max() as f64,
         }
-    }
-
-    /// While they come in: beside what stays, offsets.
-    pub(super) fn arriving(&self, rows: f64) -> f64 {
-        self.stays + 8.0 * rows
     }
 }
 
@@ -145,19 +144,19 @@ impl Inputs {
         join: &BoundJoin,
         build_side: Side,
         estimates: &Estimates,
-        device_hashes_keys: bool,
+        device_makes_keys: bool,
     ) -> Result<Self> {
         let facts = join.key_facts(build_side)?;
-        let device_hashes_keys = device_hashes_keys && !hides_bytes(join, &facts);
+        let device_makes_keys = device_makes_keys && !hides_bytes(join, &facts);
         let layout = KeyLayout::new(facts, 0);
-        let layout = if device_hashes_keys { layout.hashed_by_device() } else { layout };
+        let layout = if device_makes_keys { layout.made_by_device() } else { layout };
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();
         let input = |side: Side| Input::new(join, side, build_side, estimates, &layout);
         let (build, probe) = (input(build_side), input(build_side.other()));
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
-        let hashed_by_device = layout.is_hashed_by_device();
-        Ok(Self { build, probe, key_width: layout.width(), hashed, hashed_by_device, raw, dense_slots })
+        let device_makes_keys = layout.is_made_by_device();
+        Ok(Self { build, probe, key_width: layout.width(), hashed, device_makes_keys, raw, dense_slots })
     }
 
     pub(super) fn key_bytes(&self) -> f64 {

@@ -38,9 +38,9 @@ pub struct Plan {
     pub build_columns_last: bool,
     /// Which integers cross the link narrowed, in no more bytes than their range needs.
     pub narrowing: Narrowing,
-    /// Whether the device hashes keys that are too wide to be packed, and compares them; the host does where it cannot, or where its
-    /// memory does not hold the values.
-    pub device_hashes_keys: bool,
+    /// Whether the device makes keys of text, and hashes and compares what is too wide to be packed; the host does where the device cannot,
+    /// where its memory does not hold the values, or where that takes longer.
+    pub device_makes_keys: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -175,7 +175,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         probe_at_once: chosen.costed.probe_at_once,
         build_columns_last: chosen.costed.build_columns_last,
         narrowing: chosen.costed.narrowing,
-        device_hashes_keys: chosen.inputs.hashed_by_device,
+        device_makes_keys: chosen.inputs.device_makes_keys,
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
@@ -218,18 +218,18 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
             continue;
         }
         let by_host = Inputs::new(join, build_side, estimates, false)?;
-        let by_device = match target.hashes_keys && by_host.hashed {
+        let by_device = match target.makes_keys && by_host.build.host_keys {
             true => Some(Inputs::new(join, build_side, estimates, true)?),
             false => None,
         };
         for strategy in Strategy::ALL {
             let costed = |inputs: &Inputs| Costed::new(join, strategy, forced, inputs, estimates, target);
-            let by_device = by_device.iter().filter(|inputs| inputs.hashed_by_device);
+            let by_device = by_device.iter().filter(|inputs| inputs.device_makes_keys);
             let (inputs, mut costed) = by_device
                 .chain([&by_host])
                 .map(|inputs| (inputs, costed(inputs)))
                 .min_by(|(_, a), (_, b)| by_fit_and_time(a, b, target))
-                .expect("the host hashes keys for every device");
+                .expect("the host makes keys for every device");
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;

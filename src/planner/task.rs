@@ -39,7 +39,7 @@ impl Plan {
             chunk_rows_min: None,
             probe_at_once: self.probe_at_once,
             build_columns_last: self.build_columns_last,
-            device_hashes_keys: self.device_hashes_keys,
+            device_makes_keys: self.device_makes_keys,
             expected: Expected {
                 build_keys_repeat: self.estimates.repeats(self.build_side),
                 matches_first: self.phases.iter().any(|phase| phase.name == "match"),

@@ -92,7 +92,7 @@ impl Bench {
         // Integers cross the link narrowed, on devices that can do so.
         plan.narrowing = Narrowing::Everything;
         // A device that hashes keys does so, if it can read them.
-        plan.device_hashes_keys = self.device.info().hashes_keys;
+        plan.device_makes_keys = self.device.info().makes_keys;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
@@ -124,7 +124,7 @@ struct Composed {
     /// Which integers cross the link narrowed, to devices that take them so.
     narrowing: Narrowing,
     /// Whether a device that can do so hashes keys that are too wide to be packed, in the place of the host.
-    device_hashes_keys: bool,
+    device_makes_keys: bool,
 }
 
 impl Composed {
@@ -137,7 +137,7 @@ impl Composed {
             chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
             build_columns_last: rng.random(),
             narrowing: Narrowing::ALL[rng.random_range(0..Narrowing::ALL.len())],
-            device_hashes_keys: rng.random_bool(0.75),
+            device_makes_keys: rng.random_bool(0.75),
         }
     }
 
@@ -145,7 +145,7 @@ impl Composed {
         plan.build_side = self.build_side;
         plan.build_columns_last = self.build_columns_last;
         plan.narrowing = self.narrowing;
-        plan.device_hashes_keys = self.device_hashes_keys;
+        plan.device_makes_keys = self.device_makes_keys;
         plan.filtered_rows = self.filter.then_some(1.0);
         if let (Some(bits), Carried::Everything) = (self.carried, &plan.carried) {
             let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();

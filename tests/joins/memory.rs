@@ -188,25 +188,31 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
     }
 }
 
-/// Keys that a GPU hashes and compares, and so has the values of.
+/// Keys that a GPU makes of text, of which it has all there is meanwhile, or as long as it compares them.
 #[test]
-fn joins_by_long_keys_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
+fn joins_by_keys_of_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
     if !std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
         println!("no GPU: nothing was tested");
         return;
     }
-    for (at, spread) in [Spread::Distinct, Spread::InFours, Spread::SomeNull].into_iter().enumerate() {
-        let (rows, batches) = ([4000, 4200, 6000][at], [1, 3, 100][at]);
+    let cases = [
+        (Kind::LongString, 1, Spread::Distinct),
+        (Kind::LongString, 1, Spread::InFours),
+        (Kind::LongString, 1, Spread::SomeNull),
+        (Kind::Composite, 2, Spread::InFours),
+    ];
+    for (at, (kind, keys, spread)) in cases.into_iter().enumerate() {
+        let (rows, batches) = ([4000, 4200, 6000, 4000][at], [1, 3, 100, 3][at]);
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
-        put(&catalog, "l", &table(Kind::LongString, spread, rows, batches));
-        put(&catalog, "r", &table(Kind::LongString, Spread::InFours, rows + rows / 3, batches));
-        let label = format!("{spread:?}, {rows} rows in {batches} batches, a GPU");
+        put(&catalog, "l", &table(kind, spread, rows, batches));
+        put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
+        let label = format!("{kind:?} {spread:?}, {rows} rows in {batches} batches, a GPU");
         // For so few rows the host would be the quicker one.
         let slow_host = |target: Target| {
             let rates = Rates { host_keys: 1e6, host_values: 1e6, ..target.rates };
             Target { rates, ..target }
         };
-        run_in_exact_memory(&catalog, 1, &Gpu, &label, slow_host, |plan| plan.device_hashes_keys);
+        run_in_exact_memory(&catalog, keys, &Gpu, &label, slow_host, |plan| plan.device_makes_keys);
     }
 }
 

@@ -25,7 +25,7 @@ pub struct AxisArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub ratio: Vec<u64>,
 
-    /// What keys look like: dense, sparse (hashed over the whole range), multiples (of 2^16), text
+    /// What keys look like: dense, sparse (hashed over the whole range), multiples (of 2^16), text (of 20 bytes)
     #[arg(long, value_delimiter = ',')]
     pub keys: Vec<Keys>,
 

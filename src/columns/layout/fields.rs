@@ -3,10 +3,9 @@
 use arrow::datatypes::DataType;
 
 use super::super::KeyClass;
-use super::super::host_keys::length_bits;
 use super::super::rows::fixed_width;
 use super::KeyFacts;
-use crate::device::KeyWidth;
+use crate::device::{KeyWidth, SHORT_BYTES_MAX, length_bits};
 
 /// One pair of columns in a packed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +53,7 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
     let bits_of_range = |(min, max): (i128, i128)| (128 - (max.wrapping_sub(min) as u128).leading_zeros()).max(1);
     Some(match &fact.class {
         KeyClass::String | KeyClass::Binary => {
-            let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= 15)?;
+            let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= SHORT_BYTES_MAX)?;
             (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits(bytes_max)).max(1))
         }
         _ if fact.is_wide_decimal() => return None,

@@ -80,7 +80,7 @@ fn devices_hash_what_they_can_read() {
         ..fact(class, build)
     };
     let text = || long(KeyClass::String, T::Utf8, T::LargeUtf8, 20);
-    let is_read = |facts: Vec<KeyFacts>| KeyLayout::new(facts, 0).hashed_by_device().is_hashed_by_device();
+    let is_read = |facts: Vec<KeyFacts>| KeyLayout::new(facts, 0).made_by_device().is_hashed_by_device();
     let dictionary = || T::Dictionary(T::Int8.into(), T::Utf8.into());
     for (facts, expected) in [
         (text(), true),
@@ -96,6 +96,15 @@ fn devices_hash_what_they_can_read() {
         assert!(!is_read(vec![facts, fact(KeyClass::Boolean, T::Boolean)]), "booleans are bits");
     }
     assert!(!is_read(vec![fact(KeyClass::Integer, T::Int64)]), "what is packed is not hashed");
+    // Short text is packed, beside numbers that a device packs anyway.
+    let short = || KeyFacts { range: Some((0, 9)), ..fact(KeyClass::Integer, T::Int64) };
+    let flag = || long(KeyClass::String, T::Utf8, T::Utf8, 3);
+    let packed = |facts| KeyLayout::new(facts, 0).made_by_device();
+    let layout = packed(vec![short(), flag()]);
+    assert!(layout.is_made_by_device() && !layout.is_hashed() && !layout.is_made_on_host());
+    assert_eq!((layout.value_row_bytes(Role::Build), layout.value_bytes_max()), (8 + 4 + 16, 3));
+    assert!(!packed(vec![short()]).is_made_by_device(), "nothing is to be made");
+    assert!(packed(vec![flag(), long(KeyClass::String, dictionary(), T::Utf8, 3)]).is_made_on_host());
     assert!(is_read(vec![text(); 8]) && !is_read(vec![text(); 9]));
 
     // Bytes of a row beside its text, and how values of fixed width are read on both sides.
@@ -111,7 +120,7 @@ fn devices_hash_what_they_can_read() {
     ] {
         assert_eq!(facts.whole_encoding(role), encoding, "{facts:?}");
     }
-    let layout = KeyLayout::new(vec![mixed, text(), wide, half], 0).hashed_by_device();
+    let layout = KeyLayout::new(vec![mixed, text(), wide, half], 0).made_by_device();
     assert!(layout.is_hashed_by_device() && !layout.is_made_on_host());
     assert_eq!((0..4).map(|at| layout.copies_column(at)).collect::<Vec<_>>(), [true, false, true, true]);
     assert_eq!([Role::Build, Role::Probe].map(|role| layout.value_row_bytes(role)), [8 + 12 + 8 + 2, 1 + 16 + 16 + 2]);

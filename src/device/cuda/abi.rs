@@ -153,6 +153,26 @@ pub struct DovetailValueBegins {
     pub begins: *mut u64,
 }
 
+/// Makes numbers of short values of variable length: the first byte on top, and below the last of `bytes_max` the length.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailShortValues {
+    /// Inputs: the bytes of all values, one after the other, at a multiple of 8 bytes and in whole words of 8 bytes.
+    pub data: *const c_void,
+    /// Where each value begins and, one more entry than rows, the last one ends.
+    pub begins: *const u64,
+    /// Number of values.
+    pub rows: u64,
+    /// What no value is longer than: 15 at the most. What is longer, under a null, becomes zero.
+    pub bytes_max: u32,
+    /// Bits for the length.
+    pub length_bits: u32,
+    /// Bytes per number: 4, 8 or 16.
+    pub number_bytes: u32,
+    /// Output: `rows` numbers.
+    pub numbers: *mut c_void,
+}
+
 /// Hashes key columns to keys of 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -879,6 +899,7 @@ pub struct DovetailIllegalAccess {
 unsafe extern "C" {
     pub fn dovetail_pack_keys(args: *const DovetailPackKeys, stream: DovetailStream) -> c_int;
     pub fn dovetail_value_begins(args: *const DovetailValueBegins, stream: DovetailStream) -> c_int;
+    pub fn dovetail_short_values(args: *const DovetailShortValues, stream: DovetailStream) -> c_int;
     pub fn dovetail_hash_keys(args: *const DovetailHashKeys, stream: DovetailStream) -> c_int;
     pub fn dovetail_compare_values(args: *const DovetailCompareValues, stream: DovetailStream) -> c_int;
     pub fn dovetail_select(args: *const DovetailSelect, stream: DovetailStream) -> c_int;

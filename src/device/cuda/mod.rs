@@ -9,7 +9,7 @@
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
 //!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
-//!   values.rs      keys too wide to be packed: hashes, comparison        filter.rs   which keys cannot match
+//!   values.rs      keys of text: packing, hashes, comparison             filter.rs   which keys cannot match
 //!   fault.rs       deliberate failures, for tests
 //!   observe.rs     who is told of launches, copies and fills: nobody, the log, a profiler, a timeline, or sums of times
 //! ```
@@ -134,7 +134,7 @@ impl CudaDevice {
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
             narrowed_min: narrow::least(),
             joins_partitions: true,
-            hashes_keys: true,
+            makes_keys: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
@@ -352,6 +352,10 @@ impl Device for CudaDevice {
 
     fn copy_in_bytes(&self, parts: &[BytesPart], offset_width: Width, stream: &Stream) -> Result<BytesColumn> {
         values::copy_in(&self.work(stream)?, parts, offset_width)
+    }
+
+    fn short_values(&self, bytes: &BytesColumn, bytes_max: usize, stream: &Stream) -> Result<Column> {
+        values::short(&self.work(stream)?, bytes, bytes_max)
     }
 
     fn hash_keys(&self, fields: &[ValueField], hashing: Hashing, stream: &Stream) -> Result<PackedKeys> {

@@ -21,7 +21,7 @@ use crate::device::host::testing::{patterns, random};
 use crate::device::{
     BitSlice, BytesColumn, BytesPart, CancelFlag, Carry, Column, Device, DeviceBuffer, FrameOfReference, Hashing,
     JoinedRows, KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width,
+    Partitions, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits,
 };
 use crate::memory::{Arena, Budget};
 
@@ -562,6 +562,47 @@ impl LongKeys {
         let single = fixed(side.put(&self.single), Width::W4, KeyEncoding::Float);
         let all = [KeyValues::Bytes(text), number, positive, wide, double, single];
         all.into_iter().map(|values| ValueField { values, nulls_equal }).collect()
+    }
+}
+
+#[test]
+fn short_text_becomes_numbers_that_tell_values_apart_and_keep_their_order() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let mut random = random(232);
+    for rows in sizes() {
+        for bytes_max in [0, 1, 3, 4, 7, 8, 9, 15] {
+            let mut value = || {
+                let len = random.random_range(0..=bytes_max);
+                (0..len).map(|_| *[0, 1, b'a', u8::MAX].choose(&mut random).unwrap()).collect::<Vec<u8>>()
+            };
+            let values: Vec<Vec<u8>> = (0..rows).map(|_| value()).collect();
+            // What is longer is under a null, and whatever it becomes, it is nothing that is read beyond the values.
+            let hidden = vec![b'x'; 40];
+            let all = || values.iter().chain([&hidden]);
+            let ends = all().scan(3, |end, value| {
+                *end += value.len() as u32;
+                Some(*end)
+            });
+            let offsets = [3].into_iter().chain(ends).collect::<Vec<u32>>();
+            let data = [&b"zzz"[..], &all().flatten().copied().collect::<Vec<u8>>()].concat();
+            let part = BytesPart { offsets: Buffer::from_vec(offsets), data: Buffer::from_vec(data) };
+            let bytes = gpu.device.copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap();
+            let column = gpu.device.short_values(&bytes, bytes_max, &gpu.stream).unwrap();
+            let found: Vec<u8> = gpu.get(&column.data, (rows + 1) * column.width.bytes());
+            let numbers: Vec<u128> = found.chunks(column.width.bytes()).map(wide).take(rows).collect();
+            let expected = |value: &Vec<u8>| {
+                let mut padded = [0; 16];
+                padded[16 - bytes_max..][..value.len()].copy_from_slice(value);
+                u128::from_be_bytes(padded) << length_bits(bytes_max) | value.len() as u128
+            };
+            assert_eq!(numbers, values.iter().map(expected).collect::<Vec<_>>(), "{rows} rows of {bytes_max} bytes");
+            let mut order: Vec<usize> = (0..rows).collect();
+            order.sort_by_key(|&row| numbers[row]);
+            assert!(
+                order.windows(2).all(|pair| values[pair[0]] <= values[pair[1]]),
+                "{rows} rows of {bytes_max} bytes"
+            );
+        }
     }
 }
 
@@ -1619,9 +1660,11 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.mark_build(&matches, &flags, stream)?;
     device.select_flags(&flags, rows, Which::Unmatched, stream)?;
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
-    if device.info().hashes_keys {
+    if device.info().makes_keys {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
-        let text = KeyValues::Bytes(device.copy_in_bytes(&[text], Width::W4, stream)?);
+        let text = device.copy_in_bytes(&[text], Width::W4, stream)?;
+        device.short_values(&text, 9, stream)?;
+        let text = KeyValues::Bytes(text);
         let fields = [ValueField { values: text, nulls_equal: false }];
         let hashed = device.hash_keys(&fields, Hashing { seed: 1, mask: 0 }, stream)?;
         let all = Positions::Range(0..rows);

@@ -1,4 +1,5 @@
-//! Keys too wide to be packed: the values themselves on the GPU, their hashes, and whether those behind equal hashes are equal.
+//! Keys of text on the GPU: short values as numbers, to be packed; of what is too wide for that the values themselves, their hashes, and
+//! whether those behind equal hashes are equal.
 
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use super::positions::{new_flags, select_flags};
 use super::work::Work;
 use crate::Result;
 use crate::device::{
-    BytesColumn, BytesPart, DeviceBuffer, Hashing, KeyValues, KeyWidth, Keys, PackedKeys, Pairs, Positions,
-    VALUE_FIELDS_MAX, ValueField, Which, Width,
+    BytesColumn, BytesPart, Column, DeviceBuffer, Hashing, KeyValues, KeyWidth, Keys, PackedKeys, Pairs, Positions,
+    SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, Which, Width, length_bits,
 };
 
 const _: () = assert!(VALUE_FIELDS_MAX <= DOVETAIL_FIELDS_MAX, "keys are hashed by one call");
@@ -94,6 +95,26 @@ fn offset_at(part: &BytesPart, at: usize, width: Width) -> u64 {
         Width::W8 => bytemuck::pod_read_unaligned(bytes),
         other => unreachable!("offsets of {other:?}"),
     }
+}
+
+pub(super) fn short(work: &Work<'_>, bytes: &BytesColumn, bytes_max: usize) -> Result<Column> {
+    const PURPOSE: &str = "packing short text";
+    assert!(bytes_max <= SHORT_BYTES_MAX, "values of up to {bytes_max} bytes are not short");
+    let length_bits = length_bits(bytes_max);
+    let width = KeyWidth::for_bits(8 * bytes_max as u32 + length_bits).expect("short values fit in a key");
+    let numbers = work.buffer(bytes.rows * width.bytes(), PURPOSE)?;
+    let args = abi::DovetailShortValues {
+        data: pointer_of::<u8>(&bytes.data, 0).cast(),
+        begins: pointer_of(&bytes.begins, bytes.rows + 1),
+        rows: bytes.rows as u64,
+        bytes_max: bytes_max as u32,
+        length_bits,
+        number_bytes: width.bytes() as u32,
+        numbers: numbers.as_mut_ptr(),
+    };
+    work.launch(PURPOSE, abi::dovetail_short_values, &args)?;
+    let width = Width::from_bytes(width.bytes()).expect("every key width is a column width");
+    Ok(Column { data: Arc::new(numbers), width, rows: bytes.rows, validity: bytes.validity.clone() })
 }
 
 pub(super) fn hash(work: &Work<'_>, fields: &[ValueField], hashing: Hashing) -> Result<PackedKeys> {

@@ -85,7 +85,7 @@ impl Model<'_> {
         let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
         let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers) + build.values.stays;
         let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
-        let packing = packing + if self.inputs.hashed_by_device { build.values.arriving(rows) } else { 0.0 };
+        let packing = packing + build.values.arriving;
         // Finding the rows without a key takes a flag for each row.
         let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
         let composed = if build.is_partly_keyed() { 4.0 * rows } else { 0.0 };
@@ -96,8 +96,7 @@ impl Model<'_> {
         let least_rows = (CHUNK_ROWS_MIN as f64).min(probe.rows);
         let longest = (self.target.streams as f64).max(2.0) * probe.values.row_max;
         let smallest_chunk = least_rows * (2.0 * probe_row + longest);
-        let probe_values = if self.inputs.hashed_by_device { probe.values.arriving(probe.rows) } else { 0.0 };
-        let whole_chunk = 2.0 * (probe.rows * probe_row + probe_values);
+        let whole_chunk = 2.0 * (probe.rows * probe_row + probe.values.arriving);
 
         // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.
         let (arranging, stays, matching) = match self.strategy {

@@ -289,7 +289,7 @@ impl Model<'_> {
         }
         let is_packed = !self.inputs.raw || input.keyed < input.rows;
         if is_packed {
-            work += (source + input.values.stays + packed) / self.rates.stream;
+            work += (source + input.values.arriving + packed) / self.rates.stream;
         }
         let key_columns = if source > 0.0 { &self.join.keys[..] } else { &[] };
         let copied = key_columns.iter().map(|key| {
@@ -301,7 +301,8 @@ impl Model<'_> {
         let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
-        let step = Step::new("pack keys", role, source + input.values.stays + packed, work).by_morsels_of(input.rows);
+        let step =
+            Step::new("pack keys", role, source + input.values.arriving + packed, work).by_morsels_of(input.rows);
         let step = step.copying_in(copy_in).calling(calls * times);
         // Which rows have a key is read from a bitmap that is copied in, they are listed, and how many they are is asked.
         let listed = if input.keyed < input.rows && !input.host_keys { times } else { 0.0 };
@@ -611,7 +612,7 @@ impl Model<'_> {
         let repeated =
             if build.repeats { build.keyed - build.keyed / self.estimates.rows_of_key(build.side) } else { 0.0 };
         let matched = probe.matched.min(self.arranged(Role::Probe));
-        if self.inputs.hashed_by_device {
+        if self.inputs.device_makes_keys {
             // Where a value begins, and what it is, are read anywhere on the build side, and on both where rows have moved.
             let bytes = build.values.stays + probe.values.stays;
             let of_build = self.rates.miss_seconds(2.0 * (matched + repeated), build.values.stays);
