@@ -40,22 +40,25 @@ pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena
     let arrays: Vec<&ArrayRef> = rows.column(column).collect();
     let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
     let place = |at: usize| (numbers[at] != NO_ROW).then(|| index.find(numbers[at] as usize));
-    gather_places(&arrays, data_type, numbers.len(), place, arena)
+    let stretches = |rows: Range<usize>| stretches(&numbers[rows], &index, |array| arrays[array].null_count() > 0);
+    gather_places(&arrays, data_type, numbers.len(), place, stretches, arena)
 }
 
-/// For each of `count` rows, the value at its place (array, index); a null where there is none.
+/// For each of `count` rows, the value at its place (array, index); a null where there is none. `stretches` says whether some of the rows
+/// mostly follow each other, if that is known.
 fn gather_places(
     arrays: &[&ArrayRef],
     data_type: &DataType,
     count: usize,
     place: impl Fn(usize) -> Option<(usize, usize)> + Sync,
+    stretches: impl Fn(Range<usize>) -> Option<Vec<Stretch>> + Sync,
     arena: &Arena,
 ) -> Result<ArrayRef> {
     match data_type {
-        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(arrays, count, place, arena),
-        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(arrays, count, place, arena),
-        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(arrays, count, place, arena),
-        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(arrays, count, place, arena),
+        DataType::Utf8 => gather_bytes::<GenericStringType<i32>>(arrays, count, place, stretches, arena),
+        DataType::LargeUtf8 => gather_bytes::<GenericStringType<i64>>(arrays, count, place, stretches, arena),
+        DataType::Binary => gather_bytes::<GenericBinaryType<i32>>(arrays, count, place, stretches, arena),
+        DataType::LargeBinary => gather_bytes::<GenericBinaryType<i64>>(arrays, count, place, stretches, arena),
         _ => {
             let runs: Vec<Run> = (0..count).map(|row| Run::of_row(place(row))).collect();
             gather_runs(arrays, data_type, &runs, arena)
@@ -87,6 +90,7 @@ fn gather_bytes<T: ByteArrayType>(
     arrays: &[&ArrayRef],
     count: usize,
     place: impl Fn(usize) -> Option<(usize, usize)> + Sync,
+    stretches: impl Fn(Range<usize>) -> Option<Vec<Stretch>> + Sync,
     arena: &Arena,
 ) -> Result<ArrayRef>
 where
@@ -109,7 +113,7 @@ where
         .into_par_iter()
         .map(|task| {
             let rows = task * TASK_ROWS..count.min((task + 1) * TASK_ROWS);
-            if let Some(stretches) = stretches(rows.clone(), &place, |array| arrays[array].null_count() > 0) {
+            if let Some(stretches) = stretches(rows.clone()) {
                 let length = stretches.iter().map(|stretch| bytes_of(stretch).len()).sum();
                 return (Found::Stretches(stretches), length);
             }
@@ -198,27 +202,31 @@ struct Stretch {
     rows: Range<usize>,
 }
 
-/// The places of `rows` as stretches, if all are there, not null and mostly follow each other.
-fn stretches(
-    rows: Range<usize>,
-    place: impl Fn(usize) -> Option<(usize, usize)>,
-    has_nulls: impl Fn(usize) -> bool,
-) -> Option<Vec<Stretch>> {
+/// Rows that nothing is known of.
+fn anywhere(_: Range<usize>) -> Option<Vec<Stretch>> {
+    None
+}
+
+/// Rows by their numbers as stretches, if all are there, not null and mostly follow each other.
+fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> bool) -> Option<Vec<Stretch>> {
     /// A copy takes as long as some rows do by themselves.
     const ROWS_MIN: usize = 4;
-    let mut stretches: Vec<Stretch> = Vec::new();
-    for (looked_at, row) in rows.enumerate() {
-        let (array, at) = place(row)?;
-        if let Some(last) = stretches.last_mut()
-            && last.array == array
-            && last.rows.end == at
-        {
-            last.rows.end += 1;
-        } else if has_nulls(array) || stretches.len() > looked_at / ROWS_MIN + ROWS_MIN {
+    let mut stretches = Vec::new();
+    let mut at = 0;
+    while at < numbers.len() {
+        let number = numbers[at];
+        if number == NO_ROW || stretches.len() > at / ROWS_MIN + ROWS_MIN {
             return None;
-        } else {
-            stretches.push(Stretch { array, rows: at..at + 1 });
         }
+        let (array, start) = index.find(number as usize);
+        if has_nulls(array) {
+            return None;
+        }
+        let most = (index.len_of(array) - start).min(numbers.len() - at);
+        let follows = |(&found, expected): (&u32, u32)| found == expected;
+        let len = numbers[at..at + most].iter().zip(number..).take_while(|&pair| follows(pair)).count();
+        stretches.push(Stretch { array, rows: start..start + len });
+        at += len;
     }
     Some(stretches)
 }
@@ -273,7 +281,7 @@ fn gather_dictionary(
         }))
     };
     let mut keys: UInt32Array = numbers.iter().map(&mut key_of).collect();
-    let mut values = gather_places(&dictionaries, value_type, places.len(), |at| Some(places[at]), arena)?;
+    let mut values = gather_places(&dictionaries, value_type, places.len(), |at| Some(places[at]), anywhere, arena)?;
     // Several dictionaries may have the same value, or one of them a null.
     let failed =
         |error| Error::Internal(format!("making one dictionary of several of {}: {error}", type_name(value_type)));
@@ -281,7 +289,7 @@ fn gather_dictionary(
     if firsts.len() < values.len() {
         keys = keys.iter().map(|key| number_of[key? as usize]).collect();
         let first = |at: usize| Some((0, firsts[at] as usize));
-        values = gather_places(&[&values], value_type, firsts.len(), first, arena)?;
+        values = gather_places(&[&values], value_type, firsts.len(), first, anywhere, arena)?;
     }
     Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
 }

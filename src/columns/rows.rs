@@ -235,6 +235,11 @@ impl BatchIndex {
         (batch, row - self.starts[batch])
     }
 
+    /// Rows of a batch.
+    pub(super) fn len_of(&self, batch: usize) -> usize {
+        self.starts[batch + 1] - self.starts[batch]
+    }
+
     /// The last batch whose first row satisfies `is_at_or_before`, among those that may hold `row`: those from the first
     /// batch of its bucket to the first of the next.
     #[inline]

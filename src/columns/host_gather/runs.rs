@@ -30,7 +30,7 @@ use arrow::datatypes::{
 use arrow::error::ArrowError;
 
 use super::super::dictionary::{Seeded, is_same, value_sizes};
-use super::gather_bytes;
+use super::{anywhere, gather_bytes};
 use crate::human::type_name;
 use crate::memory::Arena;
 use crate::{Error, Result};
@@ -191,7 +191,7 @@ impl Job<'_> {
         if self.runs.len() == self.rows {
             // Single rows, from anywhere: as those of a plain column.
             let place = |at: usize| self.runs[at].rows().map(|(array, rows)| (array, rows.start));
-            return gather_bytes::<T>(self.arrays, self.rows, place, self.arena);
+            return gather_bytes::<T>(self.arrays, self.rows, place, anywhere, self.arena);
         }
         let sources: Vec<&GenericByteArray<T>> = self.arrays.iter().map(|array| array.as_bytes::<T>()).collect();
         let offsets_of = |array: usize| sources[array].value_offsets();
