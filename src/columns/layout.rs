@@ -303,11 +303,11 @@ impl KeyLayout {
                             let pack = |value: KeyValue<'_>| ordered_float_bits(value, bits);
                             (host_column(&reader(at)?, bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
                         }
-                        Source::HostBytes { bytes_max } if self.is_made_by_device() => {
+                        Source::Bytes { bytes_max } if self.is_made_by_device() => {
                             let bytes = rows.copy_in_bytes(columns[at], device, stream)?;
                             (device.short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
                         }
-                        Source::HostBytes { bytes_max } => {
+                        Source::Bytes { bytes_max } => {
                             let pack = |value: KeyValue<'_>| short_bytes(value, bytes_max);
                             (host_column(&reader(at)?, field.bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
                         }

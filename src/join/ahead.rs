@@ -67,7 +67,11 @@ impl Ahead {
             return Ok(ahead);
         }
         let rows = even_chunk_rows(of.task, of.layout, total, streams);
-        let chunks_bytes = streams as u64 * rows * chunk_row_bytes(of.probe, of.layout) as u64;
+        let text_bytes = match of.layout.is_made_by_device() {
+            true => of.layout.value_bytes(&of.probe.rows(0..total.min(streams as u64 * rows)), &of.probe.key_columns),
+            false => 0,
+        };
+        let chunks_bytes = streams as u64 * rows * chunk_row_bytes(of.probe, of.layout) as u64 + text_bytes;
         if device.memory().free_bytes() / 2 < held_back + of.index_bytes(device) + chunks_bytes {
             return Ok(ahead);
         }

@@ -274,20 +274,20 @@ fn against(loser: &Costed, winner: &Costed) -> String {
         costed.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.seconds).sum::<f64>()
     };
     let names = loser.phases.iter().chain(&winner.phases).map(|phase| phase.name);
-    let difference = |name: &str| seconds_of(loser, name) - seconds_of(winner, name);
+    // In the direction of the whole: where the longer one loses its time.
+    let way = if loser.seconds < winner.seconds { -1.0 } else { 1.0 };
+    let difference = |name: &str| way * (seconds_of(loser, name) - seconds_of(winner, name));
     let compared = match loser.seconds.total_cmp(&winner.seconds) {
         Ordering::Less => "it is predicted to be faster".to_string(),
         _ if winner.seconds <= 0.0 => "it is no faster".to_string(),
         _ if loser.seconds < 1.005 * winner.seconds => "it is predicted to take as long".to_string(),
         _ => format!("{:.2} times as long", loser.seconds / winner.seconds),
     };
-    match names.max_by(|a, b| difference(a).abs().total_cmp(&difference(b).abs())) {
-        Some(name) if difference(name) != 0.0 => format!(
-            "{compared}; the largest difference is {name:?} with {} against {}",
-            human::seconds(seconds_of(loser, name)),
-            human::seconds(seconds_of(winner, name))
-        ),
-        _ => compared,
+    let Some(name) = names.max_by(|a, b| difference(a).total_cmp(&difference(b))) else { return compared };
+    let [of_loser, of_winner] = [loser, winner].map(|costed| human::seconds(seconds_of(costed, name)));
+    match difference(name) > 0.0 && of_loser != of_winner {
+        true => format!("{compared}; the largest difference is {name:?} with {of_loser} against {of_winner}"),
+        false => compared,
     }
 }
 

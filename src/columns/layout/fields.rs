@@ -29,8 +29,8 @@ pub(super) enum Source {
     HostNumber { min: i128 },
     /// The host: floats, as the device would.
     HostFloat { bits: u32 },
-    /// The host: bytes, the first one on top, then their length.
-    HostBytes { bytes_max: usize },
+    /// The host, or a device that makes keys: bytes, the first one on top, then their length.
+    Bytes { bytes_max: usize },
 }
 
 /// Places all fields side by side; `None` when they need more than 128 bits, or an unknown number.
@@ -54,7 +54,7 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
     Some(match &fact.class {
         KeyClass::String | KeyClass::Binary => {
             let bytes_max = fact.bytes_max.filter(|&bytes| bytes <= SHORT_BYTES_MAX)?;
-            (Source::HostBytes { bytes_max }, (8 * bytes_max as u32 + length_bits(bytes_max)).max(1))
+            (Source::Bytes { bytes_max }, (8 * bytes_max as u32 + length_bits(bytes_max)).max(1))
         }
         _ if fact.is_wide_decimal() => return None,
         KeyClass::Boolean => (Source::HostNumber { min: 0 }, 1),
