@@ -72,8 +72,8 @@ pub(super) fn exact_matches(
             let build_rows = device_rows(&build.arranged, &first.build, shop)?;
             let pairs = Pairs { build: build_rows, probe: device_rows(probe, &first.probe, shop)? };
             let differing = shop.device.differing_pairs(of_build, of_probe, &pairs, shop.stream)?;
-            let differing = Numbers::of(&differing, shop)?.first(differing.len());
-            differing.into_iter().map(|at| at as usize).collect()
+            let places = Numbers::of(&differing, shop)?;
+            (0..differing.len()).map(|index| places.at(index) as usize).collect()
         }
         _ => differing_on_host(&first, build, probe, layout, shop)?,
     };
@@ -163,10 +163,6 @@ impl Numbers {
                 Self::List(shop.device.positions_to_host(positions, shop.arena, shop.stream)?.into())
             }
         })
-    }
-
-    fn first(&self, count: usize) -> Vec<u32> {
-        (0..count).map(|index| self.at(index)).collect()
     }
 
     fn at(&self, index: usize) -> u32 {

@@ -127,7 +127,11 @@ impl Metrics {
                 "Memory of devices: used by jobs, kept for columns that jobs may ask for again, the most ever taken, and the limit",
                 &["device", "kind"],
             ),
-            jobs: gauges("dovetail_jobs", "Jobs that wait, run, or have a result that is not released yet, by state", &["state"]),
+            jobs: gauges(
+                "dovetail_jobs",
+                "Jobs that wait, run, or have a result that is not released yet, by state",
+                &["state"],
+            ),
             jobs_total: counters("dovetail_jobs_total", "Jobs by what became of them", &["outcome"]),
             job_wait_seconds: seconds("dovetail_job_wait_seconds_total", "Time that jobs waited for a device"),
             result_rows: counter("dovetail_result_rows_total", "Rows of results"),
