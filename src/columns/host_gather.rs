@@ -223,8 +223,8 @@ fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> b
             return None;
         }
         let most = (index.len_of(array) - start).min(numbers.len() - at);
-        let follows = |(&found, expected): (&u32, u32)| found == expected;
-        let len = numbers[at..at + most].iter().zip(number..).take_while(|&pair| follows(pair)).count();
+        let followed = numbers[at..at + most].iter().zip(number..);
+        let len = followed.take_while(|&(&found, expected)| found == expected).count();
         stretches.push(Stretch { array, rows: start..start + len });
         at += len;
     }

@@ -156,8 +156,10 @@ impl KeyLayout {
     /// nothing to be made.
     #[must_use]
     pub fn made_by_device(self) -> Self {
-        let maker = if self.is_made_on_host() && self.is_device_readable() { Maker::Device } else { Maker::Host };
-        Self { maker, ..self }
+        match self.is_made_on_host() && self.is_device_readable() {
+            true => Self { maker: Maker::Device, ..self },
+            false => self,
+        }
     }
 
     /// Whether a device can read all key columns of both sides: values of fixed width, and such of variable length as lie one after the

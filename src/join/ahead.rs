@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::Task;
 use super::arrange::{Arranged, CopyIn, Workshop, arrange};
 use super::inputs::SideInput;
-use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of};
+use super::probe::{chunk_row_bytes, even_chunk_rows, only_copies, streams_of, value_bytes};
 use super::turns::Turns;
 use crate::columns::KeyLayout;
 use crate::device::host::TableBytes;
@@ -67,11 +67,9 @@ impl Ahead {
             return Ok(ahead);
         }
         let rows = even_chunk_rows(of.task, of.layout, total, streams);
-        let text_bytes = match of.layout.is_made_by_device() {
-            true => of.layout.value_bytes(&of.probe.rows(0..total.min(streams as u64 * rows)), &of.probe.key_columns),
-            false => 0,
-        };
-        let chunks_bytes = streams as u64 * rows * chunk_row_bytes(of.probe, of.layout) as u64 + text_bytes;
+        let chunks_rows = streams as u64 * rows;
+        let chunks_bytes = chunks_rows * chunk_row_bytes(of.probe, of.layout) as u64
+            + value_bytes(of.probe, of.layout, 0..total.min(chunks_rows));
         if device.memory().free_bytes() / 2 < held_back + of.index_bytes(device) + chunks_bytes {
             return Ok(ahead);
         }

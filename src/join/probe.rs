@@ -283,6 +283,12 @@ pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
     3 * layout.width().bytes() + 3 * probe.device_row_bytes() + layout.value_row_bytes(probe.role) + 32
 }
 
+/// Bytes of the values of variable length of those rows that the device makes keys of, beside what [each row](chunk_row_bytes) takes.
+pub(super) fn value_bytes(probe: &SideInput, layout: &KeyLayout, rows: Range<u64>) -> u64 {
+    // Rows are not looked at for nothing.
+    if layout.is_made_by_device() { layout.value_bytes(&probe.rows(rows), &probe.key_columns) } else { 0 }
+}
+
 /// How many of these probe rows have a working set that fits beside the build side, in half of what is free once `held_back` is taken off.
 fn chunk_rows(
     probe: &SideInput,
@@ -297,11 +303,8 @@ fn chunk_rows(
     let fit = (half / row_bytes).clamp(CHUNK_ROWS_MIN, ROWS_MAX as u64);
     let mut rows = (fit - fit % BITMAP_ROWS).min((of.end - of.start).max(CHUNK_ROWS_MIN));
     // Values of variable length may be long anywhere.
-    let value_bytes = |rows: u64| {
-        let end = of.end.min(of.start + rows);
-        layout.value_bytes(&probe.rows(of.start..end), &probe.key_columns)
-    };
-    while layout.is_made_by_device() && rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
+    let value_bytes = |rows: u64| value_bytes(probe, layout, of.start..of.end.min(of.start + rows));
+    while rows > CHUNK_ROWS_MIN && rows * row_bytes + value_bytes(rows) > half {
         rows = (rows / 2).max(CHUNK_ROWS_MIN).next_multiple_of(BITMAP_ROWS);
     }
     rows

@@ -534,28 +534,23 @@ impl LongKeys {
         let text = side.device.copy_in_bytes(&parts, offset_width, &side.stream).unwrap();
         assert_eq!(text.rows, rows);
         let text = BytesColumn { validity: validity(self.text.iter().map(Option::is_some).collect()), ..text };
-        let fixed = |data, width, encoding| {
-            let column = Column { data, width, rows, validity: None };
+        let nullable = |data, width, encoding, validity| {
+            let column = Column { data, width, rows, validity };
             KeyValues::Fixed { column, encoding }
         };
+        let fixed = |data, width, encoding| nullable(data, width, encoding, None);
+        let is_number = validity(self.number.iter().map(Option::is_some).collect());
         let signed = KeyEncoding::Signed { min: 0 };
         let numbers = || self.number.iter().map(|number| number.unwrap_or(77));
         let [number, positive] = match offset_width {
             Width::W4 => [
-                fixed(side.put(&numbers().collect::<Vec<i32>>()), Width::W4, signed),
+                nullable(side.put(&numbers().collect::<Vec<i32>>()), Width::W4, signed, is_number),
                 fixed(side.put(&self.positive), Width::W2, KeyEncoding::Unsigned),
             ],
             _ => [
-                fixed(side.put(&numbers().map(i64::from).collect::<Vec<i64>>()), Width::W8, signed),
+                nullable(side.put(&numbers().map(i64::from).collect::<Vec<i64>>()), Width::W8, signed, is_number),
                 fixed(side.put(&self.positive.iter().map(|&n| n.into()).collect::<Vec<i32>>()), Width::W4, signed),
             ],
-        };
-        let number = match number {
-            KeyValues::Fixed { column, encoding } => {
-                let validity = validity(self.number.iter().map(Option::is_some).collect());
-                KeyValues::Fixed { column: Column { validity, ..column }, encoding }
-            }
-            text => text,
         };
         let wide = fixed(side.put(&self.wide), Width::W16, signed);
         let double = fixed(side.put(&self.double), Width::W8, KeyEncoding::Float);
