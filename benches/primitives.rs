@@ -229,12 +229,18 @@ impl Bench<'_> {
     /// Text of 20 bytes, of which the build side has half as many, in another order.
     fn long_keys(&self) {
         const BYTES: usize = 20;
-        let names = ["copy_in_bytes", "hash_keys/text", "differing_pairs/text"];
-        if !self.device.info().makes_keys || !names.iter().any(|name| self.wants(name)) {
+        let names = [
+            "copy_in_bytes",
+            "hash_keys/text",
+            "differing_pairs/text",
+            "gather_bytes_to_host/random",
+            "gather_bytes_to_host/range",
+        ];
+        if !self.device.info().works_on_text || !names.iter().any(|name| self.wants(name)) {
             return;
         }
         // So many as offsets of 4 bytes can tell apart.
-        let rows = self.options.rows.min(u32::MAX as usize / BYTES);
+        let rows = self.options.rows.min(i32::MAX as usize / BYTES);
         let text = |numbers: &[u32]| {
             let data: Vec<u8> = numbers.iter().flat_map(|number| format!("{number:020}").into_bytes()).collect();
             let offsets: Vec<u32> = (0..=numbers.len()).map(|row| (BYTES * row) as u32).collect();
@@ -256,6 +262,17 @@ impl Bench<'_> {
         numbers.shuffle(&mut StdRng::seed_from_u64(7));
         let (build, probe) = (field(&text(&numbers)), field(&probe));
         let hashing = Hashing { seed: 3, mask: u128::MAX };
+        let (arena, stream) = (&self.arena, &self.stream);
+        let KeyValues::Bytes(lying) = &probe[0].values else { unreachable!("it was made of text") };
+        let mut places: Vec<u32> = (0..rows as u32).collect();
+        places.shuffle(&mut StdRng::seed_from_u64(8));
+        // Read and written, with where values begin in 8 bytes and their offsets in 4; and the positions.
+        let gathered = 2 * rows * BYTES + rows * (size_of::<u64>() + 2 * size_of::<u32>());
+        for (name, positions) in [(names[3], self.list(&places)), (names[4], Positions::Range(0..rows))] {
+            self.case(name, rows, BYTES, gathered, || {
+                self.device.gather_bytes_to_host(lying, &positions, Width::W4, arena, stream).unwrap()
+            });
+        }
         let hashed = rows * (BYTES + size_of::<u64>() + KeyWidth::W16.bytes());
         self.case(names[1], rows, BYTES, hashed, || self.device.hash_keys(&probe, hashing, &self.stream).unwrap());
         // The partner of each probe row that has one, so that no two differ.

@@ -162,6 +162,17 @@ inline int with_cell(u32 width, Body body) {
     }
 }
 
+// The row in low..high that has the thing of that number, where each row's things start behind those of the rows before: the last row that
+// starts at or before it. Rows without things start where the next one does.
+__device__ inline u64 row_of(const u64* starts, u64 low, u64 high, u64 number) {
+    while (high - low > 1) {
+        const u64 middle = low + (high - low) / 2;
+        if (starts[middle] <= number) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 // The sum over a warp, in every lane.
 template <typename T>
 __device__ inline T warp_sum(T value) {

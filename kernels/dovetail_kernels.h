@@ -741,6 +741,48 @@ struct DovetailGatherBits {
   uint64_t *cleared;
 };
 
+/// Says where values of variable length begin that are gathered, one after the other.
+struct DovetailGatheredBegins {
+  /// Inputs: where each value of the column begins and, one more entry than rows, the last one ends.
+  const uint64_t *begins;
+  /// A bit per row of the column; null when all are valid.
+  const uint8_t *validity;
+  /// Positions, `NO_ROW` among them; null for consecutive ones.
+  const uint32_t *positions;
+  /// The first of consecutive ones.
+  uint32_t start;
+  /// How many.
+  uint64_t rows;
+  /// State: scratch memory.
+  void *scratch;
+  /// Its size.
+  uint64_t scratch_bytes;
+  /// Output: `rows + 1` numbers, the last of them how many bytes there are in all. Missing rows and nulls have none.
+  uint64_t *gathered;
+};
+
+/// Gathers values of variable length.
+struct DovetailGatherBytes {
+  /// Inputs: the bytes of all values, one after the other, at a multiple of 8 bytes and in whole words of 8 bytes.
+  const void *data;
+  /// Where each begins.
+  const uint64_t *begins;
+  /// Positions, of which `NO_ROW` has no bytes; null for consecutive ones.
+  const uint32_t *positions;
+  /// The first of consecutive ones.
+  uint32_t start;
+  /// How many.
+  uint64_t rows;
+  /// Where each begins among those that are gathered, and the last one ends.
+  const uint64_t *gathered;
+  /// How many bytes these are.
+  uint64_t bytes;
+  /// Outputs: `gathered` in 32 bits each; null where that is not wanted.
+  uint32_t *offsets;
+  /// Values, one after the other, in whole words of 8 bytes, with zeros beyond the last.
+  uint64_t *out;
+};
+
 /// Enters keys into a filter.
 struct DovetailFilterBuild {
   /// Inputs: keys.
@@ -888,6 +930,12 @@ extern int dovetail_split(const struct DovetailSplit *args, DovetailStream strea
 extern int dovetail_gather(const struct DovetailGather *args, DovetailStream stream);
 
 extern int dovetail_gather_bits(const struct DovetailGatherBits *args, DovetailStream stream);
+
+extern int dovetail_gathered_begins(const struct DovetailGatheredBegins *args, DovetailStream stream);
+
+extern uint64_t dovetail_gathered_begins_scratch_bytes(uint64_t rows);
+
+extern int dovetail_gather_bytes(const struct DovetailGatherBytes *args, DovetailStream stream);
 
 extern int dovetail_filter_build(const struct DovetailFilterBuild *args, DovetailStream stream);
 

@@ -30,17 +30,6 @@ cudaError_t pair_starts(void* scratch, size_t& bytes, const DovetailPairStarts& 
                                          std::int64_t(args.rows), stream);
 }
 
-// The last row in low..high whose pairs start at or before `pair`. Rows without pairs start where the next one does, so that
-// the last is the one that has it.
-__device__ inline u64 row_of(const u64* starts, u64 low, u64 high, u64 pair) {
-    while (high - low > 1) {
-        const u64 middle = low + (high - low) / 2;
-        if (starts[middle] <= pair) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 __global__ void __launch_bounds__(THREADS) expand(DovetailExpand args) {
     __shared__ u64 range[2];
     const u64* starts = reinterpret_cast<const u64*>(args.starts);

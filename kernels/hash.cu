@@ -29,16 +29,6 @@ __global__ void value_begins(const __grid_constant__ DovetailValueBegins args) {
     args.begins[row] = offset + args.part_bases[part];
 }
 
-// Up to eight bytes of a value, `at` bytes into it, zeros above them. No word is read that has none of the value's bytes.
-__device__ inline u64 word_at(const void* data, u64 begin, u64 at, u64 length) {
-    const u64* words = static_cast<const u64*>(data);
-    const u64 from = begin + at, count = length - at < 8 ? length - at : 8;
-    const u32 skipped = 8 * u32(from % 8);
-    u64 word = words[from / 8] >> skipped;
-    if (from % 8 + count > 8) word |= words[from / 8 + 1] << (64 - skipped);
-    return count < 8 ? word & ((1ull << 8 * count) - 1) : word;
-}
-
 // The bytes of a word in the order of their places: the first on top.
 __device__ inline u64 reversed(u64 word) {
     word = (word & 0x00ff00ff00ff00ffull) << 8 | (word >> 8 & 0x00ff00ff00ff00ffull);

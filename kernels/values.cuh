@@ -1,4 +1,5 @@
-// Numbers of 128 bits, and values of key columns of fixed width as such, equal exactly when the values are.
+// Numbers of 128 bits, and values of key columns of fixed width as such, equal exactly when the values are; and the bytes of values of
+// variable length.
 
 #pragma once
 
@@ -79,5 +80,15 @@ __device__ inline Wide image(const void* data, u32 width, u32 encoding, Wide min
 __device__ inline void narrow(Wide value, u32& key) { key = u32(value.low); }
 __device__ inline void narrow(Wide value, u64& key) { key = value.low; }
 __device__ inline void narrow(Wide value, Key16& key) { key = {value.low, value.high}; }
+
+// Up to eight bytes of a value, `at` bytes into it, zeros above them. No word is read that has none of the value's bytes.
+__device__ inline u64 word_at(const void* data, u64 begin, u64 at, u64 length) {
+    const u64* words = static_cast<const u64*>(data);
+    const u64 from = begin + at, count = length - at < 8 ? length - at : 8;
+    const u32 skipped = 8 * u32(from % 8);
+    u64 word = words[from / 8] >> skipped;
+    if (from % 8 + count > 8) word |= words[from / 8 + 1] << (64 - skipped);
+    return count < 8 ? word & ((1ull << 8 * count) - 1) : word;
+}
 
 }  // namespace dovetail

@@ -14,13 +14,14 @@ use arrow::datatypes::{
     ArrowDictionaryKeyType, ArrowNativeType, ByteArrayType, DataType, GenericBinaryType, GenericStringType, Int8Type,
     Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
+use arrow::error::ArrowError;
 use rayon::prelude::*;
 
 use runs::{Run, gather_runs};
 
 use super::dictionary::{Distinct, Seeded, is_same};
 use super::rows::{BatchIndex, Rows};
-use crate::device::{HostColumn, NO_ROW};
+use crate::device::{HostBytes, HostColumn, NO_ROW};
 use crate::human::type_name;
 use crate::memory::Arena;
 use crate::{Error, Result};
@@ -81,6 +82,27 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
     let failed = |error| Error::Internal(format!("assembling a column of {}: {error}", type_name(data_type)));
     let data = data.build().map_err(failed)?;
     Ok(arrow::array::make_array(data))
+}
+
+/// An array over gathered values of variable length.
+///
+/// # Errors
+/// [`Error::Internal`] when the buffers do not make an array of that type.
+pub fn bytes_array(data_type: &DataType, column: HostBytes) -> Result<ArrayRef> {
+    fn array_of<T: ByteArrayType>(column: HostBytes) -> std::result::Result<ArrayRef, ArrowError> {
+        let HostBytes { offsets, data, validity, rows } = column;
+        let nulls = validity.map(|(bits, _)| NullBuffer::new(BooleanBuffer::new(bits, 0, rows)));
+        let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets, 0, rows + 1));
+        Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, data, nulls)?))
+    }
+    let array = match data_type {
+        DataType::Utf8 => array_of::<GenericStringType<i32>>(column),
+        DataType::LargeUtf8 => array_of::<GenericStringType<i64>>(column),
+        DataType::Binary => array_of::<GenericBinaryType<i32>>(column),
+        DataType::LargeBinary => array_of::<GenericBinaryType<i64>>(column),
+        other => unreachable!("devices gather no values of {other}"),
+    };
+    array.map_err(|error| Error::Internal(format!("assembling a column of {}: {error}", type_name(data_type))))
 }
 
 /// Rows that one task gathers; a multiple of 8, so that tasks share no byte of the validity.

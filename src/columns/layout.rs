@@ -31,11 +31,11 @@ use fields::{Field, Source, packed_fields};
 use super::KeyClass;
 use super::host_keys::{filled_column, host_column, number_bits, ordered_float_bits, short_bytes};
 use super::reader::{KeyReader, KeyValue};
-use super::rows::{Rows, are_bytes, fixed_width, value_bytes};
+use super::rows::{Rows, are_bytes, fixed_width};
 use crate::Result;
 use crate::device::{
-    Column, Device, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth, PackedKeys, Stream, VALUE_FIELDS_MAX,
-    ValueField, Width,
+    BytesColumn, Column, Device, Hashing, KeyEncoding, KeyField, KeyValues, KeyWidth, PackedKeys, Stream,
+    VALUE_FIELDS_MAX, ValueField, Width,
 };
 use crate::memory::Arena;
 
@@ -91,7 +91,7 @@ enum Maker {
 }
 
 /// Values of up to so many bytes are hashed and compared by a device: it has a thread for each, and others wait for the longest.
-const DEVICE_BYTES_MAX: usize = 4096;
+pub const DEVICE_BYTES_MAX: usize = 4096;
 
 /// The keys of some rows of one side.
 #[derive(Debug)]
@@ -99,6 +99,15 @@ pub struct SideKeys {
     /// On the device.
     pub packed: PackedKeys,
     values: Values,
+}
+
+/// Columns that came to the device for their keys, by their places in the table.
+#[derive(Debug, Default)]
+pub struct CopiedColumns {
+    /// Of fixed width, as they lie.
+    pub fixed: BTreeMap<usize, Column>,
+    /// Of variable length.
+    pub bytes: BTreeMap<usize, BytesColumn>,
 }
 
 /// The real values behind hashes.
@@ -152,7 +161,7 @@ impl KeyLayout {
         Self { form, ..self }
     }
 
-    /// The same for a device that [makes keys](crate::device::DeviceInfo::makes_keys), if it can read these. Nothing changes where there is
+    /// The same for a device that [works on text](crate::device::DeviceInfo::works_on_text), if it can read these. Nothing changes where there is
     /// nothing to be made.
     #[must_use]
     pub fn made_by_device(self) -> Self {
@@ -210,8 +219,7 @@ impl KeyLayout {
         if !self.is_made_by_device() {
             return 0;
         }
-        let of_bytes = columns.iter().filter(|&&column| are_bytes(rows.data_type(column)).is_some());
-        of_bytes.flat_map(|&column| rows.column(column)).map(value_bytes).sum()
+        rows.value_bytes(columns.iter().copied().filter(|&column| are_bytes(rows.data_type(column)).is_some()))
     }
 
     /// What no value of a side is longer than, in bytes, of all columns of variable length that the device makes keys of together.
@@ -277,12 +285,17 @@ impl KeyLayout {
         device: &dyn Device,
         arena: &Arena,
         stream: &Stream,
-    ) -> Result<(SideKeys, BTreeMap<usize, Column>)> {
-        let mut copied = BTreeMap::new();
+    ) -> Result<(SideKeys, CopiedColumns)> {
+        let mut copied = CopiedColumns::default();
         let mut copy_in = |at: usize| -> Result<Column> {
             let column = rows.copy_in(columns[at], device, stream)?;
-            copied.insert(columns[at], column.clone());
+            copied.fixed.insert(columns[at], column.clone());
             Ok(column)
+        };
+        let mut copy_in_bytes = |at: usize| -> Result<BytesColumn> {
+            let bytes = rows.copy_in_bytes(columns[at], device, stream)?;
+            copied.bytes.insert(columns[at], bytes.clone());
+            Ok(bytes)
         };
         let reader = |at: usize| KeyReader::new(rows, columns[at], self.facts[at].is_wide_decimal());
         match &self.form {
@@ -306,7 +319,7 @@ impl KeyLayout {
                             (host_column(&reader(at)?, bits, pack, device, arena, stream)?, KeyEncoding::Unsigned)
                         }
                         Source::Bytes { bytes_max } if self.is_made_by_device() => {
-                            let bytes = rows.copy_in_bytes(columns[at], device, stream)?;
+                            let bytes = copy_in_bytes(at)?;
                             (device.short_values(&bytes, bytes_max, stream)?, KeyEncoding::Unsigned)
                         }
                         Source::Bytes { bytes_max } => {
@@ -330,16 +343,16 @@ impl KeyLayout {
                 Ok((SideKeys { packed, values: Values::InKeys }, copied))
             }
             Form::Hashed(hashing) if self.is_made_by_device() => {
-                let field = |at: usize| -> Result<ValueField> {
+                let mut field = |at: usize| -> Result<ValueField> {
                     let values = match are_bytes(self.facts[at].type_of(role)) {
-                        Some(_) => KeyValues::Bytes(rows.copy_in_bytes(columns[at], device, stream)?),
+                        Some(_) => KeyValues::Bytes(copy_in_bytes(at)?),
                         None => {
                             KeyValues::Fixed { column: copy_in(at)?, encoding: self.facts[at].whole_encoding(role) }
                         }
                     };
                     Ok(ValueField { values, nulls_equal: self.facts[at].nulls_equal })
                 };
-                let fields = (0..columns.len()).map(field).collect::<Result<Vec<_>>>()?;
+                let fields = (0..columns.len()).map(&mut field).collect::<Result<Vec<_>>>()?;
                 let packed = device.hash_keys(&fields, *hashing, stream)?;
                 Ok((SideKeys { packed, values: Values::OnDevice(fields) }, copied))
             }

@@ -5,8 +5,8 @@
 //!        │                                                         ▲
 //!        └─ key columns ── KeyLayout: packed in 32, 64 or 128 bits, or hashed and later compared ── SideKeys
 //!
-//!   device ── gather_to_host ──► fixed_array ──┐
-//!   record batches ── gather_on_host ──────────┴──► arrays of the result, dictionaries made anew where batches share none
+//!   device ── gather_to_host, gather_bytes_to_host ──► fixed_array, bytes_array ──┐
+//!   record batches ── gather_on_host ─────────────────────────────────────────────┴──► arrays of the result, dictionaries made anew where batches share none
 //! ```
 //!
 //! This room knows of devices and memory, and nothing of tables, strategies or the wire.
@@ -21,8 +21,8 @@ mod rows;
 mod types;
 
 pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wanted_keys};
-pub use host_gather::{fixed_array, gather_on_host};
+pub use host_gather::{bytes_array, fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
-pub use layout::{KeyFacts, KeyLayout, Role, SideKeys};
+pub use layout::{CopiedColumns, DEVICE_BYTES_MAX, KeyFacts, KeyLayout, Role, SideKeys};
 pub use rows::{Movable, Rows, Stretch, are_bytes, fixed_width, lies_by_row, movable, rows_max, value_bytes};
 pub use types::{any_part, children};

@@ -143,7 +143,7 @@ impl Rows {
         Ok(Column { data, width, rows: self.rows, validity })
     }
 
-    /// Brings a column of [values of variable length](are_bytes) to a device that hashes keys.
+    /// Brings a column of [values of variable length](are_bytes) to a device that works on them.
     ///
     /// # Errors
     /// The device's.
@@ -159,6 +159,11 @@ impl Rows {
             false => None,
         };
         Ok(BytesColumn { validity, ..bytes })
+    }
+
+    /// Bytes of the values of columns of [variable length](are_bytes), nulls' among them.
+    pub fn value_bytes(&self, columns: impl IntoIterator<Item = usize>) -> u64 {
+        columns.into_iter().flat_map(|column| self.column(column)).map(value_bytes).sum()
     }
 
     /// The validity of a column, batch after batch.

@@ -62,7 +62,7 @@ pub use types::{
     Positions, ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
 pub use values::{
-    BytesColumn, BytesPart, Hashing, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
+    BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
 };
 
 use crate::memory::{Arena, Budget, Pin};
@@ -221,7 +221,7 @@ pub trait Device: Send + Sync + Debug {
     fn pack_keys(&self, fields: &[KeyField], width: KeyWidth, stream: &Stream) -> Result<PackedKeys>;
 
     /// Brings values of variable length to the device, those of all parts one after the other, without their validity. For a device that
-    /// [makes keys](DeviceInfo::makes_keys), and so are the four that follow. `offset_width`: [`Width::W4`] or [`Width::W8`].
+    /// [works on them](DeviceInfo::works_on_text), and so are the four that follow. `offset_width`: [`Width::W4`] or [`Width::W8`].
     fn copy_in_bytes(&self, _parts: &[BytesPart], _offset_width: Width, _stream: &Stream) -> Result<BytesColumn> {
         unreachable!("the host makes keys for this device")
     }
@@ -375,6 +375,22 @@ pub trait Device: Send + Sync + Debug {
         arena: &Arena,
         stream: &Stream,
     ) -> Result<HostColumn>;
+
+    /// The same of values of variable length, for a device that [works on them](DeviceInfo::works_on_text), with offsets of that width,
+    /// [`Width::W4`] or [`Width::W8`]. Waits for how many bytes they have.
+    ///
+    /// # Errors
+    /// [`Invalid`](crate::Error::Invalid) where these are more than the offsets can say.
+    fn gather_bytes_to_host(
+        &self,
+        _column: &BytesColumn,
+        _positions: &Positions,
+        _offset_width: Width,
+        _arena: &Arena,
+        _stream: &Stream,
+    ) -> Result<HostBytes> {
+        unreachable!("the host gathers text for this device")
+    }
 
     /// Positions as 32-bit numbers in host memory. Waits.
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer>;

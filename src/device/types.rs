@@ -91,9 +91,10 @@ pub struct DeviceInfo {
     /// Whether partitions had better be joined in one go ([`join_partitions`](super::Device::join_partitions)) than matched first
     /// and gathered then.
     pub joins_partitions: bool,
-    /// Whether it makes keys of values of any length itself ([`short_values`](super::Device::short_values),
-    /// [`hash_keys`](super::Device::hash_keys)); else the host does.
-    pub makes_keys: bool,
+    /// Whether it works on values of variable length itself: makes keys of them ([`short_values`](super::Device::short_values),
+    /// [`hash_keys`](super::Device::hash_keys)), and gathers them ([`gather_bytes_to_host`](super::Device::gather_bytes_to_host)); else
+    /// the host does.
+    pub works_on_text: bool,
 }
 
 /// The least that a device narrows on its way ([`copy_in_framed`](super::Device::copy_in_framed)): less is not worth it.

@@ -1,4 +1,4 @@
-//! Values of key columns that are too wide to be packed, on a device that hashes and compares them itself.
+//! Values of variable length on a device that works on them itself: makes keys of them, and gathers them.
 
 use arrow::buffer::Buffer;
 
@@ -35,6 +35,19 @@ pub struct BytesColumn {
     pub rows: usize,
     /// A bit per row, 1 for a value; `None` when there are no nulls.
     pub validity: Option<DeviceBuffer>,
+}
+
+/// Gathered values of variable length in host memory, in Arrow's layout.
+#[derive(Clone, Debug)]
+pub struct HostBytes {
+    /// Where each value begins and, one entry more than rows, the last one ends.
+    pub offsets: Buffer,
+    /// The values, one after the other. Nulls have no bytes.
+    pub data: Buffer,
+    /// A bit per row, 1 for a value, and the number of nulls; `None` when there are none.
+    pub validity: Option<(Buffer, usize)>,
+    /// Number of values.
+    pub rows: usize,
 }
 
 /// The values of one key column.

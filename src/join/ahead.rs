@@ -146,7 +146,7 @@ mod tests {
             JoinSpec { strategy: Some(strategy), ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
         let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
         let task = Task { chunk_rows_min: Some(1 << 12), probe_at_once: false, ..plan.task().unwrap() };
-        let (build, probe) = (SideInput::new(&task, Role::Build), SideInput::new(&task, Role::Probe));
+        let (build, probe) = (SideInput::new(&task, Role::Build, false), SideInput::new(&task, Role::Probe, false));
         let layout = KeyLayout::new(task.key_facts.clone(), 0);
         let budget = Budget::new("device memory", "--device-memory", memory);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(streams);

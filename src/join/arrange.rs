@@ -5,8 +5,9 @@
 //! 1. it is in the table already, when the result has a side's rows one after the other as they lie there: it is shared
 //!    (`emit.rs`);
 //! 2. it was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section 4.2);
-//! 3. it lies on the device as it was copied in, and is gathered by row number (gather from untransformed relation, GFUR);
-//! 4. devices cannot move it (strings, nested, booleans): it is gathered on the host by row number.
+//! 3. it lies on the device as it was copied in, and is gathered by row number (gather from untransformed relation, GFUR), text among it where
+//!    the device works on that;
+//! 4. devices cannot move it (nested, booleans, text elsewhere): it is gathered on the host by row number.
 //!
 //! Nullable columns are never carried, because bits do not move well: rule 3.
 
@@ -22,7 +23,9 @@ use super::monitor::Monitor;
 use super::run::beside;
 use crate::Result;
 use crate::columns::{KeyLayout, Role, Rows, SideKeys};
-use crate::device::{Carry, Column, Device, Filter, Keys, Partitions, Positions, Sorted, Stream, Which};
+use crate::device::{
+    BytesColumn, Carry, Column, Device, DeviceBuffer, Filter, Keys, Partitions, Positions, Sorted, Stream, Which,
+};
 use crate::memory::Arena;
 
 /// Everything that arranging needs beside the rows.
@@ -59,6 +62,8 @@ pub(super) struct Arranged {
 #[derive(Debug, Default)]
 pub(super) struct Originals {
     columns: Mutex<BTreeMap<usize, Column>>,
+    /// The same of values of variable length.
+    text: Mutex<BTreeMap<usize, BytesColumn>>,
     /// Those that came to be keys, whether or not anything is gathered from them.
     came_as_keys: Vec<usize>,
     /// Whether any other was gathered from.
@@ -66,8 +71,13 @@ pub(super) struct Originals {
 }
 
 impl Originals {
-    fn of(columns: BTreeMap<usize, Column>, came_as_keys: Vec<usize>) -> Arc<Self> {
-        Arc::new(Self { columns: Mutex::new(columns), came_as_keys, used: AtomicBool::new(false) })
+    fn of(columns: BTreeMap<usize, Column>, text: BTreeMap<usize, BytesColumn>, came_as_keys: Vec<usize>) -> Arc<Self> {
+        let (columns, text) = (Mutex::new(columns), Mutex::new(text));
+        Arc::new(Self { columns, text, came_as_keys, used: AtomicBool::new(false) })
+    }
+
+    fn is_used(&self, column: usize) {
+        self.used.fetch_or(!self.came_as_keys.contains(&column), Ordering::Relaxed);
     }
 }
 
@@ -143,7 +153,7 @@ pub(super) fn arrange(
             if input.movable(column).is_none() || is_raw_key(layout, input, column, arrangement) {
                 continue;
             }
-            if let Some(came) = key_columns.get(&column) {
+            if let Some(came) = key_columns.fixed.get(&column) {
                 originals.insert(column, came.clone());
             } else if copy_in == CopyIn::Ahead || arrangement != Arrangement::Original {
                 originals.insert(column, copy_column(shop, shop.copies, &rows, column)?);
@@ -155,7 +165,15 @@ pub(super) fn arrange(
     copy_columns(true)?;
     let to_be_moved = if is_moved { Some(device.record_event(shop.copies)?) } else { None };
     copy_columns(false)?;
-    let came_as_keys: Vec<usize> = key_columns.into_keys().collect();
+    let mut text = BTreeMap::new();
+    for column in input.text_columns() {
+        if let Some(came) = key_columns.bytes.get(&column) {
+            text.insert(column, came.clone());
+        } else if copy_in == CopyIn::Ahead || is_moved {
+            text.insert(column, copy_text(shop, shop.copies, &rows, column)?);
+        }
+    }
+    let came_as_keys: Vec<usize> = key_columns.fixed.into_keys().chain(key_columns.bytes.into_keys()).collect();
     drop(packed);
     if let Some(came) = to_be_moved {
         // They are about to move with the keys; the others still cross the link meanwhile.
@@ -173,7 +191,7 @@ pub(super) fn arrange(
     if arrangement == Arrangement::Original {
         let order = Order::Original(keys.packed.keys.clone());
         let to_rows = keys.packed.rows_kept.clone();
-        let originals = Originals::of(originals, came_as_keys);
+        let originals = Originals::of(originals, text, came_as_keys);
         return Ok(Arranged { rows, keys, order, to_rows, numbered: true, carried: Vec::new(), originals, unkeyed });
     }
     let (partition_phase, order_phase, sort_phase) = match input.role {
@@ -191,7 +209,7 @@ pub(super) fn arrange(
             to_rows,
             numbered: true,
             carried: Vec::new(),
-            originals: Originals::of(originals, came_as_keys),
+            originals: Originals::of(originals, text, came_as_keys),
             unkeyed,
         });
     }
@@ -230,7 +248,7 @@ pub(super) fn arrange(
     if unkeyed.is_none() {
         originals.retain(|column, _| !carried.contains(column));
     }
-    let originals = Originals::of(originals, came_as_keys);
+    let originals = Originals::of(originals, text, came_as_keys);
     let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
     let phase = if matches!(arrangement, Arrangement::Sorted) { sort_phase } else { partition_phase };
     monitor.phase(phase, 0, || arranged.find_row_numbers(shop))?;
@@ -283,7 +301,7 @@ impl Arranged {
             to_rows: None,
             numbered: true,
             carried: Vec::new(),
-            originals: Originals::of(columns, Vec::new()),
+            originals: Originals::of(columns, BTreeMap::new(), Vec::new()),
             unkeyed: None,
         }
     }
@@ -302,13 +320,34 @@ impl Arranged {
                 original
             }
         };
-        self.originals.used.fetch_or(!self.originals.came_as_keys.contains(&column), Ordering::Relaxed);
+        self.originals.is_used(column);
+        Ok(original)
+    }
+
+    /// The same of a column of values of variable length.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn original_text(&self, column: usize, shop: &Workshop<'_>) -> Result<BytesColumn> {
+        let mut text = self.originals.text.lock();
+        let original = match text.get(&column) {
+            Some(original) => original.clone(),
+            None => {
+                let original = copy_text(shop, shop.stream, &self.rows, column)?;
+                text.insert(column, original.clone());
+                original
+            }
+        };
+        self.originals.is_used(column);
         Ok(original)
     }
 
     /// What was copied in on the workshop's other stream belongs to its main one, which must have waited for it.
     pub(super) fn hand_over_originals(&self, shop: &Workshop<'_>) {
         hand_over(&*self.originals.columns.lock(), shop);
+        for BytesColumn { data, begins, validity, .. } in self.originals.text.lock().values() {
+            hand_over_buffers([data, begins].into_iter().chain(validity), shop);
+        }
     }
 
     /// Whether rows were gathered from columns as they were copied in, other than from those that came to be keys.
@@ -367,9 +406,11 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, a
 /// copies.
 fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, shop: &Workshop<'_>) {
     let columns = columns.into_iter().map(|(_, column)| column);
-    for buffer in columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)) {
-        shop.device.hand_over(buffer, shop.stream);
-    }
+    hand_over_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), shop);
+}
+
+fn hand_over_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuffer>, shop: &Workshop<'_>) {
+    buffers.into_iter().for_each(|buffer| shop.device.hand_over(buffer, shop.stream));
 }
 
 /// Copies a column in as it lies.
@@ -383,6 +424,14 @@ pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, col
         moved.in_place_bytes += spared.in_place;
         moved.narrowed_bytes += spared.narrowed;
         Ok(copied)
+    })
+}
+
+/// Copies a column of values of variable length in.
+fn copy_text(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
+    shop.monitor.counted_phase("copy in", |moved| {
+        moved.bytes += rows.value_bytes([column]);
+        rows.copy_in_bytes(column, shop.device, stream)
     })
 }
 

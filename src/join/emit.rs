@@ -21,10 +21,10 @@ use super::late::LateChunk;
 use super::run::beside;
 use super::{BatchSink, OutputSource, Side, Task};
 use crate::columns::{
-    KeyLayout, Role, Stretch, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row, rows_max,
-    with_wanted_keys,
+    KeyLayout, Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host,
+    lies_by_row, rows_max, with_wanted_keys,
 };
-use crate::device::{Column, Event, HostColumn, Positions};
+use crate::device::{Column, Event, HostBytes, HostColumn, Positions};
 use crate::human::type_name;
 use crate::memory::{Arena, Held};
 use crate::{Error, Result};
@@ -79,6 +79,7 @@ enum Pending {
     /// As it lies in the table, a stretch at a time.
     Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
+    TextFromDevice(HostBytes, DataType),
     Ready(ArrayRef),
     /// As it left before, a stretch at a time.
     Left(Vec<ArrayRef>),
@@ -495,6 +496,7 @@ impl Finisher<'_> {
         let array = match column {
             Pending::Shared(_) | Pending::Left(_) => unreachable!("it is what the result shows"),
             Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
+            Pending::TextFromDevice(column, data_type) => bytes_array(&data_type, column)?,
             Pending::Ready(array) => array,
             Pending::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {
                 return with_wanted_keys(array.as_dictionary::<UInt32Type>(), field.data_type());
@@ -608,11 +610,14 @@ impl<'a> Gatherer<'a> {
         Pending::Shared(stretches.map(|stretch| arranged.rows.lying(column, stretch)).collect())
     }
 
-    /// Bytes per value that the device moves; 0 for a column that it does not.
+    /// Bytes per value that the device moves, of text on average; 0 for a column that it does not.
     fn width_bytes(&self, column: usize) -> u64 {
         match self.is_missing() {
             true => 0,
-            false => self.input.movable(column).map_or(0, |movable| movable.width.bytes() as u64),
+            false => match self.input.text(column) {
+                Some(text) => text.mean_bytes,
+                None => self.input.movable(column).map_or(0, |movable| movable.width.bytes() as u64),
+            },
         }
     }
 
@@ -621,6 +626,9 @@ impl<'a> Gatherer<'a> {
         let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else { return Ok(()) };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
             arranged.original(column, self.emitter.shop)?;
+        }
+        if self.input.text(column).is_some() {
+            arranged.original_text(column, self.emitter.shop)?;
         }
         Ok(())
     }
@@ -650,6 +658,12 @@ impl<'a> Gatherer<'a> {
             SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
             SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
         };
+        if let Some(text) = self.input.text(column) {
+            let original = arranged.original_text(column, self.emitter.shop)?;
+            let numbers = self.row_numbers()?;
+            let gathered = device.gather_bytes_to_host(&original, &numbers, text.offset_width, arena, stream)?;
+            return Ok(Pending::TextFromDevice(gathered, data_type));
+        }
         let Some(movable) = self.input.movable(column) else {
             let numbers = self.row_numbers_on_host()?;
             let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::{Side, Task};
 use crate::catalog::Table;
-use crate::columns::{Movable, Role, Rows, movable};
-use crate::device::FrameOfReference;
+use crate::columns::{Movable, Role, Rows, are_bytes, movable, value_bytes};
+use crate::device::{FrameOfReference, Width};
 use crate::{Error, Result};
 
 /// One side of a join, by the role that it has.
@@ -29,10 +29,22 @@ pub(super) struct SideInput {
     frames: Arc<BTreeMap<usize, FrameOfReference>>,
     /// How devices move the columns of the result; without an entry, a column is gathered on the host.
     movable: BTreeMap<usize, Movable>,
+    /// Columns of the result of values of variable length that the device gathers.
+    text: BTreeMap<usize, TextColumn>,
+}
+
+/// A column of values of variable length that the device gathers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TextColumn {
+    /// Of the offsets that lie beside the values.
+    pub(super) offset_width: Width,
+    /// Bytes of a value and its offset, on average.
+    pub(super) mean_bytes: u64,
 }
 
 impl SideInput {
-    pub(super) fn new(task: &Task, role: Role) -> Self {
+    /// `works_on_text`: whether the device does.
+    pub(super) fn new(task: &Task, role: Role, works_on_text: bool) -> Self {
         let of_task = match role {
             Role::Build => &task.build,
             Role::Probe => &task.probe,
@@ -40,6 +52,16 @@ impl SideInput {
         let table = of_task.table.clone();
         let movable_column = |&column: &usize| Some((column, movable(&table.schema, &table.batches, column)?));
         let movable = of_task.output_columns.iter().filter_map(movable_column).collect();
+        let text_column = |&column: &usize| {
+            let offset_width = are_bytes(table.schema.field(column).data_type())?;
+            let bytes: u64 = table.batches.iter().map(|batch| value_bytes(batch.column(column))).sum();
+            let mean_bytes = bytes / table.rows.max(1) + offset_width.bytes() as u64;
+            Some((column, TextColumn { offset_width, mean_bytes }))
+        };
+        let text = match works_on_text {
+            true => of_task.device_text.iter().filter_map(text_column).collect(),
+            false => BTreeMap::new(),
+        };
         Self {
             role,
             side: of_task.side,
@@ -50,6 +72,7 @@ impl SideInput {
             carried: of_task.carried.clone(),
             frames: Arc::new(of_task.frames.clone()),
             movable,
+            text,
         }
     }
 
@@ -66,6 +89,16 @@ impl SideInput {
         self.movable.get(&column)
     }
 
+    /// A column of the result of values of variable length, if the device gathers it.
+    pub(super) fn text(&self, column: usize) -> Option<TextColumn> {
+        self.text.get(&column).copied()
+    }
+
+    /// All of these.
+    pub(super) fn text_columns(&self) -> impl Iterator<Item = usize> {
+        self.text.keys().copied()
+    }
+
     /// Whether a column has nulls anywhere in the table.
     pub(super) fn has_nulls(&self, column: usize) -> bool {
         self.table.batches.iter().any(|batch| batch.column(column).null_count() > 0)
@@ -74,6 +107,11 @@ impl SideInput {
     /// Bytes per row of the columns that the result takes and devices can move.
     pub(super) fn device_row_bytes(&self) -> usize {
         self.movable.values().map(|movable| movable.width.bytes()).sum()
+    }
+
+    /// Bytes per row of the text that the device gathers, but for its values: where each begins, and while it comes in its offset.
+    pub(super) fn text_row_bytes(&self) -> usize {
+        self.text.values().map(|text| size_of::<u64>() + text.offset_width.bytes()).sum()
     }
 }
 

@@ -93,7 +93,9 @@ impl<'a> Late<'a> {
         let output = &build.output_columns;
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
         let gives_keys = build.key_columns.iter().any(|key| output.contains(key));
-        if !task.build_columns_last || !is_plain || gives_keys || columns.is_empty() {
+        // Text comes with the keys: parts of it have no place of their own yet.
+        let has_text = build.text_columns().next().is_some();
+        if !task.build_columns_last || !is_plain || gives_keys || columns.is_empty() || has_text {
             return None;
         }
         let result_rows = task.expected.pairs_per_row * probe.table.rows as f64;
@@ -278,9 +280,15 @@ impl<'a> LateChunk<'a> {
         pairs: &Pairs,
     ) -> Result<bool> {
         if !self.late.is_short.load(Ordering::Relaxed) {
-            match self.queue(emitter, build, probe, pairs) {
+            let mut queued = Vec::new();
+            match self.queue(emitter, build, probe, pairs, &mut queued) {
                 Err(Error::Exhausted(_)) => self.late.is_short.store(true, Ordering::Relaxed),
-                outcome => return outcome.map(|()| true),
+                outcome => {
+                    // All of them, or none.
+                    outcome?;
+                    self.waiting.lock().extend(queued);
+                    return Ok(true);
+                }
             }
         }
         emitter.shop.device.synchronize(emitter.shop.stream)?;
@@ -290,7 +298,39 @@ impl<'a> LateChunk<'a> {
         Ok(false)
     }
 
-    fn queue(&self, emitter: &Emitter<'_>, build: &Arranged, probe: &Arranged, pairs: &Pairs) -> Result<()> {
+    /// In halves, where text of these rows together is too long for the offsets of its type.
+    fn queue(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &Arranged,
+        probe: &Arranged,
+        pairs: &Pairs,
+        queued: &mut Vec<Deferred<Half>>,
+    ) -> Result<()> {
+        let Workshop { device, stream, .. } = *emitter.shop;
+        let rows = pairs.probe.len();
+        match self.halved(emitter, build, probe, pairs) {
+            Ok(deferred) => queued.push(deferred),
+            Err(Error::Invalid(_)) if rows > 1 => {
+                for half in [0..rows / 2, rows / 2..rows] {
+                    let part = |of: &Positions| device.compose(of, &Positions::Range(half.clone()), stream);
+                    let pairs = Pairs { build: part(&pairs.build)?, probe: part(&pairs.probe)? };
+                    self.queue(emitter, build, probe, &pairs, queued)?;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Pairs whose columns of the probe side leave now.
+    fn halved(
+        &self,
+        emitter: &Emitter<'_>,
+        build: &Arranged,
+        probe: &Arranged,
+        pairs: &Pairs,
+    ) -> Result<Deferred<Half>> {
         let Workshop { device, stream, monitor, .. } = *emitter.shop;
         let rows = pairs.probe.len();
         let late = self.late;
@@ -303,8 +343,7 @@ impl<'a> LateChunk<'a> {
             device.split_pairs(&numbered, late.part_bits, late.parts.len(), stream)
         })?;
         let half = emitter.queue_half(SideRows::Arranged(probe, split.probe), rows)?;
-        self.waiting.lock().push(Deferred { half, build: split.build, bounds });
-        Ok(())
+        Ok(Deferred { half, build: split.build, bounds })
     }
 
     /// The chunk is through, and so are its copies: what of it waits is for anybody to complete.

@@ -280,13 +280,19 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
 /// Bytes of device memory that a row of a chunk takes: keys packed and arranged (and once more while sorting), columns copied in, carried,
 /// and sorted, and 32 bytes of row numbers, matches and pairs.
 pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
-    3 * layout.width().bytes() + 3 * probe.device_row_bytes() + layout.value_row_bytes(probe.role) + 32
+    let of_text = layout.value_row_bytes(probe.role) + probe.text_row_bytes();
+    3 * layout.width().bytes() + 3 * probe.device_row_bytes() + of_text + 32
 }
 
-/// Bytes of the values of variable length of those rows that the device makes keys of, beside what [each row](chunk_row_bytes) takes.
+/// Bytes of the values of variable length of those rows that the device makes keys of, or gathers, beside what [each row](chunk_row_bytes)
+/// takes.
 pub(super) fn value_bytes(probe: &SideInput, layout: &KeyLayout, rows: Range<u64>) -> u64 {
-    // Rows are not looked at for nothing.
-    if layout.is_made_by_device() { layout.value_bytes(&probe.rows(rows), &probe.key_columns) } else { 0 }
+    if !layout.is_made_by_device() && probe.text_columns().next().is_none() {
+        // Rows are not looked at for nothing.
+        return 0;
+    }
+    let rows = probe.rows(rows);
+    layout.value_bytes(&rows, &probe.key_columns) + rows.value_bytes(probe.text_columns())
 }
 
 /// How many of these probe rows have a working set that fits beside the build side, in half of what is free once `held_back` is taken off.

@@ -50,10 +50,11 @@ const SEEDS_MAX: usize = 8;
 /// after the monitor's flag is raised; [`Unavailable`](crate::Error::Unavailable) when the device is lost; and whatever the sink
 /// answers.
 pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
-    let build = SideInput::new(task, Role::Build);
-    let probe = SideInput::new(task, Role::Probe);
+    let works_on_text = device.info().works_on_text;
+    let build = SideInput::new(task, Role::Build, works_on_text);
+    let probe = SideInput::new(task, Role::Probe, works_on_text);
     let layout = KeyLayout::new(task.key_facts.clone(), rand::random());
-    let layout = match task.device_makes_keys && device.info().makes_keys {
+    let layout = match task.device_makes_keys && works_on_text {
         true => layout.made_by_device(),
         false => layout,
     };
@@ -282,10 +283,11 @@ mod tests {
         };
         let plan = planner::plan(planner::bind(spec, catalog).unwrap(), Some(strategy)).unwrap();
         let task = plan.task().unwrap();
-        let (build, probe) = (SideInput::new(&task, Role::Build), SideInput::new(&task, Role::Probe));
+        let of = |role| SideInput::new(&task, role, device.info().works_on_text);
+        let (build, probe) = (of(Role::Build), of(Role::Probe));
         let layout = KeyLayout::with_colliding_hashes(task.key_facts.clone(), mask);
-        let layout = if device.info().makes_keys { layout.made_by_device() } else { layout };
-        assert_eq!(layout.is_hashed_by_device(), device.info().makes_keys);
+        let layout = if device.info().works_on_text { layout.made_by_device() } else { layout };
+        assert_eq!(layout.is_hashed_by_device(), device.info().works_on_text);
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         run_with_layout(&task, layout, &build, &probe, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()

@@ -115,6 +115,8 @@ pub struct TaskSide<T = Arc<Table>> {
     /// Those of them that move with the keys when rows are arranged (gather from transformed relation, GFTR). The others
     /// are gathered by row number (GFUR), and so is a column that cannot move, should it be among these.
     pub carried: BTreeSet<usize>,
+    /// Columns of values of variable length that the device gathers, if it is one that works on text, and the host does else.
+    pub device_text: BTreeSet<usize>,
     /// Columns whose values cross a link as offsets, where a device has a way to do so, by the range that they lie in.
     pub frames: BTreeMap<usize, FrameOfReference>,
 }
@@ -128,6 +130,7 @@ impl<T> TaskSide<T> {
             output_columns: self.output_columns,
             shares: self.shares,
             carried: self.carried,
+            device_text: self.device_text,
             frames: self.frames,
         })
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::cost::{MemoryNeed, PredictedPhase};
-use super::inputs::Inputs;
+use super::inputs::{Inputs, TextWork};
 use super::{Carried, Plan, Rates, Side, Strategy};
 use crate::Error;
 use crate::columns::Role;
@@ -285,7 +285,11 @@ fn tree(plan: &Plan) -> Vec<String> {
         true => {
             format!("count the rows, which are expected to be {}", human::count(plan.estimates.rows.round() as u64))
         }
-        false => format!("gather {} {how_gathered}", human::counted(plan.join.output.len() as u64, "column")),
+        false => {
+            let columns = human::counted(plan.join.output.len() as u64, "column");
+            let text = if plan.device_gathers_text { ", text too by the GPU" } else { "" };
+            format!("gather {columns} {how_gathered}{text}")
+        }
     };
     let compared = match (plan.compares_keys(), plan.device_makes_keys) {
         (false, _) => "",
@@ -363,7 +367,8 @@ fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
 fn carried_names(plan: &Plan, side: Side) -> Vec<String> {
     let (join, build_side) = (&plan.join, plan.build_side);
     // A plan exists only of keys that can be packed.
-    let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, plan.device_makes_keys) else { return Vec::new() };
+    let text = TextWork { makes_keys: plan.device_makes_keys, gathers: plan.device_gathers_text };
+    let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, text) else { return Vec::new() };
     let input = if side == build_side { &inputs.build } else { &inputs.probe };
     let carried = plan.carried.of_side(side, &join.output_columns(side, build_side));
     let moving = input.columns.iter().filter(|column| column.can_be_carried() && carried.contains(&column.index));

@@ -21,6 +21,8 @@ pub struct Forced {
     pub build_columns_last: Option<bool>,
     /// Which integers cross the link narrowed, to a device that takes them so.
     pub narrowing: Option<Narrowing>,
+    /// Whether the device gathers text of the result.
+    pub device_gathers_text: Option<bool>,
 }
 
 impl Forced {
@@ -53,6 +55,8 @@ impl fmt::Display for Forced {
             self.filter.map(|is_filtered| format!("{} a filter", if is_filtered { "with" } else { "without" })),
             self.build_columns_last.map(|last| format!("build columns {}", if last { "last" } else { "first" })),
             self.narrowing.map(|narrowing| format!("narrowing {}", narrowing.name())),
+            self.device_gathers_text
+                .map(|gathers| format!("text gathered by the {}", if gathers { "device" } else { "host" })),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&parts.join(", "))

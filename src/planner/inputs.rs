@@ -5,7 +5,9 @@ use super::plan::result_row_bytes;
 use super::{BoundJoin, JoinKey, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Table, Value};
-use crate::columns::{KeyFacts, KeyLayout, Role, are_bytes, fixed_width, key_class, movable, value_bytes};
+use crate::columns::{
+    DEVICE_BYTES_MAX, KeyFacts, KeyLayout, Role, are_bytes, fixed_width, key_class, movable, value_bytes,
+};
 use crate::device::{KeyWidth, Width};
 use crate::join::BatchSizes;
 
@@ -56,12 +58,57 @@ pub(super) struct Input {
     pub(super) values: ValueBytes,
     /// Columns that the result takes and the device moves: of fixed width, or dictionary keys.
     pub(super) columns: Vec<FixedColumn>,
+    /// Columns of values of variable length that the result takes and the device gathers.
+    pub(super) text_columns: Vec<TextColumn>,
     /// How many columns the host gathers.
     pub(super) host_columns: usize,
     /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
+}
+
+/// What a device does with values of variable length, where it works on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TextWork {
+    /// Makes keys of them; the host does else.
+    pub(super) makes_keys: bool,
+    /// Gathers those of the result; the host does else.
+    pub(super) gathers: bool,
+}
+
+/// A column of values of variable length that a device gathers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TextColumn {
+    /// Index in its table.
+    pub(super) index: usize,
+    /// Bytes of all values.
+    pub(super) bytes: f64,
+    /// Bytes of an offset.
+    pub(super) offset_bytes: f64,
+    /// Bytes of the longest value.
+    pub(super) bytes_max: f64,
+    /// Whether it came in to be a key, so that it need not come in again.
+    pub(super) came_as_key: bool,
+    /// Whether it stays on the device for its keys to be compared.
+    pub(super) stays_as_key: bool,
+}
+
+impl TextColumn {
+    /// Bytes on the device, of so many rows, beyond what its keys take: where values begin, the offsets that this comes from, and a bit.
+    pub(super) fn held_bytes(&self, rows: f64) -> f64 {
+        if self.stays_as_key { 0.0 } else { self.bytes + rows * (8.0 + self.offset_bytes + 0.125) }
+    }
+
+    /// What no row of it takes more than.
+    pub(super) fn row_max(&self) -> f64 {
+        self.bytes_max + 8.0 + self.offset_bytes + 0.125
+    }
+
+    /// Bytes on the link.
+    pub(super) fn crossing_bytes(&self, rows: f64) -> f64 {
+        if self.came_as_key { 0.0 } else { self.bytes + rows * self.offset_bytes }
+    }
 }
 
 /// Bytes of the values of key columns that a device makes keys of, of all rows; nothing where it makes none.
@@ -140,19 +187,14 @@ const DENSE_SLOTS_PER_ROW_MAX: i128 = 4;
 impl Inputs {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
-    pub(super) fn new(
-        join: &BoundJoin,
-        build_side: Side,
-        estimates: &Estimates,
-        device_makes_keys: bool,
-    ) -> Result<Self> {
+    pub(super) fn new(join: &BoundJoin, build_side: Side, estimates: &Estimates, text: TextWork) -> Result<Self> {
         let facts = join.key_facts(build_side)?;
-        let device_makes_keys = device_makes_keys && !hides_bytes(join, &facts);
+        let device_makes_keys = text.makes_keys && !hides_bytes(join, &facts);
         let layout = KeyLayout::new(facts, 0);
         let layout = if device_makes_keys { layout.made_by_device() } else { layout };
         let raw = layout.is_raw();
         let hashed = layout.is_hashed();
-        let input = |side: Side| Input::new(join, side, build_side, estimates, &layout);
+        let input = |side: Side| Input::new(join, side, build_side, estimates, &layout, text.gathers);
         let (build, probe) = (input(build_side), input(build_side.other()));
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
         let device_makes_keys = layout.is_made_by_device();
@@ -161,6 +203,11 @@ impl Inputs {
 
     pub(super) fn key_bytes(&self) -> f64 {
         self.key_width.bytes() as f64
+    }
+
+    /// Whether the device gathers a column of values of variable length.
+    pub(super) fn device_gathers_text(&self) -> bool {
+        [&self.build, &self.probe].into_iter().any(|input| !input.text_columns.is_empty())
     }
 
     /// The side that has a role.
@@ -193,10 +240,18 @@ impl FixedColumn {
 }
 
 impl Input {
-    fn new(join: &BoundJoin, side: Side, build_side: Side, estimates: &Estimates, layout: &KeyLayout) -> Self {
+    fn new(
+        join: &BoundJoin,
+        side: Side,
+        build_side: Side,
+        estimates: &Estimates,
+        layout: &KeyLayout,
+        gathers_text: bool,
+    ) -> Self {
         let (raw, hashed) = (layout.is_raw(), layout.is_hashed());
         let table = join.table(side);
         let mut columns = Vec::new();
+        let mut text_columns = Vec::new();
         let mut host_columns = 0;
         for index in join.output_columns(side, build_side) {
             match movable(&table.schema, &table.batches, index).map(|movable| movable.width) {
@@ -209,7 +264,14 @@ impl Input {
                     let came_as_key = join.keys.iter().enumerate().any(is_copied);
                     columns.push(FixedColumn { index, bytes, nullable, raw_key, came_as_key, carried: false });
                 }
-                None => host_columns += 1,
+                None => match join.device_text(side, index).filter(|_| gathers_text) {
+                    Some(text) => {
+                        let is_key = join.keys.iter().any(|key| key.column(side) == index);
+                        let came_as_key = is_key && layout.is_made_by_device();
+                        text_columns.push(TextColumn { came_as_key, stays_as_key: came_as_key && hashed, ..text });
+                    }
+                    None => host_columns += 1,
+                },
             }
         }
         let key_widths = join.keys.iter().map(|key| fixed_width(table.schema.field(key.column(side)).data_type()));
@@ -234,6 +296,7 @@ impl Input {
             host_keys,
             values: ValueBytes::of(table, &key_columns, layout, role),
             columns,
+            text_columns,
             host_columns,
             one_piece: table.batches.len() <= 1,
             long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
@@ -255,9 +318,15 @@ impl Input {
         self.keyed < self.rows
     }
 
+    /// Bytes of text that the device gathers, on the device beyond what keys take.
+    pub(super) fn text_held_bytes(&self) -> f64 {
+        self.text_columns.iter().map(|text| text.held_bytes(self.rows)).sum()
+    }
+
     /// Whether a column is left that is gathered by row number.
     pub(super) fn needs_row_numbers(&self) -> bool {
-        self.host_columns > 0 || self.columns.iter().any(|column| !column.carried && !column.raw_key)
+        self.host_columns + self.text_columns.len() > 0
+            || self.columns.iter().any(|column| !column.carried && !column.raw_key)
     }
 }
 
@@ -303,6 +372,23 @@ fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Opt
 }
 
 impl BoundJoin {
+    /// A column of values of variable length that a device which works on these could gather: they are known to be short, and have no more bytes
+    /// than such values can have. Nulls may have some as well, and nobody knows how many where.
+    pub(super) fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {
+        let table = self.table(side);
+        let offset_width = are_bytes(table.schema.field(index).data_type())?;
+        let bytes_max = table.statistics[index].max_value_bytes.filter(|&bytes| bytes <= DEVICE_BYTES_MAX as u64)?;
+        let bytes = text_bytes(table, index);
+        (bytes <= table.rows.saturating_mul(bytes_max)).then(|| TextColumn {
+            index,
+            bytes: bytes as f64,
+            offset_bytes: offset_width.bytes() as f64,
+            bytes_max: bytes_max as f64,
+            came_as_key: false,
+            stays_as_key: false,
+        })
+    }
+
     /// What statistics say about each pair of key columns when the tables are built on that side: what the keys of a plan,
     /// and of the run after it, are made from.
     ///

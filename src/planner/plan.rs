@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::carried::Carried;
 use super::cost::{Chunks, Costed, MemoryNeed, PredictedPhase};
 use super::frames::Narrowing;
-use super::inputs::{Input, Inputs};
+use super::inputs::{Input, Inputs, TextWork};
 use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
 use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
@@ -41,6 +41,9 @@ pub struct Plan {
     /// Whether the device makes keys of text, and hashes and compares what is too wide to be packed; the host does where the device cannot,
     /// where its memory does not hold the values, or where that takes longer.
     pub device_makes_keys: bool,
+    /// Whether the device gathers text of the result, of the columns that it can; the host does where the device cannot, where its memory does
+    /// not hold them, or where that takes longer.
+    pub device_gathers_text: bool,
     /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
     pub build_sorted: bool,
     /// The same of the probe side.
@@ -87,6 +90,15 @@ impl Plan {
     pub fn compares_keys(&self) -> bool {
         // A plan exists only of types that can be keys.
         self.join.key_facts(self.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
+    }
+
+    /// Whether there is text in the result that both the host and the device could gather.
+    pub fn could_gather_text_otherwise(&self) -> bool {
+        let of_side = |side: Side| {
+            let mut columns = self.join.output_columns(side, self.build_side).into_iter();
+            columns.any(|column| self.join.device_text(side, column).is_some())
+        };
+        self.target.works_on_text && !self.join.spec.count && (of_side(Side::Left) || of_side(Side::Right))
     }
 
     /// The side that has a role.
@@ -176,6 +188,7 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
         build_columns_last: chosen.costed.build_columns_last,
         narrowing: chosen.costed.narrowing,
         device_makes_keys: chosen.inputs.device_makes_keys,
+        device_gathers_text: chosen.inputs.device_gathers_text(),
         build_sorted: chosen.inputs.build.sorted,
         probe_sorted: chosen.inputs.probe.sorted,
         row_bytes,
@@ -217,19 +230,12 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
         if join.table(build_side).rows > ROWS_MAX as u64 {
             continue;
         }
-        let by_host = Inputs::new(join, build_side, estimates, false)?;
-        let by_device = match target.makes_keys && by_host.build.host_keys {
-            true => Some(Inputs::new(join, build_side, estimates, true)?),
-            false => None,
-        };
+        let ways = text_ways(join, build_side, forced, estimates, target)?;
         for strategy in Strategy::ALL {
             let costed = |inputs: &Inputs| Costed::new(join, strategy, forced, inputs, estimates, target);
-            let by_device = by_device.iter().filter(|inputs| inputs.device_makes_keys);
-            let (inputs, mut costed) = by_device
-                .chain([&by_host])
-                .map(|inputs| (inputs, costed(inputs)))
-                .min_by(|(_, a), (_, b)| by_fit_and_time(a, b, target))
-                .expect("the host makes keys for every device");
+            let by_way = ways.iter().map(|inputs| (inputs, costed(inputs)));
+            let best = by_way.min_by(|(_, a), (_, b)| by_fit_and_time(a, b, target));
+            let Some((inputs, mut costed)) = best else { continue };
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
                 costed.seconds *= 1.02;
@@ -245,6 +251,31 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
         )));
     }
     Ok(candidates)
+}
+
+/// The inputs with text worked on in all ways that the device has, of which the host does everything in the last.
+fn text_ways(
+    join: &BoundJoin,
+    build_side: Side,
+    forced: &Forced,
+    estimates: &Estimates,
+    target: &Target,
+) -> Result<Vec<Inputs>> {
+    let inputs = |makes_keys, gathers| Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers });
+    let by_host = inputs(false, false)?;
+    let mut ways = Vec::new();
+    if target.works_on_text {
+        let makes_keys = if by_host.build.host_keys { inputs(true, false)?.device_makes_keys } else { false };
+        let gathers = !join.spec.count && inputs(false, true)?.device_gathers_text();
+        for (makes, gather) in [(true, true), (true, false), (false, true)] {
+            if (makes_keys || !makes) && (gathers || !gather) {
+                ways.push(inputs(makes, gather)?);
+            }
+        }
+    }
+    ways.push(by_host);
+    ways.retain(|way| forced.device_gathers_text.is_none_or(|gathers| gathers == way.device_gathers_text()));
+    Ok(ways)
 }
 
 impl Candidate {

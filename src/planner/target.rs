@@ -40,8 +40,8 @@ pub struct Target {
     pub gather_bytes: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
-    /// [`DeviceInfo::makes_keys`](crate::device::DeviceInfo::makes_keys).
-    pub makes_keys: bool,
+    /// [`DeviceInfo::works_on_text`](crate::device::DeviceInfo::works_on_text).
+    pub works_on_text: bool,
     /// The least that crosses its link narrowed.
     pub narrowed_min: NarrowedMin,
     /// What it does how fast.
@@ -74,7 +74,7 @@ impl Target {
             wave_rows: info.wave_rows.max(1),
             gather_bytes: info.gather_bytes.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
-            makes_keys: info.makes_keys,
+            works_on_text: info.works_on_text,
             narrowed_min: info.narrowed_min,
             rates,
             kept: Vec::new(),
@@ -120,7 +120,7 @@ impl Default for Target {
             wave_rows: 1 << 18,
             gather_bytes: 4 << 20,
             row_scratch_bytes: None,
-            makes_keys: false,
+            works_on_text: false,
             narrowed_min: NarrowedMin::default(),
             rates: Rates::host(1),
             kept: Vec::new(),

@@ -1,6 +1,6 @@
 //! From a plan to what runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::frames::frame_of;
 use super::{Narrowing, Plan};
@@ -60,6 +60,14 @@ impl Plan {
             key_columns: self.key_columns(side),
             shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),
+            device_text: match self.device_gathers_text {
+                true => output_columns
+                    .iter()
+                    .copied()
+                    .filter(|&column| self.join.device_text(side, column).is_some())
+                    .collect(),
+                false => BTreeSet::new(),
+            },
             output_columns,
         }
     }

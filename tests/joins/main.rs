@@ -92,7 +92,8 @@ impl Bench {
         // Integers cross the link narrowed, on devices that can do so.
         plan.narrowing = Narrowing::Everything;
         // A device that hashes keys does so, if it can read them.
-        plan.device_makes_keys = self.device.info().makes_keys;
+        plan.device_makes_keys = self.device.info().works_on_text;
+        plan.device_gathers_text = plan.device_makes_keys;
         change(&mut plan);
         let sink = Collect::default();
         let mut task = Task { chunk_rows_min, ..plan.task()? };
@@ -125,6 +126,8 @@ struct Composed {
     narrowing: Narrowing,
     /// Whether a device that can do so hashes keys that are too wide to be packed, in the place of the host.
     device_makes_keys: bool,
+    /// Whether it gathers text of the result.
+    device_gathers_text: bool,
 }
 
 impl Composed {
@@ -138,6 +141,7 @@ impl Composed {
             build_columns_last: rng.random(),
             narrowing: Narrowing::ALL[rng.random_range(0..Narrowing::ALL.len())],
             device_makes_keys: rng.random_bool(0.75),
+            device_gathers_text: rng.random_bool(0.75),
         }
     }
 
@@ -146,6 +150,7 @@ impl Composed {
         plan.build_columns_last = self.build_columns_last;
         plan.narrowing = self.narrowing;
         plan.device_makes_keys = self.device_makes_keys;
+        plan.device_gathers_text = self.device_gathers_text;
         plan.filtered_rows = self.filter.then_some(1.0);
         if let (Some(bits), Carried::Everything) = (self.carried, &plan.carried) {
             let some = |bits: u64| (0..32).filter(move |column| bits >> column & 1 == 1).collect();

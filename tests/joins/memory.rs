@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, BinaryArray, Int32Array, Int64Array, RecordBatch, StringArray};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
 use dovetail::device::{CancelFlag, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, JoinKind, JoinSpec, Plan, Rates, Side, Strategy, Target};
+use dovetail::planner::{self, Forced, JoinKind, JoinSpec, Plan, Rates, Side, Strategy, Target};
 
 use crate::{Collect, spec};
 
@@ -92,6 +92,10 @@ fn put(catalog: &Catalog, name: &str, batches: &[RecordBatch]) {
 trait Devices {
     fn open(&self, bytes: u64) -> Arc<dyn Device>;
     fn rates(&self) -> Rates;
+    /// Whether the device is to gather text, however little there is of it.
+    fn gathers_text(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// Host devices with so many threads, behind an emulated link or not.
@@ -122,6 +126,10 @@ impl Devices for Gpu {
     fn rates(&self) -> Rates {
         Rates::h200()
     }
+
+    fn gathers_text(&self) -> Option<bool> {
+        Some(true)
+    }
 }
 
 /// Plans and runs all strategies with exactly the memory that each plan asks for. `retarget` may make the planner choose what
@@ -139,7 +147,8 @@ fn run_in_exact_memory(
         for strategy in Strategy::ALL {
             let target = retarget(Target::of(&*devices.open(1 << 30), devices.rates()));
             let bound = planner::bind(spec(keys, how, strategy), catalog).unwrap();
-            let plan = planner::plan_on(bound, Some(strategy), &target).unwrap();
+            let forced = Forced { device_gathers_text: devices.gathers_text(), ..Forced::named(Some(strategy)) };
+            let plan = planner::plan_forced(bound, &forced, &target).unwrap();
             assert!(is_so(&plan), "{how} by {strategy}, {label}: {}", plan.reason);
             let may_come_last = how == JoinKind::Inner && strategy == Strategy::Hash;
             let columns_last: &[bool] = if may_come_last { &[false, true] } else { &[false] };
@@ -188,9 +197,10 @@ fn joins_run_in_the_memory_that_their_plans_ask_for() {
     }
 }
 
-/// Keys that a GPU makes of text, of which it has all there is meanwhile, or as long as it compares them.
+/// Keys that a GPU makes of text, of which it has all there is meanwhile, or as long as it compares them; and text of the result, which it
+/// gathers.
 #[test]
-fn joins_by_keys_of_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
+fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
     if !std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda") {
         println!("no GPU: nothing was tested");
         return;
@@ -200,9 +210,10 @@ fn joins_by_keys_of_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
         (Kind::LongString, 1, Spread::InFours),
         (Kind::LongString, 1, Spread::SomeNull),
         (Kind::Composite, 2, Spread::InFours),
+        (Kind::Int32, 1, Spread::SomeNull),
     ];
     for (at, (kind, keys, spread)) in cases.into_iter().enumerate() {
-        let (rows, batches) = ([4000, 4200, 6000, 4000][at], [1, 3, 100, 3][at]);
+        let (rows, batches) = ([4000, 4200, 6000, 4000, 5000][at], [1, 3, 100, 3, 2][at]);
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         put(&catalog, "l", &table(kind, spread, rows, batches));
         put(&catalog, "r", &table(kind, Spread::InFours, rows + rows / 3, batches));
@@ -212,7 +223,10 @@ fn joins_by_keys_of_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
             let rates = Rates { host_keys: 1e6, host_values: 1e6, ..target.rates };
             Target { rates, ..target }
         };
-        run_in_exact_memory(&catalog, keys, &Gpu, &label, slow_host, |plan| plan.device_makes_keys);
+        let makes_keys = matches!(kind, Kind::LongString | Kind::Composite);
+        run_in_exact_memory(&catalog, keys, &Gpu, &label, slow_host, |plan| {
+            plan.device_makes_keys == makes_keys && plan.device_gathers_text
+        });
     }
 }
 
@@ -265,6 +279,33 @@ impl BatchSink for CountRows {
     fn wait_for_readers(&self, since: Instant) -> dovetail::Result<bool> {
         std::thread::sleep(Duration::from_millis(1));
         Ok(since.elapsed() < Duration::from_secs(20))
+    }
+}
+
+/// Forty rows of 64 MiB each are more than the offsets of one batch can say, and no single one of them is.
+#[test]
+fn text_that_is_too_long_for_one_batch_leaves_in_several_although_columns_of_the_build_side_come_last() {
+    const ROWS: usize = 40;
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 16 << 30)));
+    let of = |name: &str, columns: Vec<(&str, ArrayRef)>| {
+        put(&catalog, name, &[RecordBatch::try_from_iter(columns).unwrap()]);
+    };
+    let key = |rows: usize| Arc::new(Int32Array::from_iter_values(std::iter::repeat_n(7, rows))) as ArrayRef;
+    of("l", vec![("k0", key(ROWS)), ("row", Arc::new(Int32Array::from_iter_values(0..ROWS as i32)))]);
+    let long = vec![b'x'; 64 << 20];
+    of("r", vec![("k0", key(1)), ("text", Arc::new(BinaryArray::from_vec(vec![&long])))]);
+    let spec = spec(1, JoinKind::Inner, Strategy::Hash);
+    let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+    // The side with many rows, so that each is found for the one of the other.
+    plan.build_side = Side::Left;
+    for build_columns_last in [false, true] {
+        let task = Task { build_columns_last, dense_range: None, ..plan.task().unwrap() };
+        let budget = Budget::new("memory of device host:0", "--device-memory", 1 << 30);
+        let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
+        let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
+        join::run(&task, &device, catalog.arena(), &sink, &monitor)
+            .unwrap_or_else(|error| panic!("last {build_columns_last}: {error}"));
+        assert_eq!(sink.0.into_inner(), ROWS, "last {build_columns_last}");
     }
 }
 

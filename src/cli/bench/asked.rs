@@ -30,11 +30,20 @@ pub enum Change {
     ColumnsFirst,
     /// These integers cross the link narrowed.
     Narrowing(Narrowing),
+    /// The device gathers text of the result, or the host does.
+    TextBy(Gatherer),
+}
+
+/// Who gathers text of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gatherer {
+    Device,
+    Host,
 }
 
 impl Change {
     /// Changes of one choice, at the most.
-    pub const OF_ONE_MAX: usize = 6;
+    pub const OF_ONE_MAX: usize = 7;
 
     /// In results.
     pub fn name(self) -> &'static str {
@@ -46,6 +55,8 @@ impl Change {
             Self::Gathered => "gathered",
             Self::ColumnsLast => "build columns last",
             Self::ColumnsFirst => "build columns first",
+            Self::TextBy(Gatherer::Device) => "text by the device",
+            Self::TextBy(Gatherer::Host) => "text by the host",
             Self::Narrowing(Narrowing::Nothing) => "nothing narrowed",
             Self::Narrowing(Narrowing::BeforeRows) => "narrowed before rows",
             Self::Narrowing(Narrowing::Everything) => "everything narrowed",
@@ -60,6 +71,7 @@ impl Change {
             Self::Carried | Self::Gathered => "columns",
             Self::ColumnsLast | Self::ColumnsFirst => "order of columns",
             Self::Narrowing(_) => "narrowing",
+            Self::TextBy(_) => "text",
         }
     }
 }
@@ -83,6 +95,7 @@ impl Asked {
             filter: Some(is_filtered),
             build_columns_last: None,
             narrowing: None,
+            device_gathers_text: None,
         };
         let filter = if is_filtered { Change::FilterOff } else { Change::FilterOn };
         let mut changes = vec![
@@ -99,6 +112,11 @@ impl Asked {
             let build_columns_last = (chosen.strategy == Strategy::Hash).then_some(chosen.build_columns_last);
             let forced = Forced { narrowing: Some(narrowing), build_columns_last, ..as_chosen };
             changes.push((Change::Narrowing(narrowing), forced));
+        }
+        if chosen.could_gather_text_otherwise() {
+            let by = if chosen.device_gathers_text { Gatherer::Host } else { Gatherer::Device };
+            let forced = Forced { device_gathers_text: Some(by == Gatherer::Device), ..as_chosen };
+            changes.push((Change::TextBy(by), forced));
         }
         if let Some([carrying, gathering]) = carrying_and_gathering(chosen.strategy) {
             let by_name = |strategy| Forced { strategy: Some(strategy), by_name: true, ..as_chosen };

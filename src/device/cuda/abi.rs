@@ -804,6 +804,52 @@ pub struct DovetailGatherBits {
     pub cleared: *mut u64,
 }
 
+/// Says where values of variable length begin that are gathered, one after the other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailGatheredBegins {
+    /// Inputs: where each value of the column begins and, one more entry than rows, the last one ends.
+    pub begins: *const u64,
+    /// A bit per row of the column; null when all are valid.
+    pub validity: *const u8,
+    /// Positions, `NO_ROW` among them; null for consecutive ones.
+    pub positions: *const u32,
+    /// The first of consecutive ones.
+    pub start: u32,
+    /// How many.
+    pub rows: u64,
+    /// State: scratch memory.
+    pub scratch: *mut c_void,
+    /// Its size.
+    pub scratch_bytes: u64,
+    /// Output: `rows + 1` numbers, the last of them how many bytes there are in all. Missing rows and nulls have none.
+    pub gathered: *mut u64,
+}
+
+/// Gathers values of variable length.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DovetailGatherBytes {
+    /// Inputs: the bytes of all values, one after the other, at a multiple of 8 bytes and in whole words of 8 bytes.
+    pub data: *const c_void,
+    /// Where each begins.
+    pub begins: *const u64,
+    /// Positions, of which `NO_ROW` has no bytes; null for consecutive ones.
+    pub positions: *const u32,
+    /// The first of consecutive ones.
+    pub start: u32,
+    /// How many.
+    pub rows: u64,
+    /// Where each begins among those that are gathered, and the last one ends.
+    pub gathered: *const u64,
+    /// How many bytes these are.
+    pub bytes: u64,
+    /// Outputs: `gathered` in 32 bits each; null where that is not wanted.
+    pub offsets: *mut u32,
+    /// Values, one after the other, in whole words of 8 bytes, with zeros beyond the last.
+    pub out: *mut u64,
+}
+
 /// Enters keys into a filter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -930,6 +976,9 @@ unsafe extern "C" {
     pub fn dovetail_split(args: *const DovetailSplit, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather(args: *const DovetailGather, stream: DovetailStream) -> c_int;
     pub fn dovetail_gather_bits(args: *const DovetailGatherBits, stream: DovetailStream) -> c_int;
+    pub fn dovetail_gathered_begins(args: *const DovetailGatheredBegins, stream: DovetailStream) -> c_int;
+    pub fn dovetail_gathered_begins_scratch_bytes(rows: u64) -> u64;
+    pub fn dovetail_gather_bytes(args: *const DovetailGatherBytes, stream: DovetailStream) -> c_int;
     pub fn dovetail_filter_build(args: *const DovetailFilterBuild, stream: DovetailStream) -> c_int;
     pub fn dovetail_read_back(args: *const DovetailReadBack, stream: DovetailStream) -> c_int;
     pub fn dovetail_write_words(args: *const DovetailWriteWords, stream: DovetailStream) -> c_int;

@@ -12,7 +12,7 @@ use super::buffer::{CudaBuffer, cuda, pointer_of};
 use super::transfer::copy_to_host;
 use super::work::Work;
 use crate::Result;
-use crate::device::{Column, HostColumn, Positions, Width};
+use crate::device::{Column, DeviceBuffer, HostColumn, Positions, Width};
 use crate::memory::Arena;
 
 /// What a missing row leaves in a list of positions: the byte of `NO_ROW`.
@@ -26,7 +26,8 @@ pub(super) fn list(positions: &Positions) -> (*const u32, u32) {
     }
 }
 
-fn may_miss(positions: &Positions) -> bool {
+/// Whether some of them may be of no row.
+pub(super) fn may_miss(positions: &Positions) -> bool {
     matches!(positions, Positions::List { may_miss: true, .. })
 }
 
@@ -68,20 +69,32 @@ fn gathered(
     if column.validity.is_none() && !may_miss(positions) {
         return Ok((values, None));
     }
+    Ok((values, validity_at(work, column.validity.as_ref(), column.rows, positions)?))
+}
+
+/// The validity of a column of that many rows at positions, with the number of nulls, if there are any. Waits.
+pub(super) fn validity_at(
+    work: &Work<'_>,
+    validity: Option<&DeviceBuffer>,
+    column_rows: usize,
+    positions: &Positions,
+) -> Result<Option<(CudaBuffer, usize)>> {
+    const PURPOSE: &str = "gathering validity";
+    let rows = positions.len();
     let bits = work.buffer(rows.div_ceil(8), PURPOSE)?;
     let cleared = work.filled(size_of::<u64>(), 0, PURPOSE)?;
     let (list, start) = list(positions);
     let args = abi::DovetailGatherBits {
-        bits: column.validity.as_ref().map_or(null(), |bits| pointer_of(bits, column.rows.div_ceil(8))),
+        bits: validity.map_or(null(), |bits| pointer_of(bits, column_rows.div_ceil(8))),
         positions: list,
         start,
         rows: rows as u64,
         out: bits.as_mut_ptr(),
         cleared: cleared.as_mut_ptr(),
     };
-    work.launch("gathering validity", abi::dovetail_gather_bits, &args)?;
+    work.launch(PURPOSE, abi::dovetail_gather_bits, &args)?;
     let nulls = work.read::<u64>(&cleared, PURPOSE)? as usize;
-    Ok((values, (nulls > 0).then_some((bits, nulls))))
+    Ok((nulls > 0).then_some((bits, nulls)))
 }
 
 pub(super) fn gather(work: &Work<'_>, column: &Column, positions: &Positions) -> Result<Column> {

@@ -26,6 +26,7 @@ mod driver;
 mod fault;
 mod filter;
 mod gather;
+mod gather_bytes;
 mod join_partitions;
 mod keys;
 mod matching;
@@ -54,9 +55,9 @@ use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer,
-    DeviceId, DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, Hashing, HostColumn, JoinedPartitions, KeyField,
-    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream,
-    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    DeviceId, DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, Hashing, HostBytes, HostColumn,
+    JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
+    RadixBits, Sorted, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -134,7 +135,7 @@ impl CudaDevice {
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
             narrowed_min: narrow::least(),
             joins_partitions: true,
-            makes_keys: true,
+            works_on_text: true,
         };
         let id = DeviceId { kind: DeviceKind::Cuda, index };
         Ok(Self {
@@ -498,6 +499,17 @@ impl Device for CudaDevice {
         stream: &Stream,
     ) -> Result<HostColumn> {
         gather::gather_to_host(&self.work(stream)?, column, positions, arena)
+    }
+
+    fn gather_bytes_to_host(
+        &self,
+        column: &BytesColumn,
+        positions: &Positions,
+        offset_width: Width,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<HostBytes> {
+        gather_bytes::gather_to_host(&self.work(stream)?, column, positions, offset_width, arena)
     }
 
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {

@@ -1,6 +1,8 @@
 //! The GPU's primitives against the host device's, on the same data made to hurt. Where there is no GPU they pass without
 //! having tested anything, and say so; `DOVETAIL_TEST_DEVICE=cuda` makes that a failure.
 
+mod text;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
@@ -1655,10 +1657,11 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.mark_build(&matches, &flags, stream)?;
     device.select_flags(&flags, rows, Which::Unmatched, stream)?;
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
-    if device.info().makes_keys {
+    if device.info().works_on_text {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
         let text = device.copy_in_bytes(&[text], Width::W4, stream)?;
         device.short_values(&text, 9, stream)?;
+        device.gather_bytes_to_host(&text, &pairs.probe, Width::W4, arena, stream)?;
         let text = KeyValues::Bytes(text);
         let fields = [ValueField { values: text, nulls_equal: false }];
         let hashed = device.hash_keys(&fields, Hashing { seed: 1, mask: 0 }, stream)?;

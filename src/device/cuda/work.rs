@@ -189,7 +189,14 @@ impl Work<'_> {
 
     /// Reads one number back. Waits.
     pub(super) fn read<T: bytemuck::Pod>(&self, buffer: &CudaBuffer, purpose: &str) -> Result<T> {
-        let bytes = self.queue.read_small(buffer.pointer(), size_of::<T>(), purpose)?;
+        self.read_at(buffer, 0, purpose)
+    }
+
+    /// Reads the number back that has so many of its kind before it. Waits.
+    pub(super) fn read_at<T: bytemuck::Pod>(&self, buffer: &CudaBuffer, at: usize, purpose: &str) -> Result<T> {
+        let start = at * size_of::<T>();
+        assert!(start + size_of::<T>() <= buffer.size(), "number {at} of {} bytes", buffer.size());
+        let bytes = self.queue.read_small(buffer.pointer() + start as u64, size_of::<T>(), purpose)?;
         Ok(bytemuck::pod_read_unaligned(&bytes))
     }
 

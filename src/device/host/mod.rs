@@ -187,7 +187,7 @@ fn info(threads: usize) -> DeviceInfo {
         pass_bits_max: 11,
         narrowed_min: NarrowedMin::default(),
         joins_partitions: false,
-        makes_keys: false,
+        works_on_text: false,
     }
 }
 

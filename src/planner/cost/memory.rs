@@ -84,6 +84,7 @@ impl Model<'_> {
         // Row numbers of the rows that have a key, and of those that have none.
         let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
         let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers) + build.values.stays;
+        let lying = lying + build.text_held_bytes();
         let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
         let packing = packing + build.values.arriving;
         // Finding the rows without a key takes a flag for each row.
@@ -94,9 +95,11 @@ impl Model<'_> {
         let probe_row = self.probe_row_bytes();
         // Values may all be of the longest. What the chunks of other streams take but for these is next to nothing.
         let least_rows = (CHUNK_ROWS_MIN as f64).min(probe.rows);
-        let longest = (self.target.streams as f64).max(2.0) * probe.values.row_max;
+        // Text is there once as it came, and once as it is gathered.
+        let text_max: f64 = probe.text_columns.iter().chain(&build.text_columns).map(|text| text.row_max()).sum();
+        let longest = (self.target.streams as f64).max(2.0) * (probe.values.row_max + 2.0 * text_max);
         let smallest_chunk = least_rows * (2.0 * probe_row + longest);
-        let whole_chunk = 2.0 * (probe.rows * probe_row + probe.values.arriving);
+        let whole_chunk = 2.0 * (probe.rows * probe_row + probe.values.arriving + probe.text_held_bytes());
 
         // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.
         let (arranging, stays, matching) = match self.strategy {
@@ -166,7 +169,9 @@ impl Model<'_> {
     /// cannot come last, or, unless they are asked to, where that might take more memory than there is to spare.
     pub(super) fn memory_with_columns_last(&self, memory: MemoryNeed, asked_for: Option<bool>) -> Option<MemoryNeed> {
         let build = &self.inputs.build;
-        let moves_some = !build.columns.is_empty() && build.columns.iter().all(|column| !column.came_as_key);
+        let moves_some = !build.columns.is_empty()
+            && build.text_columns.is_empty()
+            && build.columns.iter().all(|column| !column.came_as_key);
         let is_plain =
             self.strategy == Strategy::Hash && self.join.spec.how == JoinKind::Inner && !self.join.spec.count;
         if asked_for == Some(false) || !is_plain || !moves_some {

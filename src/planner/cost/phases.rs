@@ -193,6 +193,12 @@ const SHARED_OUT_ROWS: f64 = 16.0;
 /// where the rates said 0.88 (an H200, c0be423).
 const TEXT_IN_ORDER: f64 = 2.0;
 
+/// Calls that bring text in: its values, their offsets, and where each begins.
+const TEXT_COPY_CALLS: f64 = 3.0;
+
+/// Calls that gather text and take it out: where each value begins, offsets, the values, and two copies.
+const TEXT_GATHER_CALLS: usize = 5;
+
 /// Where the rows of a gather come from.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
@@ -324,8 +330,15 @@ impl Model<'_> {
         let mut bytes: f64 = columns().map(|column| crossing(column).0).sum();
         let copied = columns().count() as f64;
         let mut calls = self.copy_calls(input, copied);
-        let copy_in = columns().map(seconds_of).sum();
-        let beside = columns().filter(|column| !column.carried).map(seconds_of).sum();
+        let (mut copy_in, mut beside): (f64, f64) =
+            (columns().map(seconds_of).sum(), columns().filter(|column| !column.carried).map(seconds_of).sum());
+        for text in input.text_columns.iter().filter(|text| !text.came_as_key && !is_shared) {
+            let crossing = text.crossing_bytes(input.rows);
+            bytes += crossing;
+            copy_in += crossing / self.rates.copy_in;
+            beside += crossing / self.rates.copy_in;
+            calls += TEXT_COPY_CALLS;
+        }
         let mut work = 0.0;
         // Rows that take no part are left out of columns before these are carried.
         if self.strategy != Strategy::Hash && self.arranged(role) < input.rows {
@@ -636,7 +649,7 @@ impl Model<'_> {
     fn gather(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
-        let mut gathered = 0;
+        let (mut gathered, mut waited) = (0, 0u32);
         let (is_probe_shared, joins_partitions) = (self.is_probe_shared(), self.joins_partitions());
         for output in &self.join.output {
             let (giver, index) = match output.source {
@@ -654,6 +667,20 @@ impl Model<'_> {
             }
             gathered += 1;
             let rows = self.rows_with(input);
+            if let Some(text) = input.text_columns.iter().find(|text| text.index == index) {
+                let value_bytes = text.bytes / input.rows.max(1.0);
+                let moved = 2.0 * (value_bytes + text.offset_bytes) * rows;
+                bytes += moved;
+                out_bytes += moved / 2.0;
+                // How long each is, and all values by words.
+                seconds += 2.0 * rows / self.rates.gather_values + moved / self.rates.stream;
+                if self.gather_order(input, false) == Order::Random {
+                    seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
+                }
+                gathered += TEXT_GATHER_CALLS;
+                waited += 1;
+                continue;
+            }
             let Some(column) = input.columns.iter().find(|column| column.index == index) else {
                 // Read and written once, at random places unless rows come in order.
                 let at_once = if self.is_text_in_order(input, index) { TEXT_IN_ORDER } else { 1.0 };
@@ -668,7 +695,7 @@ impl Model<'_> {
             if !(joins_partitions && (column.raw_key || column.carried)) {
                 seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
             }
-            if self.gather_order(input, column) == Order::Random {
+            if self.gather_order(input, column.raw_key || column.carried) == Order::Random {
                 seconds += self.reading_anywhere(input, width);
             }
         }
@@ -677,6 +704,7 @@ impl Model<'_> {
         let at_once = (out_bytes / self.target.gather_bytes as f64).max(self.waves(chunks));
         Step {
             copy_out: out_bytes / self.rates.copy_out,
+            long_calls: at_once * f64::from(waited) * self.rates.answer_seconds,
             ..Step::new("gather", Role::Probe, bytes, seconds)
                 .by_morsels_of(self.estimates.rows)
                 .calling(at_once * (gathered + lookups + 1) as f64)
@@ -729,10 +757,10 @@ impl Model<'_> {
         self.rates.miss_seconds(self.rows_with(input) * (1.0 - other.hot), width * input.rows)
     }
 
-    fn gather_order(&self, input: &Input, column: &FixedColumn) -> Order {
+    /// `moved`: whether the column lies as the keys do.
+    fn gather_order(&self, input: &Input, moved: bool) -> Order {
         let both_sorted = self.inputs.build.sorted && self.inputs.probe.sorted;
         let is_build = input.side == self.inputs.build.side;
-        let moved = column.raw_key || column.carried;
         let clustered = match self.strategy {
             // The probe side is read as it lies, and finds build rows in order when both sides are sorted.
             Strategy::Hash => !is_build || both_sorted,

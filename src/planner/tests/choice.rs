@@ -54,7 +54,7 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
         assert!(!estimates.left_repeats, "a sample of rows does not tell");
         estimates.left_repeats = repeats;
         let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);
-        let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, false).unwrap();
+        let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, inputs::TextWork::default()).unwrap();
         assert_eq!(inputs.dense_slots.is_some(), !repeats);
         let forced = Forced::named(Some(Strategy::Hash));
         let costed = crate::planner::cost::Costed::new(&join, Strategy::Hash, &forced, &inputs, &estimates, &target);

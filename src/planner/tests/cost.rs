@@ -257,7 +257,7 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
     let of = |build: u64, probe: &TableSpec, target: &Target| {
         let join = bound(&sparse(build, 1), probe, JoinKind::Inner);
         let estimates = Estimates::of(&join);
-        let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, false).unwrap();
+        let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, inputs::TextWork::default()).unwrap();
         let forced = Forced::named(Some(Strategy::RadixHash));
         let costed =
             crate::planner::cost::Costed::new(&join, Strategy::RadixHash, &forced, &inputs, &estimates, target);

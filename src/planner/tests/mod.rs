@@ -139,7 +139,7 @@ fn a100() -> Target {
         wave_rows: usize::MAX,
         gather_bytes: usize::MAX,
         row_scratch_bytes: None,
-        makes_keys: false,
+        works_on_text: false,
         narrowed_min: NarrowedMin { copy_bytes: 4 << 20, batch_bytes: 16 << 10, saved: Duration::from_millis(1) },
         rates,
         kept: Vec::new(),

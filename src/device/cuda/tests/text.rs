@@ -1,0 +1,125 @@
+//! Values of variable length, gathered to host memory.
+
+use super::*;
+use crate::device::HostBytes;
+
+type Text = Vec<Option<Vec<u8>>>;
+
+/// Values in several parts, with offsets of that width: what lies before and behind a part's is of other rows, and nulls hide bytes.
+fn put(gpu: &Side, values: &Text, offset_width: Width, random: &mut StdRng) -> BytesColumn {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    while start < values.len() || parts.is_empty() {
+        let end = values.len().min(start + random.random_range(0..values.len() / 3 + 2));
+        let mut data = vec![b'<'; random.random_range(0..20)];
+        let mut offsets = vec![data.len()];
+        for value in &values[start..end] {
+            data.extend_from_slice(value.as_deref().unwrap_or(b"hidden"));
+            offsets.push(data.len());
+        }
+        data.push(b'>');
+        let offsets = match offset_width {
+            Width::W4 => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u32).collect()),
+            _ => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u64).collect()),
+        };
+        parts.push(BytesPart { offsets, data: Buffer::from_vec(data) });
+        start = end;
+    }
+    let bytes = gpu.device.copy_in_bytes(&parts, offset_width, &gpu.stream).unwrap();
+    let validity = values.iter().any(Option::is_none).then(|| {
+        let bits = BooleanBuffer::from_iter(values.iter().map(Option::is_some)).into_inner();
+        let bits = BitSlice::Bits { buffer: bits, offset: 0, len: values.len() };
+        gpu.device.copy_in_bits(&[bits], &gpu.stream).unwrap()
+    });
+    BytesColumn { validity, ..bytes }
+}
+
+/// What was gathered, as its offsets and validity tell.
+fn values_of(found: &HostBytes, offset_width: Width) -> Text {
+    let offsets: Vec<usize> = match offset_width {
+        Width::W4 => {
+            bytemuck::pod_collect_to_vec::<u8, u32>(&found.offsets).into_iter().map(|at| at as usize).collect()
+        }
+        _ => bytemuck::pod_collect_to_vec::<u8, u64>(&found.offsets).into_iter().map(|at| at as usize).collect(),
+    };
+    assert_eq!((offsets.len(), offsets[0], offsets[found.rows]), (found.rows + 1, 0, found.data.len()));
+    let is_valid = |row: usize| found.validity.as_ref().is_none_or(|(bits, _)| bits[row / 8] >> (row % 8) & 1 == 1);
+    let value = |row: usize| is_valid(row).then(|| found.data[offsets[row]..offsets[row + 1]].to_vec());
+    let values: Text = (0..found.rows).map(value).collect();
+    let nulls = values.iter().filter(|value| value.is_none()).count();
+    assert_eq!(found.validity.as_ref().map_or(0, |&(_, nulls)| nulls), nulls);
+    values
+}
+
+#[test]
+fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let mut random = random(911);
+    for (at, rows) in sizes().enumerate() {
+        // Mostly empty, of a word, or of many; among them one that is longer than what a block writes.
+        for bytes_max in [0, 1, 7, 30] {
+            let with_nulls = random.random();
+            let mut value = |row: usize| {
+                let length = match random.random_range(0..10) {
+                    0..3 => 0,
+                    _ if row == rows / 2 && at % 3 == 0 => 20_000,
+                    _ => random.random_range(0..=bytes_max),
+                };
+                let is_null = with_nulls && random.random_bool(0.2);
+                (!is_null).then(|| (0..length).map(|_| random.random()).collect::<Vec<u8>>())
+            };
+            let values: Text = (0..rows).map(&mut value).collect();
+            for offset_width in [Width::W4, Width::W8] {
+                let column = put(&gpu, &values, offset_width, &mut random);
+                let may_miss = random.random();
+                let mut position = || match random.random_bool(0.1) {
+                    true if may_miss => NO_ROW,
+                    _ => random.random_range(0..rows.max(1)) as u32,
+                };
+                let listed: Vec<u32> = (0..if rows == 0 { 0 } else { rows + 3 }).map(|_| position()).collect();
+                let some = some_range(rows, &mut random);
+                let ranged: Vec<u32> = some.clone().map(|row| row as u32).collect();
+                for (positions, rows_of) in [(gpu.list(&listed, may_miss), &listed), (Positions::Range(some), &ranged)]
+                {
+                    let (arena, stream) = (&gpu.arena, &gpu.stream);
+                    let found =
+                        gpu.device.gather_bytes_to_host(&column, &positions, offset_width, arena, stream).unwrap();
+                    gpu.device.synchronize(stream).unwrap();
+                    let expected: Text =
+                        rows_of.iter().map(|&row| values.get(row as usize).cloned().flatten()).collect();
+                    let story = format!("{rows} rows of up to {bytes_max} bytes, {offset_width:?}");
+                    assert!(values_of(&found, offset_width) == expected, "{story}");
+                }
+            }
+        }
+    }
+}
+
+/// A thread that finds no byte in a value looks for the next that has some, and not at each of them.
+#[test]
+fn text_is_found_behind_any_number_of_empty_values() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let rows = rows_max().max(100);
+    let mut values: Text = vec![Some(Vec::new()); rows];
+    for (row, text) in [(0, "first"), (rows / 2, "in the middle"), (rows - 2, "last but one")] {
+        values[row] = Some(text.into());
+    }
+    let column = put(&gpu, &values, Width::W4, &mut random(912));
+    let found =
+        gpu.device.gather_bytes_to_host(&column, &Positions::Range(0..rows), Width::W4, &gpu.arena, &gpu.stream);
+    gpu.device.synchronize(&gpu.stream).unwrap();
+    assert!(values_of(&found.unwrap(), Width::W4) == values);
+}
+
+#[test]
+fn text_beyond_the_offsets_of_its_type_is_refused_and_leaves_nothing() {
+    let Some(gpu) = gpu_with(1 << 30) else { return };
+    let values: Text = vec![Some(vec![b'x'; 1 << 20])];
+    let column = put(&gpu, &values, Width::W4, &mut random(913));
+    let before = gpu.device.memory().used_bytes();
+    let positions = gpu.list(&[0; 2048], false);
+    let refused = gpu.device.gather_bytes_to_host(&column, &positions, Width::W4, &gpu.arena, &gpu.stream).unwrap_err();
+    assert!(matches!(&refused, Error::Invalid(text) if text.contains("batch_rows")), "{refused}");
+    drop(positions);
+    assert_eq!((gpu.device.memory().used_bytes(), gpu.arena.budget().used_bytes()), (before, 0));
+}
