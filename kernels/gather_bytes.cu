@@ -47,7 +47,7 @@ __global__ void narrow_begins(const __grid_constant__ DovetailGatherBytes args) 
 __global__ void __launch_bounds__(THREADS) gather_bytes(const __grid_constant__ DovetailGatherBytes args) {
     __shared__ u64 range[2];
     const u64* gathered = reinterpret_cast<const u64*>(args.gathered);
-    const u64 words = ceil_div<u64>(args.bytes, WORD), tile = u64(blockIdx.x) * TILE;
+    const u64 words = (args.bytes + WORD - 1) / WORD, tile = u64(blockIdx.x) * TILE;
     const u64 end = tile + TILE < words ? tile + TILE : words;
     if (threadIdx.x == 0) range[0] = row_of(gathered, 0, args.rows, tile * WORD);
     if (threadIdx.x == 32) range[1] = row_of(gathered, 0, args.rows, (end * WORD < args.bytes ? end * WORD : args.bytes) - 1) + 1;
