@@ -8,10 +8,12 @@
 //! together, the phases of the median run, and what the planner predicted of them. Every run is checked: the number of rows,
 //! and the sums of the first payload column of each side, which are independent of the keys.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow::array::{ArrayRef, AsArray, Decimal128Array, Int32Array, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, Decimal128Array, Int32Array, Int64Array, RecordBatch, StringArray};
+use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Decimal128Type, Int32Type, Int64Type};
 use clap::Parser;
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
@@ -51,6 +53,12 @@ struct Options {
     /// Payload is drawn from so many bits, 30 at the most for columns of 4 bytes: of fewer than a column has, it may cross a link narrowed
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=62))]
     payload_bits: u32,
+    /// Payload columns are text of so many bytes, 10 at the least, in batches of 2^24 rows unless --batch says otherwise
+    #[arg(long, value_parser = clap::value_parser!(u8).range(10..))]
+    text: Option<u8>,
+    /// Who gathers text of the result, one after the other: host, device, or `auto` as the planner chooses
+    #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "host", "device"])]
+    text_by: Vec<String>,
     /// Probe keys are drawn from so many times as many keys as the build side has: one probe row in N finds a match
     #[arg(long, default_value_t = 1)]
     match_every: usize,
@@ -116,8 +124,24 @@ fn column(width: usize, values: impl Iterator<Item = i64>) -> ArrayRef {
     }
 }
 
+/// Numbers in decimal digits, with zeros before them up to so many bytes.
+fn text(bytes: usize, values: &[i64]) -> ArrayRef {
+    let mut digits = vec![b'0'; values.len() * bytes];
+    digits.par_chunks_mut(bytes).zip(values).for_each(|(digits, &value)| {
+        let mut left = value;
+        for digit in digits.iter_mut().rev() {
+            (*digit, left) = (b'0' + (left % 10) as u8, left / 10);
+        }
+        assert_eq!(left, 0, "{value} in {bytes} digits");
+    });
+    let offsets = OffsetBuffer::from_repeated_length(bytes, values.len());
+    Arc::new(StringArray::new(offsets, digits.into(), None))
+}
+
 fn numbers(array: &ArrayRef) -> Vec<i64> {
+    let number = |digits: &[u8]| digits.iter().fold(0, |number, digit| 10 * number + i64::from(digit - b'0'));
     match array.data_type() {
+        DataType::Utf8 => array.as_string::<i32>().iter().map(|text| number(text.unwrap().as_bytes())).collect(),
         DataType::Int32 => array.as_primitive::<Int32Type>().values().iter().map(|&value| value.into()).collect(),
         DataType::Int64 => array.as_primitive::<Int64Type>().values().to_vec(),
         _ => array.as_primitive::<Decimal128Type>().values().iter().map(|&value| value as i64).collect(),
@@ -195,14 +219,21 @@ fn main() {
     let arena = Arena::new(Budget::new("host memory", "--host-memory", parse_bytes(&options.host_memory).unwrap()));
     let catalog = Catalog::new(arena.clone());
     let put = |name: &str, payload: &str, keys: &[i64], values: &[i64]| {
-        let keys = column(options.width, keys.iter().map(|&key| scatter(key)));
-        let payloads = |at: usize| column(options.width, values.iter().map(|value| value + at as i64));
-        let columns = (0..options.payloads).map(|at| (format!("{payload}{at}"), payloads(at)));
-        let batch = RecordBatch::try_from_iter([("k".to_string(), keys)].into_iter().chain(columns)).unwrap();
-        let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
-        let step = if options.batch == 0 { batch.num_rows().max(1) } else { options.batch };
-        for start in (0..batch.num_rows()).step_by(step) {
-            upload.append(batch.slice(start, step.min(batch.num_rows() - start))).unwrap();
+        let batch_of = |rows: Range<usize>| {
+            let values = &values[rows.clone()];
+            let payloads = |at: i64| match options.text {
+                Some(bytes) => text(bytes.into(), &values.iter().map(|value| value + at).collect::<Vec<_>>()),
+                None => column(options.width, values.iter().map(|value| value + at)),
+            };
+            let key = column(options.width, keys[rows].iter().map(|&key| scatter(key)));
+            let columns = (0..options.payloads).map(|at| (format!("{payload}{at}"), payloads(at as i64)));
+            RecordBatch::try_from_iter([("k".to_string(), key)].into_iter().chain(columns)).unwrap()
+        };
+        let mut upload = Upload::begin(&catalog, name, batch_of(0..0).schema(), UploadOptions::default()).unwrap();
+        let whole = if options.text.is_some() { 1 << 24 } else { keys.len().max(1) };
+        let step = if options.batch == 0 { whole } else { options.batch };
+        for start in (0..keys.len()).step_by(step) {
+            upload.append(batch_of(start..keys.len().min(start + step))).unwrap();
         }
         upload.commit().unwrap();
     };
@@ -231,10 +262,15 @@ fn main() {
     let mut recorder = Recorder::new("joins", options.record);
     let narrowing = |name: &String| Narrowing::ALL.into_iter().find(|narrowing| narrowing.name() == name);
     let narrowings: Vec<Option<Narrowing>> = options.narrowing.iter().map(narrowing).collect();
-    let cases = strategies.iter().flat_map(|&strategy| narrowings.iter().map(move |&narrowing| (strategy, narrowing)));
-    for (strategy, narrowing) in cases {
+    let gatherer = |name: &String| (name != "auto").then(|| name == "device");
+    let gatherers: Vec<Option<bool>> = options.text_by.iter().map(gatherer).collect();
+    let cases = strategies.iter().flat_map(|&strategy| {
+        let of_strategy = narrowings.iter().flat_map(|&narrowing| gatherers.iter().map(move |&by| (narrowing, by)));
+        of_strategy.map(move |(narrowing, by)| (strategy, narrowing, by))
+    });
+    for (strategy, narrowing, device_gathers_text) in cases {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
-        let (mut columns_last, mut narrowed) = (false, "");
+        let (mut columns_last, mut narrowed, mut text_by) = (false, "", "host");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for run in 0..options.runs + usize::from(options.cached) {
             let (count, into) = (options.count, options.own.then(|| "own".to_string()));
@@ -243,12 +279,13 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
-            let forced =
-                Forced { build_columns_last: options.build_columns_last, narrowing, ..Forced::named(strategy) };
+            let build_columns_last = options.build_columns_last;
+            let forced = Forced { build_columns_last, narrowing, device_gathers_text, ..Forced::named(strategy) };
             let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             columns_last = plan.build_columns_last;
             narrowed = plan.narrowing.name();
+            text_by = if plan.device_gathers_text { "device" } else { "host" };
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;
@@ -278,6 +315,7 @@ fn main() {
         let line = json!({
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "auto_narrowing": narrowing.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowing": narrowed, "narrowed_bytes": narrowed_bytes,
+            "text": options.text, "text_by": text_by, "auto_text": device_gathers_text.is_none(),
             "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,

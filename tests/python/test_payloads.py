@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pytest
 
 import dovetail
 import oracle
+from harness import GPUS, Server
 from oracle import HOWS, LEFT_ROW, RIGHT_ROW, STRATEGIES, Case
 from tables import Rng
 
@@ -340,6 +343,36 @@ def test_payload_becomes_a_table_that_can_be_fetched_and_joined(client: dovetail
         uploaded = both[name].to_pylist()
         wanted = sorted(repr(uploaded[row]) for row in rows.to_pylist())
         assert sorted(map(repr, found[name].to_pylist())) == wanted, both.schema.field(name).type
+
+
+@pytest.mark.skipif(GPUS == 0, reason="a GPU gathers text")
+def test_text_that_a_gpu_gathers_is_what_was_uploaded(start: Callable[..., Server], seed: int, tmp_path: Path) -> None:
+    # For so few rows the CPU is the quicker one, unless rates say that it is slow.
+    rates = tmp_path / "rates.json"
+    settings = {"devices": "cuda:1", "device_memory": "512MiB", "host_memory": "1GiB", "rates_file": rates}
+    start(**settings).stop()
+    kept = json.loads(rates.read_text())
+    for device in kept["devices"]:
+        device["rates"] |= {"host_values": 1e3, "host_keys": 1e3}
+    rates.write_text(json.dumps(kept))
+    client = start(**settings).connect()
+
+    rng = np.random.default_rng(seed)
+    types = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+    left = side(rng, types, LEFT_ROW, "v", rows=900, keys=400)
+    right = side(rng, types, RIGHT_ROW, "w", rows=600, keys=500)
+    send(client, "l", left)
+    send(client, "r", right)
+    for on in [("k", "k"), ("v0", "w0"), ("v2", "w2")]:
+        for how in HOWS:
+            sides = [(left, "left"), (right, "right")]
+            if how.endswith(("_semi", "_anti")):
+                sides = [(table, name) for table, name in sides if how.startswith(name)]
+            columns = [f"{name}.{column}" for table, name in sides for column in table.column_names if column != "k"]
+            for strategy in STRATEGIES:
+                with client.join("l", "r", on={on[0]: on[1]}, how=how, strategy=strategy, columns=columns) as result:
+                    assert "text too by the GPU" in str(result.explain()), f"{how} by {strategy}"
+                    check(Case(left, right, [on], how), result.table())
 
 
 def test_runs_with_ends_of_sixteen_bits_come_in_batches_that_those_can_tell(client: dovetail.Client) -> None:
