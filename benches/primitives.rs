@@ -270,7 +270,7 @@ impl Bench<'_> {
         let gathered = 2 * rows * BYTES + rows * (size_of::<u64>() + 2 * size_of::<u32>());
         for (name, positions) in [(names[3], self.list(&places)), (names[4], Positions::Range(0..rows))] {
             self.case(name, rows, BYTES, gathered, || {
-                self.device.gather_bytes_to_host(lying, &positions, Width::W4, arena, stream).unwrap()
+                self.device.gather_bytes_to_host(lying, &positions, Width::W4, u64::MAX, arena, stream).unwrap()
             });
         }
         let hashed = rows * (BYTES + size_of::<u64>() + KeyWidth::W16.bytes());

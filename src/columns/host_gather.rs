@@ -7,14 +7,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{
-    AnyDictionaryArray, Array, ArrayData, ArrayRef, AsArray, DictionaryArray, GenericByteArray, UInt32Array,
+    AnyDictionaryArray, Array, ArrayData, ArrayRef, AsArray, DictionaryArray, GenericByteArray, UInt32Array, make_array,
 };
-use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{
     ArrowDictionaryKeyType, ArrowNativeType, ByteArrayType, DataType, GenericBinaryType, GenericStringType, Int8Type,
     Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow::error::ArrowError;
 use rayon::prelude::*;
 
 use runs::{Run, gather_runs};
@@ -23,7 +21,7 @@ use super::dictionary::{Distinct, Seeded, is_same};
 use super::rows::{BatchIndex, Rows};
 use crate::device::{HostBytes, HostColumn, NO_ROW};
 use crate::human::type_name;
-use crate::memory::Arena;
+use crate::memory::{Arena, of_whole_values};
 use crate::{Error, Result};
 
 /// The rows `numbers` of a column, in that order; [`NO_ROW`] gives a null. All is written straight into the arena, but for a few
@@ -81,7 +79,7 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
     }
     let failed = |error| Error::Internal(format!("assembling a column of {}: {error}", type_name(data_type)));
     let data = data.build().map_err(failed)?;
-    Ok(arrow::array::make_array(data))
+    Ok(make_array(data))
 }
 
 /// An array over gathered values of variable length.
@@ -89,20 +87,8 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
 /// # Errors
 /// [`Error::Internal`] when the buffers do not make an array of that type.
 pub fn bytes_array(data_type: &DataType, column: HostBytes) -> Result<ArrayRef> {
-    fn array_of<T: ByteArrayType>(column: HostBytes) -> std::result::Result<ArrayRef, ArrowError> {
-        let HostBytes { offsets, data, validity, rows } = column;
-        let nulls = validity.map(|(bits, _)| NullBuffer::new(BooleanBuffer::new(bits, 0, rows)));
-        let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets, 0, rows + 1));
-        Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, data, nulls)?))
-    }
-    let array = match data_type {
-        DataType::Utf8 => array_of::<GenericStringType<i32>>(column),
-        DataType::LargeUtf8 => array_of::<GenericStringType<i64>>(column),
-        DataType::Binary => array_of::<GenericBinaryType<i32>>(column),
-        DataType::LargeBinary => array_of::<GenericBinaryType<i64>>(column),
-        other => unreachable!("devices gather no values of {other}"),
-    };
-    array.map_err(|error| Error::Internal(format!("assembling a column of {}: {error}", type_name(data_type))))
+    let HostBytes { offsets, data, validity, rows } = column;
+    Ok(make_array(of_whole_values(data_type, rows, offsets, data, validity)?))
 }
 
 /// Rows that one task gathers; a multiple of 8, so that tasks share no byte of the validity.
@@ -205,9 +191,8 @@ where
             nulls
         })
         .sum();
-    let nulls = (nulls > 0).then(|| NullBuffer::new(BooleanBuffer::new(validity.freeze(), 0, count)));
-    let offsets = OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, count + 1));
-    Ok(Arc::new(GenericByteArray::<T>::try_new(offsets, bytes.freeze(), nulls)?))
+    let nulls = (nulls > 0).then(|| (validity.freeze(), nulls));
+    Ok(make_array(of_whole_values(&T::DATA_TYPE, count, offsets.freeze(), bytes.freeze(), nulls)?))
 }
 
 /// Where the values of some rows lie.
@@ -323,6 +308,7 @@ mod tests {
         MapArray, NullArray, RecordBatch, RunArray, StringArray, StringViewArray, StructArray, UnionArray,
         new_null_array,
     };
+    use arrow::buffer::{NullBuffer, OffsetBuffer};
     use arrow::compute::{cast, interleave};
     use arrow::datatypes::{Field, Fields, Schema, UnionFields};
     use rand::rngs::StdRng;

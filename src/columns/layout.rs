@@ -272,8 +272,8 @@ impl KeyLayout {
     }
 
     /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that
-    /// [came to the device as they lie](Self::copies_column), by their place in the table: whoever needs one for more than its keys
-    /// need not copy it again.
+    /// [came to the device as they lie](Self::copies_column), and text that it made them of: whoever needs one for more than its keys need not
+    /// copy it again.
     ///
     /// # Errors
     /// The device's; [`Exhausted`](crate::Error::Exhausted) when host memory for the hashes runs out.

@@ -161,6 +161,12 @@ impl Rows {
         Ok(BytesColumn { validity, ..bytes })
     }
 
+    /// What a column of [variable length](are_bytes) is on its way to a device: its values, and an offset for each.
+    pub fn text_bytes(&self, index: usize) -> u64 {
+        let offset_bytes = are_bytes(self.data_type(index)).map_or(0, Width::bytes);
+        self.value_bytes([index]) + (self.rows * offset_bytes) as u64
+    }
+
     /// Bytes of the values of columns of [variable length](are_bytes), nulls' among them.
     pub fn value_bytes(&self, columns: impl IntoIterator<Item = usize>) -> u64 {
         columns.into_iter().flat_map(|column| self.column(column)).map(value_bytes).sum()
@@ -265,7 +271,8 @@ pub struct Movable {
 }
 
 /// How a device can move a column of some batches: fixed-width values as they are, dictionary columns by their keys when
-/// all batches share one dictionary. `None` for the rest, which is gathered on the host by row number.
+/// all batches share one dictionary. `None` for the rest, which is gathered by row number on the host, or, if they are
+/// [of variable length](are_bytes), by a device that works on those.
 pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Option<Movable> {
     let data_type = schema.field(index).data_type();
     let DataType::Dictionary(key_type, value_type) = data_type else {
@@ -344,7 +351,7 @@ fn bytes_of(array: &ArrayRef) -> BytesPart {
 }
 
 /// The width of a type's values when they are of fixed width in whole bytes, so that a device can move them; `None` for
-/// the others, which are gathered on the host by row number.
+/// the others.
 pub fn fixed_width(data_type: &DataType) -> Option<Width> {
     match data_type {
         DataType::FixedSizeBinary(bytes) => Width::from_bytes(usize::try_from(*bytes).ok()?),

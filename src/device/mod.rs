@@ -380,12 +380,13 @@ pub trait Device: Send + Sync + Debug {
     /// [`Width::W4`] or [`Width::W8`]. Waits for how many bytes they have.
     ///
     /// # Errors
-    /// [`Invalid`](crate::Error::Invalid) where these are more than the offsets can say.
+    /// [`Invalid`](crate::Error::Invalid) where these are more than `bytes_max`, or than the offsets can say.
     fn gather_bytes_to_host(
         &self,
         _column: &BytesColumn,
         _positions: &Positions,
         _offset_width: Width,
+        _bytes_max: u64,
         _arena: &Arena,
         _stream: &Stream,
     ) -> Result<HostBytes> {

@@ -138,7 +138,9 @@ pub(super) fn arrange(
             packed
         })
     };
-    let (mut keys, key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
+    let (mut keys, mut key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
+    // What is neither compared nor gathered is of no more use.
+    key_columns.bytes.retain(|&column, _| input.text(column).is_some());
     let packed = keys.packed.clone();
     if let Some(filter) = filter {
         assert!(!keeps_unkeyed, "rows that are part of the result without a match pass over no filter");
@@ -430,7 +432,7 @@ pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, col
 /// Copies a column of values of variable length in.
 fn copy_text(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
     shop.monitor.counted_phase("copy in", |moved| {
-        moved.bytes += rows.value_bytes([column]);
+        moved.bytes += rows.text_bytes(column);
         rows.copy_in_bytes(column, shop.device, stream)
     })
 }

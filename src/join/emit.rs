@@ -661,7 +661,9 @@ impl<'a> Gatherer<'a> {
         if let Some(text) = self.input.text(column) {
             let original = arranged.original_text(column, self.emitter.shop)?;
             let numbers = self.row_numbers()?;
-            let gathered = device.gather_bytes_to_host(&original, &numbers, text.offset_width, arena, stream)?;
+            let bytes_max = TEXT_PIECES_MAX * device.info().gather_bytes as u64;
+            let gathered =
+                device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
             return Ok(Pending::TextFromDevice(gathered, data_type));
         }
         let Some(movable) = self.input.movable(column) else {
@@ -716,6 +718,10 @@ impl<'a> Gatherer<'a> {
 
 /// Rows that are still treated in two pieces, however small batches become, where there is no memory for them in one.
 const PIECE_ROWS_MIN: usize = 64;
+
+/// How many times as large as a gather should be it may become where rows have far longer text than most: pieces are cut by how long rows are
+/// on average, and device memory is short of what has no bounds.
+const TEXT_PIECES_MAX: u64 = 4;
 
 /// Bytes of a message that is large enough for its overhead not to count.
 pub(crate) const MESSAGE_BYTES: usize = 4 << 20;

@@ -27,7 +27,7 @@ pub(super) struct SideInput {
     pub(super) carried: BTreeSet<usize>,
     /// Of columns that may cross a link as offsets.
     frames: Arc<BTreeMap<usize, FrameOfReference>>,
-    /// How devices move the columns of the result; without an entry, a column is gathered on the host.
+    /// How devices move the columns of the result; without an entry here or below, a column is gathered on the host.
     movable: BTreeMap<usize, Movable>,
     /// Columns of the result of values of variable length that the device gathers.
     text: BTreeMap<usize, TextColumn>,
@@ -109,9 +109,9 @@ impl SideInput {
         self.movable.values().map(|movable| movable.width.bytes()).sum()
     }
 
-    /// Bytes per row of the text that the device gathers, but for its values: where each begins, and while it comes in its offset.
-    pub(super) fn text_row_bytes(&self) -> usize {
-        self.text.values().map(|text| size_of::<u64>() + text.offset_width.bytes()).sum()
+    /// Bytes per row of text on the device, but for its values: where each begins, and while it comes in its offset.
+    pub(super) fn text_row_bytes(&self, column: usize) -> usize {
+        self.text(column).map_or(0, |text| size_of::<u64>() + text.offset_width.bytes())
     }
 }
 

@@ -280,7 +280,8 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
 /// Bytes of device memory that a row of a chunk takes: keys packed and arranged (and once more while sorting), columns copied in, carried,
 /// and sorted, and 32 bytes of row numbers, matches and pairs.
 pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
-    let of_text = layout.value_row_bytes(probe.role) + probe.text_row_bytes();
+    let gathered: usize = text_beside_keys(probe, layout).map(|column| probe.text_row_bytes(column)).sum();
+    let of_text = layout.value_row_bytes(probe.role) + gathered;
     3 * layout.width().bytes() + 3 * probe.device_row_bytes() + of_text + 32
 }
 
@@ -292,7 +293,13 @@ pub(super) fn value_bytes(probe: &SideInput, layout: &KeyLayout, rows: Range<u64
         return 0;
     }
     let rows = probe.rows(rows);
-    layout.value_bytes(&rows, &probe.key_columns) + rows.value_bytes(probe.text_columns())
+    layout.value_bytes(&rows, &probe.key_columns) + rows.value_bytes(text_beside_keys(probe, layout))
+}
+
+/// Columns of text that the device gathers and that are not there for their keys anyway.
+fn text_beside_keys<'a>(probe: &'a SideInput, layout: &'a KeyLayout) -> impl Iterator<Item = usize> + 'a {
+    let came_as_key = |column: usize| layout.is_made_by_device() && probe.key_columns.contains(&column);
+    probe.text_columns().filter(move |&column| !came_as_key(column))
 }
 
 /// How many of these probe rows have a working set that fits beside the build side, in half of what is free once `held_back` is taken off.

@@ -25,7 +25,7 @@ mod pool;
 
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArrayParts, Backing, GrowingAhead, Held, Lender, LentPiece, Pin, Place, SlabViews,
-    describe, holding, restore,
+    describe, holding, of_whole_values, restore,
 };
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;

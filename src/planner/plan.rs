@@ -154,8 +154,8 @@ fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
             "no plan of this join on {} is as it was asked for: {forced}; a build side has at most {ROWS_MAX} rows, a filter goes \
-             with a kind of join that drops probe rows without a match, on a device that has filters, and integers are narrowed on \
-             their way to a GPU",
+             with a kind of join that drops probe rows without a match, on a device that has filters, integers are narrowed on their \
+             way to a GPU, and it gathers text if there is some that it can",
             target.name
         )));
     };
@@ -233,8 +233,11 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
         let ways = text_ways(join, build_side, forced, estimates, target)?;
         for strategy in Strategy::ALL {
             let costed = |inputs: &Inputs| Costed::new(join, strategy, forced, inputs, estimates, target);
+            // Those first that go with what is forced.
+            let is_other = |costed: &Costed| !forced.allows(build_side, costed);
             let by_way = ways.iter().map(|inputs| (inputs, costed(inputs)));
-            let best = by_way.min_by(|(_, a), (_, b)| by_fit_and_time(a, b, target));
+            let best = by_way
+                .min_by(|(_, a), (_, b)| is_other(a).cmp(&is_other(b)).then_with(|| by_fit_and_time(a, b, target)));
             let Some((inputs, mut costed)) = best else { continue };
             if build_side != smaller {
                 // Predictions err by more than this, and the smaller side is the safer one.
@@ -243,7 +246,7 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
             candidates.push(Candidate { build_side, inputs: inputs.clone(), costed });
         }
     }
-    if candidates.is_empty() {
+    if join.left.rows.min(join.right.rows) > ROWS_MAX as u64 {
         return Err(Error::Unsupported(format!(
             "tables {:?} and {:?} have {} and {} rows, and the smaller side of a join may have {ROWS_MAX} on one device; join \
              them in parts",

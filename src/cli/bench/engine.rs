@@ -321,12 +321,14 @@ impl Engine {
         let plan = |plan: &Plan| {
             let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, build_columns_last, .. } = plan;
             let last = if *build_columns_last { " last" } else { "" };
+            let keys = if plan.device_makes_keys { " keys by the device" } else { "" };
+            let text = if plan.device_gathers_text { " text by the device" } else { "" };
             let narrowed = match [Role::Build, Role::Probe].map(|role| plan.narrowed(role)) {
                 [build, probe] if build.is_empty() && probe.is_empty() => String::new(),
                 [build, probe] => format!(" narrowing {build:?} {probe:?}"),
             };
             format!(
-                "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{narrowed}",
+                "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{keys}{text}{narrowed}",
                 filtered_rows.is_some()
             )
         };

@@ -1,5 +1,5 @@
 //! Values of variable length at positions, to host memory: how long they are together is asked first, which waits, and then they are written
-//! one after the other and copied out.
+//! one after the other and copied out. Whatever is waited for comes before the first copy, which it would else wait for as well.
 
 use std::ptr::{null, null_mut};
 
@@ -12,12 +12,13 @@ use crate::device::{BytesColumn, HostBytes, Positions, Width};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
-/// `offset_width`: bytes of the offsets that are wanted, 4 or 8.
+/// `offset_width`: bytes of the offsets that are wanted, 4 or 8. `bytes_max`: what there may be of values.
 pub(super) fn gather_to_host(
     work: &Work<'_>,
     column: &BytesColumn,
     positions: &Positions,
     offset_width: Width,
+    bytes_max: u64,
     arena: &Arena,
 ) -> Result<HostBytes> {
     const PURPOSE: &str = "gathering text of the result";
@@ -42,16 +43,26 @@ pub(super) fn gather_to_host(
         work.launch("finding where gathered text begins", abi::dovetail_gathered_begins, &args)?;
         work.read_at::<u64>(&gathered, rows, PURPOSE)?
     };
-    if offset_width == Width::W4 && i32::try_from(bytes).is_err() {
+    let addressed = if offset_width == Width::W4 { i32::MAX as u64 } else { i64::MAX as u64 };
+    if bytes > bytes_max.min(addressed) {
         return Err(Error::Invalid(format!(
-            "{bytes} bytes of text in one batch of {rows} rows exceed the 32-bit offsets of their type; ask for smaller batches with \
-             batch_rows, or upload the column with 64-bit offsets"
+            "{bytes} bytes of text in one batch of {rows} rows are more than the {} that go into one; ask for smaller batches with \
+             batch_rows",
+            bytes_max.min(addressed)
         )));
     }
+    let validity = match column.validity.is_some() || may_miss(positions) {
+        true => validity_at(work, column.validity.as_ref(), column.rows, positions)?,
+        false => None,
+    };
 
-    // Host memory first: where there is none, nothing was done for it.
+    // Host memory first: where there is none, nothing is copied.
     let host_offsets = arena.allocate((rows + 1) * offset_width.bytes(), PURPOSE)?;
     let host_data = arena.allocate(bytes as usize, PURPOSE)?;
+    let host_bits = match &validity {
+        Some(_) => Some(arena.allocate(rows.div_ceil(8), PURPOSE)?),
+        None => None,
+    };
     let offsets = match offset_width {
         Width::W4 => Some(work.values::<u32>(rows + 1, PURPOSE)?),
         _ => None,
@@ -71,16 +82,9 @@ pub(super) fn gather_to_host(
     work.launch("gathering text", abi::dovetail_gather_bytes, &args)?;
     let data = copy_to_host(work, &data, 0, host_data, PURPOSE)?;
     let offsets = copy_to_host(work, offsets.as_ref().unwrap_or(&gathered), 0, host_offsets, PURPOSE)?;
-    let validity = match column.validity.is_some() || may_miss(positions) {
-        true => validity_at(work, column.validity.as_ref(), column.rows, positions)?,
-        false => None,
-    };
-    let validity = match validity {
-        Some((bits, nulls)) => {
-            let piece = arena.allocate(rows.div_ceil(8), PURPOSE)?;
-            Some((copy_to_host(work, &bits, 0, piece, PURPOSE)?, nulls))
-        }
-        None => None,
+    let validity = match (validity, host_bits) {
+        (Some((bits, nulls)), Some(host)) => Some((copy_to_host(work, &bits, 0, host, PURPOSE)?, nulls)),
+        _ => None,
     };
     Ok(HostBytes { offsets, data, validity, rows })
 }

@@ -10,7 +10,7 @@
 //!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
 //!   values.rs      keys of text: packing, hashes, comparison             filter.rs   which keys cannot match
-//!   fault.rs       deliberate failures, for tests
+//!   gather_bytes.rs   text at positions                                fault.rs    deliberate failures, for tests
 //!   observe.rs     who is told of launches, copies and fills: nobody, the log, a profiler, a timeline, or sums of times
 //! ```
 //!
@@ -506,10 +506,11 @@ impl Device for CudaDevice {
         column: &BytesColumn,
         positions: &Positions,
         offset_width: Width,
+        bytes_max: u64,
         arena: &Arena,
         stream: &Stream,
     ) -> Result<HostBytes> {
-        gather_bytes::gather_to_host(&self.work(stream)?, column, positions, offset_width, arena)
+        gather_bytes::gather_to_host(&self.work(stream)?, column, positions, offset_width, bytes_max, arena)
     }
 
     fn positions_to_host(&self, positions: &Positions, arena: &Arena, stream: &Stream) -> Result<Buffer> {

@@ -1661,7 +1661,7 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
         let text = device.copy_in_bytes(&[text], Width::W4, stream)?;
         device.short_values(&text, 9, stream)?;
-        device.gather_bytes_to_host(&text, &pairs.probe, Width::W4, arena, stream)?;
+        device.gather_bytes_to_host(&text, &pairs.probe, Width::W4, u64::MAX, arena, stream)?;
         let text = KeyValues::Bytes(text);
         let fields = [ValueField { values: text, nulls_equal: false }];
         let hashed = device.hash_keys(&fields, Hashing { seed: 1, mask: 0 }, stream)?;

@@ -1,4 +1,5 @@
-//! Arrow arrays told by where their buffers are, for a process that sees the same slabs.
+//! Arrow arrays of buffers that need no check: told by where these are, for a process that sees the same slabs, and of values that were checked
+//! before they were put together anew.
 
 use arrow::array::ArrayData;
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
@@ -96,6 +97,35 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
     let array = unsafe { array.build_unchecked() };
     // What costs nothing by the row is looked at all the same: should that process have gone mad, this one is to go on.
     array.validate().map_err(|error| Error::Internal(format!("an array of another process: {error}")))?;
+    Ok(array)
+}
+
+/// An array of values of variable length, each of which is a whole value of an array of that type that was checked, or empty: they are not
+/// checked again, since results have billions of them. `offsets` of the type's width ascend from 0 to what `values` has; `nulls` are bits, 0 for
+/// a null, and how many nulls there are.
+///
+/// # Errors
+/// [`Error::Internal`] when the buffers are too short for so many rows, or the type is another.
+pub fn of_whole_values(
+    data_type: &DataType,
+    rows: usize,
+    offsets: Buffer,
+    values: Buffer,
+    nulls: Option<(Buffer, usize)>,
+) -> Result<ArrayData> {
+    let failed =
+        |error: &dyn std::fmt::Display| Error::Internal(format!("assembling a column of {data_type}: {error}"));
+    if !matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary) {
+        return Err(failed(&"its values are not of variable length"));
+    }
+    let mut array = ArrayData::builder(data_type.clone()).len(rows).add_buffer(offsets).add_buffer(values);
+    if let Some((bits, null_count)) = nulls {
+        array = array.null_bit_buffer(Some(bits)).null_count(null_count);
+    }
+    // SAFETY: whoever gathers values writes each of them whole, where the offset before it says; so it is text if it was text.
+    let array = unsafe { array.build_unchecked() };
+    // What costs nothing by the row is looked at all the same.
+    array.validate().map_err(|error| failed(&error))?;
     Ok(array)
 }
 

@@ -82,8 +82,10 @@ fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
                 for (positions, rows_of) in [(gpu.list(&listed, may_miss), &listed), (Positions::Range(some), &ranged)]
                 {
                     let (arena, stream) = (&gpu.arena, &gpu.stream);
-                    let found =
-                        gpu.device.gather_bytes_to_host(&column, &positions, offset_width, arena, stream).unwrap();
+                    let found = gpu
+                        .device
+                        .gather_bytes_to_host(&column, &positions, offset_width, u64::MAX, arena, stream)
+                        .unwrap();
                     gpu.device.synchronize(stream).unwrap();
                     let expected: Text =
                         rows_of.iter().map(|&row| values.get(row as usize).cloned().flatten()).collect();
@@ -105,8 +107,14 @@ fn text_is_found_behind_any_number_of_empty_values() {
         values[row] = Some(text.into());
     }
     let column = put(&gpu, &values, Width::W4, &mut random(912));
-    let found =
-        gpu.device.gather_bytes_to_host(&column, &Positions::Range(0..rows), Width::W4, &gpu.arena, &gpu.stream);
+    let found = gpu.device.gather_bytes_to_host(
+        &column,
+        &Positions::Range(0..rows),
+        Width::W4,
+        u64::MAX,
+        &gpu.arena,
+        &gpu.stream,
+    );
     gpu.device.synchronize(&gpu.stream).unwrap();
     assert!(values_of(&found.unwrap(), Width::W4) == values);
 }
@@ -118,8 +126,29 @@ fn text_beyond_the_offsets_of_its_type_is_refused_and_leaves_nothing() {
     let column = put(&gpu, &values, Width::W4, &mut random(913));
     let before = gpu.device.memory().used_bytes();
     let positions = gpu.list(&[0; 2048], false);
-    let refused = gpu.device.gather_bytes_to_host(&column, &positions, Width::W4, &gpu.arena, &gpu.stream).unwrap_err();
+    let refused =
+        gpu.device.gather_bytes_to_host(&column, &positions, Width::W4, u64::MAX, &gpu.arena, &gpu.stream).unwrap_err();
     assert!(matches!(&refused, Error::Invalid(text) if text.contains("batch_rows")), "{refused}");
+    // So it is where a piece would be too large, whatever its offsets can say.
+    let too_large = gpu.device.gather_bytes_to_host(
+        &column,
+        &gpu.list(&[0, 0], false),
+        Width::W8,
+        2 << 20,
+        &gpu.arena,
+        &gpu.stream,
+    );
+    assert_eq!(too_large.unwrap().data.len(), 2 << 20);
+    let too_large = gpu.device.gather_bytes_to_host(
+        &column,
+        &gpu.list(&[0, 0], false),
+        Width::W8,
+        (2 << 20) - 1,
+        &gpu.arena,
+        &gpu.stream,
+    );
+    assert!(matches!(too_large, Err(Error::Invalid(_))));
+    gpu.device.synchronize(&gpu.stream).unwrap();
     drop(positions);
     assert_eq!((gpu.device.memory().used_bytes(), gpu.arena.budget().used_bytes()), (before, 0));
 }
