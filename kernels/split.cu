@@ -7,7 +7,7 @@ namespace dovetail {
 namespace {
 
 // Pairs of a thread: 8 take longer, 2 as long (tuning.md).
-constexpr u32 THREADS = 256, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
+constexpr u32 THREADS = 512, PER_THREAD = 4, TILE = THREADS * PER_THREAD;
 constexpr u32 PARTS = DOVETAIL_PARTS_MAX;
 static_assert(PARTS == 32, "a warp has a lane for each part");
 

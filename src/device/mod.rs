@@ -327,7 +327,8 @@ pub trait Device: Send + Sync + Debug {
         stream: &Stream,
     ) -> Result<Option<JoinedPartitions>>;
 
-    /// Matches probe rows `rows` of sorted keys against sorted build keys by merge path.
+    /// Matches probe rows `rows` of sorted keys against sorted build keys: by merge path, or by tiles of probe rows, each with its bounds in
+    /// the build side.
     fn match_sorted(&self, build: &Keys, probe: &Keys, rows: Range<usize>, stream: &Stream) -> Result<Matches>;
 
     // ---- From matches to rows ----------------------------------------------------------------------------------------
