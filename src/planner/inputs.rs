@@ -60,8 +60,8 @@ pub(super) struct Input {
     pub(super) columns: Vec<FixedColumn>,
     /// Columns of values of variable length that the result takes and the device gathers.
     pub(super) text_columns: Vec<TextColumn>,
-    /// How many columns the host gathers.
-    pub(super) host_columns: usize,
+    /// Columns that the host gathers.
+    pub(super) host_columns: Vec<HostColumn>,
     /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
@@ -75,6 +75,15 @@ pub(super) struct TextWork {
     pub(super) makes_keys: bool,
     /// Gathers those of the result; the host does else.
     pub(super) gathers: bool,
+}
+
+/// A column that the host gathers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostColumn {
+    /// Index in its table.
+    pub(super) index: usize,
+    /// Of text, bytes of a value on average.
+    pub(super) text_bytes: Option<f64>,
 }
 
 /// A column of values of variable length that a device gathers.
@@ -252,7 +261,7 @@ impl Input {
         let table = join.table(side);
         let mut columns = Vec::new();
         let mut text_columns = Vec::new();
-        let mut host_columns = 0;
+        let mut host_columns = Vec::new();
         for index in join.output_columns(side, build_side) {
             match movable(&table.schema, &table.batches, index).map(|movable| movable.width) {
                 Some(width) => {
@@ -270,7 +279,11 @@ impl Input {
                         let came_as_key = is_key && layout.is_made_by_device();
                         text_columns.push(TextColumn { came_as_key, stays_as_key: came_as_key && hashed, ..text });
                     }
-                    None => host_columns += 1,
+                    None => {
+                        let is_text = are_bytes(table.schema.field(index).data_type()).is_some();
+                        let mean = || text_bytes(table, index) as f64 / table.rows.max(1) as f64;
+                        host_columns.push(HostColumn { index, text_bytes: is_text.then(mean) });
+                    }
                 },
             }
         }
@@ -325,7 +338,8 @@ impl Input {
 
     /// Whether a column is left that is gathered by row number.
     pub(super) fn needs_row_numbers(&self) -> bool {
-        self.host_columns + self.text_columns.len() > 0
+        !self.host_columns.is_empty()
+            || !self.text_columns.is_empty()
             || self.columns.iter().any(|column| !column.carried && !column.raw_key)
     }
 }

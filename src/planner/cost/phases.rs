@@ -189,9 +189,14 @@ const ARRIVING_BYTES: f64 = (64 << 20) as f64;
 /// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
 const SHARED_OUT_ROWS: f64 = 16.0;
 
-/// How much quicker text is gathered whose rows follow each other: 2^27 values of 20 bytes took 0.39 s by `hash`, and 1.09 by `radix-hash`,
-/// where the rates said 0.88 (an H200, c0be423).
-const TEXT_IN_ORDER: f64 = 2.0;
+/// What the CPU takes to gather a value of text, in the time in which it looks one value up at a random place: by itself, and for each of its
+/// bytes. One at a random place and one in order took 8.9 ns together, of 20 bytes each, and 12.2 of 100, where the rate said 2.9 (an H200's
+/// host, 0629fe3); of 20 bytes one took 8.1 and the other 2.9, where it said 6.1 (another, c0be423).
+const TEXT_VALUE: f64 = 1.6;
+const TEXT_BYTE: f64 = 1.0 / 150.0;
+
+/// How much quicker that is, but for the bytes, where rows follow each other.
+const TEXT_IN_ORDER: f64 = 2.5;
 
 /// Calls that bring text in: its values, their offsets, and where each begins.
 const TEXT_COPY_CALLS: f64 = 3.0;
@@ -683,8 +688,15 @@ impl Model<'_> {
             }
             let Some(column) = input.columns.iter().find(|column| column.index == index) else {
                 // Read and written once, at random places unless rows come in order.
-                let at_once = if self.is_text_in_order(input, index) { TEXT_IN_ORDER } else { 1.0 };
-                seconds += rows / (at_once * self.rates.host_values);
+                let host = input.host_columns.iter().find(|column| column.index == index);
+                let look_ups = match host.and_then(|column| column.text_bytes) {
+                    Some(bytes) => {
+                        let at_once = if self.is_text_in_order(input, index) { TEXT_IN_ORDER } else { 1.0 };
+                        TEXT_VALUE / at_once + TEXT_BYTE * bytes
+                    }
+                    None => 1.0,
+                };
+                seconds += rows * look_ups / self.rates.host_values;
                 continue;
             };
             let width = column.bytes;
