@@ -19,20 +19,23 @@
 //                multicast, or by each block for itself: what does it take that several blocks share a partition?
 //   link         bytes per second between pinned host memory and the GPU: in, out, and both at once, by how the memory was pinned, by
 //                the size of pieces, and beside gathers from random places: what do joins leave of the link's rate?
+//   links        `link` of each GPU of the host alone, and of several at once: what does one take from another?
 //   peer         `store` into the memory of a second GPU, beside a plain copy to there: can a pass write to its peers?
 //
-// `store` by bulk copies needs compute capability 9.0, `tiles` 9 to 11 and code that is made for it (sm_90a, not sm_90), and `peer` a
-// second GPU that the first one reaches; where one cannot run, a line says that it was skipped.
+// `store` by bulk copies needs compute capability 9.0, `tiles` 9 to 11 and code that is made for it (sm_90a, not sm_90), `links` a
+// second GPU, and `peer` one that the first reaches; where one cannot run, a line says that it was skipped.
 //
 // What is written is checked: each row must be in its partition, and all of them there, by count and checksum; what is copied,
 // scattered or stored is compared word by word, with memory overwritten before; counters must add up, and so must the tiles
 // that blocks of a cluster saw, in their order.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <sys/mman.h>
@@ -44,12 +47,18 @@ static void skipped(const char* name, const char* why) { std::printf("{\"case\":
 // One of them to warm up.
 constexpr int RUNS = 6;
 
-// The median of the others in seconds.
+// The median of the others.
+static double median_of(std::vector<double> runs) {
+    std::sort(runs.begin() + 1, runs.end());
+    return runs[1 + (runs.size() - 1) / 2];
+}
+
+// The median in seconds, by events of the current GPU.
 static double seconds(const std::function<void()>& work) {
     cudaEvent_t start, stop;
     CHECK(cudaEventCreate(&start));
     CHECK(cudaEventCreate(&stop));
-    std::vector<float> milliseconds;
+    std::vector<double> runs;
     for (int run = 0; run < RUNS; ++run) {
         CHECK(cudaEventRecord(start));
         work();
@@ -58,12 +67,11 @@ static double seconds(const std::function<void()>& work) {
         CHECK(cudaEventSynchronize(stop));
         float taken = 0;
         CHECK(cudaEventElapsedTime(&taken, start, stop));
-        if (run > 0) milliseconds.push_back(taken);
+        runs.push_back(taken / 1e3);
     }
     CHECK(cudaEventDestroy(start));
     CHECK(cudaEventDestroy(stop));
-    std::sort(milliseconds.begin(), milliseconds.end());
-    return milliseconds[milliseconds.size() / 2] / 1e3;
+    return median_of(runs);
 }
 
 // ---- What is written, and whether it is there -------------------------------------------------------------------------
@@ -1093,10 +1101,9 @@ struct Way {
 };
 constexpr Way IN{"in", true, false}, OUT{"out", false, true}, BOTH{"both", true, true};
 
-// Memory on both ends of the link, and what was copied last.
-struct Link {
+// Memory on both ends of the link of one GPU, and a stream for each way. The GPU has to be the current one in every call.
+struct Ends {
     static constexpr u32 IN_SEED = 7, OUT_SEED = 11;
-    static constexpr size_t GATHERED_BYTES = size_t(2) << 30, WRITTEN_BYTES = size_t(256) << 20;
 
     int processors;
     size_t bytes;
@@ -1104,12 +1111,9 @@ struct Link {
     bool is_registered;
     void *host_in, *host_out;
     char *device_in, *device_out;
-    u32 *table, *written, *stop, *stop_words;
-    u64* gathered;
-    cudaStream_t in_stream, out_stream, gather_stream;
-    cudaEvent_t begin, in_end, out_end, gather_end;
+    cudaStream_t in_stream, out_stream;
 
-    Link(int processors, size_t bytes, bool is_registered) : processors(processors), bytes(bytes), is_registered(is_registered) {
+    Ends(int processors, size_t bytes, bool is_registered) : processors(processors), bytes(bytes), is_registered(is_registered) {
         for (void** host : {&host_in, &host_out}) {
             if (is_registered) {
                 *host = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -1125,27 +1129,12 @@ struct Link {
         device_in = device_memory<char>(bytes);
         device_out = device_memory<char>(bytes);
         fill(processors, device_out, bytes, OUT_SEED);
-        table = device_memory<u32>(GATHERED_BYTES / 4);
-        written = device_memory<u32>(WRITTEN_BYTES / 4);
-        fill(processors, table, GATHERED_BYTES, 13);
-        stop = device_memory<u32>(1);
-        gathered = device_memory<u64>(1);
-        // A copy engine says when to stop: kernels may have no room beside the one that is to end.
-        CHECK(cudaMallocHost(reinterpret_cast<void**>(&stop_words), 8));
-        stop_words[0] = 0, stop_words[1] = 1;
-        for (cudaStream_t* stream : {&in_stream, &out_stream, &gather_stream})
-            CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
-        for (cudaEvent_t* event : {&begin, &in_end, &out_end, &gather_end})
-            CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+        for (cudaStream_t* stream : {&in_stream, &out_stream}) CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
     }
 
-    ~Link() {
-        for (cudaEvent_t event : {begin, in_end, out_end, gather_end}) CHECK(cudaEventDestroy(event));
-        for (cudaStream_t stream : {in_stream, out_stream, gather_stream}) CHECK(cudaStreamDestroy(stream));
-        for (void* memory : {static_cast<void*>(device_in), static_cast<void*>(device_out), static_cast<void*>(table),
-                             static_cast<void*>(written), static_cast<void*>(stop), static_cast<void*>(gathered)})
-            CHECK(cudaFree(memory));
-        CHECK(cudaFreeHost(stop_words));
+    ~Ends() {
+        for (cudaStream_t stream : {in_stream, out_stream}) CHECK(cudaStreamDestroy(stream));
+        for (char* memory : {device_in, device_out}) CHECK(cudaFree(memory));
         for (void* host : {host_in, host_out}) {
             if (is_registered) {
                 CHECK(cudaHostUnregister(host));
@@ -1156,48 +1145,97 @@ struct Link {
         }
     }
 
-    Link(const Link&) = delete;
+    Ends(const Ends&) = delete;
 
-    // Copies in pieces of that many bytes, beside gathers by so many blocks.
-    void measure(Way way, size_t piece, int gather_blocks) {
+    // So that a copy that did not happen shows.
+    void overwrite() {
         CHECK(cudaMemset(device_in, 0xee, bytes));
         std::memset(host_out, 0xee, bytes);
-        CHECK(cudaMemset(gathered, 0, sizeof(u64)));
-        // Between two events of the stream that is timed, which waits for all others.
-        double taken = seconds([&] {
-            CHECK(cudaMemcpyAsync(stop, stop_words, 4, cudaMemcpyHostToDevice, nullptr));
-            CHECK(cudaEventRecord(begin));
-            for (cudaStream_t stream : {in_stream, out_stream, gather_stream}) CHECK(cudaStreamWaitEvent(stream, begin, 0));
-            if (gather_blocks > 0)
-                gather_beside_kernel<<<gather_blocks, 256, 0, gather_stream>>>(table, GATHERED_BYTES / 4 - 1, written,
-                                                                               WRITTEN_BYTES / 4 - 1, stop, gathered);
-            CHECK(cudaEventRecord(gather_end, gather_stream));
-            for (size_t at = 0; at < bytes; at += piece) {
-                const size_t end = std::min(piece, bytes - at);
-                if (way.in)
-                    CHECK(cudaMemcpyAsync(device_in + at, static_cast<char*>(host_in) + at, end, cudaMemcpyHostToDevice, in_stream));
-                if (way.out)
-                    CHECK(cudaMemcpyAsync(static_cast<char*>(host_out) + at, device_out + at, end, cudaMemcpyDeviceToHost, out_stream));
-            }
-            CHECK(cudaEventRecord(in_end, in_stream));
-            CHECK(cudaEventRecord(out_end, out_stream));
-            CHECK(cudaStreamWaitEvent(nullptr, in_end, 0));
-            CHECK(cudaStreamWaitEvent(nullptr, out_end, 0));
-            CHECK(cudaMemcpyAsync(stop, stop_words + 1, 4, cudaMemcpyHostToDevice, nullptr));
-            CHECK(cudaStreamWaitEvent(nullptr, gather_end, 0));
-        });
+    }
+
+    // Enqueues copies in pieces of that many bytes.
+    void copy(Way way, size_t piece) {
+        for (size_t at = 0; at < bytes; at += piece) {
+            const size_t end = std::min(piece, bytes - at);
+            if (way.in)
+                CHECK(cudaMemcpyAsync(device_in + at, static_cast<char*>(host_in) + at, end, cudaMemcpyHostToDevice, in_stream));
+            if (way.out)
+                CHECK(cudaMemcpyAsync(static_cast<char*>(host_out) + at, device_out + at, end, cudaMemcpyDeviceToHost, out_stream));
+        }
+    }
+
+    void verify(Way way) {
         if (way.in) verify_filled(processors, "words copied in", device_in, bytes, IN_SEED);
         if (way.out) {
             u64 wrong = 0;
             for (size_t at = 0; at < bytes / 4; ++at) wrong += static_cast<u32*>(host_out)[at] != drawn(u32(at), OUT_SEED);
             expect_none("words copied out", wrong);
         }
+    }
+};
+
+// The ends, and what gathers beside copies need.
+struct Link {
+    static constexpr size_t GATHERED_BYTES = size_t(2) << 30, WRITTEN_BYTES = size_t(256) << 20;
+
+    Ends ends;
+    u32 *table, *written, *stop, *stop_words;
+    u64* gathered;
+    cudaStream_t gather_stream;
+    cudaEvent_t begin, in_end, out_end, gather_end;
+
+    Link(int processors, size_t bytes, bool is_registered) : ends(processors, bytes, is_registered) {
+        table = device_memory<u32>(GATHERED_BYTES / 4);
+        written = device_memory<u32>(WRITTEN_BYTES / 4);
+        fill(processors, table, GATHERED_BYTES, 13);
+        stop = device_memory<u32>(1);
+        gathered = device_memory<u64>(1);
+        // A copy engine says when to stop: kernels may have no room beside the one that is to end.
+        CHECK(cudaMallocHost(reinterpret_cast<void**>(&stop_words), 8));
+        stop_words[0] = 0, stop_words[1] = 1;
+        CHECK(cudaStreamCreateWithFlags(&gather_stream, cudaStreamNonBlocking));
+        for (cudaEvent_t* event : {&begin, &in_end, &out_end, &gather_end})
+            CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
+
+    ~Link() {
+        for (cudaEvent_t event : {begin, in_end, out_end, gather_end}) CHECK(cudaEventDestroy(event));
+        CHECK(cudaStreamDestroy(gather_stream));
+        for (void* memory : {static_cast<void*>(table), static_cast<void*>(written), static_cast<void*>(stop), static_cast<void*>(gathered)})
+            CHECK(cudaFree(memory));
+        CHECK(cudaFreeHost(stop_words));
+    }
+
+    Link(const Link&) = delete;
+
+    // Copies in pieces of that many bytes, beside gathers by so many blocks.
+    void measure(Way way, size_t piece, int gather_blocks) {
+        ends.overwrite();
+        CHECK(cudaMemset(gathered, 0, sizeof(u64)));
+        // Between two events of the stream that is timed, which waits for all others.
+        double taken = seconds([&] {
+            CHECK(cudaMemcpyAsync(stop, stop_words, 4, cudaMemcpyHostToDevice, nullptr));
+            CHECK(cudaEventRecord(begin));
+            for (cudaStream_t stream : {ends.in_stream, ends.out_stream, gather_stream}) CHECK(cudaStreamWaitEvent(stream, begin, 0));
+            if (gather_blocks > 0)
+                gather_beside_kernel<<<gather_blocks, 256, 0, gather_stream>>>(table, GATHERED_BYTES / 4 - 1, written,
+                                                                               WRITTEN_BYTES / 4 - 1, stop, gathered);
+            CHECK(cudaEventRecord(gather_end, gather_stream));
+            ends.copy(way, piece);
+            CHECK(cudaEventRecord(in_end, ends.in_stream));
+            CHECK(cudaEventRecord(out_end, ends.out_stream));
+            CHECK(cudaStreamWaitEvent(nullptr, in_end, 0));
+            CHECK(cudaStreamWaitEvent(nullptr, out_end, 0));
+            CHECK(cudaMemcpyAsync(stop, stop_words + 1, 4, cudaMemcpyHostToDevice, nullptr));
+            CHECK(cudaStreamWaitEvent(nullptr, gather_end, 0));
+        });
+        ends.verify(way);
         u64 values = 0;
         CHECK(cudaMemcpy(&values, gathered, sizeof values, cudaMemcpyDeviceToHost));
         std::printf("{\"case\":\"link\",\"way\":\"%s\",\"bytes_each_way\":%zu,\"piece_bytes\":%zu,\"host_memory\":\"%s\","
                     "\"gather_blocks\":%d,\"gathered_g_per_second\":%.4g,\"seconds\":%.6g,\"gb_per_second\":%.4g}\n",
-                    way.name, bytes, piece, is_registered ? "registered" : "allocated", gather_blocks,
-                    double(values) / RUNS / taken / 1e9, taken, double(bytes) * (way.in + way.out) / taken / 1e9);
+                    way.name, ends.bytes, piece, ends.is_registered ? "registered" : "allocated", gather_blocks,
+                    double(values) / RUNS / taken / 1e9, taken, double(ends.bytes) * (way.in + way.out) / taken / 1e9);
     }
 };
 
@@ -1214,6 +1252,63 @@ static void link(int processors, size_t count) {
     for (int blocks : {processors / 8, processors / 2, processors, 2 * processors, 8 * processors}) {
         for (Way way : {IN, OUT, BOTH}) registered.measure(way, 16 * MIB, std::max(blocks, 1));
     }
+}
+
+// ---- links ------------------------------------------------------------------------------------------------------------
+
+// All GPUs of the host at once, and each of them alone, between memory of their own.
+static void links(int processors, size_t count) {
+    constexpr size_t PIECE = size_t(16) << 20;
+    int gpus = 0;
+    CHECK(cudaGetDeviceCount(&gpus));
+    if (gpus < 2) return skipped("links", "there is one GPU");
+    std::vector<std::unique_ptr<Ends>> ends;
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+        CHECK(cudaSetDevice(gpu));
+        ends.push_back(std::make_unique<Ends>(processors, count * 8, true));
+    }
+    auto measure = [&](int first, int end, Way way) {
+        std::vector<double> taken;
+        for (int gpu = first; gpu < end; ++gpu) {
+            CHECK(cudaSetDevice(gpu));
+            ends[gpu]->overwrite();
+        }
+        // By the host's clock: there are no events of several GPUs.
+        for (int run = 0; run < RUNS; ++run) {
+            for (int gpu = first; gpu < end; ++gpu) {
+                CHECK(cudaSetDevice(gpu));
+                CHECK(cudaDeviceSynchronize());
+            }
+            const auto since = std::chrono::steady_clock::now();
+            for (int gpu = first; gpu < end; ++gpu) {
+                CHECK(cudaSetDevice(gpu));
+                ends[gpu]->copy(way, PIECE);
+            }
+            for (int gpu = first; gpu < end; ++gpu) {
+                CHECK(cudaSetDevice(gpu));
+                CHECK(cudaDeviceSynchronize());
+            }
+            taken.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
+        }
+        for (int gpu = first; gpu < end; ++gpu) {
+            CHECK(cudaSetDevice(gpu));
+            ends[gpu]->verify(way);
+        }
+        const double median = median_of(taken);
+        const size_t bytes = ends[first]->bytes * size_t(end - first);
+        std::printf("{\"case\":\"links\",\"way\":\"%s\",\"first_gpu\":%d,\"gpus\":%d,\"bytes_each_way\":%zu,\"piece_bytes\":%zu,"
+                    "\"host_memory\":\"registered\",\"seconds\":%.6g,\"gb_per_second\":%.4g}\n",
+                    way.name, first, end - first, bytes, PIECE, median, double(bytes) * (way.in + way.out) / median / 1e9);
+    };
+    for (Way way : {IN, OUT, BOTH}) {
+        for (int gpu = 0; gpu < gpus; ++gpu) measure(gpu, gpu + 1, way);
+        for (int together = 2; together <= gpus; together *= 2) measure(0, together, way);
+    }
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+        CHECK(cudaSetDevice(gpu));
+        ends[gpu].reset();
+    }
+    CHECK(cudaSetDevice(0));
 }
 
 // ---- peer -------------------------------------------------------------------------------------------------------------
@@ -1254,7 +1349,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     const size_t count = size_t(1) << bits;
-    constexpr const char* CASES[] = {"copy", "atomic", "gather", "rank", "scatter", "partition", "groups", "store", "tiles", "link", "peer"};
+    constexpr const char* CASES[] = {"copy", "atomic", "gather", "rank", "scatter", "partition", "groups", "store", "tiles", "link", "links", "peer"};
     for (int at = 2; at < argc; ++at) {
         if (std::none_of(std::begin(CASES), std::end(CASES), [&](const char* name) { return !std::strcmp(name, argv[at]); })) {
             std::fprintf(stderr, "there is no case %s\n", argv[at]);
@@ -1308,6 +1403,7 @@ int main(int argc, char** argv) {
     if (wanted("store")) store(processors, features.bulk_copies, count);
     if (wanted("tiles")) tiles(processors, features.multicast, count);
     if (wanted("link")) link(processors, count);
+    if (wanted("links")) links(processors, count);
     if (wanted("peer")) peer(processors, features.bulk_copies, count);
     return 0;
 }

@@ -318,7 +318,9 @@ fn a_result_that_is_larger_than_memory_leaves_although_columns_of_the_build_side
         put(&catalog, "l", &table(Kind::Int32, Spread::InFours, rows, 3));
         put(&catalog, "r", &table(Kind::Int32, Spread::InFours, rows * 4, 5));
         let spec = JoinSpec { batch_rows: Some(200), ..spec(1, JoinKind::Inner, Strategy::Hash) };
-        let plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+        let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+        // The other side is predicted to take as long, and does not fit.
+        (plan.build_side, plan.dense) = (Side::Left, false);
         let budget = Budget::new("memory of device host:0", "--device-memory", device_bytes);
         let device = HostDevice::new(0, 2, budget, None).unwrap().with_streams(3);
         // As it was planned, then with columns last; that the result is too large to wait is known at first, and then not.
