@@ -1153,15 +1153,16 @@ struct Ends {
         std::memset(host_out, 0xee, bytes);
     }
 
-    // Enqueues copies in pieces of that many bytes.
+    // Enqueues the copy of a piece of that many bytes, or of what is left of it.
+    void copy_piece(Way way, size_t at, size_t piece) {
+        const size_t count = std::min(piece, bytes - at);
+        if (way.in) CHECK(cudaMemcpyAsync(device_in + at, static_cast<char*>(host_in) + at, count, cudaMemcpyHostToDevice, in_stream));
+        if (way.out)
+            CHECK(cudaMemcpyAsync(static_cast<char*>(host_out) + at, device_out + at, count, cudaMemcpyDeviceToHost, out_stream));
+    }
+
     void copy(Way way, size_t piece) {
-        for (size_t at = 0; at < bytes; at += piece) {
-            const size_t end = std::min(piece, bytes - at);
-            if (way.in)
-                CHECK(cudaMemcpyAsync(device_in + at, static_cast<char*>(host_in) + at, end, cudaMemcpyHostToDevice, in_stream));
-            if (way.out)
-                CHECK(cudaMemcpyAsync(static_cast<char*>(host_out) + at, device_out + at, end, cudaMemcpyDeviceToHost, out_stream));
-        }
+        for (size_t at = 0; at < bytes; at += piece) copy_piece(way, at, piece);
     }
 
     void verify(Way way) {
@@ -1256,7 +1257,8 @@ static void link(int processors, size_t count) {
 
 // ---- links ------------------------------------------------------------------------------------------------------------
 
-// All GPUs of the host at once, and each of them alone, between memory of their own.
+// Each GPU of the host alone, the first two, four and so on, and all of them at once, between memory of their own. That of the host was
+// touched by one thread: on several sockets it may lie on one of them.
 static void links(int processors, size_t count) {
     constexpr size_t PIECE = size_t(16) << 20;
     int gpus = 0;
@@ -1280,9 +1282,12 @@ static void links(int processors, size_t count) {
                 CHECK(cudaDeviceSynchronize());
             }
             const auto since = std::chrono::steady_clock::now();
-            for (int gpu = first; gpu < end; ++gpu) {
-                CHECK(cudaSetDevice(gpu));
-                ends[gpu]->copy(way, PIECE);
+            // In turn, so that none begins late.
+            for (size_t at = 0; at < ends[first]->bytes; at += PIECE) {
+                for (int gpu = first; gpu < end; ++gpu) {
+                    CHECK(cudaSetDevice(gpu));
+                    ends[gpu]->copy_piece(way, at, PIECE);
+                }
             }
             for (int gpu = first; gpu < end; ++gpu) {
                 CHECK(cudaSetDevice(gpu));
@@ -1302,7 +1307,8 @@ static void links(int processors, size_t count) {
     };
     for (Way way : {IN, OUT, BOTH}) {
         for (int gpu = 0; gpu < gpus; ++gpu) measure(gpu, gpu + 1, way);
-        for (int together = 2; together <= gpus; together *= 2) measure(0, together, way);
+        for (int together = 2; together < gpus; together *= 2) measure(0, together, way);
+        measure(0, gpus, way);
     }
     for (int gpu = 0; gpu < gpus; ++gpu) {
         CHECK(cudaSetDevice(gpu));

@@ -82,11 +82,11 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
     Ok(make_array(data))
 }
 
-/// An array over gathered values of variable length.
+/// An array over values of variable length that a device gathered, whole as they are in a table.
 ///
 /// # Errors
 /// [`Error::Internal`] when the buffers do not make an array of that type.
-pub fn bytes_array(data_type: &DataType, column: HostBytes) -> Result<ArrayRef> {
+pub(crate) fn bytes_array(data_type: &DataType, column: HostBytes) -> Result<ArrayRef> {
     let HostBytes { offsets, data, validity, rows } = column;
     Ok(make_array(of_whole_values(data_type, rows, offsets, data, validity)?))
 }

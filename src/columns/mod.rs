@@ -21,7 +21,8 @@ mod rows;
 mod types;
 
 pub use dictionary::{decoded_bytes, encode, encode_again, encoded_type, with_wanted_keys};
-pub use host_gather::{bytes_array, fixed_array, gather_on_host};
+pub(crate) use host_gather::bytes_array;
+pub use host_gather::{fixed_array, gather_on_host};
 pub use key::{KeyClass, key_class};
 pub use layout::{CopiedColumns, DEVICE_BYTES_MAX, KeyFacts, KeyLayout, Role, SideKeys};
 pub use rows::{Movable, Rows, Stretch, are_bytes, fixed_width, lies_by_row, movable, rows_max, value_bytes};

@@ -161,7 +161,7 @@ impl Rows {
         Ok(BytesColumn { validity, ..bytes })
     }
 
-    /// What a column of [variable length](are_bytes) is on its way to a device: its values, and an offset for each.
+    /// Bytes of a column of [variable length](are_bytes) on its way to a device: of its values, and of an offset for each.
     pub fn text_bytes(&self, index: usize) -> u64 {
         let offset_bytes = are_bytes(self.data_type(index)).map_or(0, Width::bytes);
         self.value_bytes([index]) + (self.rows * offset_bytes) as u64

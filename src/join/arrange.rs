@@ -12,6 +12,7 @@
 //! Nullable columns are never carried, because bits do not move well: rule 3.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -76,8 +77,19 @@ impl Originals {
         Arc::new(Self { columns, text, came_as_keys, used: AtomicBool::new(false) })
     }
 
-    fn is_used(&self, column: usize) {
+    /// A column that is about to be gathered from: one of `columns`, which `copy` brings if it is not there yet.
+    fn of_column<C: Clone>(
+        &self,
+        columns: &Mutex<BTreeMap<usize, C>>,
+        column: usize,
+        copy: impl FnOnce() -> Result<C>,
+    ) -> Result<C> {
+        let original = match columns.lock().entry(column) {
+            Entry::Occupied(there) => there.get().clone(),
+            Entry::Vacant(missing) => missing.insert(copy()?).clone(),
+        };
         self.used.fetch_or(!self.came_as_keys.contains(&column), Ordering::Relaxed);
+        Ok(original)
     }
 }
 
@@ -313,17 +325,8 @@ impl Arranged {
     /// # Errors
     /// The device's.
     pub(super) fn original(&self, column: usize, shop: &Workshop<'_>) -> Result<Column> {
-        let mut columns = self.originals.columns.lock();
-        let original = match columns.get(&column) {
-            Some(original) => original.clone(),
-            None => {
-                let original = copy_column(shop, shop.stream, &self.rows, column)?;
-                columns.insert(column, original.clone());
-                original
-            }
-        };
-        self.originals.is_used(column);
-        Ok(original)
+        let originals = &self.originals;
+        originals.of_column(&originals.columns, column, || copy_column(shop, shop.stream, &self.rows, column))
     }
 
     /// The same of a column of values of variable length.
@@ -331,17 +334,8 @@ impl Arranged {
     /// # Errors
     /// The device's.
     pub(super) fn original_text(&self, column: usize, shop: &Workshop<'_>) -> Result<BytesColumn> {
-        let mut text = self.originals.text.lock();
-        let original = match text.get(&column) {
-            Some(original) => original.clone(),
-            None => {
-                let original = copy_text(shop, shop.stream, &self.rows, column)?;
-                text.insert(column, original.clone());
-                original
-            }
-        };
-        self.originals.is_used(column);
-        Ok(original)
+        let originals = &self.originals;
+        originals.of_column(&originals.text, column, || copy_text(shop, shop.stream, &self.rows, column))
     }
 
     /// What was copied in on the workshop's other stream belongs to its main one, which must have waited for it.

@@ -24,7 +24,7 @@ use crate::columns::{
     KeyLayout, Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host,
     lies_by_row, rows_max, with_wanted_keys,
 };
-use crate::device::{Column, Event, HostBytes, HostColumn, Positions};
+use crate::device::{Column, Device, Event, HostBytes, HostColumn, Positions};
 use crate::human::type_name;
 use crate::memory::{Arena, Held};
 use crate::{Error, Result};
@@ -232,7 +232,7 @@ impl Emitter<'_> {
                         return Err(error);
                     }
                 }
-                // How long strings are is known on average only: these are too long for the offsets of one batch.
+                // How long text is is known on average only: this is too long for the offsets of one batch, or for memory.
                 Err(Error::Invalid(_)) if piece.range.len() > 1 => parts.extend(piece.halves()),
                 Err(error) => return Err(error),
             }
@@ -661,7 +661,7 @@ impl<'a> Gatherer<'a> {
         if let Some(text) = self.input.text(column) {
             let original = arranged.original_text(column, self.emitter.shop)?;
             let numbers = self.row_numbers()?;
-            let bytes_max = TEXT_PIECES_MAX * device.info().gather_bytes as u64;
+            let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
             let gathered =
                 device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
             return Ok(Pending::TextFromDevice(gathered, data_type));
@@ -719,9 +719,14 @@ impl<'a> Gatherer<'a> {
 /// Rows that are still treated in two pieces, however small batches become, where there is no memory for them in one.
 const PIECE_ROWS_MIN: usize = 64;
 
-/// How many times as large as a gather should be it may become where rows have far longer text than most: pieces are cut by how long rows are
-/// on average, and device memory is short of what has no bounds.
-const TEXT_PIECES_MAX: u64 = 4;
+/// Bytes of text that may be gathered at once, of rows that were expected to have so many: pieces are cut by how long rows are on average, and
+/// what has no bounds would take memory that other streams count on.
+fn text_bytes_max(device: &dyn Device, expected: u64) -> u64 {
+    const TIMES: u64 = 4;
+    // Tests have little text.
+    let enough = if cfg!(test) { 1 << 10 } else { device.info().gather_bytes as u64 };
+    TIMES * expected.max(enough)
+}
 
 /// Bytes of a message that is large enough for its overhead not to count.
 pub(crate) const MESSAGE_BYTES: usize = 4 << 20;

@@ -99,6 +99,11 @@ impl SideInput {
         self.text.keys().copied()
     }
 
+    /// Bytes per row of the text that the device gathers, with offsets, on average.
+    pub(super) fn text_mean_bytes(&self) -> u64 {
+        self.text.values().map(|text| text.mean_bytes).sum()
+    }
+
     /// Whether a column has nulls anywhere in the table.
     pub(super) fn has_nulls(&self, column: usize) -> bool {
         self.table.batches.iter().any(|batch| batch.column(column).null_count() > 0)

@@ -39,7 +39,17 @@ const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so man
 const FREE_SHARE: u64 = 2;
 
 /// Pairs that are divided at once, at the most: those of a part among them are still worth a copy.
-pub(super) const PAIRS_AT_ONCE: usize = 1 << 24;
+const PAIRS_AT_ONCE: usize = 1 << 24;
+
+/// The same of pairs whose text a device gathers, of that many bytes a row on average: all of it is there at once, as much as is gathered at
+/// once elsewhere, some times over.
+pub(super) fn pairs_at_once(text_row_bytes: u64, gather_bytes: usize) -> usize {
+    const GATHERS: u64 = 4;
+    match (GATHERS * gather_bytes as u64).checked_div(text_row_bytes) {
+        Some(pairs) => PAIRS_AT_ONCE.min(pairs as usize),
+        None => PAIRS_AT_ONCE,
+    }
+}
 
 /// The columns of the build side that come last, and the rows that wait for them.
 pub(super) struct Late<'a> {
@@ -298,7 +308,7 @@ impl<'a> LateChunk<'a> {
         Ok(false)
     }
 
-    /// In halves, where text of these rows together is too long for the offsets of its type.
+    /// In halves, where text of these rows together is too long for the offsets of its type, or far longer than expected.
     fn queue(
         &self,
         emitter: &Emitter<'_>,

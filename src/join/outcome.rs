@@ -7,7 +7,7 @@ use super::arrange::{Arranged, Workshop};
 use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::SideInput;
-use super::late::PAIRS_AT_ONCE;
+use super::late::pairs_at_once;
 use super::matching::{BuildSide, SharedBuild, waves};
 use super::run::where_values_lie;
 use super::verify::exact_matches;
@@ -177,7 +177,10 @@ impl Outcome {
             None => {
                 let unmatched = self.unmatched();
                 let pairs_total = matches.pair_count(unmatched);
-                let pairs_min = if emitter.late.is_some() { PAIRS_AT_ONCE } else { 0 };
+                let pairs_min = match emitter.late {
+                    Some(_) => pairs_at_once(emitter.probe.text_mean_bytes(), device.info().gather_bytes),
+                    None => 0,
+                };
                 let at_once = expanded_pairs(device, emitter.sizes.gather_rows.max(pairs_min));
                 for start in (0..pairs_total).step_by(at_once) {
                     let range = start..pairs_total.min(start + at_once as u64);

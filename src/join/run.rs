@@ -209,8 +209,8 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
-    use arrow::array::{Int32Array, RecordBatch, StringArray};
-    use arrow::datatypes::{DataType, Field, Schema};
+    use arrow::array::{Array, ArrayRef, AsArray, Int32Array, RecordBatch, StringArray};
+    use arrow::datatypes::{DataType, Field, Int32Type, Schema};
     use parking_lot::Mutex;
 
     use super::*;
@@ -291,6 +291,59 @@ mod tests {
         let (sink, monitor) = (CountRows::default(), Monitor::new(CancelFlag::new()));
         run_with_layout(&task, layout, &build, &probe, device, catalog.arena(), &sink, &monitor).unwrap();
         sink.0.into_inner()
+    }
+
+    #[derive(Default)]
+    struct Keep(Mutex<Vec<RecordBatch>>);
+
+    impl BatchSink for Keep {
+        fn push(&self, batch: RecordBatch) -> Result<()> {
+            self.0.lock().push(batch);
+            Ok(())
+        }
+    }
+
+    /// One build row has far longer text than the others, and all probe rows find it.
+    #[test]
+    fn text_that_is_far_longer_than_most_is_gathered_in_smaller_pieces() {
+        const ROWS: usize = 500;
+        if gpu_count().unwrap() == 0 {
+            println!("no GPU: nothing was tested");
+            return;
+        }
+        let long = "long text ".repeat(300);
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        let key = |keys: Vec<i32>| Arc::new(Int32Array::from(keys)) as ArrayRef;
+        let text = (0..200).map(|row| if row == 7 { long.clone() } else { row.to_string() });
+        let text: ArrayRef = Arc::new(StringArray::from_iter_values(text));
+        for (name, columns) in [
+            ("build", vec![("k", key((0..200).collect())), ("text", text)]),
+            ("probe", vec![("k", key(vec![7; ROWS])), ("row", key((0..ROWS as i32).collect()))]),
+        ] {
+            let batch = RecordBatch::try_from_iter(columns).unwrap();
+            let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
+            upload.append(batch).unwrap();
+            upload.commit().unwrap();
+        }
+        let budget = |_| Budget::new("memory of a GPU", "--device-memory", 64 << 20);
+        let gpu = open_gpu(0, 2, budget).unwrap();
+        for strategy in Strategy::ALL {
+            let spec = JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]);
+            let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(strategy)).unwrap();
+            (plan.build_side, plan.dense, plan.device_gathers_text) = (crate::join::Side::Left, false, true);
+            let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
+            run(&plan.task().unwrap(), &*gpu, catalog.arena(), &sink, &monitor).unwrap();
+            let batches = sink.0.into_inner();
+            assert!(batches.len() > 10, "{strategy}: {} batches", batches.len());
+            let mut rows: Vec<i32> = Vec::new();
+            for batch in batches {
+                batch.columns().iter().for_each(|column| column.to_data().validate_full().unwrap());
+                assert!(batch["text"].as_string::<i32>().iter().all(|text| text == Some(&long)), "{strategy}");
+                rows.extend(batch["row"].as_primitive::<Int32Type>().values());
+            }
+            rows.sort_unstable();
+            assert_eq!(rows, (0..ROWS as i32).collect::<Vec<_>>(), "{strategy}");
+        }
     }
 
     #[test]

@@ -23,9 +23,10 @@ mod interrupt;
 mod limits;
 mod pool;
 
+pub(crate) use arena::of_whole_values;
 pub use arena::{
     ALIGNMENT, Arena, ArenaBuffer, ArrayParts, Backing, GrowingAhead, Held, Lender, LentPiece, Pin, Place, SlabViews,
-    describe, holding, of_whole_values, restore,
+    describe, holding, restore,
 };
 pub use budget::{Budget, Holders, Reclaim, Reservation};
 pub use interrupt::Interrupt;

@@ -1,5 +1,5 @@
 //! Values of variable length at positions, to host memory: how long they are together is asked first, which waits, and then they are written
-//! one after the other and copied out. Whatever is waited for comes before the first copy, which it would else wait for as well.
+//! one after the other and copied out. Whatever is waited for comes before the column's own copies, which it would else wait for as well.
 
 use std::ptr::{null, null_mut};
 

@@ -102,11 +102,14 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
 
 /// An array of values of variable length, each of which is a whole value of an array of that type that was checked, or empty: they are not
 /// checked again, since results have billions of them. `offsets` of the type's width ascend from 0 to what `values` has; `nulls` are bits, 0 for
-/// a null, and how many nulls there are.
+/// a null, and how many nulls there are. Whoever calls it answers for all of that: no other text may come from here.
 ///
 /// # Errors
-/// [`Error::Internal`] when the buffers are too short for so many rows, or the type is another.
-pub fn of_whole_values(
+/// [`Error::Internal`] when offsets or values are too short for so many rows, or the type is another.
+///
+/// # Panics
+/// When there are fewer bits than rows.
+pub(crate) fn of_whole_values(
     data_type: &DataType,
     rows: usize,
     offsets: Buffer,

@@ -34,7 +34,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use arrays::{ArrayParts, describe, of_whole_values, restore};
+pub(crate) use arrays::of_whole_values;
+pub use arrays::{ArrayParts, describe, restore};
 use arrow::buffer::Buffer;
 pub use lent::{Held, Lender, LentPiece, Place, SlabViews, holding};
 pub use mapping::Backing;

@@ -1,6 +1,54 @@
-//! Which strategy is chosen, on which side, in how many passes, with what carried.
+//! Which strategy is chosen, on which side, in how many passes, with what carried, and who gathers text.
+
+use std::collections::BTreeSet;
+
+use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
 
 use super::*;
+use crate::catalog::{Catalog, Upload, UploadOptions};
+use crate::memory::{Arena, Budget};
+use crate::planner::{JoinSpec, KeyPair, bind};
+
+#[test]
+fn text_is_gathered_by_whoever_is_quicker() {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+    for name in ["l", "r"] {
+        let key: ArrayRef = Arc::new(Int32Array::from_iter_values(0..10_000));
+        let text = |length: usize| -> ArrayRef {
+            Arc::new(StringArray::from_iter_values((0..10_000).map(|row| format!("{row:0length$}"))))
+        };
+        let columns = [("k", key), ("text", text(10)), ("too_long", text(5_000))];
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
+        upload.append(batch).unwrap();
+        upload.commit().unwrap();
+    }
+    let planned = |count: bool, works_on_text: bool, rates: Rates, device_gathers_text: Option<bool>| {
+        let spec = JoinSpec { count, ..JoinSpec::inner("l", "r", vec![KeyPair::new("k", "k")]) };
+        let target = Target { works_on_text, rates, ..a100() };
+        let forced = Forced { device_gathers_text, ..Forced::default() };
+        plan_forced(bind(spec, &catalog).unwrap(), &forced, &target)
+    };
+    let slow_host = || Rates { host_values: 1e6, ..a100().rates };
+    let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };
+    let by_device = planned(false, true, slow_host(), None).unwrap();
+    assert!(by_device.device_gathers_text && by_device.could_gather_text_otherwise());
+    let task = by_device.task().unwrap();
+    for side in [&task.build, &task.probe] {
+        assert_eq!(side.device_text, BTreeSet::from([1]), "values of more than 4 KiB are the host's");
+    }
+    let by_host = planned(false, true, slow_link(), None).unwrap();
+    assert!(!by_host.device_gathers_text && by_host.could_gather_text_otherwise());
+    assert!(by_host.task().unwrap().build.device_text.is_empty());
+    assert!(!planned(false, true, slow_host(), Some(false)).unwrap().device_gathers_text);
+    assert!(planned(false, true, slow_link(), Some(true)).unwrap().device_gathers_text);
+    for (count, works_on_text) in [(true, true), (false, false)] {
+        let plan = planned(count, works_on_text, slow_host(), None).unwrap();
+        assert!(!plan.device_gathers_text && !plan.could_gather_text_otherwise());
+        let refused = planned(count, works_on_text, slow_host(), Some(true)).unwrap_err();
+        assert!(matches!(&refused, Error::Unsupported(text) if text.contains("gathers text")), "{refused}");
+    }
+}
 
 #[test]
 fn sorted_inputs_are_merged_without_sorting() {
