@@ -319,7 +319,7 @@ impl<'a> LateChunk<'a> {
     ) -> Result<()> {
         let Workshop { device, stream, .. } = *emitter.shop;
         let rows = pairs.probe.len();
-        match self.halved(emitter, build, probe, pairs) {
+        match self.half_of(emitter, build, probe, pairs) {
             Ok(deferred) => queued.push(deferred),
             Err(Error::Invalid(_)) if rows > 1 => {
                 for half in [0..rows / 2, rows / 2..rows] {
@@ -334,7 +334,7 @@ impl<'a> LateChunk<'a> {
     }
 
     /// Pairs whose columns of the probe side leave now.
-    fn halved(
+    fn half_of(
         &self,
         emitter: &Emitter<'_>,
         build: &Arranged,

@@ -1,5 +1,7 @@
 //! What the cost model needs to know of each side: rows, widths and orders.
 
+use std::collections::BTreeSet;
+
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
 use super::plan::result_row_bytes;
 use super::{BoundJoin, JoinKey, Side};
@@ -106,12 +108,17 @@ pub(super) struct TextColumn {
 impl TextColumn {
     /// Bytes on the device, of so many rows, beyond what its keys take: where values begin, the offsets that this comes from, and a bit.
     pub(super) fn held_bytes(&self, rows: f64) -> f64 {
-        if self.stays_as_key { 0.0 } else { self.bytes + rows * (8.0 + self.offset_bytes + 0.125) }
+        if self.stays_as_key { 0.0 } else { self.bytes + rows * self.beside_value() }
+    }
+
+    /// Bytes on the device beside each value.
+    fn beside_value(&self) -> f64 {
+        8.0 + self.offset_bytes + 0.125
     }
 
     /// What no row of it takes more than.
     pub(super) fn row_max(&self) -> f64 {
-        self.bytes_max + 8.0 + self.offset_bytes + 0.125
+        self.bytes_max + self.beside_value()
     }
 
     /// Bytes on the link.
@@ -386,9 +393,21 @@ fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Opt
 }
 
 impl BoundJoin {
+    /// Whether a device that works on text could gather a column of the result, when the tables are built on that side.
+    pub(super) fn has_device_text(&self, build_side: Side) -> bool {
+        let of_side = |side| !self.device_text_columns(side, build_side).is_empty();
+        !self.spec.count && [Side::Left, Side::Right].into_iter().any(of_side)
+    }
+
+    /// Which columns that the result takes from a side it could gather.
+    pub(super) fn device_text_columns(&self, side: Side, build_side: Side) -> BTreeSet<usize> {
+        let columns = self.output_columns(side, build_side).into_iter();
+        columns.filter(|&column| self.device_text(side, column).is_some()).collect()
+    }
+
     /// A column of values of variable length that a device which works on these could gather: they are known to be short, and have no more bytes
     /// than such values can have. Nulls may have some as well, and nobody knows how many where.
-    pub(super) fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {
+    fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {
         let table = self.table(side);
         let offset_width = are_bytes(table.schema.field(index).data_type())?;
         let bytes_max = table.statistics[index].max_value_bytes.filter(|&bytes| bytes <= DEVICE_BYTES_MAX as u64)?;

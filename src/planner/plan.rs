@@ -94,11 +94,7 @@ impl Plan {
 
     /// Whether there is text in the result that both the host and the device could gather.
     pub fn could_gather_text_otherwise(&self) -> bool {
-        let of_side = |side: Side| {
-            let mut columns = self.join.output_columns(side, self.build_side).into_iter();
-            columns.any(|column| self.join.device_text(side, column).is_some())
-        };
-        self.target.works_on_text && !self.join.spec.count && (of_side(Side::Left) || of_side(Side::Right))
+        self.target.works_on_text && self.join.has_device_text(self.build_side)
     }
 
     /// The side that has a role.
@@ -266,14 +262,14 @@ fn text_ways(
 ) -> Result<Vec<Inputs>> {
     let inputs = |makes_keys, gathers| Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers });
     let by_host = inputs(false, false)?;
+    let may_make_keys = target.works_on_text && by_host.build.host_keys;
+    let may_gather = target.works_on_text && join.has_device_text(build_side);
     let mut ways = Vec::new();
-    if target.works_on_text {
-        let makes_keys = if by_host.build.host_keys { inputs(true, false)?.device_makes_keys } else { false };
-        let gathers = !join.spec.count && inputs(false, true)?.device_gathers_text();
-        for (makes, gather) in [(true, true), (true, false), (false, true)] {
-            if (makes_keys || !makes) && (gathers || !gather) {
-                ways.push(inputs(makes, gather)?);
-            }
+    for (makes_keys, gathers) in [(true, true), (true, false), (false, true)] {
+        if (may_make_keys || !makes_keys) && (may_gather || !gathers) {
+            ways.push(inputs(makes_keys, gathers)?);
+            // There may be keys that it cannot read.
+            ways.pop_if(|way| way.device_makes_keys != makes_keys);
         }
     }
     ways.push(by_host);

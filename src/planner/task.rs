@@ -61,11 +61,7 @@ impl Plan {
             shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),
             device_text: match self.device_gathers_text {
-                true => output_columns
-                    .iter()
-                    .copied()
-                    .filter(|&column| self.join.device_text(side, column).is_some())
-                    .collect(),
+                true => self.join.device_text_columns(side, self.build_side),
                 false => BTreeSet::new(),
             },
             output_columns,

@@ -26,8 +26,7 @@ pub(super) fn list(positions: &Positions) -> (*const u32, u32) {
     }
 }
 
-/// Whether some of them may be of no row.
-pub(super) fn may_miss(positions: &Positions) -> bool {
+fn may_miss(positions: &Positions) -> bool {
     matches!(positions, Positions::List { may_miss: true, .. })
 }
 
@@ -66,13 +65,10 @@ fn gathered(
     let data = pointer_of::<u8>(&column.data, column.rows * column.width.bytes()).cast();
     let values = work.buffer(rows * column.width.bytes(), PURPOSE)?;
     gather_cells(work, Some(data), 0, column.width, positions, 0, &values)?;
-    if column.validity.is_none() && !may_miss(positions) {
-        return Ok((values, None));
-    }
     Ok((values, validity_at(work, column.validity.as_ref(), column.rows, positions)?))
 }
 
-/// The validity of a column of that many rows at positions, with the number of nulls, if there are any. Waits.
+/// The validity of a column of that many rows at positions, with the number of nulls, if there are any. Waits if there may be.
 pub(super) fn validity_at(
     work: &Work<'_>,
     validity: Option<&DeviceBuffer>,
@@ -80,6 +76,9 @@ pub(super) fn validity_at(
     positions: &Positions,
 ) -> Result<Option<(CudaBuffer, usize)>> {
     const PURPOSE: &str = "gathering validity";
+    if validity.is_none() && !may_miss(positions) {
+        return Ok(None);
+    }
     let rows = positions.len();
     let bits = work.buffer(rows.div_ceil(8), PURPOSE)?;
     let cleared = work.filled(size_of::<u64>(), 0, PURPOSE)?;

@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 
 use super::abi;
 use super::buffer::pointer_of;
-use super::gather::{list, may_miss, validity_at};
+use super::gather::{list, validity_at};
 use super::transfer::copy_to_host;
 use super::work::Work;
 use crate::device::{BytesColumn, HostBytes, Positions, Width};
@@ -51,10 +51,7 @@ pub(super) fn gather_to_host(
             bytes_max.min(addressed)
         )));
     }
-    let validity = match column.validity.is_some() || may_miss(positions) {
-        true => validity_at(work, column.validity.as_ref(), column.rows, positions)?,
-        false => None,
-    };
+    let validity = validity_at(work, column.validity.as_ref(), column.rows, positions)?;
 
     // Host memory first: where there is none, nothing is copied.
     let host_offsets = arena.allocate((rows + 1) * offset_width.bytes(), PURPOSE)?;

@@ -27,6 +27,9 @@ use crate::device::{
 };
 use crate::memory::{Arena, Budget};
 
+/// Values of variable length, or nulls.
+type Text = Vec<Option<Vec<u8>>>;
+
 /// A device, a stream on it and an arena.
 struct Side {
     device: Arc<dyn Device>,
@@ -79,6 +82,39 @@ impl Side {
         bytemuck::cast_slice_mut::<u128, u8>(&mut aligned)[..bytes.len()].copy_from_slice(bytes);
         let buffer = Buffer::from_vec(aligned).slice_with_length(0, bytes.len());
         self.device.copy_in(&[buffer], &self.stream).unwrap()
+    }
+
+    /// A bitmap that starts at bit 0.
+    fn put_bits(&self, bits: impl Iterator<Item = bool>) -> DeviceBuffer {
+        let bits: BooleanBuffer = bits.collect();
+        let bits = BitSlice::Bits { len: bits.len(), buffer: bits.into_inner(), offset: 0 };
+        self.device.copy_in_bits(&[bits], &self.stream).unwrap()
+    }
+
+    /// Text in several parts with offsets of that width, which begin anywhere, without its validity.
+    fn put_text(&self, values: &Text, offset_width: Width, random: &mut StdRng) -> BytesColumn {
+        let rows = values.len();
+        let mut parts = Vec::new();
+        let mut start = 0;
+        while start < rows || parts.is_empty() {
+            let end = rows.min(start + random.random_range(0..rows / 3 + 2));
+            // What lies before and after is of other rows.
+            let mut data = vec![b'z'; random.random_range(0..20)];
+            let mut offsets = vec![data.len()];
+            for value in &values[start..end] {
+                // Under a null there may be anything.
+                data.extend_from_slice(value.as_deref().unwrap_or(b"null"));
+                offsets.push(data.len());
+            }
+            data.extend_from_slice(b"zz");
+            let offsets = match offset_width {
+                Width::W4 => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u32).collect()),
+                _ => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u64).collect()),
+            };
+            parts.push(BytesPart { offsets, data: Buffer::from_vec(data) });
+            start = end;
+        }
+        self.device.copy_in_bytes(&parts, offset_width, &self.stream).unwrap()
     }
 
     fn get<T: Pod>(&self, buffer: &DeviceBuffer, count: usize) -> Vec<T> {
@@ -508,32 +544,8 @@ impl LongKeys {
     /// The columns on a GPU, the text in several parts with offsets of that width, which begin anywhere, and numbers of types that go with it.
     fn fields(&self, side: &Side, nulls_equal: bool, offset_width: Width, random: &mut StdRng) -> Vec<ValueField> {
         let rows = self.rows();
-        let validity = |is_valid: Vec<bool>| {
-            let bits = BooleanBuffer::from(is_valid).into_inner();
-            let bits = BitSlice::Bits { buffer: bits, offset: 0, len: rows };
-            Some(side.device.copy_in_bits(&[bits], &side.stream).unwrap())
-        };
-        let mut parts = Vec::new();
-        let mut start = 0;
-        while start < rows || parts.is_empty() {
-            let end = rows.min(start + random.random_range(0..rows / 3 + 2));
-            // What lies before and after is of other rows.
-            let mut data = vec![b'z'; random.random_range(0..20)];
-            let mut offsets = vec![data.len()];
-            for text in &self.text[start..end] {
-                // Under a null there may be anything.
-                data.extend_from_slice(text.as_deref().unwrap_or(b"null"));
-                offsets.push(data.len());
-            }
-            data.extend_from_slice(b"zz");
-            let offsets = match offset_width {
-                Width::W4 => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u32).collect()),
-                _ => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u64).collect()),
-            };
-            parts.push(BytesPart { offsets, data: Buffer::from_vec(data) });
-            start = end;
-        }
-        let text = side.device.copy_in_bytes(&parts, offset_width, &side.stream).unwrap();
+        let validity = |is_valid: Vec<bool>| Some(side.put_bits(is_valid.into_iter()));
+        let text = side.put_text(&self.text, offset_width, random);
         assert_eq!(text.rows, rows);
         let text = BytesColumn { validity: validity(self.text.iter().map(Option::is_some).collect()), ..text };
         let nullable = |data, width, encoding, validity| {

@@ -3,34 +3,10 @@
 use super::*;
 use crate::device::HostBytes;
 
-type Text = Vec<Option<Vec<u8>>>;
-
-/// Values in several parts, with offsets of that width: what lies before and behind a part's is of other rows, and nulls hide bytes.
+/// Values in several parts, with offsets of that width, and their validity where there are nulls.
 fn put(gpu: &Side, values: &Text, offset_width: Width, random: &mut StdRng) -> BytesColumn {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    while start < values.len() || parts.is_empty() {
-        let end = values.len().min(start + random.random_range(0..values.len() / 3 + 2));
-        let mut data = vec![b'<'; random.random_range(0..20)];
-        let mut offsets = vec![data.len()];
-        for value in &values[start..end] {
-            data.extend_from_slice(value.as_deref().unwrap_or(b"hidden"));
-            offsets.push(data.len());
-        }
-        data.push(b'>');
-        let offsets = match offset_width {
-            Width::W4 => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u32).collect()),
-            _ => Buffer::from_vec(offsets.into_iter().map(|offset| offset as u64).collect()),
-        };
-        parts.push(BytesPart { offsets, data: Buffer::from_vec(data) });
-        start = end;
-    }
-    let bytes = gpu.device.copy_in_bytes(&parts, offset_width, &gpu.stream).unwrap();
-    let validity = values.iter().any(Option::is_none).then(|| {
-        let bits = BooleanBuffer::from_iter(values.iter().map(Option::is_some)).into_inner();
-        let bits = BitSlice::Bits { buffer: bits, offset: 0, len: values.len() };
-        gpu.device.copy_in_bits(&[bits], &gpu.stream).unwrap()
-    });
+    let bytes = gpu.put_text(values, offset_width, random);
+    let validity = values.iter().any(Option::is_none).then(|| gpu.put_bits(values.iter().map(Option::is_some)));
     BytesColumn { validity, ..bytes }
 }
 
