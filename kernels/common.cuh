@@ -73,6 +73,14 @@ __host__ __device__ inline u32 tag_bits(u32 mixed) { return mixed; }
 __host__ __device__ inline u32 tag_bits(u64 mixed) { return u32(mixed >> 24); }
 __host__ __device__ inline u32 tag_bits(Key16 mixed) { return u32(mixed.low >> 24); }
 
+// The position at a place of a list or, without one, of rows that follow on each other from `start` on.
+__host__ __device__ inline u32 position_at(const u32* positions, u32 start, u64 at) {
+    return positions ? positions[at] : start + u32(at);
+}
+
+// Whether a row has a value, by a bitmap of Arrow's, where the lowest bit of a byte comes first; without one all have.
+__host__ __device__ inline bool is_valid(const u8* validity, u64 row) { return !validity || (validity[row / 8] >> (row % 8) & 1); }
+
 // For scans: into how many pieces of up to so many rows each partition is divided. `bounds`: where partitions start and the last one ends.
 // There is one number more than partitions, which is none, so that a scan ends with the sum.
 struct PiecesOf {

@@ -7,16 +7,11 @@ namespace {
 
 constexpr u32 THREADS = 256;
 
-template <typename Args>
-__device__ inline u32 position_of(const Args& args, u64 at) {
-    return args.positions ? args.positions[at] : args.start + u32(at);
-}
-
 template <typename Cell>
 __global__ void gather(DovetailGather args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= args.rows) return;
-    const u32 position = position_of(args, at);
+    const u32 position = position_at(args.positions, args.start, at);
     Cell value;
     if (position == NO_ROW) {
         u8* bytes = reinterpret_cast<u8*>(&value);
@@ -30,7 +25,7 @@ __global__ void gather(DovetailGather args) {
 __global__ void gather_numbers(DovetailGather args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= args.rows) return;
-    const u32 position = position_of(args, at);
+    const u32 position = position_at(args.positions, args.start, at);
     static_cast<u32*>(args.out)[at] = position == NO_ROW ? 0x01010101u * args.missing : args.data_start + position;
 }
 
@@ -39,8 +34,8 @@ __global__ void gather_bits(DovetailGatherBits args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     bool valid = false;
     if (at < args.rows) {
-        const u32 position = position_of(args, at);
-        valid = position != NO_ROW && (!args.bits || (args.bits[position / 8] >> (position % 8) & 1));
+        const u32 position = position_at(args.positions, args.start, at);
+        valid = position != NO_ROW && is_valid(args.bits, position);
     }
     const u32 word = __ballot_sync(0xffffffffu, valid);
     const u32 present = __ballot_sync(0xffffffffu, at < args.rows);

@@ -26,8 +26,8 @@ struct BytesOf {
 
     __host__ __device__ u64 operator()(u64 at) const {
         if (at >= rows) return 0;
-        const u32 row = positions ? positions[at] : start + u32(at);
-        if (row == NO_ROW || (validity && !(validity[row / 8] >> (row % 8) & 1))) return 0;
+        const u32 row = position_at(positions, start, at);
+        if (row == NO_ROW || !is_valid(validity, row)) return 0;
         return begins[row + u64(1)] - begins[row];
     }
 };
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(THREADS) gather_bytes(const __grid_constant__ 
         u64 row = row_of(gathered, range[0], beyond, place * WORD), into = place * WORD - gathered[row], word = 0;
         for (u32 filled = 0;;) {
             const u64 length = gathered[row + 1] - gathered[row];
-            const u32 position = args.positions ? args.positions[row] : args.start + u32(row);
+            const u32 position = position_at(args.positions, args.start, row);
             word |= word_at(args.data, args.begins[position], into, length) << 8 * filled;
             filled += u32(length - into < WORD ? length - into : WORD);
             if (filled >= WORD || place * WORD + filled >= args.bytes) break;

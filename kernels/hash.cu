@@ -52,10 +52,6 @@ __global__ void short_values(const __grid_constant__ DovetailShortValues args) {
     narrow(number, static_cast<Number*>(args.numbers)[row]);
 }
 
-__device__ inline bool is_valid(const DovetailValueField& field, u64 row) {
-    return !field.validity || (field.validity[row / 8] >> (row % 8) & 1);
-}
-
 __device__ inline Wide image(const DovetailValueField& field, u64 row) {
     return image(field.data, field.width, field.encoding, Wide{0, 0}, row);
 }
@@ -88,7 +84,7 @@ __global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
     const u64 row = args.kept ? args.kept[at] : at;
     // Which values are there comes first, and before each of variable length how long it is: no two rows that differ give the same words.
     u32 there = 0;
-    for (u32 index = 0; index < args.field_count; ++index) there |= u32(is_valid(args.fields[index], row)) << index;
+    for (u32 index = 0; index < args.field_count; ++index) there |= u32(is_valid(args.fields[index].validity, row)) << index;
     Hash hash(args.seed);
     hash.add(there);
     for (u32 index = 0; index < args.field_count; ++index) {
@@ -112,8 +108,8 @@ __global__ void hash_keys(const __grid_constant__ DovetailHashKeys args) {
 }
 
 __device__ inline bool differ(const DovetailValueField& a, u64 row_of_a, const DovetailValueField& b, u64 row_of_b) {
-    const bool is_there = is_valid(a, row_of_a);
-    if (is_there != is_valid(b, row_of_b)) return true;
+    const bool is_there = is_valid(a.validity, row_of_a);
+    if (is_there != is_valid(b.validity, row_of_b)) return true;
     if (!is_there) return a.nulls_equal == 0;
     if (!a.begins) {
         const Wide of_a = image(a, row_of_a), of_b = image(b, row_of_b);

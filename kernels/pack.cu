@@ -21,7 +21,7 @@ __global__ void pack(DovetailPackKeys args) {
     Wide key = args.accumulate ? widened(keys[at]) : Wide{0, 0};
     for (u32 index = 0; index < args.field_count; ++index) {
         const DovetailKeyField& field = args.fields[index];
-        const bool valid = !field.validity || (field.validity[row / 8] >> (row % 8) & 1);
+        const bool valid = is_valid(field.validity, row);
         Wide bits{0, 0};
         if (valid && field.bits > 0) bits = shifted(cut(image(field.data, field.width, field.encoding, Wide{field.min_low, field.min_high}, row), field.bits), field.shift);
         if (!valid && field.null_bit >= 0) bits = shifted({1, 0}, u32(field.null_bit));

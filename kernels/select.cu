@@ -101,7 +101,7 @@ __global__ void mark_long_runs(DovetailMarkRuns args) {
 __global__ void mark(DovetailMark args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= args.rows) return;
-    const u32 position = args.positions ? args.positions[at] : args.start + u32(at);
+    const u32 position = position_at(args.positions, args.start, at);
     if (position != NO_ROW) set(args.flags, position, MATCHED);
 }
 
