@@ -81,15 +81,16 @@ __host__ __device__ inline u32 position_at(const u32* positions, u32 start, u64 
 // Whether a row has a value, by a bitmap of Arrow's, where the lowest bit of a byte comes first; without one all have.
 __host__ __device__ inline bool is_valid(const u8* validity, u64 row) { return !validity || (validity[row / 8] >> (row % 8) & 1); }
 
-// For scans: into how many pieces of up to so many rows each partition is divided. `bounds`: where partitions start and the last one ends.
-// There is one number more than partitions, which is none, so that a scan ends with the sum.
+// For scans: into how many pieces of up to so many rows each partition is divided that has more than `whole_rows`, of which there are no
+// fewer; others are one piece, or none. `bounds`: where partitions start and the last one ends. There is one number more than partitions,
+// which is none, so that a scan ends with the sum.
 struct PiecesOf {
     const u32* bounds;
-    u32 partitions, rows_max;
+    u32 partitions, whole_rows, piece_rows;
     __host__ __device__ u32 operator()(u32 partition) const {
         if (partition >= partitions) return 0;
         const u32 rows = bounds[partition + 1] - bounds[partition];
-        return rows / rows_max + (rows % rows_max > 0);
+        return rows <= whole_rows ? u32(rows > 0) : rows / piece_rows + u32(rows % piece_rows > 0);
     }
 };
 

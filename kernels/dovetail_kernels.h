@@ -486,13 +486,15 @@ struct DovetailMatchUnit {
   uint32_t end;
 };
 
-/// Lists what blocks do that match or join partitions: each partition has a block for so many of its probe rows.
+/// Lists what blocks do that match or join partitions: each partition has a block, or one for so many of its probe rows.
 struct DovetailListUnits {
   /// Inputs: where the probe rows of each partition start, and at the end where they end.
   const uint32_t *probe_bounds;
   /// How many partitions.
   uint32_t partitions;
-  /// Probe rows of a block, at the most.
+  /// Probe rows of a partition that a block has to itself, at the most; no fewer than the next.
+  uint32_t whole_rows;
+  /// Probe rows of a block of partitions that have more.
   uint32_t unit_rows;
   /// State.
   void *scratch;

@@ -23,7 +23,7 @@ namespace dovetail {
 namespace {
 
 auto tiles_of(const DovetailPartition& args, u32 tile_rows) {
-    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.parent_bounds, args.parents, tile_rows});
+    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.parent_bounds, args.parents, tile_rows, tile_rows});
 }
 
 // How scratch memory is divided.

@@ -1,5 +1,5 @@
-// What blocks do that match or join partitions: one for so many probe rows of a partition, so that a partition that has half of all
-// keeps no block until long after the others are done. (Rui and Tu 2017, section 4.2, split skewed partitions in this way.)
+// What blocks do that match or join partitions: one for a partition, and several for one that has far more probe rows than others, so that
+// it keeps no block until long after the others are done. (Rui and Tu 2017, section 4.2, split skewed partitions in this way.)
 //
 // How many units each partition has is summed up; then a thread per unit searches its partition. The CPU would have to wait for the
 // bounds, which are a quarter of a million bytes where rows are many, and to send the units after.
@@ -16,7 +16,7 @@ namespace {
 constexpr u32 THREADS = 256;
 
 auto units_of(const DovetailListUnits& args) {
-    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.probe_bounds, args.partitions, args.unit_rows});
+    return thrust::transform_iterator(thrust::counting_iterator<u32>(0), PiecesOf{args.probe_bounds, args.partitions, args.whole_rows, args.unit_rows});
 }
 
 // How scratch memory is divided.
@@ -33,7 +33,7 @@ struct Scratch {
         starts = divider.take<u32>(u64(partitions) + 1);
         DovetailListUnits args{};
         args.partitions = partitions;
-        args.unit_rows = 1;
+        args.whole_rows = args.unit_rows = 1;
         error = cub::DeviceScan::ExclusiveSum(nullptr, scan_bytes, units_of(args), starts, std::int64_t(partitions) + 1);
         scan = divider.take<u8>(scan_bytes);
         bytes = divider.bytes();
@@ -55,7 +55,8 @@ __global__ void list_units(const DovetailListUnits args, const u32* starts) {
         else high = middle;
     }
     const u32 start = args.probe_bounds[low] + (unit - starts[low]) * args.unit_rows, end = args.probe_bounds[low + 1];
-    args.units[unit] = {low, start, end - start < args.unit_rows ? end : start + args.unit_rows};
+    const bool is_last = unit + 1 == starts[low + 1];
+    args.units[unit] = {low, start, is_last ? end : start + args.unit_rows};
 }
 
 }  // namespace
@@ -72,7 +73,7 @@ int dovetail_list_units(const DovetailListUnits* args, DovetailStream stream_han
     const cudaStream_t stream = cudaStream_t(stream_handle);
     Scratch scratch(args->scratch, args->partitions);
     if (scratch.error != cudaSuccess) return answered(scratch.error);
-    if (scratch.bytes > args->scratch_bytes || args->unit_rows == 0) return int(cudaErrorInvalidValue);
+    if (scratch.bytes > args->scratch_bytes || args->unit_rows == 0 || args->whole_rows < args->unit_rows) return int(cudaErrorInvalidValue);
     const cudaError_t error = cub::DeviceScan::ExclusiveSum(scratch.scan, scratch.scan_bytes, units_of(*args), scratch.starts,
                                                             std::int64_t(args->partitions) + 1, stream);
     if (error != cudaSuccess) return answered(error);

@@ -521,7 +521,7 @@ pub struct DovetailMatchUnit {
     pub end: u32,
 }
 
-/// Lists what blocks do that match or join partitions: each partition has a block for so many of its probe rows.
+/// Lists what blocks do that match or join partitions: each partition has a block, or one for so many of its probe rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DovetailListUnits {
@@ -529,7 +529,9 @@ pub struct DovetailListUnits {
     pub probe_bounds: *const u32,
     /// How many partitions.
     pub partitions: u32,
-    /// Probe rows of a block, at the most.
+    /// Probe rows of a partition that a block has to itself, at the most; no fewer than the next.
+    pub whole_rows: u32,
+    /// Probe rows of a block of partitions that have more.
     pub unit_rows: u32,
     /// State.
     pub scratch: *mut c_void,

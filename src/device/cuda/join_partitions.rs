@@ -9,7 +9,7 @@ use super::abi::{
 };
 use super::buffer::{CudaBuffer, pointer_of};
 use super::keys::{carried, key_pointer};
-use super::matching::{UNIT_ROWS, units};
+use super::matching::{UnitRows, units};
 use super::partition::{any_above, bounds_of};
 use super::work::Work;
 use crate::Result;
@@ -146,8 +146,9 @@ fn launch(
         return Ok(Some(0));
     }
     // Where a partition is skewed, blocks share it, and each is told what to do.
-    let units = match bounds_of(probe).largest()? > UNIT_ROWS {
-        true => Some(units(work, probe, &partitions, PURPOSE)?),
+    let unit_rows = UnitRows::of(build.bounds.rows(), probe.bounds.rows(), probe.bounds.partitions());
+    let units = match unit_rows.divides(bounds_of(probe).largest()?) {
+        true => Some(units(work, probe, &partitions, &unit_rows, PURPOSE)?),
         false => None,
     };
     let unit_count = units.as_ref().map_or(partitions.len(), |(_, count)| *count);

@@ -13,9 +13,38 @@ use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceBuffer, Grouping, Keys, Matches, PartitionMatches, Partitions};
 
-/// Probe rows that a block matches at most: more, and a skewed partition keeps one block long after the others are done;
-/// fewer, and the table is built again more often than it is worth.
-pub(super) const UNIT_ROWS: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
+/// How the probe rows of partitions are shared out among blocks. A partition that far more of them have than others is divided: in larger
+/// units, it keeps a block long after the others are done; in smaller ones, its table is built more often than that is worth.
+pub(super) struct UnitRows {
+    /// Up to so many are one unit, whatever the others have.
+    whole: usize,
+    /// Units of larger partitions have so many.
+    unit: usize,
+}
+
+impl UnitRows {
+    /// Of partitions with as many build and probe rows in all.
+    pub(super) fn of(build: usize, probe: usize, partitions: usize) -> Self {
+        /// The largest unit.
+        const MAX: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
+        /// The smallest: some tiles of a block.
+        const MIN: usize = 1024;
+        /// Units of which each is so small a part of the whole that nobody waits for one.
+        const UNITS: usize = 4096;
+        /// Probe rows for each build row, so that it is not building tables that takes the time.
+        const OF_BUILD_ROW: usize = 4;
+        /// How much larger than others a partition is that is divided.
+        const OF_AVERAGE: usize = 2;
+        let average = |rows: usize| rows / partitions.max(1);
+        let unit = (probe / UNITS).max(OF_BUILD_ROW * average(build)).clamp(MIN, MAX);
+        Self { whole: (OF_AVERAGE * average(probe)).clamp(unit, MAX), unit }
+    }
+
+    /// Whether a partition with so many probe rows is divided.
+    pub(super) fn divides(&self, rows: usize) -> bool {
+        rows > self.whole
+    }
+}
 
 /// What a kernel found, as matches.
 pub(super) fn matches(
@@ -75,7 +104,8 @@ pub(super) fn match_partitions(
     };
     let totals = work.totals()?;
     if !rows.is_empty() {
-        let (units, unit_count) = units(work, probe, &partitions, PURPOSE)?;
+        let unit_rows = UnitRows::of(build.bounds.rows(), probe.bounds.rows(), probe.bounds.partitions());
+        let (units, unit_count) = units(work, probe, &partitions, &unit_rows, PURPOSE)?;
         let args = abi::DovetailMatchPartitions {
             build_keys: key_pointer(&build.keys),
             heads,
@@ -103,10 +133,11 @@ pub(super) fn units(
     work: &Work<'_>,
     probe: &Partitions,
     partitions: &Range<usize>,
+    unit_rows: &UnitRows,
     purpose: &'static str,
 ) -> Result<(CudaBuffer, usize)> {
     // A partition's last unit may have any number of rows; all others are full.
-    let count = partitions.len() + probe.keys.rows / UNIT_ROWS;
+    let count = partitions.len() + probe.bounds.rows() / unit_rows.unit;
     let units = work.values::<DovetailMatchUnit>(count, purpose)?;
     // SAFETY: it computes a size from a number.
     let scratch_bytes = unsafe { abi::dovetail_list_units_scratch_bytes(partitions.len() as u32) };
@@ -114,7 +145,8 @@ pub(super) fn units(
     let args = abi::DovetailListUnits {
         probe_bounds: bounds_of(probe).from(partitions.start),
         partitions: partitions.len() as u32,
-        unit_rows: UNIT_ROWS as u32,
+        whole_rows: unit_rows.whole as u32,
+        unit_rows: unit_rows.unit as u32,
         scratch: scratch.as_mut_ptr(),
         scratch_bytes,
         units: units.as_mut_ptr(),
@@ -144,4 +176,26 @@ pub(super) fn match_sorted(work: &Work<'_>, build: &Keys, probe: &Keys, rows: Ra
     work.launch("matching sorted keys", abi::dovetail_match_sorted, &args)?;
     let totals = work.read(&totals, "totals of matches")?;
     Ok(matches(first, Some(count), rows, totals))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partitions_that_are_far_larger_than_others_are_divided() {
+        let of = |build: usize, probe: usize, partitions: usize| {
+            let UnitRows { whole, unit } = UnitRows::of(build, probe, partitions);
+            (whole, unit)
+        };
+        // No unit is smaller than some tiles, and where there are few rows, none larger.
+        assert_eq!(of(0, 0, 1), (1024, 1024));
+        assert_eq!(of(40_000, 230_000, 256), (1796, 1024));
+        // With more build rows, a table has to be worth making.
+        assert_eq!(of(2_300_000, 15_400_000, 2048), (15_038, 4492));
+        // Of many rows, units are as large as tables would have them be, or many enough.
+        assert_eq!(of(1 << 27, 1 << 28, 1 << 16), (32_768, 32_768));
+        // Few partitions are all divided.
+        assert_eq!(of(200_000, 1 << 24, 256), (32_768, 4096));
+    }
 }

@@ -15,6 +15,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 
+use super::matching::UnitRows;
 use super::work::FILL;
 use super::{CudaDevice, device_count};
 use crate::Error;
@@ -1294,6 +1295,39 @@ fn skewed_partitions_are_joined_in_one_go() {
             for payload in &PAYLOADS {
                 let story = format!("{repeated} of {keys} keys are on two rows");
                 assert_joins(&gpu, &build, &probe, width, (0, 0..1), payload, &story);
+            }
+        }
+    }
+}
+
+/// One partition has most probe rows and is divided, others have fewer or more than a unit and are not.
+#[test]
+fn partitions_that_are_divided_lie_among_others() {
+    let Some([gpu, _]) = both() else { return };
+    let keys = 500u32;
+    let build: Vec<u32> = (0..keys).chain(0..keys / 10).collect();
+    for (rows, bits) in [(5000, 4), (9000, 2)] {
+        // Half of all rows have one key.
+        let probe: Vec<u32> =
+            (0..rows).map(|row: u32| if row.is_multiple_of(2) { 7 } else { row % (keys + 50) }).collect();
+        for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
+            let story = format!("{rows} rows in {bits} bits");
+            let arrange = |numbers: &[u32]| {
+                let bits = RadixBits { skip: 0, bits };
+                gpu.device.partition(&gpu.keys(numbers, width), &[], bits, &gpu.stream).unwrap()
+            };
+            let (build_side, probe_side) = (arrange(&build), arrange(&probe));
+            let unit_rows = UnitRows::of(build.len(), probe.len(), 1 << bits);
+            let sizes = probe_side.bounds.get().unwrap().windows(2).map(|bounds| bounds[1] - bounds[0]);
+            let divided = sizes.filter(|&rows| unit_rows.divides(rows)).count();
+            assert_eq!(divided, 1, "{story}");
+            let grouped = gpu.device.group_partitions(build_side, &gpu.stream).unwrap();
+            let matches = gpu.device.match_partitions(&grouped, &probe_side, 0..1 << bits, &gpu.stream).unwrap();
+            let PartitionMatches::Matched(matches) = matches else { panic!("they are grouped, {story}") };
+            let [build_keys, probe_keys] = [&grouped, &probe_side].map(|side| gpu.key_values(&side.keys));
+            gpu.assert_matches(&matches, &build_keys, &probe_keys, &story);
+            for payload in &PAYLOADS {
+                assert_joins(&gpu, &build, &probe, width, (bits, 0..1 << bits), payload, &story);
             }
         }
     }

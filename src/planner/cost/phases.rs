@@ -185,9 +185,14 @@ const LINK_OUT_BUSY: f64 = 0.92;
 /// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
 const ARRIVING_BYTES: f64 = (64 << 20) as f64;
 
-/// The most probe rows that one worker of a device goes through by itself, of one partition, in build rows that a partition should
-/// have (`UNIT_ROWS` of `device/cuda/matching.rs`).
-const SHARED_OUT_ROWS: f64 = 16.0;
+/// A partition with so many times as many probe rows as others have is shared out, and with fewer rows it is not (`UnitRows` of
+/// `device/cuda/matching.rs`).
+const SHARED_OUT: f64 = 2.0;
+const SHARED_OUT_ROWS_MIN: f64 = 1024.0;
+
+/// What it takes a GPU to go from one build row of a key to the next. (An H200, 7322bd7: partitions take 0.1 to 0.15 ms longer to join where
+/// some 400 build rows have one key.)
+const CHAINED_ROW_SECONDS: f64 = 0.35e-6;
 
 /// What the CPU takes to gather a value of text, in the time in which it looks one value up at a random place: by itself, and for each of its
 /// bytes. One at a random place and one in order took 8.9 ns together, of 20 bytes each, and 12.2 of 100, where the rate said 2.9 (an H200's
@@ -465,7 +470,8 @@ impl Model<'_> {
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
-        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds).queued()
+        // Rows that have not arrived are not sorted, however early that is asked for.
+        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds)
     }
 
     fn build_table(&self) -> Step {
@@ -580,8 +586,11 @@ impl Model<'_> {
         let columns = 2.0 * self.estimates.pairs * written;
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
         let work = self.rows_as_counted(rows) / counted + columns / self.rates.stream;
-        let step = Step::new("join", Role::Probe, keys + columns, work).idling(self.idle(work, chunks));
-        step.calling_for(self.waves(chunks), self.rates.join_call_seconds)
+        let idle = self.idle(work, chunks) + self.walking_chains(chunks);
+        // How large the largest partition is is asked before.
+        let call_seconds = self.rates.join_call_seconds + self.rates.answer_seconds;
+        let step = Step::new("join", Role::Probe, keys + columns, work).idling(idle);
+        step.calling_for(self.waves(chunks), call_seconds)
     }
 
     /// As many rows as could be counted in the time in which so many are joined and written. (An H200, 76f666f: 214 joins drawn at random.)
@@ -624,10 +633,19 @@ impl Model<'_> {
         let side = self.inputs.probe.side;
         let heaviest = self.estimates.heavy(self.join, side).next().map_or(0.0, |(_, rows)| rows);
         let heaviest = heaviest / self.estimates.keyed(side).max(1.0);
-        let longest = rows / self.partitions + heaviest * rows;
-        // Longer ones are shared out.
-        let share = (longest.min(SHARED_OUT_ROWS * self.target.partition_rows as f64) / rows).min(1.0);
+        let average = rows / self.partitions;
+        let longest = (average + heaviest * rows).min((SHARED_OUT * average).max(SHARED_OUT_ROWS_MIN));
+        let share = (longest / rows).min(1.0);
         (share * self.target.partitions_at_once as f64 - 1.0).max(0.0) * work
+    }
+
+    /// Seconds in which one thread of a GPU lists the build rows of the most frequent key, which nothing else of its block is done beside.
+    fn walking_chains(&self, chunks: Chunks) -> f64 {
+        let mut heavy = self.estimates.heavy(self.join, self.inputs.build.side);
+        match heavy.next() {
+            Some((_, rows)) if self.target.partitions_at_once > 1 => chunks.count * rows * CHAINED_ROW_SECONDS,
+            _ => 0.0,
+        }
     }
 
     /// Values behind equal hashes are compared, at random places of both sides: a probe row with the first build row that it matches, and

@@ -239,6 +239,29 @@ fn joining_partitions() -> Target {
     target
 }
 
+/// Seconds of a join of partitions in one go that has nothing to join.
+fn calling_join(target: &Target) -> f64 {
+    target.rates.join_call_seconds + target.rates.answer_seconds
+}
+
+/// One thread lists the build rows of a key, however many others there are.
+#[test]
+fn many_build_rows_of_one_key_are_walked_one_by_one() {
+    let seconds = |heaviest_share: Option<f64>, target: &Target| {
+        let build = TableSpec { distinct: (1 << 15) as f64, heaviest_share, ..sparse(1 << 16, 1) };
+        let join = bound(&build, &sparse(1 << 16, 1), JoinKind::Inner);
+        let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::RadixHash)) };
+        let plan = plan_forced(join, &forced, target).unwrap();
+        plan.phases.iter().find(|phase| phase.name == "join").unwrap().seconds
+    };
+    let target = joining_partitions();
+    let heavy = Some(400.0 / f64::from(1 << 16));
+    let longer = seconds(heavy, &target) - seconds(None, &target);
+    assert!((130e-6..150e-6).contains(&longer), "{longer}");
+    let of_cpu = Target { partitions_at_once: 1, ..target };
+    assert!(seconds(heavy, &of_cpu) - seconds(None, &of_cpu) < 1e-6, "threads have partitions to themselves");
+}
+
 #[test]
 fn keys_on_many_rows_each_are_grouped_and_matched() {
     let target = joining_partitions();
@@ -262,7 +285,7 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
         let costed =
             crate::planner::cost::Costed::new(&join, Strategy::RadixHash, &forced, &inputs, &estimates, target);
         let join = costed.phases.iter().find(|phase| phase.name == "join").unwrap().seconds;
-        (costed.radix_bits.unwrap(), join - target.rates.join_call_seconds)
+        (costed.radix_bits.unwrap(), join - calling_join(target))
     };
     let probe = sparse(1 << 22, 1);
     // One partition for each multiprocessor, though a fifth of them would be small enough.
@@ -273,9 +296,10 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
     let ratio = of(20 * 4096, &probe, &target).1 / of(20 * 4096, &probe, &by_all).1;
     assert!((ratio - 432.0 / 128.0).abs() < 0.01, "{ratio}");
     assert!((of(1 << 20, &probe, &target).1 / of(1 << 20, &probe, &by_all).1 - 432.0 / 256.0).abs() < 0.01);
-    // A partition in which most probe rows are takes as long as it does however many others there are.
+    // A partition with more probe rows than two others is divided, and takes as long as they do.
     let skewed = TableSpec { heaviest_share: Some(0.2), ..sparse(1 << 22, 1) };
-    assert!(of(1 << 20, &skewed, &target).1 > 3.0 * of(1 << 20, &probe, &target).1);
+    let ratio = of(1 << 20, &skewed, &target).1 / of(1 << 20, &skewed, &by_all).1;
+    assert!((ratio - 2.0 * 432.0 / 256.0).abs() < 0.01, "{ratio}");
 }
 
 #[test]
@@ -291,7 +315,7 @@ fn joined_rows_that_are_not_simple_take_longer_to_write() {
         target.rates.stream = 1e18;
         let forced = Forced { build_side: Some(Side::Left), ..Forced::named(Some(Strategy::RadixHash)) };
         let plan = plan_forced(join, &forced, &target).unwrap();
-        plan.phases.iter().find(|phase| phase.name == "join").unwrap().seconds - target.rates.join_call_seconds
+        plan.phases.iter().find(|phase| phase.name == "join").unwrap().seconds - calling_join(&target)
     };
     let simple = seconds(2, 1, false);
     assert!((seconds(2, 1, true) - simple).abs() < 1e-9, "no less is counted than written from registers");
