@@ -52,7 +52,7 @@ def commit() -> str:
     """
     archived = ROOT / "commit"
     if archived.is_file():
-        return archived.read_text().strip()[:12]
+        return archived.read_text().strip()
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     status = [*git, "status", "--porcelain", "-uno", "--", ":!benches/results"]

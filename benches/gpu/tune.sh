@@ -70,7 +70,7 @@ for line in sys.stdin:
         print(message["target"]["name"], message["executable"])' |
     while read -r name executable; do strip -o "$to/bench-$name" "$executable"; done
 cp benches/gpu/tune.txt benches/gpu/record.sh "$to/"
-git rev-parse --short=12 HEAD >"$to/commit"
+python3 -c 'import sys; sys.path.insert(0, "benches"); import common; print(common.commit())' >"$to/commit"
 cat >"$to/tune" <<'TUNE'
 #!/usr/bin/env bash
 set -euo pipefail

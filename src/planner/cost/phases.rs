@@ -207,6 +207,10 @@ const TEXT_IN_ORDER: f64 = 2.5;
 /// is mapped. (An H200, 74ba6b1: 0.1 to 1.8 ms a column in ten joins of 4 to 39 thousand rows, 0.4 by the median.)
 const CHANGE_OVER_SECONDS: f64 = 0.4e-3;
 
+/// What each thread of a CPU beyond the first costs a join that it takes part in: threads wake up one after the other. (Sixteen of an H200's
+/// host, 0898c27: joins of 2 to 16 morsels take 0.15 to 1.1 ms more than their rows, and 0.2 ms that those of one take as well.)
+const WAKING_SECONDS: f64 = 80e-6;
+
 /// Calls that bring text in: its values, their offsets, and where each begins.
 const TEXT_COPY_CALLS: f64 = 3.0;
 
@@ -277,8 +281,16 @@ impl Model<'_> {
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
         if self.target.morsel_rows > 1 {
             steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step));
+            // Said of one step for all, so that no strategy pays for having more of them.
+            let waking = (self.workers_for(self.inputs.probe.rows) - 1.0) * WAKING_SECONDS;
+            steps.last_mut().into_iter().for_each(|step| step.idle += waking);
         }
         steps
+    }
+
+    /// Threads of a CPU that have some of so many rows.
+    fn workers_for(&self, rows: f64) -> f64 {
+        (rows / self.target.morsel_rows as f64).ceil().clamp(1.0, self.target.parallelism as f64)
     }
 
     /// Seconds that a step takes beyond so much work of all of the device, because its rows are fewer morsels than there are workers. Of these
