@@ -169,14 +169,19 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     let of_own = of_probe(&|step| step.copy_in);
     let (copy_in, work, copy_out) = (of_own + later, of_probe(&|step| step.work), of_probe(&|step| step.copy_out));
     let (calls, idle) = (of_probe(&|step| step.calling_seconds(rates)), of_probe(&|step| step.idle));
+    let before = JOB_SECONDS + build;
     if chunks.at_once <= 1.0 {
-        return build + copy_in + work + copy_out / LINK_OUT_BUSY + idle + calls_of(Role::Probe, of_own);
+        return before + copy_in + work + copy_out / LINK_OUT_BUSY + idle + calls_of(Role::Probe, of_own);
     }
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
     let overlapped = (copy_in + work + copy_out + idle + others) / chunks.at_once;
     let of_first_chunks = calls * chunks.at_once / chunks.count;
-    build + (overlapped + of_first_chunks).max((copy_in + work + copy_out + idle) / chunks.at_once + calls)
+    before + (overlapped + of_first_chunks).max((copy_in + work + copy_out + idle) / chunks.at_once + calls)
 }
+
+/// What a join takes on a GPU beside its steps and more than on the CPU, which has less to begin and to end. (An H200, 8dbabef: of 60 small
+/// joins, `mix.py --draw 60`, with this 59 would run where they are quicker, and without it 56.)
+const JOB_SECONDS: f64 = 60e-6;
 
 /// The share of the time in which the link has something to carry while one stream gathers and sends, piece by piece. (An H200, 739e7d0: 81
 /// joins of 3 to 12 ms in one chunk take 1.08 to 1.12 times what is predicted without it, and 54 in several 1.03 to 1.05.)
