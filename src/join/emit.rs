@@ -306,6 +306,9 @@ impl Emitter<'_> {
                 probe: Gatherer::new(self, self.probe, probe.part(range, self.shop)?, rows),
             })
         })?;
+        if [&sides.build, &sides.probe].iter().all(|side| !side.is_missing() && !side.may_miss()) {
+            (sides.build.are_matched, sides.probe.are_matched) = (true, true);
+        }
         let fields = self.task.schema.fields();
         let sources: Vec<Source> = self.task.output.iter().map(|output| self.source(output.source, &sides)).collect();
         // Only one of them can be cut where its batches end.
@@ -359,7 +362,7 @@ impl Emitter<'_> {
     /// # Errors
     /// The device's, and [`Error::Exhausted`] when the arena is full.
     pub(super) fn queue_half(&self, probe: SideRows<'_>, rows: usize) -> Result<Half> {
-        let mut side = Gatherer::new(self, self.probe, probe, rows);
+        let mut side = Gatherer { are_matched: true, ..Gatherer::new(self, self.probe, probe, rows) };
         let givers = || self.task.output.iter().map(|output| self.giver(output.source));
         for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
             side.copy_in(column)?;
@@ -399,7 +402,8 @@ impl Emitter<'_> {
         let taken = taken_of(groups, range);
         let lists: Vec<_> = taken.iter().map(|(group, rows)| (group.build, rows.clone())).collect();
         let numbers = monitor.phase("gather", 0, || device.concat(&lists, stream))?;
-        let mut side = Gatherer::new(self, self.build, SideRows::Numbered(part, numbers), rows);
+        let rows_of_part = SideRows::Numbered(part, numbers);
+        let mut side = Gatherer { are_matched: true, ..Gatherer::new(self, self.build, rows_of_part, rows) };
         monitor.counted_phase("gather", |moved| {
             let columns = groups[0].half.columns.iter().enumerate().map(|(at, (role, column, _))| {
                 monitor.cancel().check()?;
@@ -566,6 +570,8 @@ struct Gatherer<'a> {
     input: &'a SideInput,
     rows: SideRows<'a>,
     count: usize,
+    /// Whether each row stands beside one of the other side with an equal key.
+    are_matched: bool,
     row_numbers: Option<Positions>,
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
     /// Where the rows lie in the table, when they follow each other there as they do here, and the result may share them.
@@ -574,7 +580,8 @@ struct Gatherer<'a> {
 
 impl<'a> Gatherer<'a> {
     fn new(emitter: &'a Emitter<'a>, input: &'a SideInput, rows: SideRows<'a>, count: usize) -> Self {
-        Self { emitter, input, rows, count, row_numbers: None, row_numbers_on_host: None, stretches: None }
+        let (row_numbers, row_numbers_on_host, stretches) = (None, None, None);
+        Self { emitter, input, rows, count, are_matched: false, row_numbers, row_numbers_on_host, stretches }
     }
 
     /// Finds where the rows lie, if they lie as they are wanted. The batches of the table must not be so small that those of the
@@ -651,6 +658,12 @@ impl<'a> Gatherer<'a> {
         matches!(self.rows, SideRows::Arranged(_, Positions::List { may_miss: true, .. }))
     }
 
+    /// Whether no row has a null in a column, whatever the table has: nulls that match nothing are in no matched row.
+    fn has_no_null(&self, column: usize) -> bool {
+        let mut keys = self.emitter.task.keys.iter();
+        self.are_matched && keys.any(|key| key.column(self.input.side) == column && !key.nulls_equal)
+    }
+
     fn gather(&mut self, column: usize) -> Result<Pending> {
         let Workshop { device, stream, arena, .. } = *self.emitter.shop;
         let data_type = self.input.table.schema.field(column).data_type().clone();
@@ -659,7 +672,8 @@ impl<'a> Gatherer<'a> {
             SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
         };
         if let Some(text) = self.input.text(column) {
-            let original = arranged.original_text(column, self.emitter.shop)?;
+            let mut original = arranged.original_text(column, self.emitter.shop)?;
+            original.validity = original.validity.filter(|_| !self.has_no_null(column));
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
             let gathered =
@@ -680,7 +694,8 @@ impl<'a> Gatherer<'a> {
             let gathered = device.gather_to_host(&moved, positions, arena, stream)?;
             return Ok(Pending::FromDevice(gathered, data_type, dictionary));
         }
-        let original = arranged.original(column, self.emitter.shop)?;
+        let mut original = arranged.original(column, self.emitter.shop)?;
+        original.validity = original.validity.filter(|_| !self.has_no_null(column));
         let numbers = self.row_numbers()?;
         Ok(Pending::FromDevice(device.gather_to_host(&original, &numbers, arena, stream)?, data_type, dictionary))
     }

@@ -8,6 +8,7 @@ use arrow::array::{
     Array, ArrayRef, AsArray, BinaryViewArray, BooleanArray, DictionaryArray, DurationSecondArray,
     FixedSizeBinaryArray, Float64Array, Int8Array, Int16Array, Int32Array, RecordBatch, StringArray,
 };
+use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, Float64Type, Schema};
 use arrow::util::display::array_value_to_string;
 use parking_lot::Mutex;
@@ -400,6 +401,41 @@ fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
     bench.device.keep_columns(16 << 20).unwrap();
     assert_eq!(copied(&bench), (bytes, 0, 0), "nothing was kept before");
     assert_eq!(copied(&bench), (0, bytes, 0));
+}
+
+/// A null that matches nothing is in no row that has a match, so that nobody has to look for nulls there.
+#[test]
+fn keys_of_matched_rows_have_no_bitmap_unless_nulls_match() {
+    let some = |rows: i32, null: i32| -> ArrayRef {
+        Arc::new((0..rows).map(|row| (row % null > 0).then_some(row / 2)).collect::<Int32Array>())
+    };
+    let payload =
+        |rows: i32| -> ArrayRef { Arc::new((0..rows).map(|row| (row % 3 > 0).then_some(row)).collect::<Int32Array>()) };
+    let left = batch(vec![("k", some(600, 7)), ("a", payload(600))]);
+    let bench = Bench::new(64 << 20, left, batch(vec![("k", some(900, 5)), ("b", payload(900))]));
+    let cases = [(JoinKind::Inner, false, true), (JoinKind::Inner, true, false), (JoinKind::Full, false, false)];
+    for (how, nulls_equal, are_all_there) in cases {
+        for build_side in [Side::Left, Side::Right] {
+            for strategy in Strategy::ALL {
+                let label = format!("{how} by {strategy}, build {build_side}, nulls match: {nulls_equal}");
+                let plan = bench.plan(JoinSpec { nulls_equal, ..spec(how, strategy) }, build_side);
+                let nulls = Mutex::new(Vec::new());
+                let sink = Each(|batch: RecordBatch| {
+                    let of = |name: &str| batch.column_by_name(name).unwrap().nulls().map(NullBuffer::null_count);
+                    nulls.lock().push([of("k"), of("a"), of("b")]);
+                    Ok(())
+                });
+                bench.run(&plan, &sink, &Monitor::default()).unwrap();
+                let nulls = nulls.into_inner();
+                let sum = |column: usize| nulls.iter().filter_map(|nulls| nulls[column]).sum::<usize>();
+                assert!(sum(1) > 0 && sum(2) > 0, "{label}: payload keeps its nulls, {nulls:?}");
+                match are_all_there {
+                    true => assert!(nulls.iter().all(|nulls| nulls[0].is_none()), "{label}: {nulls:?}"),
+                    false => assert!(sum(0) > 0, "{label}: {nulls:?}"),
+                }
+            }
+        }
+    }
 }
 
 /// Keys that look distinct and are not make a build side be grouped while a chunk of the probe side is there. A large probe side
