@@ -103,7 +103,7 @@ struct SpecArgs {
     #[arg(long)]
     nulls_equal: bool,
 
-    /// Devices that may run it: a count, or names such as host:0,host:1
+    /// Devices of which one may run it, such as host:0,host:1; by default any
     #[arg(long)]
     devices: Vec<Names>,
 }

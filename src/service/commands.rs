@@ -313,7 +313,9 @@ fn join_kind(kind: proto::JoinKind) -> JoinKind {
 /// A count, or a list of names.
 fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
     let wrong = |what: String| {
-        Err(Error::Invalid(format!("\"devices\" is {what}; write how many (2), or which ([\"host:0\", \"host:1\"])")))
+        Err(Error::Invalid(format!(
+            "\"devices\" is {what}; name those that may run the join ([\"host:0\", \"host:1\"]), or leave it out"
+        )))
     };
     match value {
         None | Some(Kind::NullValue(_)) => Ok(DeviceRequest::Any),
@@ -333,8 +335,8 @@ fn devices(value: Option<Kind>) -> Result<DeviceRequest> {
                 })
                 .collect();
             match names {
-                Some(names) if !names.is_empty() => Ok(DeviceRequest::Named(names)),
-                _ => wrong("a list of something other than names".into()),
+                Some(names) => Ok(DeviceRequest::Named(names)),
+                None => wrong("a list of something other than names".into()),
             }
         }
         Some(Kind::BoolValue(value)) => wrong(value.to_string()),
@@ -406,7 +408,8 @@ mod tests {
         );
         // Whoever knows the devices refuses it, and names them.
         assert_eq!(with("0").unwrap(), DeviceRequest::Count(0));
-        for wrong in ["-1", "1.5", "true", "{}", "[1]", "[]", "1e300"] {
+        assert_eq!(with("[]").unwrap(), DeviceRequest::Named(vec![]));
+        for wrong in ["-1", "1.5", "true", "{}", "[1]", "1e300"] {
             assert!(with(wrong).is_err(), "devices {wrong} was accepted");
         }
     }

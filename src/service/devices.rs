@@ -88,11 +88,18 @@ pub fn topology(settings: &Settings) -> Result<Topology> {
         return Topology::parse(&text).context(|| format!("the topology file {}", path.display()));
     }
     let asked = parse_devices(&settings.devices).map_err(|why| {
+        // Who names no GPU need not hear why there is none.
+        let there = match settings.devices.contains("cuda") || settings.devices.contains("gpu") {
+            true => gpu_count().map_or_else(
+                |error| format!("; there may be GPUs that cannot be counted: {error}"),
+                |count| format!("; there {}", gpus_found(count)),
+            ),
+            false => String::new(),
+        };
         Error::Invalid(format!(
             "--devices is {:?}{why}; write auto, cuda for all GPUs, cuda:N for the first N, host:N for the CPU in N slices, N \
-             from 1 to {HOST_DEVICES_MAX}, or GPUs and slices with a comma between, as in cuda:1,host:1; there {}",
+             from 1 to {HOST_DEVICES_MAX}, or GPUs and slices with a comma between, as in cuda:1,host:1{there}",
             settings.devices,
-            gpu_count().map_or_else(|error| format!("may be GPUs that cannot be counted: {error}"), gpus_found)
         ))
     })?;
     if asked.is_empty() {
@@ -595,7 +602,8 @@ mod tests {
         for wrong in ["host:0", "host:65535", "host:-1", "host:", "gpu", "gpu:5", "0", "auto:1", "cuda:-1", "cuda:0"] {
             let refused = of(wrong).unwrap_err();
             assert!(refused.message().contains("--devices") && refused.message().contains("1024"), "{refused}");
-            assert!(refused.message().ends_with(&format!("; {there}")), "{refused}");
+            let names_gpus = wrong.contains("cuda") || wrong.contains("gpu");
+            assert_eq!(refused.message().ends_with(&format!("; {there}")), names_gpus, "{refused}");
         }
         let refused = of("cuda:65535").unwrap_err();
         assert!(refused.message().ends_with(&format!("and {there}; write auto to use what there is")), "{refused}");
@@ -632,7 +640,7 @@ mod tests {
             let refused = topology(&CommandLine::parse_from(["dovetail", &format!("--devices={setting}")]).settings);
             let told = refused.unwrap_err().message().to_string();
             assert!(told.starts_with(&format!("--devices is {setting:?}{why}; write auto, cuda")), "{told}");
-            assert!(told.contains("as in cuda:1,host:1; there "), "{told}");
+            assert_eq!(told.contains("as in cuda:1,host:1; there "), setting.contains("cuda"), "{told}");
         }
     }
 

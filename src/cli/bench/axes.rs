@@ -195,7 +195,9 @@ impl FromStr for Rows {
     fn from_str(text: &str) -> Result<Self, String> {
         let rows = |text: &str| {
             let rows = parse_bytes(text).ok().filter(|rows| (1..ROWS_MAX).contains(rows));
-            rows.ok_or_else(|| "write a number of rows such as 500000 or 16M, or of both sides: 16M:64M".to_owned())
+            rows.ok_or_else(|| {
+                "write a number of rows below 4G, such as 500000 or 16M, or of both sides: 16M:64M".to_owned()
+            })
         };
         match text.split_once(':') {
             None => Ok(Self::build(rows(text)?)),
