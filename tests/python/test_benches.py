@@ -87,12 +87,12 @@ def test_lines_of_an_archive_name_the_commit_that_it_was_made_of(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benches"))
     common = importlib.import_module("common")
-    (tmp_path / "commit").write_text("0123456789abcdef0123456789abcdef01234567\n")
+    (tmp_path / "commit").write_text("0123456789ab-dirty\n")
     monkeypatch.setattr(common, "ROOT", tmp_path)
     recorder = common.Recorder("some", directory=tmp_path / "results", command="a command")
     recorder.write(seconds=1.5)
     line = json.loads((tmp_path / "results" / "some.jsonl").read_text())
-    assert (line["commit"], line["command"], line["seconds"]) == ("0123456789ab", "a command", 1.5)
+    assert (line["commit"], line["command"], line["seconds"]) == ("0123456789ab-dirty", "a command", 1.5)
     assert line["machine"]["cores"] > 0
 
 
