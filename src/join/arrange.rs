@@ -307,7 +307,12 @@ impl Arranged {
     }
 
     /// Some of the side's rows as they lie in its table, with columns of them that are on the device.
-    pub(super) fn part(&self, rows: Rows, columns: BTreeMap<usize, Column>) -> Self {
+    pub(super) fn part(
+        &self,
+        rows: Rows,
+        columns: BTreeMap<usize, Column>,
+        text: BTreeMap<usize, BytesColumn>,
+    ) -> Self {
         Self {
             rows,
             keys: self.keys.clone(),
@@ -315,7 +320,7 @@ impl Arranged {
             to_rows: None,
             numbered: true,
             carried: Vec::new(),
-            originals: Originals::of(columns, BTreeMap::new(), Vec::new()),
+            originals: Originals::of(columns, text, Vec::new()),
             unkeyed: None,
         }
     }
@@ -424,7 +429,7 @@ pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, col
 }
 
 /// Copies a column of values of variable length in.
-fn copy_text(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
+pub(super) fn copy_text(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
     shop.monitor.counted_phase("copy in", |moved| {
         moved.bytes += rows.text_bytes(column);
         rows.copy_in_bytes(column, shop.device, stream)

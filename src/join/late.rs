@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::arrange::{Arranged, Workshop, copy_column};
+use super::arrange::{Arranged, Workshop, copy_column, copy_text};
 use super::emit::{BatchSizes, Emitter, Group, Half, HalfThere, SideRows};
 use super::inputs::SideInput;
 use super::turns::Turns;
 use super::{Arrangement, JoinKind, Task};
-use crate::device::{Column, Event, PARTS_MAX, Pairs, Positions};
+use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
 use crate::memory::Held;
 use crate::{Error, Result};
 
@@ -56,6 +56,10 @@ pub(super) struct Late<'a> {
     build: &'a SideInput,
     /// Columns that devices move.
     columns: Vec<usize>,
+    /// Columns of text that the device gathers.
+    text: Vec<usize>,
+    /// What these take on the device, in bytes.
+    text_bytes: u64,
     /// Rows of each part but the last, as a power of two.
     part_bits: u32,
     /// Ranges of the table's rows.
@@ -77,7 +81,14 @@ pub(super) struct Late<'a> {
 #[derive(Default)]
 struct Arriving {
     asked_for: usize,
-    there: BTreeMap<usize, (BTreeMap<usize, Column>, Event)>,
+    there: BTreeMap<usize, (Part, Event)>,
+}
+
+/// The columns of a part on the device.
+#[derive(Clone)]
+struct Part {
+    columns: BTreeMap<usize, Column>,
+    text: BTreeMap<usize, BytesColumn>,
 }
 
 /// Rows whose columns of the build side come later.
@@ -103,9 +114,8 @@ impl<'a> Late<'a> {
         let output = &build.output_columns;
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
         let gives_keys = build.key_columns.iter().any(|key| output.contains(key));
-        // Text comes with the keys: parts of it have no place of their own yet.
-        let has_text = build.text_columns().next().is_some();
-        if !task.build_columns_last || !is_plain || gives_keys || columns.is_empty() || has_text {
+        let text: Vec<usize> = build.text_columns().collect();
+        if !task.build_columns_last || !is_plain || gives_keys || (columns.is_empty() && text.is_empty()) {
             return None;
         }
         let result_rows = task.expected.pairs_per_row * probe.table.rows as f64;
@@ -119,12 +129,17 @@ impl<'a> Late<'a> {
         let spare =
             shop.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
         let rows = build.table.rows;
+        let table = build.rows(0..rows);
+        let bytes_of = |&column: &usize| table.value_bytes([column]) + rows * build.text_row_bytes(column) as u64;
+        let text_bytes = text.iter().map(bytes_of).sum();
         let part_bits = part_bits(rows, task.chunk_rows_min());
         let part_rows = 1u64 << part_bits;
         let parts = (0..rows.div_ceil(part_rows)).map(|part| part * part_rows..rows.min((part + 1) * part_rows));
         Some(Self {
             build,
             columns,
+            text,
+            text_bytes,
             part_bits,
             parts: parts.collect(),
             arriving: Mutex::default(),
@@ -143,7 +158,7 @@ impl<'a> Late<'a> {
             8 * width + u64::from(self.build.has_nulls(column))
         };
         let bits: u64 = self.columns.iter().map(row_bits).sum();
-        if *self.whole.lock() { 0 } else { self.build.table.rows * bits / 8 }
+        if *self.whole.lock() { 0 } else { self.build.table.rows * bits / 8 + self.text_bytes }
     }
 
     /// Queues copies of all parts that were not asked for, behind `last`: no chunk is left to be copied in. Where there is no memory for
@@ -167,7 +182,11 @@ impl<'a> Late<'a> {
     fn copy_part(&self, arriving: &mut Arriving, part: usize, shop: &Workshop<'_>) -> Result<()> {
         let rows = self.build.rows(self.parts[part].clone());
         let copy = |&column: &usize| Ok((column, copy_column(shop, shop.copies, &rows, column)?));
-        let copies = || self.columns.iter().map(copy).collect::<Result<_>>();
+        let copy_text = |&column: &usize| Ok((column, copy_text(shop, shop.copies, &rows, column)?));
+        let copies = || -> Result<Part> {
+            let columns = self.columns.iter().map(copy).collect::<Result<_>>()?;
+            Ok(Part { columns, text: self.text.iter().map(copy_text).collect::<Result<_>>()? })
+        };
         let (columns, there) = self.turns.take(shop.device, shop.copies, copies)?;
         arriving.there.insert(part, (columns, there));
         arriving.asked_for = arriving.asked_for.max(part + 1);
@@ -180,9 +199,9 @@ impl<'a> Late<'a> {
         if !arriving.there.contains_key(&part) {
             self.copy_part(&mut arriving, part, &Workshop { copies: shop.stream, ..*shop })?;
         }
-        let (columns, there) = &arriving.there[&part];
+        let (Part { columns, text }, there) = &arriving.there[&part];
         shop.device.wait_event(there, shop.stream)?;
-        Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone()))
+        Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone(), text.clone()))
     }
 
     /// Completes the rows that wait, part after part: so many streams do so at a time, of which this is the one of that number, and each
@@ -243,7 +262,9 @@ impl<'a> Late<'a> {
     fn bring_whole(&self, build: &Arranged, shop: &Workshop<'_>) -> Result<()> {
         let mut whole = self.whole.lock();
         if !*whole {
-            let brought = self.columns.iter().try_for_each(|&column| build.original(column, shop).map(|_| ()));
+            let columns = self.columns.iter().try_for_each(|&column| build.original(column, shop).map(drop));
+            let bring_text = |&column: &usize| build.original_text(column, shop).map(drop);
+            let brought = columns.and_then(|()| self.text.iter().try_for_each(bring_text));
             // Other streams know nothing of this one's copies, and find those that were queued before one failed.
             let settled = shop.device.synchronize(&shop.stream.uncancelled());
             brought.and(settled)?;

@@ -346,6 +346,57 @@ mod tests {
         }
     }
 
+    /// Text of the build side arrives part by part, beside columns of a fixed width and without any.
+    #[test]
+    fn text_of_the_build_side_comes_last_as_other_columns_do() {
+        const ROWS: i32 = 3000;
+        if gpu_count().unwrap() == 0 {
+            println!("no GPU: nothing was tested");
+            return;
+        }
+        let text_of = |key: i32| (key % 7 > 0).then(|| "text".repeat(key as usize % 50) + &key.to_string());
+        let text: ArrayRef = Arc::new((0..ROWS).map(text_of).collect::<StringArray>());
+        let numbers = |numbers: Vec<i32>| Arc::new(Int32Array::from(numbers)) as ArrayRef;
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        let keys: Vec<i32> = (0..4 * ROWS).map(|row| row.wrapping_mul(7919) % ROWS).collect();
+        for (name, columns) in [
+            ("build", vec![("k", numbers((0..ROWS).collect())), ("text", text), ("a", numbers((0..ROWS).collect()))]),
+            ("probe", vec![("k", numbers(keys)), ("row", numbers((0..4 * ROWS).collect()))]),
+        ] {
+            let batch = RecordBatch::try_from_iter(columns).unwrap();
+            let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
+            upload.append(batch).unwrap();
+            upload.commit().unwrap();
+        }
+        let gpu = open_gpu(0, 2, |_| Budget::new("memory of a GPU", "--device-memory", 64 << 20)).unwrap();
+        for columns in [&["k", "text", "row"][..], &["k", "text", "row", "a"]] {
+            let mut divided = Vec::new();
+            for build_columns_last in [false, true] {
+                let columns = columns.iter().map(|&column| column.into()).collect();
+                let spec = JoinSpec { columns, ..JoinSpec::inner("build", "probe", vec![KeyPair::new("k", "k")]) };
+                let mut plan = planner::plan(planner::bind(spec, &catalog).unwrap(), Some(Strategy::Hash)).unwrap();
+                (plan.build_side, plan.device_gathers_text) = (crate::join::Side::Left, true);
+                let task = Task { build_columns_last, chunk_rows_min: Some(500), ..plan.task().unwrap() };
+                let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
+                run(&task, &*gpu, catalog.arena(), &sink, &monitor).unwrap();
+                let mut rows: Vec<i32> = Vec::new();
+                for batch in sink.0.into_inner() {
+                    batch.columns().iter().for_each(|column| column.to_data().validate_full().unwrap());
+                    let (keys, text) = (batch["k"].as_primitive::<Int32Type>(), batch["text"].as_string::<i32>());
+                    assert!(keys.values().iter().zip(text).all(|(&key, text)| text == text_of(key).as_deref()));
+                    let other = batch.column_by_name("a").map(|other| other.as_primitive::<Int32Type>().values());
+                    assert!(other.is_none_or(|other| other == keys.values()));
+                    rows.extend(batch["row"].as_primitive::<Int32Type>().values());
+                }
+                rows.sort_unstable();
+                assert!(rows == (0..4 * ROWS).collect::<Vec<_>>(), "last {build_columns_last}");
+                let phases = monitor.phases();
+                divided.push(phases.iter().find(|phase| phase.name == "expand").map_or(0, |phase| phase.bytes));
+            }
+            assert!(divided[1] > divided[0], "pairs are divided by parts of the build side: {divided:?}");
+        }
+    }
+
     #[test]
     fn probe_rows_that_only_share_a_hash_are_not_matched() {
         // One build row, and hashes of one bit: half of the probe rows find it, one of them rightly.

@@ -169,9 +169,9 @@ impl Model<'_> {
     /// cannot come last, or, unless they are asked to, where that might take more memory than there is to spare.
     pub(super) fn memory_with_columns_last(&self, memory: MemoryNeed, asked_for: Option<bool>) -> Option<MemoryNeed> {
         let build = &self.inputs.build;
-        let moves_some = !build.columns.is_empty()
-            && build.text_columns.is_empty()
-            && build.columns.iter().all(|column| !column.came_as_key);
+        let moves_some = (!build.columns.is_empty() || !build.text_columns.is_empty())
+            && build.columns.iter().all(|column| !column.came_as_key)
+            && build.text_columns.iter().all(|text| !text.came_as_key);
         let is_plain =
             self.strategy == Strategy::Hash && self.join.spec.how == JoinKind::Inner && !self.join.spec.count;
         if asked_for == Some(false) || !is_plain || !moves_some {
