@@ -250,6 +250,18 @@ mod tests {
         catalog
     }
 
+    /// Tables of these columns, of one batch each.
+    fn catalog_with(build: Vec<(&str, ArrayRef)>, probe: Vec<(&str, ArrayRef)>) -> Catalog {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
+        for (name, columns) in [("build", build), ("probe", probe)] {
+            let batch = RecordBatch::try_from_iter(columns).unwrap();
+            let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
+            upload.append(batch).unwrap();
+            upload.commit().unwrap();
+        }
+        catalog
+    }
+
     /// Joins tables of long string keys whose hashes keep only the bits of `mask`; the number of rows found.
     fn join_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128) -> usize {
         let made = rows_with_collisions(catalog, how, strategy, mask, false);
@@ -312,19 +324,11 @@ mod tests {
             return;
         }
         let long = "long text ".repeat(300);
-        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         let key = |keys: Vec<i32>| Arc::new(Int32Array::from(keys)) as ArrayRef;
         let text = (0..200).map(|row| if row == 7 { long.clone() } else { row.to_string() });
         let text: ArrayRef = Arc::new(StringArray::from_iter_values(text));
-        for (name, columns) in [
-            ("build", vec![("k", key((0..200).collect())), ("text", text)]),
-            ("probe", vec![("k", key(vec![7; ROWS])), ("row", key((0..ROWS as i32).collect()))]),
-        ] {
-            let batch = RecordBatch::try_from_iter(columns).unwrap();
-            let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
-            upload.append(batch).unwrap();
-            upload.commit().unwrap();
-        }
+        let build = vec![("k", key((0..200).collect())), ("text", text)];
+        let catalog = catalog_with(build, vec![("k", key(vec![7; ROWS])), ("row", key((0..ROWS as i32).collect()))]);
         let budget = |_| Budget::new("memory of a GPU", "--device-memory", 64 << 20);
         let gpu = open_gpu(0, 2, budget).unwrap();
         for strategy in Strategy::ALL {
@@ -357,17 +361,10 @@ mod tests {
         let text_of = |key: i32| (key % 7 > 0).then(|| "text".repeat(key as usize % 50) + &key.to_string());
         let text: ArrayRef = Arc::new((0..ROWS).map(text_of).collect::<StringArray>());
         let numbers = |numbers: Vec<i32>| Arc::new(Int32Array::from(numbers)) as ArrayRef;
-        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         let keys: Vec<i32> = (0..4 * ROWS).map(|row| row.wrapping_mul(7919) % ROWS).collect();
-        for (name, columns) in [
-            ("build", vec![("k", numbers((0..ROWS).collect())), ("text", text), ("a", numbers((0..ROWS).collect()))]),
-            ("probe", vec![("k", numbers(keys)), ("row", numbers((0..4 * ROWS).collect()))]),
-        ] {
-            let batch = RecordBatch::try_from_iter(columns).unwrap();
-            let mut upload = Upload::begin(&catalog, name, batch.schema(), UploadOptions::default()).unwrap();
-            upload.append(batch).unwrap();
-            upload.commit().unwrap();
-        }
+        let build = vec![("k", numbers((0..ROWS).collect())), ("text", text), ("a", numbers((0..ROWS).collect()))];
+        let probe = vec![("k", numbers(keys)), ("row", numbers((0..4 * ROWS).collect()))];
+        let catalog = catalog_with(build, probe);
         let gpu = open_gpu(0, 2, |_| Budget::new("memory of a GPU", "--device-memory", 64 << 20)).unwrap();
         for columns in [&["k", "text", "row"][..], &["k", "text", "row", "a"]] {
             let mut divided = Vec::new();
