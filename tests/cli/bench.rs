@@ -68,7 +68,8 @@ fn a_suite_prints_and_appends_a_line_for_each_strategy() {
 #[test]
 fn wrong_arguments_are_refused_with_what_would_be_right() {
     for (wrong, words) in [
-        (&["--rows=many"][..], "a number of rows such as"),
+        (&["--rows=many"][..], "a number of rows below 4G, such as"),
+        (&["--rows=5G"], "a number of rows below 4G, such as"),
         (&["--key-bytes=5"], "write 4"),
         (&["--keys=pretty"], "write dense, sparse"),
         (&["--probe-keys=zipf:-1"], "is not an exponent"),
