@@ -59,11 +59,9 @@ class Join:
         return pa.table({"k": column(self.key, keys), **{f"{name}{at}": values for at, values in enumerate(columns)}})
 
     def __str__(self) -> str:
-        sides = [f"{rows} rows of {len(payload)}" for rows, payload in self.sides()]
-        return f"{' and '.join(sides)} columns by {self.key}, {self.match_ratio:g} of them with a partner"
-
-    def sides(self) -> list[tuple[int, tuple[str, ...]]]:
-        return [(self.build_rows, self.build_payload), (self.probe_rows, self.probe_payload)]
+        build = f"{self.build_rows} rows of {len(self.build_payload)}"
+        probe = f"{self.probe_rows} rows of {len(self.probe_payload)}"
+        return f"{build} and {probe} columns by {self.key}, {self.match_ratio:g} of them with a partner"
 
 
 def column(kind: str, values: np.ndarray) -> pa.Array:
@@ -125,7 +123,7 @@ def measure(client: dovetail.Client, join: Join, repeat: int) -> dict[str, objec
     favourite = max(set(chosen), key=chosen.count)
     times_best = of_device[names[favourite]] / min(of_device.values())
     explained = {
-        name: client.explain(*tables, on="k", devices=DEVICES[name])["predicted_seconds"] for name in ("gpu", "cpu")
+        name: client.explain(*tables, on="k", devices=DEVICES[name])["predicted_seconds"] for name in of_device
     }
     return {
         **asdict(join),

@@ -24,7 +24,7 @@ use crate::columns::{
     KeyLayout, Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host,
     lies_by_row, rows_max, with_wanted_keys,
 };
-use crate::device::{Column, Device, Event, HostBytes, HostColumn, Positions};
+use crate::device::{Column, Device, DeviceBuffer, Event, HostBytes, HostColumn, Positions};
 use crate::human::type_name;
 use crate::memory::{Arena, Held};
 use crate::{Error, Result};
@@ -658,10 +658,11 @@ impl<'a> Gatherer<'a> {
         matches!(self.rows, SideRows::Arranged(_, Positions::List { may_miss: true, .. }))
     }
 
-    /// Whether no row has a null in a column, whatever the table has: nulls that match nothing are in no matched row.
-    fn has_no_null(&self, column: usize) -> bool {
+    /// A column's validity, unless no row has a null there, whatever the table has: nulls that match nothing are in no matched row.
+    fn needed(&self, validity: Option<DeviceBuffer>, column: usize) -> Option<DeviceBuffer> {
         let mut keys = self.emitter.task.keys.iter();
-        self.are_matched && keys.any(|key| key.column(self.input.side) == column && !key.nulls_equal)
+        let has_none = self.are_matched && keys.any(|key| key.column(self.input.side) == column && !key.nulls_equal);
+        validity.filter(|_| !has_none)
     }
 
     fn gather(&mut self, column: usize) -> Result<Pending> {
@@ -673,7 +674,7 @@ impl<'a> Gatherer<'a> {
         };
         if let Some(text) = self.input.text(column) {
             let mut original = arranged.original_text(column, self.emitter.shop)?;
-            original.validity = original.validity.filter(|_| !self.has_no_null(column));
+            original.validity = self.needed(original.validity, column);
             let numbers = self.row_numbers()?;
             let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
             let gathered =
@@ -695,7 +696,7 @@ impl<'a> Gatherer<'a> {
             return Ok(Pending::FromDevice(gathered, data_type, dictionary));
         }
         let mut original = arranged.original(column, self.emitter.shop)?;
-        original.validity = original.validity.filter(|_| !self.has_no_null(column));
+        original.validity = self.needed(original.validity, column);
         let numbers = self.row_numbers()?;
         Ok(Pending::FromDevice(device.gather_to_host(&original, &numbers, arena, stream)?, data_type, dictionary))
     }

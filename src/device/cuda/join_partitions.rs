@@ -146,7 +146,7 @@ fn launch(
         return Ok(Some(0));
     }
     // Where a partition is skewed, blocks share it, and each is told what to do.
-    let unit_rows = UnitRows::of(build.bounds.rows(), probe.bounds.rows(), probe.bounds.partitions());
+    let unit_rows = UnitRows::of(build, probe);
     let units = match unit_rows.divides(bounds_of(probe).largest()?) {
         true => Some(units(work, probe, &partitions, &unit_rows, PURPOSE)?),
         false => None,

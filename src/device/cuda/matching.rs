@@ -23,8 +23,13 @@ pub(super) struct UnitRows {
 }
 
 impl UnitRows {
+    /// Of a build side and, of the probe side, all or a chunk.
+    pub(super) fn of(build: &Partitions, probe: &Partitions) -> Self {
+        Self::new(build.bounds.rows(), probe.bounds.rows(), probe.bounds.partitions())
+    }
+
     /// Of partitions with as many build and probe rows in all.
-    pub(super) fn of(build: usize, probe: usize, partitions: usize) -> Self {
+    fn new(build: usize, probe: usize, partitions: usize) -> Self {
         /// The largest unit.
         const MAX: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
         /// The smallest: some tiles of a block.
@@ -104,8 +109,7 @@ pub(super) fn match_partitions(
     };
     let totals = work.totals()?;
     if !rows.is_empty() {
-        let unit_rows = UnitRows::of(build.bounds.rows(), probe.bounds.rows(), probe.bounds.partitions());
-        let (units, unit_count) = units(work, probe, &partitions, &unit_rows, PURPOSE)?;
+        let (units, unit_count) = units(work, probe, &partitions, &UnitRows::of(build, probe), PURPOSE)?;
         let args = abi::DovetailMatchPartitions {
             build_keys: key_pointer(&build.keys),
             heads,
@@ -185,7 +189,7 @@ mod tests {
     #[test]
     fn partitions_that_are_far_larger_than_others_are_divided() {
         let of = |build: usize, probe: usize, partitions: usize| {
-            let UnitRows { whole, unit } = UnitRows::of(build, probe, partitions);
+            let UnitRows { whole, unit } = UnitRows::new(build, probe, partitions);
             (whole, unit)
         };
         // No unit is smaller than some tiles, and where there are few rows, none larger.

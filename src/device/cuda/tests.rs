@@ -1317,7 +1317,7 @@ fn partitions_that_are_divided_lie_among_others() {
                 gpu.device.partition(&gpu.keys(numbers, width), &[], bits, &gpu.stream).unwrap()
             };
             let (build_side, probe_side) = (arrange(&build), arrange(&probe));
-            let unit_rows = UnitRows::of(build.len(), probe.len(), 1 << bits);
+            let unit_rows = UnitRows::of(&build_side, &probe_side);
             let sizes = probe_side.bounds.get().unwrap().windows(2).map(|bounds| bounds[1] - bounds[0]);
             let divided = sizes.filter(|&rows| unit_rows.divides(rows)).count();
             assert_eq!(divided, 1, "{story}");

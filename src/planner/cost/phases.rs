@@ -287,8 +287,9 @@ impl Model<'_> {
         if self.target.morsel_rows > 1 {
             steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step));
             // Said of one step for all, so that no strategy pays for having more of them.
-            let waking = (self.workers_for(self.inputs.probe.rows) - 1.0) * WAKING_SECONDS;
-            steps.last_mut().into_iter().for_each(|step| step.idle += waking);
+            if let Some(step) = steps.last_mut() {
+                step.idle += (self.workers_for(self.inputs.probe.rows) - 1.0) * WAKING_SECONDS;
+            }
         }
         steps
     }
