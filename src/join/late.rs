@@ -130,7 +130,10 @@ impl<'a> Late<'a> {
             shop.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
         let rows = build.table.rows;
         let table = build.rows(0..rows);
-        let bytes_of = |&column: &usize| table.value_bytes([column]) + rows * build.text_row_bytes(column) as u64;
+        let bytes_of = |&column: &usize| {
+            let bits = rows * u64::from(build.has_nulls(column));
+            table.value_bytes([column]) + rows * build.text_row_bytes(column) as u64 + bits.div_ceil(8)
+        };
         let text_bytes = text.iter().map(bytes_of).sum();
         let part_bits = part_bits(rows, task.chunk_rows_min());
         let part_rows = 1u64 << part_bits;

@@ -51,6 +51,16 @@ pub(super) fn listen(address: SocketAddr) -> Result<(SocketAddr, Incoming)> {
     Ok((bound, by_host(incoming)))
 }
 
+/// Says early what [`listen`] would say. Nothing is listened to yet: whoever connects is refused, in place of having to wait for a
+/// server that still measures its devices.
+///
+/// # Errors
+/// [`Error::Unavailable`] when the address cannot be listened on.
+pub(super) fn can_listen(address: SocketAddr, flag: &str) -> Result<()> {
+    let listener = std::net::TcpListener::bind(address);
+    listener.map(drop).map_err(|error| cannot_listen(address, flag, &error))
+}
+
 /// Takes connections from this host and those from elsewhere apart, in a task of its own.
 fn by_host(mut incoming: impl Stream<Item = io::Result<TcpStream>> + Send + Unpin + 'static) -> Incoming {
     // Whoever takes them spawns a task for each, and is never long about it.

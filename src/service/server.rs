@@ -105,6 +105,9 @@ impl Server {
     /// As [`Server::start`].
     pub async fn start_telling(settings: &Settings, tell: &(dyn Fn(f64) + Sync)) -> Result<Self> {
         refuse_unsafe(settings)?;
+        incoming::can_listen(settings.listen, "--listen")?;
+        let admin = parse_admin(settings)?;
+        admin.map_or(Ok(()), |address| incoming::can_listen(address, "--admin-listen"))?;
         let shared = Arc::new(open(settings, tell)?);
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));
