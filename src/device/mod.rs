@@ -65,8 +65,8 @@ pub use values::{
     BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
 };
 
+use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
-use crate::{Error, Result};
 
 /// Memory with a budget and the primitives of joins over it.
 ///
@@ -131,16 +131,18 @@ pub trait Device: Send + Sync + Debug {
 
     // ---- Several jobs at a time ----------------------------------------------------------------------------------
 
-    /// How many jobs it can run at a time with a view of itself for each ([`Device::for_job`]); 1 when it has none.
+    /// How many jobs it can run at a time, with a view of itself for each ([`Device::for_job`]).
     fn jobs_max(&self) -> usize {
         1
     }
 
-    /// This device for one of several jobs that run on it at a time: the same in all but its memory, which is a part of
-    /// [`Device::memory`] that was reserved for the job. What one job does, or that it is stopped, is nothing to the others.
-    fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
-        Err(Error::Internal(format!("{} takes one job at a time, so none has {memory:?} of it", self.id())))
-    }
+    /// This device for one job, which the calling thread runs: the same in all but its CPU threads, and its memory, which is
+    /// [`Device::memory`] or a part of that which was reserved for the job. What one job does, or that it is stopped, is nothing to others
+    /// beside it.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the system refuses threads.
+    fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>>;
 
     // ---- Streams -------------------------------------------------------------------------------------------------
 

@@ -188,10 +188,8 @@ fn run_within(
     sink: &dyn BatchSink,
     monitor: &Monitor,
 ) -> Result<()> {
-    match memory {
-        Some(memory) => join::run(task, &*device.for_job(memory)?, arena, sink, monitor),
-        None => join::run(task, device, arena, sink, monitor),
-    }
+    let memory = memory.unwrap_or_else(|| device.memory().clone());
+    join::run(task, &*device.for_job(memory)?, arena, sink, monitor)
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

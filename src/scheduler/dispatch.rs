@@ -44,11 +44,6 @@ impl Shared {
         Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() }
     }
 
-    /// Jobs that a device runs at a time, at the most.
-    pub(super) fn seats(&self, executor: &Executor) -> usize {
-        executor.jobs_max.min(self.options.jobs_per_device).max(1)
-    }
-
     /// The memory that tables and results live in.
     pub(super) fn host_budget(&self) -> &Budget {
         self.catalog.arena().budget()
@@ -250,7 +245,7 @@ impl Shared {
             match &slot.lost {
                 Some(_) => Load::Lost,
                 None => Load::InService {
-                    seats: self.seats(executor),
+                    seats: self.options.seats(executor),
                     free_bytes: executor.memory.free_bytes().saturating_sub(promised_bytes),
                     running: slot.running.iter().map(|running| seated(running, slot.running.len())).collect(),
                 },
@@ -331,7 +326,10 @@ impl Shared {
             promised_bytes: shared_bytes.unwrap_or(0),
             is_taken: false,
         });
-        self.work[device].notify_one();
+        // Where nobody waits, somebody comes back soon.
+        if let Some(worker) = slot.idle.pop() {
+            self.work[device][worker].notify_one();
+        }
         Ok(())
     }
 }

@@ -22,15 +22,15 @@ impl Shared {
             Err(error) => JobState::Failed(error.clone()),
         };
         let rows = job.result.pushed_rows();
-        match &state {
-            JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),
-            state => tracing::info!(job = job.id.0, rows, ?state, "ended"),
-        }
-        life.state = state;
+        life.state = state.clone();
         life.finished = Some(SystemTime::now());
         life.turn = None;
         let leftovers = Leftovers { _plans: std::mem::take(&mut life.plans), _into: life.into.take() };
         drop(life);
+        match state {
+            JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),
+            state => tracing::info!(job = job.id.0, rows, ?state, "ended"),
+        }
         job.result.finish(outcome.clone());
         (outcome, leftovers)
     }

@@ -61,6 +61,13 @@ impl Default for SchedulerOptions {
     }
 }
 
+impl SchedulerOptions {
+    /// Jobs that a device runs at a time, at the most.
+    pub(super) fn seats(&self, executor: &Executor) -> usize {
+        executor.jobs_max.min(self.jobs_per_device).max(1)
+    }
+}
+
 /// Who submits a join, and on what terms.
 #[derive(Clone, Debug, Default)]
 pub struct Submission {
@@ -118,15 +125,15 @@ impl Scheduler {
             shutdown: false,
             totals: SchedulerStats::default(),
         };
-        let work = executors.iter().map(|_| Condvar::new()).collect();
         let has_timer = options.timer;
+        let seats: Vec<usize> = executors.iter().map(|executor| options.seats(executor)).collect();
         let shared = Arc::new(Shared {
             catalog,
             executors,
             options,
             clock,
             state: Mutex::new(state),
-            work,
+            work: seats.iter().map(|&seats| (0..seats).map(|_| Condvar::new()).collect()).collect(),
             ended: Condvar::new(),
             timer: Condvar::new(),
         });
@@ -137,9 +144,9 @@ impl Scheduler {
         };
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for (device, executor) in shared.executors.iter().enumerate() {
-            for _ in 0..shared.seats(executor) {
-                let worker = shared.clone();
-                threads.push(spawn(executor.id.to_string(), Box::new(move || worker.work(device))));
+            for worker in 0..seats[device] {
+                let shared = shared.clone();
+                threads.push(spawn(executor.id.to_string(), Box::new(move || shared.work(device, worker))));
             }
         }
         if has_timer {
@@ -298,8 +305,8 @@ impl Drop for Handle {
                 self.shared.stop(&job, Error::Cancelled("the server is shutting down".into()));
             }
         }
-        self.shared.work.iter().for_each(|wake| {
-            wake.notify_all();
+        self.shared.work.iter().flatten().for_each(|wake| {
+            wake.notify_one();
         });
         self.shared.timer.notify_all();
         let this = std::thread::current().id();

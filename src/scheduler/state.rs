@@ -23,8 +23,8 @@ pub(super) struct Shared {
     pub(super) options: SchedulerOptions,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) state: Mutex<State>,
-    /// Wakes the worker of each device.
-    pub(super) work: Vec<Condvar>,
+    /// Wakes each worker of each device.
+    pub(super) work: Vec<Vec<Condvar>>,
     /// Told whenever a job ends.
     pub(super) ended: Condvar,
     /// Wakes the timer.
@@ -49,6 +49,9 @@ pub(super) struct State {
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) running: Vec<Running>,
+    /// Workers that wait for a job. The last to come is the first to be given one: what it works with is still in caches, and jobs one
+    /// after the other make no more threads than one needs.
+    pub(super) idle: Vec<usize>,
     pub(super) lost: Option<Error>,
     pub(super) jobs_total: u64,
     pub(super) busy_seconds_total: f64,

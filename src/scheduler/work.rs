@@ -17,9 +17,9 @@ use crate::memory::Budget;
 use crate::{Context, Error, Result, panics};
 
 impl Shared {
-    /// The life of a device's thread; there are as many as the device runs jobs at a time.
-    pub(super) fn work(&self, device: usize) {
-        while let Some(taken) = self.take(device) {
+    /// The life of a device's thread; there are as many as the device runs jobs at a time, each with a number.
+    pub(super) fn work(&self, device: usize, worker: usize) {
+        while let Some(taken) = self.take(device, worker) {
             let granted = self.grant(&taken);
             let is_short = granted.is_err();
             // Memory goes back before anybody else is given a turn.
@@ -33,9 +33,11 @@ impl Shared {
     }
 
     /// The next job of a device; waits for it. `None` when the scheduler is dropped.
-    fn take(&self, device: usize) -> Option<Taken> {
+    fn take(&self, device: usize, worker: usize) -> Option<Taken> {
         let mut state = self.state.lock();
         loop {
+            // It may have woken up by itself.
+            state.slots[device].idle.retain(|&idle| idle != worker);
             if let Some(running) = state.slots[device].running.iter_mut().find(|running| !running.is_taken) {
                 running.is_taken = true;
                 return Some(Taken {
@@ -50,7 +52,8 @@ impl Shared {
             if state.shutdown {
                 return None;
             }
-            self.work[device].wait(&mut state);
+            state.slots[device].idle.push(worker);
+            self.work[device][worker].wait(&mut state);
         }
     }
 

@@ -273,7 +273,8 @@ impl Device for HostDevice {
             id: self.id,
             info: self.info.clone(),
             pool: self.pool.charged_to(memory),
-            threads: self.threads.another()?,
+            // Streams have threads of their own, which a crew of the caller's must not wait for.
+            threads: if self.info.streams == 1 { self.threads.of_caller()? } else { self.threads.another()? },
             route: self.route.clone(),
             kept: self.kept.clone(),
             faults: self.faults.clone(),

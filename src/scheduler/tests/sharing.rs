@@ -1,5 +1,6 @@
 //! Several jobs on a device.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use super::*;
@@ -54,6 +55,21 @@ fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
     stage.idle();
     assert_eq!(reserved(&stage), 0);
     assert_eq!(stage.scheduler.stats().completed_total, 3);
+}
+
+#[test]
+fn jobs_one_after_the_other_are_not_for_each_thread_in_turn() {
+    let stage = stage(4);
+    let thread = || {
+        stage.submit("r0");
+        stage.next();
+        let thread = stage.ask(0, |_, _| (std::thread::current().id(), Ok(())));
+        stage.idle();
+        thread
+    };
+    let threads: HashSet<_> = (0..12).map(|_| thread()).collect();
+    // The last one may not be back yet when the next job comes.
+    assert!(threads.len() < 4, "{} threads", threads.len());
 }
 
 #[test]
