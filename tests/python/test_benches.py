@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import pyarrow as pa
 import pytest
 
 from harness import ROOT
@@ -104,6 +105,8 @@ def test_the_workload_wide_has_one_match_for_every_right_row(joins_vs_peers: Mod
     assert work.expected() == joins_vs_peers.Answer.of(joined, work.payload)
     # What is worked out by another look-up is the same.
     assert work.expected() == joins_vs_peers.Workload.expected(work)
+    paired_wrongly = joined.set_column(4, "b2", joined["b2"].take(pa.array([9_999, *range(9_999)])))
+    assert work.expected() != joins_vs_peers.Answer.of(paired_wrongly, work.payload)
 
 
 def test_shares_of_a_join_add_up_and_count_what_crosses_the_link(joins_vs_peers: ModuleType) -> None:
