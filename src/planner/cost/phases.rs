@@ -179,9 +179,9 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     before + (overlapped + of_first_chunks).max((copy_in + work + copy_out + idle) / chunks.at_once + calls)
 }
 
-/// What a join takes on a GPU beside its steps and more than on the CPU, which has less to begin and to end. (An H200, 8dbabef: of 60 small
-/// joins, `mix.py --draw 60`, with this 59 would run where they are quicker, and without it 56.)
-const JOB_SECONDS: f64 = 60e-6;
+/// What a join takes on a GPU beside its steps and more than on the CPU, which has less to begin and to end. (An H200, 77851dd: joins of up to
+/// 2^14 rows without text, `mix.py --draw 60`, take 0.20 ms more than their steps on the GPU and 0.04 on the CPU.)
+const JOB_SECONDS: f64 = 160e-6;
 
 /// The share of the time in which the link has something to carry while one stream gathers and sends, piece by piece. (An H200, 739e7d0: 81
 /// joins of 3 to 12 ms in one chunk take 1.08 to 1.12 times what is predicted without it, and 54 in several 1.03 to 1.05.)
@@ -205,16 +205,17 @@ const CHAINED_ROW_SECONDS: f64 = 0.35e-6;
 const TEXT_VALUE: f64 = 1.6;
 const TEXT_BYTE: f64 = 1.0 / 150.0;
 
-/// How much quicker that is, but for the bytes, where rows follow each other.
+/// How much quicker that is, but for the bytes, where rows follow each other, or all of the column is in the cache of whoever gathers it.
 const TEXT_IN_ORDER: f64 = 2.5;
+const NEAR_TEXT_BYTES: f64 = (1 << 20) as f64;
 
 /// What each column that the CPU gathers for a GPU costs on top: row numbers are copied out, threads wake up, and memory of the result
 /// is mapped. (An H200, 74ba6b1: 0.1 to 1.8 ms a column in ten joins of 4 to 39 thousand rows, 0.4 by the median.)
 const CHANGE_OVER_SECONDS: f64 = 0.4e-3;
 
-/// What each thread of a CPU beyond the first costs a join that it takes part in: threads wake up one after the other. (Sixteen of an H200's
-/// host, 0898c27: joins of 2 to 16 morsels take 0.15 to 1.1 ms more than their rows, and 0.2 ms that those of one take as well.)
-const WAKING_SECONDS: f64 = 80e-6;
+/// What each thread of a CPU beyond the first costs a call that it takes part in: threads wake up one after the other. (Sixteen of an H200's
+/// host, 77851dd: what 120 joins of 2 to 16 morsels took beyond their rows, 0.05 to 1 ms, by a fit to calls and threads.)
+const WAKING_SECONDS: f64 = 7.5e-6;
 
 /// Calls that bring text in: its values, their offsets, and where each begins.
 const TEXT_COPY_CALLS: f64 = 3.0;
@@ -285,11 +286,7 @@ impl Model<'_> {
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
         if self.target.morsel_rows > 1 {
-            steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step));
-            // Said of one step for all, so that no strategy pays for having more of them.
-            if let Some(step) = steps.last_mut() {
-                step.idle += (self.workers_for(self.inputs.probe.rows) - 1.0) * WAKING_SECONDS;
-            }
+            steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step) + self.waking_workers(step));
         }
         steps
     }
@@ -307,6 +304,12 @@ impl Model<'_> {
         let workers = (self.target.parallelism as f64).min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
         let at_work = (rows / morsel_rows).ceil().clamp(1.0, workers);
         (workers / at_work - 1.0) * step.work
+    }
+
+    /// Seconds until those workers have woken up that take part in each call of a step. They go back to sleep after it.
+    fn waking_workers(&self, step: &Step) -> f64 {
+        let rows = step.morsel_rows.unwrap_or_else(|| self.inputs.of(step.role).rows);
+        step.calls.max(1.0) * (self.workers_for(rows) - 1.0) * WAKING_SECONDS
     }
 
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
@@ -731,7 +734,8 @@ impl Model<'_> {
                 let host = input.host_columns.iter().find(|column| column.index == index);
                 let look_ups = match host.and_then(|column| column.text_bytes) {
                     Some(bytes) => {
-                        let at_once = if self.is_text_in_order(input, index) { TEXT_IN_ORDER } else { 1.0 };
+                        let is_near = input.rows * bytes <= NEAR_TEXT_BYTES;
+                        let at_once = if is_near || self.is_text_in_order(input, index) { TEXT_IN_ORDER } else { 1.0 };
                         TEXT_VALUE / at_once + TEXT_BYTE * bytes
                     }
                     None => 1.0,

@@ -507,7 +507,7 @@ fn small_joins_are_priced_by_their_calls() {
         let plan = plan_on(bound(&sparse(rows, 1), &sparse(rows, 1), JoinKind::Inner), None, &target).unwrap();
         (plan.seconds, plan.strategy)
     };
-    let [quick, slow, slower] = [1e-6, 1e-3, 2e-3].map(|call_seconds| seconds(1000, call_seconds).0);
+    let [quick, slow, slower] = [1e-6, 1e-2, 2e-2].map(|call_seconds| seconds(1000, call_seconds).0);
     assert!((1.98..=2.0).contains(&(slower / slow)), "{slow} and {slower} are nothing but calls");
     assert!(quick < slow / 50.0, "{quick}, where calls take no time, and {slow}");
     // A join that takes seconds is chosen by what it does.
