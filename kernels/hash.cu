@@ -10,7 +10,7 @@
 namespace dovetail {
 namespace {
 
-constexpr u32 THREADS = 256;
+constexpr u32 THREADS = 128;
 
 // The rows of each batch counted from its own first byte; now all of them count from the first byte of the first.
 template <typename Offset>
