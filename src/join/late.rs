@@ -75,6 +75,7 @@ pub(super) struct Late<'a> {
     whole: Mutex<bool>,
     /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
     spare: Mutex<Option<Held>>,
+    spare_bytes: u64,
 }
 
 /// Parts that are on their way, or there.
@@ -151,6 +152,7 @@ impl<'a> Late<'a> {
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
             spare: Mutex::new(Some(spare)),
+            spare_bytes,
         })
     }
 
@@ -207,7 +209,32 @@ impl<'a> Late<'a> {
         Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone(), text.clone()))
     }
 
-    /// Completes the rows that wait, part after part: so many streams do so at a time, of which this is the one of that number, and each
+    /// Completes a share of the rows that wait, part after part, which leaves as many to each of the other streams that are yet to come to it:
+    /// these rows leave while others are at work on their last chunk. Where memory is not ample none are, for rows of these chunks may have
+    /// to wait in it first.
+    ///
+    /// # Errors
+    /// The device's, the sink's, and those of gathering.
+    pub(super) fn complete_share(&self, emitter: &Emitter<'_>, build: &Arranged, streams_to_come: usize) -> Result<()> {
+        let are_parts_coming = self.arriving.lock().asked_for == self.parts.len();
+        let is_ample = are_parts_coming && emitter.shop.arena.free_bytes() >= self.spare_bytes;
+        if !is_ample || self.is_short.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let share = {
+            let mut waiting = self.waiting.lock();
+            let others = waiting.len() - waiting.len().div_ceil(streams_to_come);
+            waiting.split_off(others)
+        };
+        self.complete_these(&share.iter().collect::<Vec<_>>(), emitter, build)
+    }
+
+    /// Whether no rows wait any more.
+    pub(super) fn is_complete(&self) -> bool {
+        self.waiting.lock().is_empty()
+    }
+
+    /// Completes the rows that still wait, part after part: so many streams do so at a time, of which this is the one of that number, and each
     /// has a share of the rows of every part: there may be few parts, or most rows may refer to one. All chunks are through.
     ///
     /// # Errors

@@ -105,11 +105,20 @@ impl Probing<'_> {
         let Some(late) = &self.late else {
             return self.on_streams(shop, streams, |own, first, failed| self.take_chunks(own, first, streams, failed));
         };
+        let to_come = AtomicUsize::new(streams);
         self.on_streams(shop, streams, |own, first, failed| {
             self.take_chunks(own, first, streams, failed)?;
-            // The link goes on while other streams are at work on their last chunk.
-            late.copy_rest(self.turns.last().as_ref(), shop)
+            if failed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            // The link goes on, both ways, while other streams are at work on their last chunk.
+            late.copy_rest(self.turns.last().as_ref(), shop)?;
+            let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
+            late.complete_share(&emitter, &self.built.current().arranged, to_come)
         })?;
+        if late.is_complete() {
+            return Ok(());
+        }
         let next = AtomicUsize::new(0);
         self.on_streams(shop, streams, |own, _, _| {
             self.complete_late(own, next.fetch_add(1, Ordering::Relaxed), streams)
