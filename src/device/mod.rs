@@ -379,6 +379,16 @@ pub trait Device: Send + Sync + Debug {
         stream: &Stream,
     ) -> Result<HostColumn>;
 
+    /// The same of several columns, each at positions of its own. Columns may share a piece of the arena.
+    fn gather_all_to_host(
+        &self,
+        columns: &[(&Column, &Positions)],
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<Vec<HostColumn>> {
+        columns.iter().map(|(column, positions)| self.gather_to_host(column, positions, arena, stream)).collect()
+    }
+
     /// The same of values of variable length, for a device that [works on them](DeviceInfo::works_on_text), with offsets of that width,
     /// [`Width::W4`] or [`Width::W8`]. Waits for how many bytes they have.
     ///

@@ -5,7 +5,7 @@
 //! lie in the table as the result has them, and the result shares them: they cross no link, and nobody writes them again.
 //! Batches of the result then end where those of the table do.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,8 +70,12 @@ pub(super) struct Emitter<'a> {
 pub(crate) struct BatchSizes {
     /// Rows per batch, at most.
     pub(super) batch_rows: usize,
-    /// Rows that are gathered at once: as many batches as make about one message, and at least one.
+    /// Rows that are gathered at once: as many batches as make up what a device gathers at once, and at least one.
     pub(super) gather_rows: usize,
+    /// Bytes that a device gathers at once.
+    gather_bytes: usize,
+    /// Rows of one array, at most.
+    rows_max: usize,
 }
 
 /// A column on its way: device columns are complete only after what was queued for them is done.
@@ -160,23 +164,28 @@ impl Emitter<'_> {
         if self.task.counts_rows {
             return self.count(rows, emitted);
         }
-        self.emit_pieces(self.pieces(0, 0..rows), &mut |piece| self.queue(build, probe, &piece.range), emitted)
+        let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
+        self.emit_pieces(pieces(0, rows, at_once), &mut |piece| self.queue(build, probe, &piece.range), emitted)
     }
 
     /// Emits the rows of groups whose columns of the probe side have left before, those of each part of the build side next to each other.
-    /// `part` answers the rows of that part, as they lie in its table, once they are on their way.
+    /// `part` answers the rows of that part, as they lie in its table, once they are on their way; `rows_at_once` of them are treated at
+    /// once.
     ///
     /// # Errors
     /// As of [`emit`](Self::emit), and those of `part`.
     pub(super) fn emit_rest(
         &self,
         groups: &[Group<'_>],
+        rows_at_once: usize,
         part: &mut dyn FnMut(usize) -> Result<Arranged>,
     ) -> Result<()> {
         // Those of a part are gathered together, whatever chunks they are of: copies of a megabyte leave a sixth of the link unused.
         let parts: Vec<&[Group<'_>]> = groups.chunk_by(|a, b| a.part == b.part).collect();
         let rows_of = |groups: &[Group<'_>]| groups.iter().map(|group| group.range.len()).sum();
-        let pieces = parts.iter().enumerate().flat_map(|(part, groups)| self.pieces(part, 0..rows_of(groups)));
+        let rows_at_once = rows_at_once.min(self.rows_that_fit());
+        let pieces_of = |(part, groups): (usize, &&[Group<'_>])| pieces(part, rows_of(groups), rows_at_once);
+        let pieces = parts.iter().enumerate().flat_map(pieces_of);
         let mut current = None;
         let mut queue = |piece: &Piece| {
             let groups = parts[piece.part];
@@ -189,13 +198,6 @@ impl Emitter<'_> {
             self.queue_rest(groups, arranged, &piece.range)
         };
         self.emit_pieces(pieces, &mut queue, &mut |_| {})
-    }
-
-    /// Rows in as many pieces as it takes to treat one at once.
-    fn pieces(&self, part: usize, rows: Range<usize>) -> impl Iterator<Item = Piece> + use<> {
-        let at_once = self.sizes.gather_rows.min(self.rows_that_fit());
-        let starts = rows.clone().step_by(at_once);
-        starts.map(move |start| Piece { part, range: start..rows.end.min(start + at_once) })
     }
 
     fn emit_pieces(
@@ -328,10 +330,11 @@ impl Emitter<'_> {
         let planned: Vec<(Source, bool)> = sources.into_iter().zip(shared).collect();
         for (source, _) in planned.iter().filter(|(_, is_shared)| !is_shared) {
             for (role, column) in [Some(source.first), source.otherwise].into_iter().flatten() {
-                sides.of(role).copy_in(column)?;
+                sides.of_mut(role).ask_for(column)?;
             }
         }
         self.shop.monitor.counted_phase("gather", |moved| {
+            self.gather_moved(&mut [&mut sides.build, &mut sides.probe])?;
             let mut columns = Vec::with_capacity(planned.len());
             for (Source { first, otherwise }, is_shared) in planned {
                 // A column's memory may have to be mapped first, which takes a while.
@@ -365,9 +368,10 @@ impl Emitter<'_> {
         let mut side = Gatherer { are_matched: true, ..Gatherer::new(self, self.probe, probe, rows) };
         let givers = || self.task.output.iter().map(|output| self.giver(output.source));
         for (_, column) in givers().filter(|&(role, _)| role == Role::Probe) {
-            side.copy_in(column)?;
+            side.ask_for(column)?;
         }
         self.shop.monitor.counted_phase("gather", |moved| {
+            self.gather_moved(&mut [&mut side])?;
             let columns = givers().map(|(role, column)| {
                 self.shop.monitor.cancel().check()?;
                 if role == Role::Build {
@@ -404,7 +408,11 @@ impl Emitter<'_> {
         let numbers = monitor.phase("gather", 0, || device.concat(&lists, stream))?;
         let rows_of_part = SideRows::Numbered(part, numbers);
         let mut side = Gatherer { are_matched: true, ..Gatherer::new(self, self.build, rows_of_part, rows) };
+        for (_, column, _) in groups[0].half.columns.iter().filter(|(role, ..)| *role == Role::Build) {
+            side.ask_for(*column)?;
+        }
         monitor.counted_phase("gather", |moved| {
+            self.gather_moved(&mut [&mut side])?;
             let columns = groups[0].half.columns.iter().enumerate().map(|(at, (role, column, _))| {
                 monitor.cancel().check()?;
                 if *role == Role::Build {
@@ -422,6 +430,27 @@ impl Emitter<'_> {
             let stretches = taken.iter().map(|(_, rows)| rows.len()).collect();
             Ok(InFlight { range: range.clone(), stretches, columns, complete })
         })
+    }
+
+    /// Gathers what was asked for of those columns that the device moves, together: one copy takes several across a link.
+    fn gather_moved(&self, sides: &mut [&mut Gatherer<'_>]) -> Result<()> {
+        let Workshop { device, stream, arena, monitor, .. } = *self.shop;
+        // Their memory may have to be mapped first, which takes a while.
+        monitor.cancel().check()?;
+        let mut moved = Vec::new();
+        for (at, side) in sides.iter_mut().enumerate() {
+            for column in std::mem::take(&mut side.asked_for) {
+                if let Some((values, positions)) = side.moved_at(column)? {
+                    moved.push((at, column, values, positions));
+                }
+            }
+        }
+        let columns: Vec<_> = moved.iter().map(|(_, _, values, positions)| (values, positions)).collect();
+        let gathered = device.gather_all_to_host(&columns, arena, stream)?;
+        for ((at, column, ..), gathered) in moved.iter().zip(gathered) {
+            sides[*at].gathered.insert(*column, gathered);
+        }
+        Ok(())
     }
 
     /// Which side gives a column of rows in which both have a row. Where both sides' keys look alike, the probe side gives them: its rows
@@ -467,6 +496,11 @@ impl Piece {
         let middle = start + (end - start) / 2;
         [Self { part, range: middle..end }, Self { part, range: start..middle }]
     }
+}
+
+/// So many rows of a part, in pieces of so many.
+fn pieces(part: usize, rows: usize, at_once: usize) -> impl Iterator<Item = Piece> {
+    (0..rows).step_by(at_once).map(move |start| Piece { part, range: start..rows.min(start + at_once) })
 }
 
 /// Which rows of which groups lie in a range of all of their rows.
@@ -576,12 +610,26 @@ struct Gatherer<'a> {
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
     /// Where the rows lie in the table, when they follow each other there as they do here, and the result may share them.
     stretches: Option<Vec<Stretch>>,
+    /// Columns that are wanted and were not gathered yet.
+    asked_for: BTreeSet<usize>,
+    /// Of those that the device moves, on their way.
+    gathered: BTreeMap<usize, HostColumn>,
 }
 
 impl<'a> Gatherer<'a> {
     fn new(emitter: &'a Emitter<'a>, input: &'a SideInput, rows: SideRows<'a>, count: usize) -> Self {
-        let (row_numbers, row_numbers_on_host, stretches) = (None, None, None);
-        Self { emitter, input, rows, count, are_matched: false, row_numbers, row_numbers_on_host, stretches }
+        Self {
+            emitter,
+            input,
+            rows,
+            count,
+            are_matched: false,
+            row_numbers: None,
+            row_numbers_on_host: None,
+            stretches: None,
+            asked_for: BTreeSet::new(),
+            gathered: BTreeMap::new(),
+        }
     }
 
     /// Finds where the rows lie, if they lie as they are wanted. The batches of the table must not be so small that those of the
@@ -628,8 +676,9 @@ impl<'a> Gatherer<'a> {
         }
     }
 
-    /// Brings a column to the device, if that is where it will be gathered from and it is not there yet.
-    fn copy_in(&self, column: usize) -> Result<()> {
+    /// A column is wanted: brings it to the device, if that is where it will be gathered from and it is not there yet.
+    fn ask_for(&mut self, column: usize) -> Result<()> {
+        self.asked_for.insert(column);
         let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else { return Ok(()) };
         if self.input.movable(column).is_some() && self.moved(column).is_none() {
             arranged.original(column, self.emitter.shop)?;
@@ -667,6 +716,11 @@ impl<'a> Gatherer<'a> {
 
     fn gather(&mut self, column: usize) -> Result<Pending> {
         let Workshop { device, stream, arena, .. } = *self.emitter.shop;
+        if let Some(gathered) = self.gathered.get(&column) {
+            let movable = self.input.movable(column).expect("the device has moved it");
+            let data_type = self.input.table.schema.field(column).data_type().clone();
+            return Ok(Pending::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
+        }
         let data_type = self.input.table.schema.field(column).data_type().clone();
         let arranged = match &self.rows {
             SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
@@ -681,24 +735,31 @@ impl<'a> Gatherer<'a> {
                 device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
             return Ok(Pending::TextFromDevice(gathered, data_type));
         }
-        let Some(movable) = self.input.movable(column) else {
-            let numbers = self.row_numbers_on_host()?;
-            let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
-            let array = beside(device, || gather_on_host(&arranged.rows, column, numbers, arena))?;
-            return Ok(match data_type {
-                DataType::Dictionary(..) => Pending::Encoded(array),
-                _ => Pending::Ready(array),
-            });
+        assert!(self.input.movable(column).is_none(), "columns that the device moves are gathered together");
+        let numbers = self.row_numbers_on_host()?;
+        let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
+        let array = beside(device, || gather_on_host(&arranged.rows, column, numbers, arena))?;
+        Ok(match data_type {
+            DataType::Dictionary(..) => Pending::Encoded(array),
+            _ => Pending::Ready(array),
+        })
+    }
+
+    /// A column that the device moves, as it lies there, and where these rows are in it.
+    fn moved_at(&mut self, column: usize) -> Result<Option<(Column, Positions)>> {
+        let arranged = match &self.rows {
+            SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
+            SideRows::Missing => return Ok(None),
         };
-        let dictionary = movable.dictionary.clone();
+        if self.input.movable(column).is_none() {
+            return Ok(None);
+        }
         if let (Some(moved), SideRows::Arranged(_, positions)) = (self.moved(column), &self.rows) {
-            let gathered = device.gather_to_host(&moved, positions, arena, stream)?;
-            return Ok(Pending::FromDevice(gathered, data_type, dictionary));
+            return Ok(Some((moved, positions.clone())));
         }
         let mut original = arranged.original(column, self.emitter.shop)?;
         original.validity = self.needed(original.validity, column);
-        let numbers = self.row_numbers()?;
-        Ok(Pending::FromDevice(device.gather_to_host(&original, &numbers, arena, stream)?, data_type, dictionary))
+        Ok(Some((original, self.row_numbers()?)))
     }
 
     fn row_numbers(&mut self) -> Result<Positions> {
@@ -752,16 +813,24 @@ impl BatchSizes {
     /// and as many of them at once as make up `gather_bytes`.
     pub(crate) fn new(asked_for: Option<usize>, row_bytes: f64, gather_bytes: usize) -> Self {
         const ROWS_MAX: usize = 1 << 20;
-        let rows_of = |bytes: usize| ((bytes as f64 / row_bytes.max(1.0)) as usize).clamp(1, ROWS_MAX);
+        let rows_of = |bytes: usize| (bytes as f64 / row_bytes.max(1.0)) as usize;
         let batch_rows = asked_for.unwrap_or(rows_of(MESSAGE_BYTES)).clamp(1, ROWS_MAX);
-        Self { batch_rows, gather_rows: batch_rows * (rows_of(gather_bytes) / batch_rows).max(1) }
+        let gather_rows = batch_rows * (rows_of(gather_bytes) / batch_rows).max(1);
+        Self { batch_rows, gather_rows, gather_bytes, rows_max: usize::MAX }
     }
 
     /// The same, of no more rows than an array of each of these columns can have.
     pub(super) fn of_columns(self, schema: &SchemaRef) -> Self {
         let rows_max = schema.fields().iter().map(|field| rows_max(field.data_type())).min().unwrap_or(usize::MAX);
         let batch_rows = self.batch_rows.min(rows_max).max(1);
-        Self { batch_rows, gather_rows: batch_rows * (self.gather_rows.min(rows_max) / batch_rows).max(1) }
+        let gather_rows = batch_rows * (self.gather_rows.min(rows_max) / batch_rows).max(1);
+        Self { batch_rows, gather_rows, rows_max, ..self }
+    }
+
+    /// Rows that are gathered at once where only some of their columns are, of that many bytes a row.
+    pub(super) fn gather_rows_of(&self, row_bytes: u64) -> usize {
+        let rows = self.gather_bytes / (row_bytes as usize).max(1);
+        rows.clamp(self.gather_rows, self.rows_max.max(self.gather_rows))
     }
 
     /// Rows of a stretch of a table, on average and at the least, that a result shares. Batches of less than a quarter of what

@@ -76,6 +76,8 @@ pub(super) struct Late<'a> {
     /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
     spare: Mutex<Option<Held>>,
     spare_bytes: u64,
+    /// Rows whose columns are gathered at once when they are there.
+    rows_at_once: usize,
 }
 
 /// Parts that are on their way, or there.
@@ -153,6 +155,7 @@ impl<'a> Late<'a> {
             whole: Mutex::new(false),
             spare: Mutex::new(Some(spare)),
             spare_bytes,
+            rows_at_once: sizes.gather_rows_of(row_bytes),
         })
     }
 
@@ -277,7 +280,7 @@ impl<'a> Late<'a> {
         let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
         // Whoever completes rows early lets go of all parts, also of those that are being read here.
         let mut read = Vec::new();
-        let outcome = emitter.emit_rest(&groups, &mut |part| {
+        let outcome = emitter.emit_rest(&groups, self.rows_at_once, &mut |part| {
             let part = self.part(part, build, emitter.shop)?;
             read.push(part.clone());
             Ok(part)

@@ -501,6 +501,15 @@ impl Device for CudaDevice {
         gather::gather_to_host(&self.work(stream)?, column, positions, arena)
     }
 
+    fn gather_all_to_host(
+        &self,
+        columns: &[(&Column, &Positions)],
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<Vec<HostColumn>> {
+        gather::gather_all_to_host(&self.work(stream)?, columns, arena)
+    }
+
     fn gather_bytes_to_host(
         &self,
         column: &BytesColumn,

@@ -1675,6 +1675,49 @@ fn columns_are_gathered_as_on_the_host() {
     }
 }
 
+#[test]
+fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
+    let Some([gpu, _]) = both() else { return };
+    let mut random = random(209);
+    for rows in sizes().filter(|&rows| rows > 0) {
+        // With nulls, without a row, by ranges and by lists of other lengths, before and behind columns that one copy takes.
+        let asked: Vec<(Column, Positions)> = (0..random.random_range(0..9))
+            .map(|_| {
+                let width = WIDTHS[random.random_range(0..WIDTHS.len())];
+                let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
+                let ones = [BitSlice::Ones { len: rows }];
+                let with_nulls = random.random_bool(0.2);
+                let validity = with_nulls.then(|| gpu.device.copy_in_bits(&ones, &gpu.stream).unwrap());
+                let column = Column { data: gpu.put(&bytes), width, rows, validity };
+                let (start, may_miss) = (random.random_range(0..rows), random.random_bool(0.2));
+                let positions = match random.random_bool(0.2) {
+                    true => Positions::Range(start..rows),
+                    false => {
+                        let taken = random.random_range(0..=rows);
+                        let list: Vec<u32> = (0..taken).map(|_| random.random_range(0..rows as u32)).collect();
+                        gpu.list(&list, may_miss)
+                    }
+                };
+                (column, positions)
+            })
+            .collect();
+        let columns: Vec<_> = asked.iter().map(|(column, positions)| (column, positions)).collect();
+        let together = gpu.device.gather_all_to_host(&columns, &gpu.arena, &gpu.stream).unwrap();
+        let alone = columns
+            .iter()
+            .map(|(column, positions)| gpu.device.gather_to_host(column, positions, &gpu.arena, &gpu.stream).unwrap());
+        let alone: Vec<_> = alone.collect();
+        gpu.device.synchronize(&gpu.stream).unwrap();
+        assert_eq!(together.len(), alone.len());
+        for (at, (together, alone)) in together.iter().zip(&alone).enumerate() {
+            assert_eq!(together.rows, columns[at].1.len());
+            assert_eq!(together.data.as_ptr() as usize % 64, 0, "column {at}, as Arrow wants values to lie");
+            assert!(together.data == alone.data, "column {at} of {}, {rows} rows", columns.len());
+            assert_eq!(together.validity.is_some(), alone.validity.is_some());
+        }
+    }
+}
+
 /// Calls every primitive once.
 fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     let Side { device, stream, arena, .. } = side;
