@@ -721,6 +721,8 @@ struct DovetailGather {
   uint32_t start;
   /// How many.
   uint64_t rows;
+  /// Places for values, of which those behind so many become zero.
+  uint64_t places;
   /// The byte that fills the place of a missing row.
   uint8_t missing;
   /// Output: values.

@@ -10,7 +10,11 @@ constexpr u32 THREADS = 256;
 template <typename Cell>
 __global__ void gather(DovetailGather args) {
     const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x;
-    if (at >= args.rows) return;
+    if (at >= args.places) return;
+    if (at >= args.rows) {
+        static_cast<Cell*>(args.out)[at] = Cell{};
+        return;
+    }
     const u32 position = position_at(args.positions, args.start, at);
     Cell value;
     if (position == NO_ROW) {
@@ -52,7 +56,7 @@ __global__ void gather_bits(DovetailGatherBits args) {
 using namespace dovetail;
 
 int dovetail_gather(const DovetailGather* args, DovetailStream stream) {
-    const u32 blocks = blocks_for(args->rows, THREADS);
+    const u32 blocks = blocks_for(args->places, THREADS);
     if (!args->data) {
         gather_numbers<<<blocks, THREADS, 0, cudaStream_t(stream)>>>(*args);
         return launched();

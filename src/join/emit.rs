@@ -223,7 +223,11 @@ impl Emitter<'_> {
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
                         parts.push(piece);
-                    } else if piece.range.len() > self.sizes.batch_rows {
+                        continue;
+                    }
+                    // Host memory that was taken for it is held until the stream has come so far.
+                    self.shop.device.synchronize(self.shop.stream)?;
+                    if piece.range.len() > self.sizes.batch_rows {
                         parts.extend(piece.halves());
                     } else if self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         parts.push(piece);
@@ -827,9 +831,10 @@ impl BatchSizes {
         Self { batch_rows, gather_rows, rows_max, ..self }
     }
 
-    /// Rows that are gathered at once where only some of their columns are, of that many bytes a row.
+    /// Rows that are gathered at once where only some of their columns are, of that many bytes a row. These make up half of what is gathered at
+    /// once elsewhere, which is of more columns: a column by itself is to leave no large hole in a slab of host memory.
     pub(super) fn gather_rows_of(&self, row_bytes: u64) -> usize {
-        let rows = self.gather_bytes / (row_bytes as usize).max(1);
+        let rows = self.gather_bytes / 2 / (row_bytes as usize).max(1);
         rows.clamp(self.gather_rows, self.rows_max.max(self.gather_rows))
     }
 

@@ -75,9 +75,10 @@ pub(super) struct Late<'a> {
     whole: Mutex<bool>,
     /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
     spare: Mutex<Option<Held>>,
-    spare_bytes: u64,
     /// Rows whose columns are gathered at once when they are there.
     rows_at_once: usize,
+    /// Host memory that all streams take for these at a time, at the most.
+    at_once_bytes: u64,
 }
 
 /// Parts that are on their way, or there.
@@ -128,6 +129,7 @@ impl<'a> Late<'a> {
         // Each stream makes batches while the ones before are on their way.
         let streams = shop.device.info().streams as u64;
         let row_bytes = mean_row_bytes(build);
+        let rows_at_once = sizes.gather_rows_of(row_bytes);
         let spare_bytes = 4 * (streams + 1) * (sizes.batch_rows as u64 * row_bytes).next_multiple_of(64);
         let spare =
             shop.arena.reserve(spare_bytes, "completing rows whose columns of the build side come last").ok()?;
@@ -154,8 +156,8 @@ impl<'a> Late<'a> {
             is_short: AtomicBool::new(false),
             whole: Mutex::new(false),
             spare: Mutex::new(Some(spare)),
-            spare_bytes,
-            rows_at_once: sizes.gather_rows_of(row_bytes),
+            rows_at_once,
+            at_once_bytes: 2 * streams * rows_at_once as u64 * row_bytes,
         })
     }
 
@@ -220,7 +222,7 @@ impl<'a> Late<'a> {
     /// The device's, the sink's, and those of gathering.
     pub(super) fn complete_share(&self, emitter: &Emitter<'_>, build: &Arranged, streams_to_come: usize) -> Result<()> {
         let are_parts_coming = self.arriving.lock().asked_for == self.parts.len();
-        let is_ample = are_parts_coming && emitter.shop.arena.free_bytes() >= self.spare_bytes;
+        let is_ample = are_parts_coming && emitter.shop.arena.free_bytes() >= self.at_once_bytes;
         if !is_ample || self.is_short.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -31,7 +31,7 @@ fn may_miss(positions: &Positions) -> bool {
     matches!(positions, Positions::List { may_miss: true, .. })
 }
 
-/// Gathers values, or with no `data` consecutive numbers from `data_start` on.
+/// Gathers values, or with no `data` consecutive numbers from `data_start` on. Whole places of `out` behind the last value become zero.
 pub(super) fn gather_cells(
     work: &Work<'_>,
     data: Option<*const c_void>,
@@ -41,6 +41,7 @@ pub(super) fn gather_cells(
     missing: u8,
     out: &CudaBuffer,
 ) -> Result<()> {
+    assert!(out.size() >= positions.len() * width.bytes(), "{} values in {} bytes", positions.len(), out.size());
     let (list, start) = list(positions);
     let args = abi::DovetailGather {
         data: data.unwrap_or(null()),
@@ -49,6 +50,7 @@ pub(super) fn gather_cells(
         positions: list,
         start,
         rows: positions.len() as u64,
+        places: (out.size() / width.bytes()) as u64,
         missing,
         out: out.as_mut_ptr(),
     };
@@ -129,29 +131,28 @@ pub(super) fn gather_to_host(
     Ok(HostColumn { data, validity, rows })
 }
 
-/// So many bytes at the most are copied out together: what is as large by itself keeps the link busy, and all of it takes memory at once.
-/// Tests have little.
-const TOGETHER_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+/// So many bytes at the most are copied out together. With more the link is busy well enough, and pieces would leave holes in the slabs of
+/// host memory that they are taken from, which are of 64 MiB. Tests have little.
+const TOGETHER_BYTES: usize = if cfg!(test) { 64 << 10 } else { 48 << 20 };
 
 /// Several columns. Those that are nothing but values at listed positions are gathered next to each other, and one copy takes them across
-/// the link, which has nothing to carry for 6 to 10 us between two copies (an H200).
+/// the link, which has nothing to carry for some 8 us between two copies (tuning.md).
 pub(super) fn gather_all_to_host(
     work: &Work<'_>,
     columns: &[(&Column, &Positions)],
     arena: &Arena,
 ) -> Result<Vec<HostColumn>> {
-    let bytes_of = |(column, positions): &(&Column, &Positions)| positions.len() * column.width.bytes();
     let is_plain = |(column, positions): &(&Column, &Positions)| {
         column.validity.is_none() && matches!(positions, Positions::List { may_miss: false, .. })
     };
     let mut gathered: Vec<Option<HostColumn>> = vec![None; columns.len()];
     let mut rest: VecDeque<usize> = (0..columns.len()).filter(|&at| is_plain(&columns[at])).collect();
     while let Some(first) = rest.pop_front() {
-        let (mut together, mut bytes) = (vec![first], bytes_of(&columns[first]));
+        let (mut together, mut bytes) = (vec![first], padded_bytes(columns[first]));
         while let Some(&next) = rest.front()
-            && bytes + bytes_of(&columns[next]) <= TOGETHER_BYTES
+            && bytes + padded_bytes(columns[next]) <= TOGETHER_BYTES
         {
-            bytes += bytes_of(&columns[next]);
+            bytes += padded_bytes(columns[next]);
             together.extend(rest.pop_front());
         }
         if together.len() > 1 {
@@ -168,22 +169,26 @@ pub(super) fn gather_all_to_host(
     columns.map(or_alone).collect()
 }
 
+/// What the values of a column take beside others, each of which begins where a piece of memory could.
+fn padded_bytes((column, positions): (&Column, &Positions)) -> usize {
+    (positions.len() * column.width.bytes()).next_multiple_of(GRANULE_BYTES)
+}
+
 /// Values at listed positions, of several columns, by one copy.
 fn gather_together(work: &Work<'_>, columns: &[(&Column, &Positions)], arena: &Arena) -> Result<Vec<HostColumn>> {
     const PURPOSE: &str = "gathering columns of the result";
+    let bytes = columns.iter().map(|&column| padded_bytes(column)).sum();
+    let host = arena.allocate(bytes, PURPOSE)?;
+    let values: DeviceBuffer = Arc::new(work.buffer(bytes, PURPOSE)?);
     let mut end = 0;
-    let place_of = |&(column, positions): &(&Column, &Positions)| {
-        let start = usize::next_multiple_of(end, GRANULE_BYTES);
-        end = start + positions.len() * column.width.bytes();
-        start..end
-    };
-    let places: Vec<Range<usize>> = columns.iter().map(place_of).collect();
-    let host = arena.allocate(end, PURPOSE)?;
-    let values: DeviceBuffer = Arc::new(work.buffer(end, PURPOSE)?);
-    for (&(column, positions), place) in columns.iter().zip(&places) {
+    let mut places = Vec::with_capacity(columns.len());
+    for &(column, positions) in columns {
+        let place = end..end + padded_bytes((column, positions));
+        end = place.end;
         let data = pointer_of::<u8>(&column.data, column.rows * column.width.bytes()).cast();
-        let out = CudaBuffer::part_of(&values, place.clone());
-        gather_cells(work, Some(data), 0, column.width, positions, 0, &out)?;
+        // What is copied is written, to its last byte.
+        gather_cells(work, Some(data), 0, column.width, positions, 0, &CudaBuffer::part_of(&values, place.clone()))?;
+        places.push(place.start..place.start + positions.len() * column.width.bytes());
     }
     let host = copy_to_host(work, cuda(&values), 0, host, PURPOSE)?;
     let column_of = |(&(_, positions), place): (&(&Column, &Positions), Range<usize>)| HostColumn {

@@ -23,8 +23,9 @@ use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
     BitSlice, BytesColumn, BytesPart, CancelFlag, Carry, Column, Device, DeviceBuffer, FrameOfReference, Hashing,
-    JoinedRows, KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches,
-    Partitions, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits,
+    HostColumn, JoinedRows, KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs,
+    PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width,
+    length_bits,
 };
 use crate::memory::{Arena, Budget};
 
@@ -1685,17 +1686,21 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
             .map(|_| {
                 let width = WIDTHS[random.random_range(0..WIDTHS.len())];
                 let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
-                let ones = [BitSlice::Ones { len: rows }];
+                let valid: BooleanBuffer = (0..rows).map(|_| random.random_bool(0.7)).collect();
+                let bits = [BitSlice::Bits { buffer: valid.into_inner(), offset: 0, len: rows }];
                 let with_nulls = random.random_bool(0.2);
-                let validity = with_nulls.then(|| gpu.device.copy_in_bits(&ones, &gpu.stream).unwrap());
+                let validity = with_nulls.then(|| gpu.device.copy_in_bits(&bits, &gpu.stream).unwrap());
                 let column = Column { data: gpu.put(&bytes), width, rows, validity };
                 let (start, may_miss) = (random.random_range(0..rows), random.random_bool(0.2));
                 let positions = match random.random_bool(0.2) {
                     true => Positions::Range(start..rows),
                     false => {
+                        let position = |random: &mut StdRng| match may_miss && random.random_bool(0.2) {
+                            true => NO_ROW,
+                            false => random.random_range(0..rows as u32),
+                        };
                         let taken = random.random_range(0..=rows);
-                        let list: Vec<u32> = (0..taken).map(|_| random.random_range(0..rows as u32)).collect();
-                        gpu.list(&list, may_miss)
+                        gpu.list(&(0..taken).map(|_| position(&mut random)).collect::<Vec<_>>(), may_miss)
                     }
                 };
                 (column, positions)
@@ -1713,7 +1718,11 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
             assert_eq!(together.rows, columns[at].1.len());
             assert_eq!(together.data.as_ptr() as usize % 64, 0, "column {at}, as Arrow wants values to lie");
             assert!(together.data == alone.data, "column {at} of {}, {rows} rows", columns.len());
-            assert_eq!(together.validity.is_some(), alone.validity.is_some());
+            let bits = |column: &HostColumn| {
+                let (bits, nulls) = column.validity.clone()?;
+                Some((BooleanBuffer::new(bits, 0, column.rows), nulls))
+            };
+            assert_eq!(bits(together), bits(alone), "validity of column {at} of {}, {rows} rows", columns.len());
         }
     }
 }
