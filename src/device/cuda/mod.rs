@@ -122,7 +122,7 @@ impl CudaDevice {
             parallelism: gpu.multiprocessors()?,
             cpu_threads: threads,
             // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: of 1, 3, 5 and 8 streams, one more than 5 gained
-            // nothing; 92 ms with these bytes at once, 93 with a quarter of them (kernels/tuning.md).
+            // nothing (kernels/tuning.md).
             streams: 5,
             // By blocks of some thousands, but what takes so few rows is through before the next call is made.
             morsel_rows: 1,
