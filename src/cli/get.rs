@@ -299,7 +299,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
         received.bytes += batch_bytes(&batch);
         progress.moved(batch_bytes(&batch));
         match output::is_json() {
-            true => rows::print_json(&batch)?,
+            true => output::on_a_thread(move || rows::print_json(&batch)).await?,
             false => kept.push(batch),
         }
         if more {
@@ -310,7 +310,7 @@ async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress:
     received.seconds = start.elapsed().as_secs_f64();
     received.whole = !more;
     if !output::is_json() {
-        output::write_line(rows::render(&schema, &kept)?)?;
+        output::on_a_thread(move || output::write_line(rows::render(&schema, &kept)?)).await?;
         if more {
             output::remark(format!(
                 "the first {}; --limit 0 prints all, -o FILE writes them to a file",

@@ -48,6 +48,18 @@ pub fn write_line(text: impl AsRef<str>) -> Result<()> {
     writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush()).map_err(|failure| stdout_failure(&failure))
 }
 
+/// Makes and writes what may be a lot of text on a thread of its own: whoever waits for this can stop waiting, however long making it takes,
+/// and though whoever reads standard output does not go on.
+///
+/// # Errors
+/// Those of `work`.
+pub async fn on_a_thread(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let (done, outcome) = tokio::sync::oneshot::channel();
+    // Not one of the runtime's: those are waited for when the process ends.
+    std::thread::spawn(move || done.send(work()));
+    outcome.await.unwrap_or_else(|_| Err(Error::Internal("writing to standard output: its thread panicked".into())))
+}
+
 /// A line on stdout. Ends the process quietly when nobody reads any more, and with an error when it cannot be written for
 /// another reason: what was asked for would be lost.
 pub fn line(text: impl AsRef<str>) {

@@ -32,7 +32,8 @@ pub struct ServeArgs {
     #[arg(long, conflicts_with = "print_config")]
     check_config: bool,
 
-    /// File that gets one line of JSON with the addresses, {"flight": "IP:PORT", "admin": "IP:PORT"}, once they listen
+    /// File that gets one line of JSON with the addresses, {"flight": "IP:PORT", "admin": "IP:PORT"}, once they listen, and is
+    /// taken away when the server ends
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
 }
@@ -71,6 +72,11 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
         return Ok(());
     }
     let ready = args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
+    if let Some(ready) = &ready {
+        // Not that of a server that is there.
+        Server::can_listen(settings)?;
+        ready.remove_last()?;
+    }
     logging::start(settings)?;
     misspelt_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
     raise_file_limit();
@@ -79,9 +85,8 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
         let server = Server::start(settings).await?;
         let (flight, admin) = (server.flight_address(), server.admin_address());
         announce(settings, flight, admin);
-        if let Some(ready) = ready {
-            ready.write(flight, admin)?;
-        }
+        // Until the server has stopped.
+        let _ready = ready.map(|ready| ready.write(flight, admin)).transpose()?;
         server.run().await
     })
 }
@@ -109,16 +114,17 @@ fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) 
 }
 
 /// The ready file, written aside and renamed, so that whoever waits for it never reads half of it. That it can be written is known
-/// before anything is started.
+/// before anything is started, and it is there only while the server is.
 struct ReadyFile<'a> {
     path: &'a Path,
     aside: PathBuf,
+    is_written: bool,
 }
 
 impl<'a> ReadyFile<'a> {
     fn create(path: &'a Path) -> Result<Self> {
         let aside = path.with_extension(format!("{}.part", std::process::id()));
-        let ready = Self { path, aside };
+        let ready = Self { path, aside, is_written: false };
         let created = match path.is_dir() {
             true => Err(Error::Invalid("it is a folder; give the name of a file".into())),
             false => File::create(&ready.aside).map_err(|error| Error::Invalid(file_failure(path, &error))),
@@ -131,18 +137,30 @@ impl<'a> ReadyFile<'a> {
         format!("writing the file of --ready-file, {}", self.path.display())
     }
 
-    fn write(self, flight: SocketAddr, admin: Option<SocketAddr>) -> Result<()> {
+    /// Takes away what a server that was killed has left, whose addresses nobody answers.
+    fn remove_last(&self) -> Result<()> {
+        match std::fs::remove_file(self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(Error::Invalid(file_failure(self.path, &error))).context(|| self.attempt())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write(mut self, flight: SocketAddr, admin: Option<SocketAddr>) -> Result<Self> {
         let admin = admin.map(|address| address.to_string());
         let line = serde_json::json!({ "flight": flight.to_string(), "admin": admin });
         let written = std::fs::write(&self.aside, format!("{line}\n"));
-        written.and_then(|()| std::fs::rename(&self.aside, self.path)).context(|| self.attempt())
+        written.and_then(|()| std::fs::rename(&self.aside, self.path)).context(|| self.attempt())?;
+        self.is_written = true;
+        Ok(self)
     }
 }
 
 impl Drop for ReadyFile<'_> {
     fn drop(&mut self) {
-        // It is there only where the server did not start.
-        let _ = std::fs::remove_file(&self.aside);
+        // Where the server did not start, there is what was to become it.
+        let _ = std::fs::remove_file(if self.is_written { self.path } else { &self.aside });
     }
 }
 

@@ -730,6 +730,24 @@ fn an_interrupted_fetch_leaves_no_file() {
 }
 
 #[test]
+fn printing_is_interrupted_though_nobody_reads_on() {
+    let server = Server::start(&[]);
+    write_tables(server.path(), 50_000);
+    server.ok(&["put", "orders.csv"]);
+    for how in [&["--limit", "0"][..], &["--limit", "0", "--json"]] {
+        let line = [&["get", "orders", "--server", &server.flight], how].concat();
+        let mut child = begin(server.path(), &line);
+        // It prints, and far more than a pipe holds.
+        let mut first = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        wait_until("the command to end", || child.try_wait().unwrap().is_some());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{how:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_connection_that_breaks_is_said_to_have_broken() {
     let rude = TcpListener::bind("127.0.0.1:0").unwrap();
     let uri = format!("http://{}", rude.local_addr().unwrap());

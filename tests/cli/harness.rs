@@ -180,6 +180,7 @@ impl Server {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                assert!(!self.path().join("ready.json").exists(), "a server that has ended is not ready");
                 return status;
             }
             assert!(start.elapsed() < Duration::from_secs(60), "the server does not end: {}", self.log());

@@ -156,6 +156,12 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
     let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(names_in(folder.path()), [""; 0], "a server that did not start is not ready");
+    // Nor does it take away the file of the one that has its place.
+    std::fs::write(path("ready.json"), "of another").unwrap();
+    let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(std::fs::read_to_string(path("ready.json")).unwrap(), "of another");
+    std::fs::remove_file(path("ready.json")).unwrap();
 
     // At this scale it would generate for minutes.
     let demo = ["demo", "--scale", "10"];
