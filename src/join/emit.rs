@@ -648,7 +648,9 @@ impl<'a> Gatherer<'a> {
             return false;
         }
         let stretches = arranged.rows.stretches(range.clone());
-        if stretches.len() > 1 && range.len() < stretches.len() * sizes.stretch_rows_min() {
+        // The first and the last are cut where these rows begin and end, however long the batches of the table are.
+        let whole = stretches.len().saturating_sub(2);
+        if range.len() < whole * sizes.stretch_rows_min() {
             return false;
         }
         self.stretches = Some(stretches);

@@ -146,6 +146,18 @@ fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments
 }
 
 #[test]
+fn long_batches_are_shared_wherever_the_rows_that_are_gathered_at_once_end() {
+    // A few rows of the last batches are left over, or of others, by how many batches there are.
+    for count in (1..60).step_by(7) {
+        let right: Vec<_> = (0..count).map(|at| rows_of(2600 * at..2600 * (at + 1), "other")).collect();
+        let bench = Bench::of_batches(64 << 20, &[rows_of(0..2600 * count, "square")], &right);
+        let spec = JoinSpec { batch_rows: Some(10_000), ..spec(JoinKind::Inner, Strategy::Hash) };
+        let (_, shared) = joined(&bench, &bench.plan(spec, Side::Left));
+        assert_eq!(names(&shared, 2600 * count as usize), ["k", "other", "text_right"], "{count} batches");
+    }
+}
+
+#[test]
 fn a_small_part_of_a_table_is_not_worth_keeping_all_of_it() {
     let bench = Bench::new(64 << 20, rows_of(0..20_000, "square"), rows_of(0..20_000, "other"));
     for (columns, expected) in [(vec!["other"], vec![]), (vec!["other", "right.text"], vec!["other", "text"])] {
