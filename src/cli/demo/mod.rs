@@ -29,7 +29,7 @@ use super::interrupt::unless_interrupted;
 use super::output::{self, Align, Style};
 use super::progress::Progress;
 use super::{get, jobs, rows, settings};
-use crate::memory::human_bytes;
+use crate::memory::{human_bytes, process_memory_limit};
 use crate::planner::Strategy;
 use crate::service::Server;
 use crate::service::settings::Settings;
@@ -102,6 +102,7 @@ async fn show(args: &DemoArgs) -> Result<()> {
     let settings = server_settings(args)?;
     // Before the work, too: opening the devices tells whether there are such.
     Server::check(&settings)?;
+    check_memory(args.scale, process_memory_limit()?)?;
     let tables = generate(args.scale).await?;
     if let Some(folder) = &args.save {
         save(&tables, folder).await?;
@@ -205,6 +206,24 @@ async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     }
     people(&format!("Wrote {} into {}", names.join(", "), folder.display()));
     Ok(())
+}
+
+/// Refuses tables that would not fit: memory that a process takes beyond its limit ends it, or others.
+fn check_memory(scale: f64, limit: u64) -> Result<()> {
+    /// What the tables take at scale 1.
+    const SCALE_BYTES: f64 = 2e9;
+    let bytes = scale * SCALE_BYTES;
+    if 2.0 * bytes <= limit as f64 {
+        return Ok(());
+    }
+    let largest = limit as f64 / (2.0 * SCALE_BYTES);
+    let per_unit = if largest < 1.0 { 1000.0 } else { 10.0 };
+    let largest = (per_unit * largest).floor() / per_unit;
+    Err(Error::Invalid(format!(
+        "--scale {scale}: the tables take about {}, and as much again in the server, and this process may use {}; write {largest} or less",
+        human_bytes(bytes as u64),
+        human_bytes(limit)
+    )))
 }
 
 fn server_settings(args: &DemoArgs) -> Result<Settings> {
