@@ -721,7 +721,7 @@ struct DovetailGather {
   uint32_t start;
   /// How many.
   uint64_t rows;
-  /// Places for values, of which those behind so many become zero.
+  /// Places for values, of which those behind so many of `data` become zero.
   uint64_t places;
   /// The byte that fills the place of a missing row.
   uint8_t missing;

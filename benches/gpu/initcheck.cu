@@ -5,7 +5,8 @@
 // Six threads, with a stream each, take memory in stream order, write all of it, read it back, wait, and give it back. Every value is as it
 // should be. Nevertheless bytes are called uninitialized in 5 of 204 runs (2025.3.1, H200s, 12 processes at a time), and in one of 48 where
 // memory is neither of a pool nor taken by two threads at once (`malloc`); in none of 36 with one thread, and in none of 96 with
-// --force-blocking-launches, by which kernels run one after the other. That is how `sanitize` of `bundle` runs initcheck.
+// --force-blocking-launches, by which kernels run one after the other. That is how `sanitize` of `bundle` runs
+// initcheck, but for one test, whose only thread holds its own stream back.
 #include <cuda_runtime.h>
 
 #include <atomic>

@@ -49,14 +49,15 @@ pub fn write_line(text: impl AsRef<str>) -> Result<()> {
 }
 
 /// Makes and writes what may be a lot of text on a thread of its own: whoever waits for this can stop waiting, however long making it takes,
-/// and though whoever reads standard output does not go on.
+/// and even if nobody reads standard output any more.
 ///
 /// # Errors
-/// Those of `work`.
+/// Those of `work`, and [`Error::Exhausted`] where the system has no thread.
 pub async fn on_a_thread(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     let (done, outcome) = tokio::sync::oneshot::channel();
     // Not one of the runtime's: those are waited for when the process ends.
-    std::thread::spawn(move || done.send(work()));
+    let begun = std::thread::Builder::new().spawn(move || done.send(work()));
+    begun.map_err(|error| Error::Exhausted(format!("starting a thread that prints: {}", system_words(&error))))?;
     outcome.await.unwrap_or_else(|_| Err(Error::Internal("writing to standard output: its thread panicked".into())))
 }
 

@@ -2,8 +2,9 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -73,8 +74,6 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     }
     let ready = args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
     if let Some(ready) = &ready {
-        // Not that of a server that is there.
-        Server::can_listen(settings)?;
         ready.remove_last()?;
     }
     logging::start(settings)?;
@@ -118,13 +117,17 @@ fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) 
 struct ReadyFile<'a> {
     path: &'a Path,
     aside: PathBuf,
-    is_written: bool,
+    /// What was written.
+    text: String,
 }
+
+/// How long a server that is there may take to take a connection: it is on the same host, or near.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 impl<'a> ReadyFile<'a> {
     fn create(path: &'a Path) -> Result<Self> {
         let aside = path.with_extension(format!("{}.part", std::process::id()));
-        let ready = Self { path, aside, is_written: false };
+        let ready = Self { path, aside, text: String::new() };
         let created = match path.is_dir() {
             true => Err(Error::Invalid("it is a folder; give the name of a file".into())),
             false => File::create(&ready.aside).map_err(|error| Error::Invalid(file_failure(path, &error))),
@@ -137,30 +140,37 @@ impl<'a> ReadyFile<'a> {
         format!("writing the file of --ready-file, {}", self.path.display())
     }
 
-    /// Takes away what a server that was killed has left, whose addresses nobody answers.
+    /// Takes away what a server that was killed has left: nobody answers at its addresses.
     fn remove_last(&self) -> Result<()> {
-        match std::fs::remove_file(self.path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(Error::Invalid(file_failure(self.path, &error))).context(|| self.attempt())
-            }
-            _ => Ok(()),
+        let text = std::fs::read_to_string(self.path).unwrap_or_default();
+        let last = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default();
+        let address = last["flight"].as_str().and_then(|address| address.parse::<SocketAddr>().ok());
+        let answers = |address| TcpStream::connect_timeout(&address, ANSWERS_WITHIN).is_ok();
+        if address.is_some_and(|address| !answers(address)) {
+            let removed = std::fs::remove_file(self.path);
+            return removed.map_err(|error| Error::Invalid(file_failure(self.path, &error))).context(|| self.attempt());
         }
+        Ok(())
     }
 
     fn write(mut self, flight: SocketAddr, admin: Option<SocketAddr>) -> Result<Self> {
         let admin = admin.map(|address| address.to_string());
-        let line = serde_json::json!({ "flight": flight.to_string(), "admin": admin });
-        let written = std::fs::write(&self.aside, format!("{line}\n"));
+        self.text = format!("{}\n", serde_json::json!({ "flight": flight.to_string(), "admin": admin }));
+        let written = std::fs::write(&self.aside, &self.text);
         written.and_then(|()| std::fs::rename(&self.aside, self.path)).context(|| self.attempt())?;
-        self.is_written = true;
         Ok(self)
     }
 }
 
 impl Drop for ReadyFile<'_> {
     fn drop(&mut self) {
-        // Where the server did not start, there is what was to become it.
-        let _ = std::fs::remove_file(if self.is_written { self.path } else { &self.aside });
+        // Where the server did not start, only the file that is written aside is there.
+        let _ = std::fs::remove_file(&self.aside);
+        // Another server may have put its own in this one's place.
+        let is_ours = !self.text.is_empty() && std::fs::read_to_string(self.path).is_ok_and(|text| text == self.text);
+        if is_ours {
+            let _ = std::fs::remove_file(self.path);
+        }
     }
 }
 

@@ -220,14 +220,12 @@ impl Emitter<'_> {
                     in_flight.push_back(queued);
                 }
                 Err(error @ Error::Exhausted(_)) => {
+                    // Host memory that was taken for it is held until the stream has come so far.
+                    self.shop.device.synchronize(self.shop.stream)?;
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
                         parts.push(piece);
-                        continue;
-                    }
-                    // Host memory that was taken for it is held until the stream has come so far.
-                    self.shop.device.synchronize(self.shop.stream)?;
-                    if piece.range.len() > self.sizes.batch_rows {
+                    } else if piece.range.len() > self.sizes.batch_rows {
                         parts.extend(piece.halves());
                     } else if self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         parts.push(piece);
@@ -833,14 +831,14 @@ impl BatchSizes {
         Self { batch_rows, gather_rows, rows_max, ..self }
     }
 
-    /// Rows that are gathered at once where only some of their columns are, of that many bytes a row. These make up half of what is gathered at
-    /// once elsewhere, which is of more columns: a column by itself is to leave no large hole in a slab of host memory.
+    /// Rows that are gathered at once where only some of their columns are, of that many bytes a row: as many as elsewhere, or as make up half
+    /// as many bytes.
     pub(super) fn gather_rows_of(&self, row_bytes: u64) -> usize {
         let rows = self.gather_bytes / 2 / (row_bytes as usize).max(1);
         rows.clamp(self.gather_rows, self.rows_max.max(self.gather_rows))
     }
 
-    /// Rows of a stretch of a table, on average and at the least, that a result shares. Batches of less than a quarter of what
+    /// Rows of a stretch of a table, on average and at the least, that a result shares, but for those at both ends of what is gathered at once. Batches of less than a quarter of what
     /// makes a message would be put together on their way to the client, which costs as much as gathering them.
     pub(crate) fn stretch_rows_min(&self) -> usize {
         self.batch_rows.div_ceil(4)

@@ -99,22 +99,15 @@ impl Server {
         Self::start_telling(settings, &|_| ()).await
     }
 
-    /// Whether a server could listen where the settings say: it is known before devices are measured.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an address that is none, and [`Error::Unavailable`] for one that cannot be listened on.
-    pub fn can_listen(settings: &Settings) -> Result<()> {
-        incoming::can_listen(settings.listen, "--listen")?;
-        parse_admin(settings)?.map_or(Ok(()), |address| incoming::can_listen(address, "--admin-listen"))
-    }
-
     /// As [`Server::start`]; `tell` is told the share that is done of measuring the devices, which takes a second or two.
     ///
     /// # Errors
     /// As [`Server::start`].
     pub async fn start_telling(settings: &Settings, tell: &(dyn Fn(f64) + Sync)) -> Result<Self> {
         refuse_unsafe(settings)?;
-        Self::can_listen(settings)?;
+        incoming::can_listen(settings.listen, "--listen")?;
+        let admin = parse_admin(settings)?;
+        admin.map_or(Ok(()), |address| incoming::can_listen(address, "--admin-listen"))?;
         let shared = Arc::new(open(settings, tell)?);
         let arena = shared.catalog.arena();
         let growing = arena.grow_ahead(GROWN_AHEAD_BYTES.min(arena.budget().limit_bytes() / GROWN_AHEAD_SHARE));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::harness::{Server, command, json_lines, names_in, run, stderr, stdout};
 
@@ -156,12 +156,15 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
     let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(names_in(folder.path()), [""; 0], "a server that did not start is not ready");
-    // Nor does it take away the file of the one that has its place.
-    std::fs::write(path("ready.json"), "of another").unwrap();
-    let output = run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(std::fs::read_to_string(path("ready.json")).unwrap(), "of another");
-    std::fs::remove_file(path("ready.json")).unwrap();
+    // It takes away what one has left that is no more, and not the file of one that is there.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    for (of, stays) in [(&address, true), (&gone, false)] {
+        std::fs::write(path("ready.json"), json!({ "flight": of, "admin": null }).to_string()).unwrap();
+        let output =
+            run(&["serve", "--listen", &address, "--admin-listen", "off", "--ready-file", &path("ready.json")]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(std::fs::exists(path("ready.json")).unwrap(), stays, "of {of}");
+    }
 
     // At this scale it would generate for minutes.
     let demo = ["demo", "--scale", "10"];

@@ -782,7 +782,7 @@ pub struct DovetailGather {
     pub start: u32,
     /// How many.
     pub rows: u64,
-    /// Places for values, of which those behind so many become zero.
+    /// Places for values, of which those behind so many of `data` become zero.
     pub places: u64,
     /// The byte that fills the place of a missing row.
     pub missing: u8,

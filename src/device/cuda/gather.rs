@@ -31,7 +31,8 @@ fn may_miss(positions: &Positions) -> bool {
     matches!(positions, Positions::List { may_miss: true, .. })
 }
 
-/// Gathers values, or with no `data` consecutive numbers from `data_start` on. Whole places of `out` behind the last value become zero.
+/// Gathers values, or with no `data` consecutive numbers from `data_start` on. Whole places of `out` behind
+/// the last of `data` become zero.
 pub(super) fn gather_cells(
     work: &Work<'_>,
     data: Option<*const c_void>,
@@ -131,8 +132,8 @@ pub(super) fn gather_to_host(
     Ok(HostColumn { data, validity, rows })
 }
 
-/// So many bytes at the most are copied out together. With more the link is busy well enough, and pieces would leave holes in the slabs of
-/// host memory that they are taken from, which are of 64 MiB. Tests have little.
+/// So many bytes at the most are copied out together, such as two columns of a chunk of 2^27 rows. With more the link is no busier, and a
+/// piece might not fit a slab of host memory, which is of 64 MiB. Tests have little.
 const TOGETHER_BYTES: usize = if cfg!(test) { 64 << 10 } else { 48 << 20 };
 
 /// Several columns. Those that are nothing but values at listed positions are gathered next to each other, and one copy takes them across

@@ -1714,6 +1714,23 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
         let alone: Vec<_> = alone.collect();
         gpu.device.synchronize(&gpu.stream).unwrap();
         assert_eq!(together.len(), alone.len());
+        // Of two columns that one copy may take, the second lies in the piece of the first.
+        let are_plain = |at: &usize| {
+            let (column, positions) = &asked[*at];
+            column.validity.is_none()
+                && matches!(positions, Positions::List { may_miss: false, .. })
+                && !positions.is_empty()
+        };
+        let plain: Vec<usize> = (0..asked.len()).filter(are_plain).collect();
+        let of_one_piece = |pair: &[usize]| {
+            let [first, second] = [pair[0], pair[1]].map(|at| &together[at].data);
+            first.data_ptr() == second.data_ptr()
+        };
+        if asked.iter().map(|(column, positions)| positions.len() * column.width.bytes() + 256).sum::<usize>()
+            <= 64 << 10
+        {
+            assert!(plain.windows(2).all(of_one_piece), "columns {plain:?}, {rows} rows");
+        }
         for (at, (together, alone)) in together.iter().zip(&alone).enumerate() {
             assert_eq!(together.rows, columns[at].1.len());
             assert_eq!(together.data.as_ptr() as usize % 64, 0, "column {at}, as Arrow wants values to lie");
@@ -1755,6 +1772,8 @@ fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     device.mark_build(&matches, &flags, stream)?;
     device.select_flags(&flags, rows, Which::Unmatched, stream)?;
     device.gather_to_host(&column, &pairs.probe, arena, stream)?;
+    let plain = Column { validity: None, ..column.clone() };
+    device.gather_all_to_host(&[(&plain, &pairs.probe), (&plain, &pairs.build)], arena, stream)?;
     if device.info().works_on_text {
         let text = BytesPart { offsets: Buffer::from_vec(vec![0u32; rows + 1]), data: Buffer::from_vec(vec![0u8]) };
         let text = device.copy_in_bytes(&[text], Width::W4, stream)?;
