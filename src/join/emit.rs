@@ -720,12 +720,11 @@ impl<'a> Gatherer<'a> {
 
     fn gather(&mut self, column: usize) -> Result<Pending> {
         let Workshop { device, stream, arena, .. } = *self.emitter.shop;
+        let data_type = self.input.table.schema.field(column).data_type().clone();
         if let Some(gathered) = self.gathered.get(&column) {
             let movable = self.input.movable(column).expect("the device has moved it");
-            let data_type = self.input.table.schema.field(column).data_type().clone();
             return Ok(Pending::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
         }
-        let data_type = self.input.table.schema.field(column).data_type().clone();
         let arranged = match &self.rows {
             SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
             SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,

@@ -706,8 +706,12 @@ fn rows_that_are_out_of_order_are_counted_from_one() {
     assert!(said.starts_with(expected), "{said}");
 }
 
-fn interrupt(child: Child) -> Output {
+fn send_interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+fn interrupt(child: Child) -> Output {
+    send_interrupt(&child);
     child.wait_with_output().unwrap()
 }
 
@@ -740,7 +744,7 @@ fn printing_is_interrupted_though_nobody_reads_on() {
         // It prints, and far more than a pipe holds.
         let mut first = [0];
         child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        send_interrupt(&child);
         wait_until("the command to end", || child.try_wait().unwrap().is_some());
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130), "{how:?}: {}", stderr(&output));
