@@ -145,7 +145,7 @@ pub fn main() -> ExitCode {
         Command::Cancel(args) => block_on(jobs::run_cancel(args)),
         Command::Drop(args) => block_on(tables::run_drop(args)),
         Command::Topology(args) => block_on(tables::run_topology(args)),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(&args, matches.subcommand_matches("bench").unwrap_or(&matches)),
         Command::DeviceProcess(args) => device_process::run(&args),
     };
     match outcome {

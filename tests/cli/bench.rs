@@ -140,3 +140,20 @@ fn what_a_suite_does_not_have_is_refused() {
     assert_eq!(fixed.status.code(), Some(2));
     assert!(stderr(&fixed).contains("--scale"), "{}", stderr(&fixed));
 }
+
+/// They were once passed over.
+#[test]
+fn options_without_a_suite_are_refused() {
+    for (given, named) in [
+        (&["--rows", "16M"][..], "--rows"),
+        (&["--exhaustive"], "--exhaustive"),
+        (&["--seed=1", "--runs", "5", "--device=host"], "--runs, --device, --seed"),
+        (&["--scale", "1/16", "--keys", "sparse", "--json"], "--scale, --keys"),
+    ] {
+        let output = run(&[&["bench"], given].concat());
+        assert_eq!((output.status.code(), &*stdout(&output)), (Some(2), ""), "{given:?}");
+        let said = stderr(&output);
+        assert!(said.contains(&format!("{named} without a suite")) && said.lines().count() == 1, "{given:?}: {said}");
+        assert!(said.contains("dovetail bench joins"), "{given:?}: {said}");
+    }
+}

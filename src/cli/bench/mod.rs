@@ -39,6 +39,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command};
+
 use self::asked::{Asked, Change};
 use self::axes::{parse_scale, show_scale};
 use self::case::Case;
@@ -138,13 +141,14 @@ fn parse_size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
 
-/// Runs a suite, or lists them.
+/// Runs a suite, or lists them. `matches` knows which options were given.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an unknown suite, and for axes or options that it does not have; [`Error::Internal`] when a result is
-/// wrong; what the engine answers.
-pub fn run(args: &BenchArgs) -> Result<()> {
+/// [`Error::Invalid`] for an unknown suite, for axes or options that it does not have, and for options without a suite;
+/// [`Error::Internal`] when a result is wrong; what the engine answers.
+pub fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
     let Some(name) = &args.suite else {
+        refuse_given(matches)?;
         list();
         return Ok(());
     };
@@ -386,6 +390,21 @@ fn in_turn(
         }
     }
     Ok(timed)
+}
+
+/// Refuses options where no suite is named: all of them say how one is run, and whoever gives them expects that it is.
+fn refuse_given(matches: &ArgMatches) -> Result<()> {
+    let command = BenchArgs::augment_args(Command::new("bench"));
+    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let given = command.get_arguments().filter(is_given).filter_map(|arg| Some(format!("--{}", arg.get_long()?)));
+    let given = given.collect::<Vec<_>>().join(", ");
+    if given.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "{given} without a suite would change nothing; name a suite, as in `dovetail bench joins`, or write `dovetail bench` alone, \
+         which lists them"
+    )))
 }
 
 fn list() {

@@ -1,3 +1,4 @@
+use clap::FromArgMatches;
 use serde_json::Value;
 
 use super::check::Summary;
@@ -6,11 +7,17 @@ use crate::device::host::{EmulatedLink, HostDevice};
 use crate::memory::Budget;
 use crate::planner::Rates;
 
-fn args(more: &[&str]) -> BenchArgs {
-    use clap::{Args, Command, FromArgMatches};
+fn matches(more: &[&str]) -> ArgMatches {
     let words = ["bench"].iter().chain(more);
-    let matches = BenchArgs::augment_args(Command::new("bench")).try_get_matches_from(words).unwrap();
-    BenchArgs::from_arg_matches(&matches).unwrap()
+    BenchArgs::augment_args(Command::new("bench")).try_get_matches_from(words).unwrap()
+}
+
+fn args(more: &[&str]) -> BenchArgs {
+    BenchArgs::from_arg_matches(&matches(more)).unwrap()
+}
+
+fn refused(more: &[&str]) -> Error {
+    run(&args(more), &matches(more)).unwrap_err()
 }
 
 fn cases(suite: &str, more: &[&str]) -> Vec<Case> {
@@ -107,9 +114,9 @@ fn unknown_suites_and_axes_that_a_suite_lacks_are_refused() {
     let size = Size { scale: 0.001, seed: 1, cases: 1 };
     let refusal = suites::find("wu-16").unwrap().cases(&args(&["--rows", "5"]).axes, size).unwrap_err();
     assert!(refusal.message().contains("wu-16"), "{refusal}");
-    assert!(matches!(run(&args(&["wu-99"])), Err(Error::Invalid(_))));
+    assert!(matches!(refused(&["wu-99"]), Error::Invalid(_)));
     for (flags, words) in [(&["--cases", "3"][..], "--cases"), (&["--exhaustive"], "--exhaustive")] {
-        let refusal = run(&args(&[&["wu-16"], flags].concat())).unwrap_err();
+        let refusal = refused(&[&["wu-16"], flags].concat());
         assert!(refusal.message().contains(words) && refusal.message().contains("run suite choices"), "{refusal}");
     }
 }
@@ -197,7 +204,7 @@ fn choices_are_compared_with_themselves_but_for_one_decision() {
         assert_eq!(summary["decisions"][decision]["cases"], 4, "{decision}");
     }
     assert!(summary.get("kept").is_none());
-    let refusal = run(&args(&["wu-8", "--exhaustive"])).unwrap_err();
+    let refusal = refused(&["wu-8", "--exhaustive"]);
     assert!(matches!(&refusal, Error::Invalid(text) if text.contains("suite choices")), "{refusal}");
 }
 
