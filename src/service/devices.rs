@@ -210,7 +210,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
     }
     let like = |kind: NodeKind| topology.devices.iter().filter(|node| node.kind == kind).count();
     let memory_share = arena.budget().limit_bytes() / 4 / like(NodeKind::Host).max(1) as u64;
-    check_host_devices(settings, topology)?;
+    check_host_devices(settings, topology, arena.budget().limit_bytes(), memory_share)?;
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let slabs = Arc::new(SharedSlabs::default());
@@ -290,21 +290,41 @@ fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> 
     }
 }
 
-/// Refuses more memory for slices of the CPU than this process may use, as for tables and results: the system would end it.
-fn check_host_devices(settings: &Settings, topology: &Topology) -> Result<()> {
+/// Refuses more memory for slices of the CPU, with that for tables and results (`arena_bytes`) beside it, than this process may use:
+/// the system would end it. `share` is what a slice has where the setting leaves it to the server. What a topology file says of a
+/// device's memory is not counted, since it stands for another machine.
+fn check_host_devices(settings: &Settings, topology: &Topology, arena_bytes: u64, share: u64) -> Result<()> {
     let is_by_setting = |node: &&DeviceNode| node.kind == NodeKind::Host && node.memory_bytes.is_none();
     let count = topology.devices.iter().filter(is_by_setting).count() as u64;
-    let Some(bytes) = device_memory_bytes(&settings.device_memory, NodeKind::Host)?.filter(|_| count > 0) else {
+    let said = device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
+    if count == 0 {
         return Ok(());
-    };
+    }
+    let bytes = said.unwrap_or(share);
+    let devices_bytes = bytes.saturating_mul(count);
+    let all_bytes = devices_bytes.saturating_add(arena_bytes);
     let limit = process_memory_limit()?;
-    if bytes.saturating_mul(count) <= limit {
+    if all_bytes <= limit {
         return Ok(());
     }
     let each = if count > 1 { format!(" for each of {count} slices of the CPU") } else { String::new() };
+    let (arena, bytes, all) = (human_bytes(arena_bytes), human_bytes(bytes), human_bytes(all_bytes));
+    let (what, less) = match said {
+        Some(_) if devices_bytes > limit => (format!("--device-memory: {bytes}{each} is"), "less"),
+        Some(_) => (
+            format!("--host-memory is {arena}, and --device-memory {bytes}{each} beside it; together {all} are"),
+            "less of one of them",
+        ),
+        None => (
+            format!(
+                "--host-memory is {arena}, and --device-memory, which is auto, a quarter of that beside it for joins on the CPU; \
+                 together {all} are"
+            ),
+            "80% or less, or for a smaller --device-memory",
+        ),
+    };
     Err(Error::Invalid(format!(
-        "--device-memory: {}{each} is more than the {} that this process may use; ask for less, or raise the container's limit",
-        human_bytes(bytes),
+        "{what} more than the {} that this process may use; ask for {less}, or raise the container's limit",
         human_bytes(limit)
     )))
 }
@@ -677,11 +697,19 @@ mod tests {
             let settings = CommandLine::parse_from(["dovetail".to_string()].into_iter().chain(flags)).settings;
             open_devices(&settings, &topology(&settings).unwrap(), &arena()).map(drop)
         };
-        open(1, limit).unwrap();
+        let arena_bytes = arena().budget().limit_bytes();
+        open(1, limit - arena_bytes).unwrap();
         for (slices, bytes) in [(1, limit + (1 << 30)), (2, limit / 2 + (1 << 30))] {
             let Error::Invalid(told) = open(slices, bytes).unwrap_err() else { panic!("another kind of error") };
             assert!(told.starts_with("--device-memory: ") && told.contains("that this process may use"), "{told}");
         }
+        // Each of the two would fit alone.
+        let Error::Invalid(told) = open(1, limit).unwrap_err() else { panic!("another kind of error") };
+        let [device, both] = [limit, limit + arena_bytes].map(human_bytes);
+        let expected = format!(
+            "--host-memory is 1.0 GiB, and --device-memory {device} beside it; together {both} are more than the {device} "
+        );
+        assert!(told.starts_with(&expected), "{told}");
         // What a kind has that is not there is of no matter.
         let cuda = CommandLine::parse_from(["dovetail", "--devices=host:1", "--device-memory=cuda=9000TiB"]).settings;
         open_devices(&cuda, &topology(&cuda).unwrap(), &arena()).unwrap();
