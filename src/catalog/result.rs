@@ -434,6 +434,19 @@ impl ResultSpool {
         }
     }
 
+    /// Whether there is nothing to fetch any more: it was released, or it is consumed by reading and readers have taken all of it.
+    /// Whoever has its endpoints is told so until [`ResultSpool::is_expired`].
+    pub fn is_gone(&self) -> bool {
+        let held = self.inner.held.lock();
+        // One without rows is there until somebody has seen that it has none.
+        let is_taken = held.batches.is_empty() && (held.taken > 0 || !held.begun.is_empty());
+        match self.inner.progress.borrow().1 {
+            SpoolState::Released => true,
+            SpoolState::Complete => self.is_consumed_by_reading() && is_taken,
+            SpoolState::Open | SpoolState::Failed(_) => false,
+        }
+    }
+
     /// Makes the result appear as a table, under a name that was reserved for it; the rows are not copied, and statistics
     /// are taken. The writer calls it after its last batch, and before it says that the result is complete, so that whoever
     /// sees the end of the result finds the table. The result can still be read for its lease.

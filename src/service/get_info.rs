@@ -138,7 +138,8 @@ pub fn schema(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> 
     Ok(SchemaAsIpc::new(&schema, &IpcWriteOptions::default()).try_into()?)
 }
 
-/// All tables and all results that are not released yet: those that are the caller's. `prefix` chooses tables by name.
+/// All tables and all results that can be fetched, now or once their join is done: those that are the caller's. `prefix` chooses
+/// tables by name.
 ///
 /// # Errors
 /// None of its own.
@@ -151,6 +152,7 @@ pub fn list(shared: &Shared, asker: &Asker, prefix: &str) -> Result<Vec<FlightIn
         prefix.is_empty()
             && asker.caller.may_touch(&job.owner)
             && !matches!(job.status().state, JobState::Failed(_) | JobState::Cancelled)
+            && !job.result.is_gone()
     });
     for job in live {
         let descriptor = poll_descriptor(shared, &asker.caller, job.id);

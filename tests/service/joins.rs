@@ -7,7 +7,7 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
-use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, FlightInfo};
+use arrow_flight::{Action, CancelFlightInfoRequest, CancelFlightInfoResult, Criteria, FlightInfo};
 use futures::{StreamExt, TryStreamExt};
 use prost::Message;
 use serde_json::Value;
@@ -104,14 +104,18 @@ async fn a_join_that_does_not_fit_is_explained_and_refused_when_it_is_run() {
     assert!(plan["refusal"].is_null() && !plan["text"].as_str().unwrap().contains("refused"), "{plan}");
 }
 
+/// All that the server lists.
+async fn listed(client: &mut Client) -> Vec<FlightInfo> {
+    client.list_flights(Criteria::default()).await.unwrap().into_inner().try_collect().await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_result_is_listed_until_it_is_cancelled() {
     let (server, mut client) = server(&[]).await;
     let used = server.used_bytes().await;
     let info = client.get_flight_info(join("")).await.unwrap().into_inner();
     read_all(&mut client, &info).await.unwrap();
-    let all: Vec<_> =
-        client.list_flights(arrow_flight::Criteria::default()).await.unwrap().into_inner().try_collect().await.unwrap();
+    let all = listed(&mut client).await;
     assert_eq!(all.len(), 3, "two tables and a result");
     assert_eq!(rows(&read_all(&mut client, &all[2]).await.unwrap()), 400);
     let again = client.get_flight_info(all[2].flight_descriptor.clone().unwrap()).await.unwrap().into_inner();
@@ -129,7 +133,11 @@ async fn a_result_that_is_not_retained_is_gone_when_it_was_read() {
     let (server, mut client) = server(&[]).await;
     let used = server.used_bytes().await;
     let info = client.get_flight_info(join(r#", "retain_seconds": 0"#)).await.unwrap().into_inner();
+    assert_eq!(listed(&mut client).await.len(), 3, "two tables and a result");
     assert_eq!(rows(&read_all(&mut client, &info).await.unwrap()), 400);
+    // It was once listed for as long as a reader may ask for its next endpoint.
+    assert_eq!(listed(&mut client).await.len(), 2);
+    assert!(read_all(&mut client, &info).await.is_err());
     server.expect_used_bytes(used).await;
 }
 

@@ -170,13 +170,19 @@ async fn a_consumed_batch_is_freed_by_reading_and_cannot_be_read_twice() {
     spool.finish(Ok(()));
     assert_eq!(keys(&[spool.batch(1).await.unwrap().unwrap()]), [1]);
     assert_refused(spool.batch(1).await, is!(Precondition), &["read already", "retain_seconds"]);
-    assert!(!spool.is_expired(SystemTime::now()), "there is more to read");
+    assert!(!spool.is_gone() && !spool.is_expired(SystemTime::now()), "there is more to read");
     assert_eq!(read(&spool, 0, 1).await.unwrap(), [0, 2]);
+    assert!(spool.is_gone());
     assert_refused(spool.batch(0).await, is!(Precondition), &["read already"]);
     assert_eq!((arena.budget().used_bytes(), spool.held_bytes(), spool.pushed_rows()), (0, 0, 3));
     assert!(!spool.is_expired(SystemTime::now()), "a client may still ask for its next endpoint");
     assert!(read(&spool, 1, 2).await.unwrap().is_empty());
     assert!(spool.is_expired(SystemTime::now() + Duration::from_secs(61)));
+    let empty = ResultSpool::with_options(schema(), consumed(u64::MAX, Duration::from_secs(60)));
+    empty.finish(Ok(()));
+    assert!(!empty.is_gone(), "nobody has seen that it has no rows");
+    assert!(read(&empty, 0, 1).await.unwrap().is_empty());
+    assert!(empty.is_gone());
 }
 
 /// What a reader has taken is freed, and what the next batch brings may come to lie at the same address: it was once taken for
