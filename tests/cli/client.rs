@@ -13,7 +13,7 @@ use arrow::ipc::writer::{FileWriter, StreamWriter};
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 
-use super::harness::{Server, begin, command, json_lines, names_in, run, stderr, stdout, wait_until};
+use super::harness::{Server, begin, command, json_lines, names_in, run, send_interrupt, stderr, stdout, wait_until};
 
 /// Orders, and lines of orders: each order has `at % 3` lines.
 fn write_tables(folder: &Path, orders: usize) {
@@ -704,10 +704,6 @@ fn rows_that_are_out_of_order_are_counted_from_one() {
     let expected = "error: uploading table \"t\": the rows are not sorted by k, as sorted_by says: row 3 (2) is less than the row \
                     before it (3); rows are counted from 1";
     assert!(said.starts_with(expected), "{said}");
-}
-
-fn send_interrupt(child: &Child) {
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
 fn interrupt(child: Child) -> Output {

@@ -34,6 +34,11 @@ pub fn begin(folder: &Path, arguments: &[&str]) -> Child {
     command.args(arguments).current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
+/// What Ctrl-C sends.
+pub fn send_interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
 /// Generous: the machine may be busy.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();

@@ -108,6 +108,27 @@ fn the_demo_makes_the_folder_that_it_saves_into() {
     assert_eq!(std::fs::read_to_string(folder.path().join("lineitem.parquet")).unwrap(), "mine");
 }
 
+/// Files of some of the tables were once left there, and the next demo refused to replace them.
+#[test]
+fn a_demo_that_does_not_come_to_save_all_tables_leaves_no_file_of_its_own() {
+    let saving = |then: &dyn Fn(&std::path::Path, &mut std::process::Child)| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = harness::begin(folder.path(), &["demo", "--scale", "0.1", "--save", "."]);
+        let is_at_second = || harness::names_in(folder.path()).iter().any(|name| name.starts_with("orders.parquet"));
+        harness::wait_until("the second file to be begun", is_at_second);
+        then(folder.path(), &mut child);
+        (child.wait_with_output().unwrap(), harness::names_in(folder.path()), folder)
+    };
+    let (output, names, _) = saving(&|_, child| harness::send_interrupt(child));
+    assert_eq!((output.status.code(), &*stderr(&output)), (Some(130), "error: interrupted\n"));
+    assert_eq!(names, [""; 0]);
+    // A file that somebody else puts there meanwhile stays as it is.
+    let (output, names, folder) = saving(&|folder, _| std::fs::write(folder.join("partsupp.parquet"), "mine").unwrap());
+    assert!(stderr(&output).contains("partsupp.parquet exists already, and the demo replaces no files"));
+    assert_eq!((output.status.code(), names), (Some(1), vec!["partsupp.parquet".to_owned()]));
+    assert_eq!(std::fs::read_to_string(folder.path().join("partsupp.parquet")).unwrap(), "mine");
+}
+
 #[test]
 fn the_demo_for_people_fits_a_terminal_and_has_no_escapes_when_piped() {
     let output = run(&["demo", "--scale", "0.001", "--streams", "2"]);

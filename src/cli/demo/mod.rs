@@ -24,7 +24,7 @@ use self::count::Counted;
 use self::joins::Step;
 use self::tables::{Local, Tables};
 use super::client::{Client, ConnectArgs, PutOptions, batch_bytes, command_descriptor, table_descriptor};
-use super::files::Target;
+use super::files::{Complete, Target};
 use super::interrupt::unless_interrupted;
 use super::output::{self, Align, Style};
 use super::progress::Progress;
@@ -183,12 +183,13 @@ fn check_free(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes the tables of TPC-H, whose names are free.
+/// Writes the tables of TPC-H, whose names are free. Their files appear together at the end: a demo that fails or is interrupted
+/// before leaves none of them in the way of the next.
 async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     let tables: Vec<&Local> = tables.iter().filter(|table| table.is_of_tpch()).collect();
     let rows = tables.iter().map(|table| table.rows()).sum();
     let progress = Progress::of(&format!("writing files into {}", folder.display()), Some(rows));
-    let mut names = Vec::with_capacity(tables.len());
+    let (mut names, mut files) = (Vec::with_capacity(tables.len()), Vec::with_capacity(tables.len()));
     for table in tables {
         let path = file_of(folder, table.name);
         let mut file = Target::create(&path, None)?.start(&table.schema)?;
@@ -197,9 +198,12 @@ async fn save(tables: &Tables, folder: &Path) -> Result<()> {
             progress.advance(batch.num_rows() as u64);
             progress.moved(batch_bytes(batch));
         }
-        file.finish().await?;
+        files.push(file.complete().await?);
         names.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));
     }
+    // That took a while, in which others may have put files there.
+    check_free(folder)?;
+    files.into_iter().try_for_each(Complete::appear)?;
     progress.finish();
     if output::is_json() {
         output::json(&json!({ "event": "save", "folder": folder.display().to_string(), "files": names }));

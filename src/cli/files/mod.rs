@@ -12,7 +12,7 @@ use std::path::Path;
 use clap::ValueEnum;
 
 pub use csv::CsvArgs;
-pub use sink::{STDOUT, Target};
+pub use sink::{Complete, STDOUT, Target};
 pub use source::{Piece, STDIN, Source, folder};
 
 use crate::{Error, Result};

@@ -171,9 +171,13 @@ impl Target {
     pub fn start(self, schema: &Schema) -> Result<Writing> {
         let path = self.path.clone();
         let mut sink = self.begin(schema)?;
-        let (batches, mut queued) = mpsc::channel::<RecordBatch>(BATCHES_AHEAD);
+        let (batches, mut queued) = mpsc::channel::<Option<RecordBatch>>(BATCHES_AHEAD);
         let writer = tokio::task::spawn_blocking(move || {
-            while let Some(batch) = queued.blocking_recv() {
+            while let Some(Some(batch)) = queued.blocking_recv() {
+                // Whoever waits for the file holds on to the other end, and else it is taken away: the sooner, the better.
+                if queued.is_closed() {
+                    break;
+                }
                 sink.write(&batch)?;
             }
             Ok(sink)
@@ -230,7 +234,8 @@ fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
 
 /// A file that a thread writes. Dropping it leaves nothing, once the thread is done with the batch it is at.
 pub struct Writing {
-    batches: mpsc::Sender<RecordBatch>,
+    /// `None` follows the last.
+    batches: mpsc::Sender<Option<RecordBatch>>,
     writer: JoinHandle<Result<Sink>>,
     path: PathBuf,
 }
@@ -241,7 +246,7 @@ impl Writing {
     /// # Errors
     /// Those of [`Sink::write`], for this batch or one before; nothing can be written after that.
     pub async fn write(&mut self, batch: RecordBatch) -> Result<()> {
-        match self.batches.send(batch).await {
+        match self.batches.send(Some(batch)).await {
             Ok(()) => Ok(()),
             // The thread ends before its batches do only when it has failed.
             Err(_) => match written(&mut self.writer, &self.path).await {
@@ -254,13 +259,21 @@ impl Writing {
     /// Completes the file and gives it its name.
     ///
     /// # Errors
-    /// Those of [`Sink::write`] for the last batches, and of [`Sink::finish`].
+    /// As [`Writing::complete`] and [`Complete::appear`].
     pub async fn finish(self) -> Result<()> {
+        self.complete().await?.appear()
+    }
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// Those of [`Sink::write`] for the last batches, and of [`Sink::complete`].
+    pub async fn complete(self) -> Result<Complete> {
         let Self { batches, mut writer, path } = self;
-        // That there are no more batches is what ends the thread.
-        drop(batches);
+        // A thread that takes no more has failed, which it tells better.
+        let _ = batches.send(None).await;
         let sink = written(&mut writer, &path).await?;
-        written(&mut tokio::task::spawn_blocking(move || sink.finish()), &path).await
+        written(&mut tokio::task::spawn_blocking(move || sink.complete()), &path).await
     }
 }
 
@@ -313,7 +326,16 @@ impl Sink {
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the disk is full.
-    pub fn finish(mut self) -> Result<()> {
+    #[cfg(test)]
+    pub fn finish(self) -> Result<()> {
+        self.complete()?.appear()
+    }
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the disk is full.
+    pub fn complete(mut self) -> Result<Complete> {
         let finished = match &mut self.writer {
             Writer::Parquet(writer, _) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
             Writer::Arrow(writer) => writer.finish().map_err(Error::from),
@@ -333,9 +355,24 @@ impl Sink {
             file.flush().map_err(Error::from)
         });
         flushed.map_err(|error| self.target.failed(error))?;
-        if let Some(aside) = &self.target.aside {
-            std::fs::rename(&aside.path, &aside.place).map_err(|error| self.target.failed(error.into()))?;
-            self.target.aside = None;
+        Ok(Complete(self.target))
+    }
+}
+
+/// A file that is written to its end, and has not its name yet. Dropping it leaves nothing.
+#[derive(Debug)]
+pub struct Complete(Target);
+
+impl Complete {
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] when the disk is full.
+    pub fn appear(self) -> Result<()> {
+        let Self(mut target) = self;
+        if let Some(aside) = &target.aside {
+            std::fs::rename(&aside.path, &aside.place).map_err(|error| target.failed(error.into()))?;
+            target.aside = None;
         }
         Ok(())
     }
