@@ -9,7 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 
-use super::client::{Client, ConnectArgs, PutOptions, Uploaded};
+use super::client::{Client, ConnectArgs, PutOptions, Uploaded, table_descriptor};
 use super::files::{CsvArgs, Format, Piece, READABLE, STDIN, Source, folder, without_gz};
 use super::interrupt::interrupted;
 use super::names::{self, Names};
@@ -82,13 +82,16 @@ pub async fn run(args: PutArgs) -> Result<()> {
         ));
     }
     // The files are opened before anything is sent: a wrong name among them leaves no trace.
+    let adds = ["append", "create_if_missing"].contains(&args.mode.as_str());
+    let asks_for_types = |sources: &[Source]| adds && sources.iter().any(Source::has_untyped_columns);
     let mut opened = Vec::with_capacity(uploads.len());
     for (table, files) in uploads {
         let open = |file: &PathBuf| Source::open(file, args.format, &args.csv);
         let sources: Vec<Source> = files.iter().map(open).collect::<Result<_>>()?;
-        check_schemas(&sources, &files)?;
-        let inferred = sources.iter().any(|source| source.is_inferred).then(|| sources[0].schema.clone());
-        opened.push((table, sources, inferred));
+        if !asks_for_types(&sources) {
+            check_schemas(&sources, &files)?;
+        }
+        opened.push((table, files, sources));
     }
     let client = Client::connect(&args.connect).await?;
     let options = PutOptions {
@@ -97,7 +100,12 @@ pub async fn run(args: PutArgs) -> Result<()> {
         unique: args.unique.iter().map(|set| set.list().to_vec()).collect(),
         streams: args.streams.into(),
     };
-    for (table, sources, inferred) in opened {
+    for (table, files, sources) in opened.iter_mut().filter(|(.., sources)| asks_for_types(sources)) {
+        take_types(&client, table, sources).await?;
+        check_schemas(sources, files)?;
+    }
+    for (table, _, sources) in opened {
+        let inferred = sources.iter().any(|source| source.is_inferred).then(|| sources[0].schema.clone());
         let start = Instant::now();
         let file_bytes = sources.iter().map(|source| source.file_bytes).sum();
         let progress = Progress::of(&format!("uploading {table}"), Some(file_bytes));
@@ -105,6 +113,18 @@ pub async fn run(args: PutArgs) -> Result<()> {
         progress.finish();
         report(&table, uploaded, start.elapsed().as_secs_f64(), inferred.as_deref());
     }
+    Ok(())
+}
+
+/// Gives columns of CSV without a value the types that they have in the table which the rows are added to.
+async fn take_types(client: &Client, table: &str, sources: &mut [Source]) -> Result<()> {
+    let schema = match client.info(table_descriptor(table)).await {
+        Ok(info) => info.try_decode_schema()?,
+        // It may be made by this upload; and the server says what is wrong with one that wants it to be there.
+        Err(Error::NotFound(_)) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    sources.iter_mut().for_each(|source| source.take_types(&schema));
     Ok(())
 }
 

@@ -110,6 +110,48 @@ fn files_of_one_table_that_differ_are_told_how() {
     assert!(twice.contains("--types says int64 of column \"k\", and float64; say one of them"), "{twice}");
 }
 
+/// Such a column was once taken for text, and the rows refused.
+#[test]
+fn a_column_without_values_takes_its_type_from_the_table_that_rows_are_added_to() {
+    let server = Server::start(&[]);
+    let write = |name: &str, text: &str| fs::write(server.path().join(name), text).unwrap();
+    let types = ["--types", "i=int16,p=decimal(9,2),t=timestamp(ns),v=string_view,s=string"];
+    let append = ["--table", "t", "--mode", "append"];
+    write("full.csv", "k,i,p,t,v,s\n1,2,1.25,2026-01-31,x,y\n");
+    server.ok(&[&["put", "full.csv", "--table", "t"][..], &types].concat());
+    write("none.csv", "k,i,p,t,v,s\n3,,,,,\n");
+    let put = server.json(&[&["put", "none.csv"], &append[..]].concat());
+    assert_eq!(put[0]["columns"], server.json(&["put", "full.csv", "--table", "u", types[0], types[1]])[0]["columns"]);
+    // Values may stand behind the rows that were looked at.
+    write("some.csv", "k,i,p,t,v,s\n4,,,,,\n5,7,2.5,2026-02-28 01:02:03,w,z\n");
+    server.ok(&[&["put", "none.csv", "some.csv", "--infer-rows", "1"], &append[..]].concat());
+    server.ok(&["put", "none.csv", "--table", "t", "--mode", "create_if_missing"]);
+    let rows = server.ok(&["get", "t", "-o", "-", "--format", "csv"]);
+    let lines = [
+        "k,i,p,t,v,s",
+        "1,2,1.25,2026-01-31T00:00:00,x,y",
+        "3,,,,,",
+        "3,,,,,",
+        "4,,,,,",
+        "5,7,2.50,2026-02-28T01:02:03,w,z",
+        "3,,,,,",
+    ];
+    assert_eq!(rows.lines().collect::<Vec<_>>(), lines);
+    // What is said of it stands, and so does what it has values for.
+    let said = server.fails(&[&["put", "none.csv", "--types", "i=int64"], &append[..]].concat());
+    assert!(said.contains("\"i\""), "{said}");
+    write("late.csv", "k,i,p,t,v,s\n6,,,,,\n7,x,,,,\n");
+    let said = server.fails(&[&["put", "late.csv", "--infer-rows", "1"], &append[..]].concat());
+    assert!(
+        said.contains("late.csv: line 3, column \"i\": \"x\" is no int16, which the column is in the table"),
+        "{said}"
+    );
+    // Where there is no table, it is text.
+    let put = server.json(&["put", "none.csv", "--table", "new", "--mode", "create_if_missing"]);
+    assert_eq!(put[0]["columns"][1], json!({ "name": "i", "type": "string" }));
+    assert!(server.fails(&["put", "none.csv", "--table", "nowhere", "--mode", "append"]).contains("nowhere"));
+}
+
 #[test]
 fn standard_input_becomes_a_table_and_what_csv_was_taken_for_is_said() {
     let server = Server::start(&[]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::{RecordBatch, RecordBatchReader};
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::{FileReaderBuilder, StreamReader};
 use bytes::Bytes;
@@ -34,6 +34,9 @@ pub const STDIN: &str = "-";
 /// What the readers of all formats come to.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
+/// Begins to read the rows of a file, as columns of these types: those that it has, or that it was given.
+pub(super) type Begin = Box<dyn FnOnce(SchemaRef) -> Batches + Send>;
+
 /// A file that is open for reading.
 pub struct Source {
     /// Columns and their types.
@@ -43,7 +46,9 @@ pub struct Source {
     pub file_bytes: u64,
     /// Whether nothing but its first rows says what the types are.
     pub is_inferred: bool,
-    batches: Batches,
+    /// Columns of CSV without a value in its first rows: text, unless somebody knows better.
+    untyped: Vec<usize>,
+    begin: Begin,
     measure: Measure,
     path: PathBuf,
 }
@@ -93,11 +98,29 @@ impl Source {
         }
     }
 
+    /// Whether there are columns that have no type of their own.
+    pub fn has_untyped_columns(&self) -> bool {
+        !self.untyped.is_empty()
+    }
+
+    /// Gives the columns that have no type of their own those of the same names in `table`, where CSV is read as these.
+    pub fn take_types(&mut self, table: &Schema) {
+        let mut fields = self.schema.fields().to_vec();
+        for at in std::mem::take(&mut self.untyped) {
+            let same = table.field_with_name(fields[at].name()).map(Field::data_type);
+            if let Some(data_type) = same.ok().filter(|data_type| csv::is_read_as(data_type)) {
+                fields[at] = Arc::new(fields[at].as_ref().clone().with_data_type(data_type.clone()));
+            }
+        }
+        self.schema = Arc::new(Schema::new(fields));
+    }
+
     /// The rows, read on a thread of their own.
     pub fn into_stream(self) -> BoxStream<'static, Result<Piece>> {
         let (pieces, incoming) = mpsc::channel(BATCHES_AHEAD);
         tokio::task::spawn_blocking(move || {
-            let Self { mut batches, .. } = self;
+            let Self { begin, schema, .. } = self;
+            let mut batches = begin(schema);
             let (mut rows, mut told) = (0, 0);
             // A reader that panicked would look like one that is done, and half of a file like all of it.
             while let Some(batch) = unless_it_panics(|| batches.next().transpose()).transpose() {
@@ -183,7 +206,8 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         None => Format::of_file(path, &start)?,
     };
     check_args(format, args)?;
-    let (schema, batches, measure) = match format {
+    let mut untyped = Vec::new();
+    let (schema, begin, measure) = match format {
         Format::Parquet => {
             check_end(&mut file, b"PAR1", "a Parquet file")?;
             open_parquet(file)?
@@ -191,27 +215,28 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         Format::Arrow => {
             let file = Counted::new(file);
             let read = file.read.clone();
-            let (schema, batches) = open_arrow(BufReader::with_capacity(BUFFER_BYTES, file))?;
+            let (schema, begin) = open_arrow(BufReader::with_capacity(BUFFER_BYTES, file))?;
             // The reader began with the footer.
             read.store(0, Ordering::Relaxed);
-            (schema, batches, Measure::Read(read))
+            (schema, begin, Measure::Read(read))
         }
         Format::ArrowStream => {
             let file = Counted::new(file);
             let measure = Measure::Read(file.read.clone());
-            let (schema, batches) = open_stream(file)?;
-            (schema, batches, measure)
+            let (schema, begin) = open_stream(file)?;
+            (schema, begin, measure)
         }
         Format::Json => return Err(no_json()),
         Format::Csv => {
             let file = Counted::new(file);
             let measure = Measure::Read(file.read.clone());
-            let (schema, batches) = csv::open(file, is_tsv(path), args)?;
-            (schema, batches, measure)
+            let csv = csv::open(file, is_tsv(path), args)?;
+            untyped = csv.untyped;
+            (csv.schema, csv.begin, measure)
         }
     };
     let is_inferred = format == Format::Csv;
-    Ok(Source { schema, file_bytes, is_inferred, batches, measure, path: path.to_owned() })
+    Ok(Source { schema, file_bytes, is_inferred, untyped, begin, measure, path: path.to_owned() })
 }
 
 /// The bytes that a file begins with; none of what can be read once only.
@@ -279,38 +304,40 @@ fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
         Ok(bytes.into())
     };
     let measure = || Measure::Read(Arc::default());
-    let (schema, batches, measure) = match format {
+    let mut untyped = Vec::new();
+    let (schema, begin, measure) = match format {
         Format::Parquet => {
             let bytes = whole()?;
             check_end(&mut Cursor::new(&bytes), b"PAR1", "a Parquet file")?;
             open_parquet(bytes)?
         }
         Format::Arrow => {
-            let (schema, batches) = open_arrow(Cursor::new(whole()?))?;
-            (schema, batches, measure())
+            let (schema, begin) = open_arrow(Cursor::new(whole()?))?;
+            (schema, begin, measure())
         }
         Format::ArrowStream => {
-            let (schema, batches) = open_stream(input)?;
-            (schema, batches, measure())
+            let (schema, begin) = open_stream(input)?;
+            (schema, begin, measure())
         }
         Format::Json => return Err(no_json()),
         Format::Csv => {
-            let (schema, batches) = csv::open(input, false, args)?;
-            (schema, batches, measure())
+            let csv = csv::open(input, false, args)?;
+            untyped = csv.untyped;
+            (csv.schema, csv.begin, measure())
         }
     };
     let is_inferred = format == Format::Csv;
-    Ok(Source { schema, file_bytes: 0, is_inferred, batches, measure, path: STDIN.into() })
+    Ok(Source { schema, file_bytes: 0, is_inferred, untyped, begin, measure, path: STDIN.into() })
 }
 
-fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Batches, Measure)> {
+fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Begin, Measure)> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(input).map_err(|error| broken("a Parquet file", &error))?;
     let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
     let reader = builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
     Ok((reader.schema(), batches(reader, "a Parquet file"), Measure::Rows { total }))
 }
 
-fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Batches)> {
+fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Begin)> {
     check_end(&mut input, b"ARROW1", "an Arrow IPC file")?;
     let reader = FileReaderBuilder::new().build(input).map_err(|error| broken("an Arrow IPC file", &error))?;
     Ok((reader.schema(), batches(reader, "an Arrow IPC file")))
@@ -319,7 +346,7 @@ fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef
 /// What each message of a stream begins with.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
-fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Batches)> {
+fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Begin)> {
     let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
     let begins_well = input.fill_buf()?.starts_with(&CONTINUATION);
     let reader = StreamReader::try_new(input, None).map_err(|error| match &error {
@@ -375,12 +402,12 @@ fn first_words(error: &dyn std::fmt::Display) -> String {
     }
 }
 
-/// The batches of a library's reader.
+/// The batches of a library's reader, which have the types of the file.
 fn batches(
     reader: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
     kind: &'static str,
-) -> Batches {
-    Box::new(reader.map(|batch| batch.map_err(|error| failure(&error, kind))))
+) -> Begin {
+    Box::new(move |_| Box::new(reader.map(move |batch| batch.map_err(|error| failure(&error, kind)))))
 }
 
 fn failure(error: &ArrowError, kind: &str) -> Error {
@@ -425,7 +452,8 @@ mod tests {
             schema,
             file_bytes: 8,
             is_inferred: false,
-            batches: Box::new(batches),
+            untyped: Vec::new(),
+            begin: Box::new(|_| Box::new(batches)),
             measure: Measure::Rows { total: 2 },
             path: "half.arrow".into(),
         };

@@ -8,6 +8,8 @@
 //! * Types are inferred from the first rows: int64, float64, bool, date, timestamp, and text for all else; for a column of
 //!   nulls too, and for whole numbers that int64 has no room for.
 //!   So is a column in whose first rows something only looks like its type, as 2026-02-30 does.
+//! * Of a column without a value in the first rows, the table that the rows are added to knows the type (`put`; the Python client
+//!   does not ask).
 //! * Timestamps are of microseconds, so that those of two files match; of nanoseconds where a row has more than six digits.
 //! * Times with a zone and times without are not of one column.
 //! * Types have the same names, and the same are read. Of a time of day the seconds may be left out.
@@ -26,10 +28,11 @@ use arrow::error::ArrowError;
 use flate2::bufread::GzDecoder;
 
 use self::quotes::{Checked, Quotes};
-use self::records::{Records, Rules, newlines, not_utf8};
+use self::records::{Reason, Records, Rules, newlines, not_utf8};
 pub use self::types::ColumnTypes;
+pub(super) use self::types::is_read_as;
 
-use super::source::{BUFFER_BYTES, Batches, ROWS_PER_BATCH, empty};
+use super::source::{BUFFER_BYTES, Batches, Begin, ROWS_PER_BATCH, empty};
 use crate::human::{did_you_mean, listed};
 use crate::{Error, Result};
 
@@ -99,8 +102,18 @@ fn delimiter(text: &str) -> Result<char, String> {
     }
 }
 
+/// CSV whose first rows were looked at, and none was read.
+pub(super) struct Opened {
+    /// Columns and their types.
+    pub schema: SchemaRef,
+    /// Those without a value in the first rows, of which nobody says the type either.
+    pub untyped: Vec<usize>,
+    /// Reads the rows.
+    pub begin: Begin,
+}
+
 /// Begins to read CSV, also what gzip has compressed. It is read once, from its start to its end, so it may be a pipe.
-pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
+pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<Opened> {
     let (start, input) = peek(input, GZIP_MAGIC.len())?;
     match start == GZIP_MAGIC {
         true => open_plain(Gunzip::new(input), is_tsv, args),
@@ -162,7 +175,7 @@ impl<R: Read> Read for Gunzip<R> {
     }
 }
 
-fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<(SchemaRef, Batches)> {
+fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<Opened> {
     // Spreadsheets begin UTF-8 with a mark, which is not of the first column's name.
     let (start, mut input) = peek(input, BYTE_ORDER_MARK.len())?;
     if start.is_empty() {
@@ -209,20 +222,27 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     }
     check_names(&schema)?;
     let said = ColumnTypes::together(&args.types)?;
-    let schema = Arc::new(with_types(&settled(&schema), &said)?);
-    let is_said = schema.fields().iter().map(|field| said.iter().any(|(name, _)| name == field.name())).collect();
-    let mut rules = Rules { schema, format, has_header: !args.no_header, is_said, inferred_rows: rows };
+    let types = with_types(&settled(&schema), &said)?;
+    let reason = |field: &FieldRef| match said.iter().any(|(name, _)| name == field.name()) {
+        true => Reason::Said,
+        false => Reason::Inferred,
+    };
+    let reasons: Vec<Reason> = schema.fields().iter().map(reason).collect();
+    let is_untyped = |&at: &usize| *schema.field(at).data_type() == DataType::Null && reasons[at] != Reason::Said;
+    let untyped = (0..reasons.len()).filter(is_untyped).collect();
+    let schema = Arc::new(types);
+    let mut rules = Rules { schema, format, has_header: !args.no_header, reasons, inferred_rows: rows };
     rules.take_for_text(&looked_at);
     let schema = rules.schema.clone();
     let input = Cursor::new(looked_at).chain(Checked { input, quotes });
     let input = BufReader::with_capacity(BUFFER_BYTES, input);
-    let mut records = Records::new(input, rules, ROWS_PER_BATCH);
     if let Some(failure) = failure {
         // It fails on the way to the rows that inference has seen.
-        let error = records.find_map(Result::err);
+        let error = Records::new(input, rules, ROWS_PER_BATCH).find_map(Result::err);
         return Err(error.unwrap_or_else(|| Error::Invalid(failure.to_string())));
     }
-    Ok((schema, Box::new(records)))
+    let begin = move |schema| Box::new(Records::new(input, rules.with_given(schema), ROWS_PER_BATCH)) as Batches;
+    Ok(Opened { schema, untyped, begin: Box::new(begin) })
 }
 
 /// What is wrong with a heading that cannot be read.

@@ -29,10 +29,21 @@ pub(super) struct Rules {
     pub format: Format,
     /// Whether the first record names the columns.
     pub has_header: bool,
-    /// For each column whether somebody said its type.
-    pub is_said: Vec<bool>,
-    /// Rows from which the others were inferred.
+    /// For each column why it has its type.
+    pub reasons: Vec<Reason>,
+    /// Rows from which types were inferred.
     pub inferred_rows: usize,
+}
+
+/// Why a column has its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The first rows look so.
+    Inferred,
+    /// `--types` says so.
+    Said,
+    /// The table has it so that the rows are added to.
+    OfTable,
 }
 
 /// For each column whether the first of its times says how far it is from UTC, as all others then do; `None` where there was no
@@ -149,6 +160,16 @@ impl Rules {
         })
     }
 
+    /// The same for columns of these types, of which some may be a table's by now.
+    pub(super) fn with_given(mut self, schema: SchemaRef) -> Self {
+        for (at, reason) in self.reasons.iter_mut().enumerate() {
+            if schema.field(at) != self.schema.field(at) {
+                *reason = Reason::OfTable;
+            }
+        }
+        Self { schema, ..self }
+    }
+
     /// What is known of the zones of times before there are any.
     fn no_zones(&self) -> Zones {
         vec![None; self.schema.fields().len()]
@@ -182,7 +203,7 @@ impl Rules {
             return;
         }
         let field = |(at, field): (usize, &FieldRef)| {
-            let is_text = !self.is_said[at] && !can_read(Some(at));
+            let is_text = self.reasons[at] != Reason::Said && !can_read(Some(at));
             if is_text { Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8)) } else { field.clone() }
         };
         let fields = self.schema.fields().iter().enumerate().map(field).collect::<Vec<_>>();
@@ -261,14 +282,15 @@ impl Rules {
         let wider = taking(field.data_type(), value).into_iter().filter(|wider| made_of_text(&text, wider).is_ok());
         let wider: Vec<String> = wider.map(|wider| said(&type_name(&wider))).collect();
         let (wider, text) = (wider.join(" or "), said("string"));
-        let advice = match (self.is_said[at], wider.as_str()) {
-            (true, "") => {
+        let advice = match (self.reasons[at], wider.as_str()) {
+            (Reason::OfTable, _) => "which the column is in the table that the rows are added to; correct it".into(),
+            (Reason::Said, "") => {
                 format!("which --types says; correct it, or say another type: {text} takes all values")
             }
-            (true, wider) => format!(
+            (Reason::Said, wider) => format!(
                 "which --types says; correct it, or say another type: {wider} takes it, and {text} takes all values"
             ),
-            (false, wider) => format!(
+            (Reason::Inferred, wider) => format!(
                 "which the column is by its first {}; say {}{text}, or have more rows looked at with --infer-rows",
                 counted(self.inferred_rows as u64, "row"),
                 if wider.is_empty() { String::new() } else { format!("{wider}, or for any text ") }

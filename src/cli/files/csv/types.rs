@@ -109,6 +109,11 @@ fn parse(text: &str) -> Result<DataType, String> {
     Ok(known)
 }
 
+/// Whether CSV is read as a type: whether somebody could say it.
+pub(in crate::cli::files) fn is_read_as(data_type: &DataType) -> bool {
+    parse(&type_name(data_type)).is_ok_and(|known| known == *data_type)
+}
+
 fn decimal(text: &str, digits: &str) -> Result<DataType, String> {
     let number = |text: &str| text.trim().parse::<u8>().ok();
     let digits = digits.split_once(',').and_then(|(precision, scale)| Some((number(precision)?, number(scale)?)));
