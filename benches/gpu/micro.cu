@@ -17,13 +17,15 @@
 //                thread: can full buffers of a partition leave by one instruction?
 //   tiles        bytes per second that reach shared memory when a cluster's blocks read the same tiles, loaded once and
 //                multicast, or by each block for itself: what does it take that several blocks share a partition?
+//   exchange     bytes per second that the blocks of a cluster send to each other's shared memory, by bulk copies or 16 bytes a thread:
+//                can the second level of a partitioning go from block to block, past the memory?
 //   link         bytes per second between pinned host memory and the GPU: in, out, and both at once, by how the memory was pinned, by
 //                the size of pieces, and beside gathers from random places: what do joins leave of the link's rate?
 //   links        `link` of each GPU of the host alone, and of several at once: what does one take from another?
 //   peer         `store` into the memory of a second GPU, beside a plain copy to there: can a pass write to its peers?
 //
-// `store` by bulk copies needs compute capability 9.0, `tiles` 9 to 11 and code that is made for it (sm_90a, not sm_90), `links` a
-// second GPU, and `peer` one that the first reaches; where one cannot run, a line says that it was skipped.
+// `exchange` and `store` by bulk copies need compute capability 9.0, `tiles` 9 to 11 and code that is made for it (sm_90a, not
+// sm_90), `links` a second GPU, and `peer` one that the first reaches; where one cannot run, a line says that it was skipped.
 //
 // What is written is checked: each row must be in its partition, and all of them there, by count and checksum; what is copied,
 // scattered or stored is compared word by word, with memory overwritten before; counters must add up, and so must the tiles
@@ -40,6 +42,7 @@
 
 #include <sys/mman.h>
 
+#include "clusters.cuh"
 #include "common.cuh"
 
 static void skipped(const char* name, const char* why) { std::printf("{\"case\":\"%s\",\"skipped\":\"%s\"}\n", name, why); }
@@ -674,141 +677,6 @@ static void groups_of(int processors, size_t count) {
     CHECK(cudaFree(rows));
 }
 
-// ---- bulk copies and barriers of compute capability 9.0 -----------------------------------------------------------------
-
-#if __CUDA_ARCH__ >= 900
-#define HAS_BULK_COPIES 1
-#else
-#define HAS_BULK_COPIES 0
-#endif
-
-// Multicast is of large chips and, as the assembler warns, for code that is made for these and no others.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || \
-    (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200 && (defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__)))
-#define HAS_MULTICAST 1
-#else
-#define HAS_MULTICAST 0
-#endif
-
-struct Features {
-    bool bulk_copies, multicast;
-};
-
-// Of the code that runs on this GPU, which may have been compiled for an older one.
-__global__ void features_kernel(Features* features) { *features = {bool(HAS_BULK_COPIES), bool(HAS_MULTICAST)}; }
-
-static Features features_here() {
-    auto* there = device_memory<Features>(1);
-    features_kernel<<<1, 1>>>(there);
-    CHECK(cudaGetLastError());
-    Features features{};
-    CHECK(cudaMemcpy(&features, there, sizeof(Features), cudaMemcpyDeviceToHost));
-    CHECK(cudaFree(there));
-    return features;
-}
-
-#if HAS_BULK_COPIES
-
-__device__ inline u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
-
-// What this thread has written to shared memory is seen by bulk copies, its own and, past a barrier, those of other threads.
-__device__ inline void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ inline void copy_out(void* to, const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
-                 "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Waits until no more than so many of this thread's copies, the last ones, have still to read shared memory.
-template <int LEFT>
-__device__ inline void wait_until_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
-}
-
-__device__ inline void wait_until_copied() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-__device__ inline u32 rank_in_cluster() {
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// For all threads of all blocks of a cluster; what they wrote before is seen after it.
-__device__ inline void wait_for_cluster() {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ inline void init_barrier(u64& barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
-}
-
-// Barriers that this thread has made are seen by the other blocks of the cluster and by copies, once they have waited for it.
-__device__ inline void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-// Arrives, and has the phase last until so many bytes have come.
-__device__ inline void arrive_expecting(u64& barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
-}
-
-// Arrives at the barrier that is in this one's place in a block of the cluster.
-__device__ inline void arrive_at(u64& barrier, u32 rank) {
-    asm volatile("{\n"
-                 ".reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-                 "}" ::"r"(shared_address(&barrier)),
-                 "r"(rank)
-                 : "memory");
-}
-
-__device__ inline bool has_passed(u64& barrier, u32 parity) {
-    u32 passed;
-    asm volatile("{\n"
-                 ".reg .pred passed;\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 passed, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, passed;\n"
-                 "}"
-                 : "=r"(passed)
-                 : "r"(shared_address(&barrier)), "r"(parity)
-                 : "memory");
-    return passed != 0;
-}
-
-// Waits for the end of the phase of that parity. One that never ends is an error, and must not hold the GPU.
-__device__ inline void wait_for(u64& barrier, u32 parity) {
-    u64 began = 0;
-    while (!has_passed(barrier, parity)) {
-        u64 now;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-        if (began == 0) began = now;
-        if (now - began > 20'000'000'000ull) __trap();
-    }
-}
-
-__device__ inline void copy_in(void* to, const void* from, u32 bytes, u64& barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
-                 : "memory");
-}
-
-#if HAS_MULTICAST
-
-// To the same place in all blocks of `mask`, and each of them is told by its own barrier.
-__device__ inline void copy_in_to_all(void* to, const void* from, u32 bytes, u64& barrier, std::uint16_t mask) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-                 "%4;" ::"r"(shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier)), "h"(mask)
-                 : "memory");
-}
-
-#endif
-#endif
-
 // ---- store ------------------------------------------------------------------------------------------------------------
 
 constexpr int STORE_THREADS = 128, STORE_STAGES = 2;
@@ -1021,27 +889,16 @@ static void tiles_of(int processors, const char* source, size_t source_bytes, si
     auto kernel = tiles_kernel<SIZE, MULTICAST>;
     const int shared_bytes = TILE_STAGES * TILE_BYTES;
     CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = SIZE;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(processors / SIZE * SIZE));
-    config.blockDim = dim3(TILE_READERS + 32);
-    config.dynamicSmemBytes = size_t(shared_bytes);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    int clusters = 0;
-    CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    ClusterLaunch launch(processors, SIZE, TILE_READERS + 32, shared_bytes);
+    const u32 clusters = launch.fit(kernel);
     if (clusters == 0) return skipped("tiles", "this GPU runs no clusters of this size");
-    const u32 blocks = u32(clusters) * SIZE, source_tiles = u32(source_bytes / TILE_BYTES);
-    config.gridDim = dim3(blocks);
+    const u32 blocks = clusters * SIZE, source_tiles = u32(source_bytes / TILE_BYTES);
     // Each stage several times, however few rows there are.
     const u32 tiles = std::max(u32(count * 64 / TILE_BYTES / blocks), 4 * TILE_STAGES);
     auto* sums = device_memory<u32>(blocks);
     double taken = seconds([&] {
         CHECK(cudaMemsetAsync(sums, 0, blocks * 4));
-        CHECK(cudaLaunchKernelEx(&config, kernel, source, source_tiles, tiles, sums));
+        CHECK(cudaLaunchKernelEx(&launch.config, kernel, source, source_tiles, tiles, sums));
     });
     verify("sums of tiles", [&](u64* wrong) {
         compare_tiles<<<clusters, TILE_READERS>>>(source, source_tiles, tiles, SIZE, sums, wrong);
@@ -1073,6 +930,126 @@ static void tiles(int processors, bool multicast, size_t count) {
         tiles_of<8, false>(processors, source, bytes, count);
     }
     CHECK(cudaFree(source));
+}
+
+// ---- exchange ---------------------------------------------------------------------------------------------------------
+
+constexpr int EXCHANGE_THREADS = 512, EXCHANGE_STAGES = 2;
+
+// What a block has received from all others, for as many rounds as are under way, and what it sends.
+template <int SIZE, int BYTES>
+struct alignas(128) Boxes {
+    uint4 in[EXCHANGE_STAGES][SIZE][BYTES / 16];
+    uint4 out[EXCHANGE_STAGES][SIZE][BYTES / 16];
+    u64 full[EXCHANGE_STAGES], empty[EXCHANGE_STAGES];
+};
+
+// In each round every block sends so many bytes to each block of its cluster, itself among them, and reads what has come.
+template <int SIZE, int BYTES, bool BULK>
+__global__ void __launch_bounds__(EXCHANGE_THREADS) exchange_kernel(u32 rounds, u32* sums) {
+#if HAS_BULK_COPIES
+    extern __shared__ __align__(128) char boxes[];
+    auto& s = *reinterpret_cast<Boxes<SIZE, BYTES>*>(boxes);
+    const u32 rank = rank_in_cluster();
+    for (u32 at = threadIdx.x; at < sizeof(s.out) / 4; at += EXCHANGE_THREADS) reinterpret_cast<u32*>(s.out)[at] = mix(at * SIZE + rank);
+    if (threadIdx.x == 0) {
+        for (u32 stage = 0; stage < EXCHANGE_STAGES; ++stage) {
+            init_barrier(s.full[stage], SIZE);
+            init_barrier(s.empty[stage], SIZE);
+        }
+        show_barriers();
+    }
+    show_to_copies();
+    wait_for_cluster();
+    u32 sum = 0;
+    const auto send = [&](u32 round) {
+        const u32 stage = round % EXCHANGE_STAGES;
+        if constexpr (BULK) {
+            if (threadIdx.x >= SIZE) return;
+            // Each begins with another block.
+            const u32 to = (rank + threadIdx.x) % SIZE;
+            if (round >= EXCHANGE_STAGES) wait_for(s.empty[stage], (round / EXCHANGE_STAGES - 1) & 1);
+            arrive_expecting_at(s.full[stage], to, BYTES);
+            copy_to(s.in[stage][rank], to, s.out[stage][to], BYTES, s.full[stage]);
+        } else {
+            if (round >= EXCHANGE_STAGES) wait_for(s.empty[stage], (round / EXCHANGE_STAGES - 1) & 1);
+            for (u32 at = threadIdx.x; at < SIZE * BYTES / 16; at += EXCHANGE_THREADS) {
+                const u32 to = (rank + at / (BYTES / 16)) % SIZE, part = at % (BYTES / 16);
+                store_in(&s.in[stage][rank][part], to, s.out[stage][to][part]);
+            }
+            __syncthreads();
+            if (threadIdx.x < SIZE) arrive_for_all_at(s.full[stage], threadIdx.x);
+        }
+    };
+    send(0);
+    for (u32 round = 0; round < rounds; ++round) {
+        if (round + 1 < rounds) send(round + 1);
+        const u32 stage = round % EXCHANGE_STAGES;
+        wait_for(s.full[stage], (round / EXCHANGE_STAGES) & 1);
+        for (u32 at = threadIdx.x; at < SIZE * BYTES / 16; at += EXCHANGE_THREADS) {
+            const uint4 words = s.in[stage][0][at];
+            sum += words.x + 3 * words.y + 5 * words.z + 7 * words.w;
+        }
+        __syncthreads();
+        if (threadIdx.x < SIZE) arrive_at(s.empty[stage], threadIdx.x);
+    }
+    atomicAdd(&sums[blockIdx.x], sum);
+    // No block ends while another one may still write to it.
+    wait_for_cluster();
+#endif
+}
+
+template <int SIZE, int BYTES, bool BULK>
+static void exchange_of(int processors, size_t count) {
+    const auto kernel = exchange_kernel<SIZE, BYTES, BULK>;
+    constexpr int shared_bytes = sizeof(Boxes<SIZE, BYTES>);
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    ClusterLaunch launch(processors, SIZE, EXCHANGE_THREADS, shared_bytes);
+    const u32 clusters = launch.fit(kernel);
+    if (clusters == 0) return skipped("exchange", "this GPU runs no clusters of this size");
+    const u32 blocks = clusters * SIZE;
+    const u32 rounds = std::max(u32(count * 12 / (size_t(blocks) * SIZE * BYTES)), u32(4 * EXCHANGE_STAGES));
+    auto* sums = device_memory<u32>(blocks);
+    CHECK(cudaMemset(sums, 0, blocks * 4));
+    const double taken = seconds([&] { CHECK(cudaLaunchKernelEx(&launch.config, kernel, rounds, sums)); });
+    // What each block must have read, as the kernel adds it up: the words of all senders for this block.
+    std::vector<u32> found(blocks);
+    CHECK(cudaMemcpy(found.data(), sums, blocks * 4, cudaMemcpyDeviceToHost));
+    u64 wrong = 0;
+    for (u32 rank = 0; rank < SIZE; ++rank) {
+        u32 of_stage[EXCHANGE_STAGES] = {}, expected = 0;
+        for (u32 stage = 0; stage < EXCHANGE_STAGES; ++stage)
+            for (u32 sender = 0; sender < SIZE; ++sender)
+                for (u32 word = 0; word < BYTES / 4; ++word)
+                    of_stage[stage] += (2 * (word % 4) + 1) * mix(((stage * SIZE + rank) * (BYTES / 4) + word) * SIZE + sender);
+        for (u32 round = 0; round < rounds; ++round) expected += of_stage[round % EXCHANGE_STAGES];
+        for (u32 cluster = 0; cluster < clusters; ++cluster) wrong += found[cluster * SIZE + rank] != RUNS * expected;
+    }
+    expect_none("sums of what blocks received", wrong);
+    const double bytes = double(rounds) * blocks * SIZE * BYTES;
+    std::printf("{\"case\":\"exchange\",\"way\":\"%s\",\"cluster\":%d,\"blocks\":%u,\"bytes\":%d,\"seconds\":%.6g,"
+                "\"tb_per_second\":%.4g}\n",
+                BULK ? "bulk copy" : "16 bytes a thread", SIZE, blocks, BYTES, taken, bytes / taken / 1e12);
+    CHECK(cudaFree(sums));
+}
+
+template <int SIZE, int BYTES>
+static void exchange_both_ways(int processors, size_t count) {
+    exchange_of<SIZE, BYTES, false>(processors, count);
+    exchange_of<SIZE, BYTES, true>(processors, count);
+}
+
+static void exchange(int processors, bool bulk_copies, size_t count) {
+    if (!bulk_copies) return skipped("exchange", "clusters and bulk copies need compute capability 9.0");
+    // compute-sanitizer 2025.3: memcheck takes bulk copies between blocks for writes out of place, and racecheck does not follow stores to
+    // another block past a barrier of this one to the thread that tells of them.
+    if (count < 1 << 20) return skipped("exchange", "compute-sanitizer, for which runs with few rows are, does not follow it");
+    exchange_both_ways<4, 1024>(processors, count);
+    exchange_both_ways<4, 3072>(processors, count);
+    exchange_both_ways<4, 6144>(processors, count);
+    exchange_both_ways<8, 512>(processors, count);
+    exchange_both_ways<8, 1536>(processors, count);
+    exchange_both_ways<8, 3072>(processors, count);
 }
 
 // ---- link -------------------------------------------------------------------------------------------------------------
@@ -1355,7 +1332,8 @@ int main(int argc, char** argv) {
         return 2;
     }
     const size_t count = size_t(1) << bits;
-    constexpr const char* CASES[] = {"copy", "atomic", "gather", "rank", "scatter", "partition", "groups", "store", "tiles", "link", "links", "peer"};
+    constexpr const char* CASES[] = {"copy",  "atomic", "gather",   "rank", "scatter", "partition", "groups",
+                                     "store", "tiles",  "exchange", "link", "links",   "peer"};
     for (int at = 2; at < argc; ++at) {
         if (std::none_of(std::begin(CASES), std::end(CASES), [&](const char* name) { return !std::strcmp(name, argv[at]); })) {
             std::fprintf(stderr, "there is no case %s\n", argv[at]);
@@ -1408,6 +1386,7 @@ int main(int argc, char** argv) {
     }
     if (wanted("store")) store(processors, features.bulk_copies, count);
     if (wanted("tiles")) tiles(processors, features.multicast, count);
+    if (wanted("exchange")) exchange(processors, features.bulk_copies, count);
     if (wanted("link")) link(processors, count);
     if (wanted("links")) links(processors, count);
     if (wanted("peer")) peer(processors, features.bulk_copies, count);

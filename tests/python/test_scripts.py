@@ -126,6 +126,7 @@ def test_a_bundle_has_what_a_gpu_host_needs(archive: Path) -> None:
         "test-joins": "this is joins-test",
         "gpu-micro": "this is micro.cu",
         "gpu-radix_join": "this is radix_join.cu",
+        "gpu-cluster_join": "this is cluster_join.cu",
         "gpu-cuco_join": "this is cuco_join.cu",
     }
     assert (archive / "check").read_text() == check_script()
