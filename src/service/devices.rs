@@ -194,8 +194,8 @@ pub fn gpus_used(settings: &Settings, devices: &[Arc<dyn Engine>]) -> String {
 }
 
 /// Opens the devices of a topology. What it does not say comes from the settings: an equal share of the CPU's threads, and
-/// for memory the setting, or an equal share of a quarter of host memory; a GPU has all of its own that is free, but for a
-/// twentieth. With GPUs, the slabs of `arena` are pinned.
+/// for memory the setting, or an equal share of a quarter of host memory, or of what that leaves of the process's memory where it
+/// is less; a GPU has all of its own that is free, but for a twentieth. With GPUs, the slabs of `arena` are pinned.
 ///
 /// A device shares with those of its kind only. What GPUs need threads for comes seldom, and slices of the CPU that kept off
 /// these would be slow all the time; and a device is then as fast in a mix as without the others, and its rates are those that
@@ -209,8 +209,7 @@ pub fn open_devices(settings: &Settings, topology: &Topology, arena: &Arena) -> 
         return Err(Error::Invalid("the topology describes no device that joins could run on".into()));
     }
     let like = |kind: NodeKind| topology.devices.iter().filter(|node| node.kind == kind).count();
-    let memory_share = arena.budget().limit_bytes() / 4 / like(NodeKind::Host).max(1) as u64;
-    check_host_devices(settings, topology, arena.budget().limit_bytes(), memory_share)?;
+    let memory_share = host_device_share(settings, topology, arena.budget().limit_bytes())?;
     let lanes = topology.links.iter().map(LinkLanes::new).collect::<Result<Vec<_>>>()?;
     let cpu_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let slabs = Arc::new(SharedSlabs::default());
@@ -290,43 +289,50 @@ fn has_own_process(settings: &Settings, topology: &Topology, kind: NodeKind) -> 
     }
 }
 
-/// Refuses more memory for slices of the CPU, with that for tables and results (`arena_bytes`) beside it, than this process may use:
-/// the system would end it. `share` is what a slice has where the setting leaves it to the server. What a topology file says of a
+/// Slices of the CPU have at least one part in so many of the memory for tables and results, beside it, where the setting leaves it to
+/// the server.
+const HOST_DEVICES_PART: u64 = 16;
+
+/// What a slice of the CPU has where the topology does not say so. Refuses more memory for slices, with that for
+/// tables and results (`arena_bytes`) beside it, than this process may use: the system would end it. What a topology file says of a
 /// device's memory is not counted, since it stands for another machine.
-fn check_host_devices(settings: &Settings, topology: &Topology, arena_bytes: u64, share: u64) -> Result<()> {
+fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64) -> Result<u64> {
     let is_by_setting = |node: &&DeviceNode| node.kind == NodeKind::Host && node.memory_bytes.is_none();
     let count = topology.devices.iter().filter(is_by_setting).count() as u64;
-    let said = device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
     if count == 0 {
-        return Ok(());
+        return Ok(0);
     }
-    let bytes = said.unwrap_or(share);
-    let devices_bytes = bytes.saturating_mul(count);
-    let all_bytes = devices_bytes.saturating_add(arena_bytes);
     let limit = process_memory_limit()?;
-    if all_bytes <= limit {
-        return Ok(());
+    let free = limit.saturating_sub(arena_bytes);
+    let refuse = |what: String, less: &str| {
+        let limit = human_bytes(limit);
+        Err(Error::Invalid(format!(
+            "{what} more than the {limit} that this process may use; ask for {less}, or raise the container's limit"
+        )))
+    };
+    let arena = human_bytes(arena_bytes);
+    let Some(bytes) = device_memory_bytes(&settings.device_memory, NodeKind::Host)? else {
+        if free < arena_bytes / HOST_DEVICES_PART {
+            let both = human_bytes(arena_bytes + arena_bytes / HOST_DEVICES_PART);
+            let what = format!(
+                "--host-memory is {arena}, and joins on the CPU need some beside it; together {both} at the least are"
+            );
+            return refuse(what, "90% or less");
+        }
+        return Ok((arena_bytes / 4).min(free) / count);
+    };
+    let devices_bytes = bytes.saturating_mul(count);
+    if devices_bytes <= free {
+        return Ok(bytes);
     }
     let each = if count > 1 { format!(" for each of {count} slices of the CPU") } else { String::new() };
-    let (arena, bytes, all) = (human_bytes(arena_bytes), human_bytes(bytes), human_bytes(all_bytes));
-    let (what, less) = match said {
-        Some(_) if devices_bytes > limit => (format!("--device-memory: {bytes}{each} is"), "less"),
-        Some(_) => (
-            format!("--host-memory is {arena}, and --device-memory {bytes}{each} beside it; together {all} are"),
-            "less of one of them",
-        ),
-        None => (
-            format!(
-                "--host-memory is {arena}, and --device-memory, which is auto, a quarter of that beside it for joins on the CPU; \
-                 together {all} are"
-            ),
-            "80% or less, or for a smaller --device-memory",
-        ),
-    };
-    Err(Error::Invalid(format!(
-        "{what} more than the {} that this process may use; ask for {less}, or raise the container's limit",
-        human_bytes(limit)
-    )))
+    let bytes = human_bytes(bytes);
+    if devices_bytes > limit {
+        return refuse(format!("--device-memory: {bytes}{each} is"), "less");
+    }
+    let all = human_bytes(devices_bytes.saturating_add(arena_bytes));
+    let what = format!("--host-memory is {arena}, and --device-memory {bytes}{each} beside it; together {all} are");
+    refuse(what, "less of one of them")
 }
 
 fn keep_columns(settings: &Settings, memory: &Budget, keep: impl FnOnce(u64) -> Result<()>) -> Result<()> {

@@ -58,8 +58,8 @@ pub struct Settings {
     pub devices: String,
 
     /// Memory of each device: a size such as 64MiB; "auto" for all of a GPU's that is free, or an equal share of a quarter of
-    /// --host-memory, beside it, for slices of the CPU; or one for each kind, such as "cuda=auto,host=8GiB". What slices of the CPU
-    /// have is refused where this process may not use it and --host-memory together
+    /// --host-memory, beside it, or of what is left where that is less, for slices of the CPU; or one for each kind, such as
+    /// "cuda=auto,host=8GiB". What slices of the CPU have is refused where this process may not use it and --host-memory together
     #[arg(long, env = "DOVETAIL_DEVICE_MEMORY", default_value = "auto")]
     pub device_memory: String,
 
