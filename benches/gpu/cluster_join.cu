@@ -13,7 +13,7 @@
 // the one after that is on its way from memory meanwhile.
 //
 // A block takes room in the result for many rows at once and uses it up tile by tile, so that no tile waits for an answer from memory;
-// each block leaves a gap at the end, which a join that is used would have to fill.
+// each block leaves a gap at the end, which a join that is used would have to fill. Build keys are distinct: a probe row has one match.
 //
 // Prints a JSON line per shape with the median of five runs by events, in all and by phase; every run is checked as `radix_join` does.
 
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<2
         }
         if (!coming.is_over()) coming.advance();
     };
-    // Sends the tile that was loaded, the so-manieth, and loads the next one.
+    // Sends the tile that was loaded, which is tile `number` of this cluster, and loads the next one.
     const auto send = [&](u32 number) {
         const u32 stage = number % STAGES;
         u32 value[WORDS];
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<2
         u32 ends[SIZE], rows = 0;
 #pragma unroll
         for (u32 sender = 0; sender < SIZE; ++sender) ends[sender] = rows += s.in_rows[stage][sender];
-        // The so-manieth row that has come.
+        // Row `at` of those that have come.
         const auto received = [&](u32 at) {
             u32 sender = 0, start = 0;
 #pragma unroll
@@ -435,7 +435,7 @@ static void run(int processors, int build_bits, int probe_bits) {
     }
     for (auto& times : taken) std::sort(times.begin(), times.end());
     std::printf("{\"case\":\"cluster_join\",\"partitions\":%u,\"cluster\":%u,\"clusters\":%u,\"build_rows\":%u,"
-                "\"probe_rows\":%u,\"payloads\":%d,\"milliseconds\":%.4g",
+                "\"probe_rows\":%u,\"payloads\":%d,\"sparse\":true,\"milliseconds\":%.4g",
                 Form::PARTITIONS, Form::SIZE, clusters, tables.build_count, tables.probe_count, WORDS - 1, taken[PHASES][2]);
     for (int phase = 0; phase < PHASES; ++phase) std::printf(",\"%s\":%.4g", names[phase], taken[phase][2]);
     std::printf(",\"gap_rows\":%llu,\"g_rows_per_second\":%.4g}\n", gaps,
@@ -458,10 +458,14 @@ int main(int argc, char** argv) {
     }
     int processors = 0;
     CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
-    if (!features_here().bulk_copies) {
-        std::printf("{\"case\":\"cluster_join\",\"skipped\":\"clusters and bulk copies need compute capability 9.0\"}\n");
+    const auto skip = [](const char* why) {
+        std::printf("{\"case\":\"cluster_join\",\"skipped\":\"%s\"}\n", why);
         return 0;
-    }
+    };
+    if (!features_here().bulk_copies) return skip("clusters and bulk copies need compute capability 9.0");
+    int per_block = 0;
+    CHECK(cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    if (size_t(per_block) < sizeof(Form<3, 11, 3>::Shared)) return skip("too little shared memory for a block");
     run<3, 11, 3>(processors, build_bits, probe_bits);
     run<2, 11, 3>(processors, build_bits, std::min(probe_bits + 1, 28));
     run<3, 12, 2>(processors, build_bits, probe_bits);

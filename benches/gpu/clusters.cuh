@@ -1,4 +1,5 @@
-// Clusters of blocks, bulk copies and the barriers that tell of them: what compute capability 9.0 has and no runtime header names.
+// Clusters of blocks, bulk copies and the barriers that tell of them, which compute capability 9.0 has. They are written as PTX, so that
+// these programs need no headers but those that nvcc finds by itself.
 
 #pragma once
 

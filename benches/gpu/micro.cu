@@ -17,8 +17,8 @@
 //                thread: can full buffers of a partition leave by one instruction?
 //   tiles        bytes per second that reach shared memory when a cluster's blocks read the same tiles, loaded once and
 //                multicast, or by each block for itself: what does it take that several blocks share a partition?
-//   exchange     bytes per second that the blocks of a cluster send to each other's shared memory, by bulk copies or 16 bytes a thread:
-//                can the second level of a partitioning go from block to block, past the memory?
+//   exchange     bytes per second that each block of a cluster sends to the shared memory of all, its own among them, by bulk copies or
+//                16 bytes a thread: can the second level of a partitioning go from block to block, past the memory?
 //   link         bytes per second between pinned host memory and the GPU: in, out, and both at once, by how the memory was pinned, by
 //                the size of pieces, and beside gathers from random places: what do joins leave of the link's rate?
 //   links        `link` of each GPU of the host alone, and of several at once: what does one take from another?

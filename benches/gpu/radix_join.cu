@@ -1,5 +1,5 @@
 // A radix hash join of two tables in device memory, two partition passes and a join of the pairs of partitions in shared
-// memory: the composition that the `radix-hash` strategy is to have on a GPU, with every choice open to measurement.
+// memory: the composition of the `radix-hash` strategy on a GPU, for rows of one fixed form, and without counting them first.
 //
 //   nvcc -O3 -std=c++17 -arch=native -o radix_join radix_join.cu && ./radix_join [log2 of build rows, 27] [log2 of probe rows, 27]
 //

@@ -837,8 +837,9 @@ impl BatchSizes {
         rows.clamp(self.gather_rows, self.rows_max.max(self.gather_rows))
     }
 
-    /// Rows of a stretch of a table, on average and at the least, that a result shares, but for those at both ends of what is gathered at once. Batches of less than a quarter of what
-    /// makes a message would be put together on their way to the client, which costs as much as gathering them.
+    /// Rows of a stretch of a table, on average and at the least, that a result shares, but for those at both ends of what is gathered
+    /// at once. Batches of less than a quarter of what makes a message would be put together on their way to the client, which costs
+    /// as much as gathering them.
     pub(crate) fn stretch_rows_min(&self) -> usize {
         self.batch_rows.div_ceil(4)
     }

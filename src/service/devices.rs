@@ -317,7 +317,7 @@ fn host_device_share(settings: &Settings, topology: &Topology, arena_bytes: u64)
             let what = format!(
                 "--host-memory is {arena}, and joins on the CPU need some beside it; together {both} at the least are"
             );
-            return refuse(what, "90% or less");
+            return refuse(what, "less, such as 90%");
         }
         return Ok((arena_bytes / 4).min(free) / count);
     };
