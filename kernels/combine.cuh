@@ -1,4 +1,4 @@
-// The first pass of a partitioning, for rows of up to 16 bytes: nothing but whole sectors of memory is written.
+// The first pass of a partitioning, for rows of several columns of mostly 4 bytes: nothing but whole sectors of memory is written.
 //
 // What a tile has for a partition begins and ends anywhere, and a sector of 32 bytes that two tiles share is written twice: of each
 // sector that `scatter` (partition.cu) writes, 21 bytes are new on average. Here a block goes on from tile to tile, keeps up to seven rows
@@ -11,8 +11,10 @@
 //   bounds[p]          multiple of 8                                   bounds[p + 1]
 //      | 1st, 2nd ... ↑ groups, in the order in which blocks take room ... | ... last, first after the head |
 //
-// It pays where few partitions are written at once. In a second pass each block would be within another parent, and write to as many
-// places as there are blocks and partitions together: measured, up to 2.0 ms in the place of 1.27 (tuning.md).
+// Of columns of 8 bytes a tile's runs are twice as long and share fewer of their sectors, and of a single column little is written, so that
+// it is quicker to write sectors twice than to keep rows back. And it pays where few partitions are written at once: in a second pass each
+// block would be within another parent, and write to as many places as there are blocks and partitions together; measured, up to 2.0 ms in
+// the place of 1.27 (tuning.md).
 
 #pragma once
 
@@ -26,17 +28,20 @@ constexpr u32 GROUP = 8;
 
 __host__ __device__ inline u32 next_group(u32 position) { return (position + GROUP - 1) / GROUP * GROUP; }
 
+// Which rows it is the better way for (tuning.md).
+template <typename Key, typename Cell, u32 EXTRA>
+constexpr bool COMBINING_PAYS = EXTRA > 0 && sizeof(Cell) == 4 && (sizeof(Key) == 4 || (sizeof(Key) == 8 && EXTRA == 2));
+
 template <typename Key, typename Cell, u32 EXTRA, u32 PER_THREAD>
 struct alignas(16) Combining {
     static constexpr u32 TILE = THREADS * PER_THREAD;
     // A tile, and what was left of those before.
     static constexpr u32 LEFT = (GROUP - 1) * BINS_MAX, SLOTS = TILE + LEFT;
-    static constexpr u32 COLUMNS = EXTRA == 0 ? 1 : EXTRA;
     Key keys[SLOTS];
-    Cell cells[COLUMNS][EXTRA == 0 ? 4 : SLOTS];
+    Cell cells[EXTRA][SLOTS];
     // The i-th row that is left of a partition is at `i * BINS_MAX + partition`.
     Key left_keys[LEFT];
-    Cell left_cells[COLUMNS][EXTRA == 0 ? 4 : LEFT];
+    Cell left_cells[EXTRA][LEFT];
     // By partition: rows of the tile; where they begin and where its groups end among the slots; how far it is from a slot to its place in
     // the output; the first slot that has no place among the groups, and how many such rows the partition had before.
     u32 counts[BINS_MAX], begins[BINS_MAX], ends[BINS_MAX], shifts[BINS_MAX], singles[BINS_MAX], singles_before[BINS_MAX];
@@ -98,7 +103,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
         const u64 start_row = u64(index) * Shared::TILE;
         const Tile tile = {0, u32(start_row), u32(min(u64(Shared::TILE), args.rows - start_row))};
         Key key[PER_THREAD];
-        Cell extra[Shared::COLUMNS][PER_THREAD];
+        Cell extra[EXTRA][PER_THREAD];
         // Without a comparison for each row where all are there; `scatter` does not gain by it.
         if (tile.rows == Shared::TILE) load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [](u32) { return true; });
         else load_rows<Key, Cell, EXTRA>(args, tile, key, extra, [&](u32 row) { return row < tile.rows; });
@@ -123,11 +128,9 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
             if (out > 0) {
                 for (u32 at = 0; at < left; ++at) {
                     s.keys[start + at] = s.left_keys[at * BINS_MAX + bin];
-                    if constexpr (EXTRA > 0) {
 #pragma unroll
-                        for (u32 column = 0; column < EXTRA; ++column)
-                            s.cells[column][start + at] = s.left_cells[column][at * BINS_MAX + bin];
-                    }
+                    for (u32 column = 0; column < EXTRA; ++column)
+                        s.cells[column][start + at] = s.left_cells[column][at * BINS_MAX + bin];
                 }
                 // Many groups of one partition are for all threads.
                 if (out <= OWN_GROUPS_MAX * GROUP)
@@ -144,11 +147,9 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
             const bool stays = slot >= end;
             const u32 to = stays ? (slot - end) * BINS_MAX + of : slot;
             (stays ? s.left_keys : s.keys)[to] = key[at];
-            if constexpr (EXTRA > 0) {
 #pragma unroll
-                for (u32 column = 0; column < EXTRA; ++column)
-                    (stays ? s.left_cells[column] : s.cells[column])[to] = extra[column][at];
-            }
+            for (u32 column = 0; column < EXTRA; ++column)
+                (stays ? s.left_cells[column] : s.cells[column])[to] = extra[column][at];
         }
         bool is_over = false;
         if (bin < bins) {
@@ -166,17 +167,14 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
                 for (u32 at = slot; at < slot + 4; ++at) {
                     const u32 to = single_place(args.bounds + of, s.singles_before[of] + at - s.singles[of]);
                     keys_to[to] = s.keys[at];
-                    if constexpr (EXTRA > 0)
-                        for (u32 column = 0; column < EXTRA; ++column) cells_to(column)[to] = s.cells[column][at];
+                    for (u32 column = 0; column < EXTRA; ++column) cells_to(column)[to] = s.cells[column][at];
                 }
                 continue;
             }
             const u32 to = s.shifts[of] + slot;
             move_four(keys_to + to, s.keys + slot);
-            if constexpr (EXTRA > 0) {
 #pragma unroll
-                for (u32 column = 0; column < EXTRA; ++column) move_four(cells_to(column) + to, s.cells[column] + slot);
-            }
+            for (u32 column = 0; column < EXTRA; ++column) move_four(cells_to(column) + to, s.cells[column] + slot);
         }
         __syncthreads();
     }
@@ -185,8 +183,7 @@ __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Do
     for (u32 at = 0; at < left; ++at) {
         const u32 to = single_place(args.bounds + bin, before + at);
         keys_to[to] = s.left_keys[at * BINS_MAX + bin];
-        if constexpr (EXTRA > 0)
-            for (u32 column = 0; column < EXTRA; ++column) cells_to(column)[to] = s.left_cells[column][at * BINS_MAX + bin];
+        for (u32 column = 0; column < EXTRA; ++column) cells_to(column)[to] = s.left_cells[column][at * BINS_MAX + bin];
     }
 }
 

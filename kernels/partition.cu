@@ -214,7 +214,7 @@ int run_pass(const DovetailPartition& args, Scratch& scratch, cudaStream_t strea
     constexpr u32 ROW_BYTES = sizeof(Key) + EXTRA * sizeof(Cell), PER_THREAD = ROW_BYTES <= 8 ? 16 : ROW_BYTES <= 12 ? 12 : 8;
     using Sizes = Scatter<Key, Cell, EXTRA, PER_THREAD>;
     const u64 partitions = u64(args.parents) << args.bits;
-    if constexpr (sizeof(Key) <= 8) {
+    if constexpr (COMBINING_PAYS<Key, Cell, EXTRA>) {
         if (args.is_counted && args.parents == 1 && args.move_count == 1 + EXTRA) {
             const cudaError_t error = run_combined<Key, Cell, EXTRA>(args, scratch.cursors, scratch.counts, stream);
             if (error != cudaErrorNotSupported) return answered(error);
