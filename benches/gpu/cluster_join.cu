@@ -27,15 +27,6 @@ using u16 = std::uint16_t;
 
 __device__ inline u32 digit(u32 key, u32 skip, u32 bits) { return (mix(key) << skip) >> (32 - bits); }
 
-__device__ inline u32 warp_inclusive_sum(u32 value) {
-#pragma unroll
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(~0u, value, distance);
-        if (threadIdx.x % 32 >= distance) value += other;
-    }
-    return value;
-}
-
 // ---- Partitioning -------------------------------------------------------------------------------------------------------
 
 constexpr int PASS_THREADS = 1024;

@@ -38,6 +38,16 @@ __host__ __device__ inline u32 shuffled(u32 at, int bits) {
     return at ^ (at >> (bits / 2));
 }
 
+// The sum over the lanes of a warp up to this one.
+__device__ inline u32 warp_inclusive_sum(u32 value) {
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(~0u, value, distance);
+        if (threadIdx.x % 32 >= distance) value += other;
+    }
+    return value;
+}
+
 template <typename T>
 static T* device_memory(size_t count) {
     void* pointer = nullptr;

@@ -377,12 +377,7 @@ __global__ void __launch_bounds__(THREADS)
         u32 bin = threadIdx.x * each + at;
         if (bin < bins) sum += starts[bin];
     }
-    u32 inclusive = sum;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        u32 other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-        if (threadIdx.x % 32 >= distance) inclusive += other;
-    }
+    const u32 inclusive = warp_inclusive_sum(sum);
     if (threadIdx.x % 32 == 31) warp_sums[threadIdx.x / 32] = inclusive;
     __syncthreads();
     u32 before = inclusive - sum;

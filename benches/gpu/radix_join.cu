@@ -77,12 +77,7 @@ __device__ inline void write_tile(const u32 (&value)[WORDS][PER_THREAD], const b
     static_assert(BINS <= THREADS, "a thread has one bin");
     const bool has_bin = threadIdx.x < BINS;
     const u32 in_bin = has_bin ? starts[threadIdx.x] : 0;
-    u32 inclusive = in_bin;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        u32 other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-        if (threadIdx.x % 32 >= distance) inclusive += other;
-    }
+    const u32 inclusive = warp_inclusive_sum(in_bin);
     if (threadIdx.x % 32 == 31) warp_sums[threadIdx.x / 32] = inclusive;
     // The atomic is on its way while the warps wait for each other.
     u32 place = has_bin && in_bin ? atomicAdd(&room.counts[first_partition + threadIdx.x], in_bin) : 0;
@@ -238,12 +233,7 @@ __global__ void __launch_bounds__(THREADS) join(Room build, Room probe, Result<B
         u32 tile_matches = 0;
 #pragma unroll
         for (int at = 0; at < PER_THREAD; ++at) {
-            u32 inclusive = count[at];
-#pragma unroll
-            for (int distance = 1; distance < 32; distance *= 2) {
-                u32 other = __shfl_up_sync(0xffffffffu, inclusive, distance);
-                if (threadIdx.x % 32 >= distance) inclusive += other;
-            }
+            const u32 inclusive = warp_inclusive_sum(count[at]);
             place_in_tile[at] = tile_matches + inclusive - count[at];
             tile_matches += __shfl_sync(0xffffffffu, inclusive, 31);
         }
