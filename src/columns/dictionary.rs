@@ -151,7 +151,7 @@ pub fn decoded_bytes(array: &ArrayRef) -> u64 {
 }
 
 /// Bytes of each value, by its index; of nested values, what they are on average.
-pub(super) fn value_sizes(values: &ArrayRef) -> Box<dyn Fn(usize) -> u64 + '_> {
+fn value_sizes(values: &ArrayRef) -> Box<dyn Fn(usize) -> u64 + '_> {
     match values.data_type() {
         DataType::Utf8 => Box::new(move |at| 4 + values.as_string::<i32>().value_length(at) as u64),
         DataType::LargeUtf8 => Box::new(move |at| 8 + values.as_string::<i64>().value_length(at) as u64),
@@ -179,7 +179,7 @@ fn failed(array: &dyn Array, data_type: &DataType, error: &ArrowError) -> Error 
 }
 
 /// The dictionary column of those keys and values.
-fn with_keys(keys: &UInt32Array, values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+pub(super) fn with_keys(keys: &UInt32Array, values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
     let DataType::Dictionary(key_type, _) = data_type else {
         return Err(ArrowError::CastError("it is no dictionary type".into()));
     };

@@ -33,8 +33,8 @@ use crate::{Error, Result};
 /// their 32-bit offsets can address (fewer rows per batch help, or the type's large variant).
 pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef> {
     let data_type = rows.data_type(column);
-    if let DataType::Dictionary(key_type, value_type) = data_type {
-        return gather_dictionary(rows, column, numbers, key_type, value_type, arena);
+    if let DataType::Dictionary(_, value_type) = data_type {
+        return gather_dictionary(rows, column, numbers, value_type, arena);
     }
     let arrays: Vec<&ArrayRef> = rows.column(column).collect();
     let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
@@ -238,34 +238,32 @@ fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> b
     Some(stretches)
 }
 
-/// Dictionary columns whose batches do not share a dictionary. (The batches' dictionaries together may have more values than
-/// the key type can number.) Each value that a row has is gathered once, so that what this takes is what the result takes, however
-/// many rows share a value.
+/// Dictionary columns whose batches do not share a dictionary, with 32-bit keys: the batches' dictionaries together may have
+/// more values than the key type can number.
 fn gather_dictionary(
     rows: &Rows,
     column: usize,
     numbers: &[u32],
-    key_type: &DataType,
     value_type: &DataType,
     arena: &Arena,
 ) -> Result<ArrayRef> {
-    fn value_index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> Option<usize> {
-        let keys = keys.as_primitive::<K>();
-        (!keys.is_null(row)).then(|| keys.value(row).as_usize())
-    }
-    let value_index = match key_type {
-        DataType::Int8 => value_index::<Int8Type>,
-        DataType::Int16 => value_index::<Int16Type>,
-        DataType::Int32 => value_index::<Int32Type>,
-        DataType::Int64 => value_index::<Int64Type>,
-        DataType::UInt8 => value_index::<UInt8Type>,
-        DataType::UInt16 => value_index::<UInt16Type>,
-        DataType::UInt32 => value_index::<UInt32Type>,
-        _ => value_index::<UInt64Type>,
-    };
-    let batches: Vec<&dyn AnyDictionaryArray> = rows.column(column).map(|array| array.as_any_dictionary()).collect();
-    let index = BatchIndex::of(batches.iter().map(|batch| batch.len()));
-    // What batches share lies next to each other.
+    let arrays: Vec<&ArrayRef> = rows.column(column).collect();
+    let index = BatchIndex::of(arrays.iter().map(|array| array.len()));
+    let places = numbers.iter().map(|&number| (number != NO_ROW).then(|| index.find(number as usize)));
+    let (keys, values) = gather_values_once(&arrays, places, value_type, arena)?;
+    Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
+}
+
+/// Keys and values of one dictionary for rows of several, by their places (array, index). Each value that a row has is
+/// gathered once, so that the result takes no more for rows that share a value.
+fn gather_values_once(
+    arrays: &[&ArrayRef],
+    places: impl Iterator<Item = Option<(usize, usize)>>,
+    value_type: &DataType,
+    arena: &Arena,
+) -> Result<(UInt32Array, ArrayRef)> {
+    let batches: Vec<&dyn AnyDictionaryArray> = arrays.iter().map(|array| array.as_any_dictionary()).collect();
+    // Batches that share a dictionary follow each other.
     let mut dictionaries: Vec<&ArrayRef> = Vec::new();
     let mut dictionary_of: Vec<usize> = Vec::with_capacity(batches.len());
     for batch in &batches {
@@ -274,21 +272,18 @@ fn gather_dictionary(
         }
         dictionary_of.push(dictionaries.len() - 1);
     }
-    let mut places: Vec<(usize, usize)> = Vec::new();
+    let mut found: Vec<(usize, usize)> = Vec::new();
     let mut number_at: HashMap<(usize, usize), u32, Seeded> = HashMap::default();
-    let mut key_of = |&number: &u32| {
-        if number == NO_ROW {
-            return None;
-        }
-        let (batch, at) = index.find(number as usize);
+    let mut key_of = |place: Option<(usize, usize)>| {
+        let (batch, at) = place?;
         let place = (dictionary_of[batch], value_index(batches[batch].keys(), at)?);
         Some(*number_at.entry(place).or_insert_with(|| {
-            places.push(place);
-            places.len() as u32 - 1
+            found.push(place);
+            found.len() as u32 - 1
         }))
     };
-    let mut keys: UInt32Array = numbers.iter().map(&mut key_of).collect();
-    let mut values = gather_places(&dictionaries, value_type, places.len(), |at| Some(places[at]), anywhere, arena)?;
+    let mut keys: UInt32Array = places.map(&mut key_of).collect();
+    let mut values = gather_places(&dictionaries, value_type, found.len(), |at| Some(found[at]), anywhere, arena)?;
     // Several dictionaries may have the same value, or one of them a null.
     let failed =
         |error| Error::Internal(format!("making one dictionary of several of {}: {error}", type_name(value_type)));
@@ -298,7 +293,25 @@ fn gather_dictionary(
         let first = |at: usize| Some((0, firsts[at] as usize));
         values = gather_places(&[&values], value_type, firsts.len(), first, anywhere, arena)?;
     }
-    Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
+    Ok((keys, values))
+}
+
+/// The key of a row, as an index of the dictionary; `None` for a null.
+fn value_index(keys: &dyn Array, row: usize) -> Option<usize> {
+    fn index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> usize {
+        keys.as_primitive::<K>().value(row).as_usize()
+    }
+    let index = match keys.data_type() {
+        DataType::Int8 => index::<Int8Type>,
+        DataType::Int16 => index::<Int16Type>,
+        DataType::Int32 => index::<Int32Type>,
+        DataType::Int64 => index::<Int64Type>,
+        DataType::UInt8 => index::<UInt8Type>,
+        DataType::UInt16 => index::<UInt16Type>,
+        DataType::UInt32 => index::<UInt32Type>,
+        _ => index::<UInt64Type>,
+    };
+    keys.is_valid(row).then(|| index(keys, row))
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@
 //!
 //! A run is any number of rows of one array that follow each other. Rows of a result are runs of one, mostly; the values of a list
 //! are a run of as many as it has, so that what a list holds is copied at once, and what has to be kept of it meanwhile is one
-//! run. What Arrow alone knows how to gather (dictionaries that differ inside of something else) is gathered by Arrow, on the
-//! heap, and paid for meanwhile.
+//! run. Types without values (lists of no values, structs of no columns) are gathered by Arrow.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,8 +28,9 @@ use arrow::datatypes::{
 };
 use arrow::error::ArrowError;
 
-use super::super::dictionary::{Seeded, is_same, value_sizes};
-use super::{anywhere, gather_bytes};
+use super::super::dictionary::{Seeded, is_same, with_keys};
+use super::super::lists::{list_array, list_view_array};
+use super::{anywhere, gather_bytes, gather_values_once};
 use crate::human::type_name;
 use crate::memory::Arena;
 use crate::{Error, Result};
@@ -102,7 +102,8 @@ pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Ru
             job.values_of(key_type.primitive_width().expect("keys are integers"))
         }
         T::FixedSizeBinary(width) => job.values_of(*width as usize),
-        T::Dictionary(..) | T::FixedSizeList(..) | T::Struct(_) => job.by_arrow(),
+        T::Dictionary(_, value_type) => job.dictionaries(value_type),
+        T::FixedSizeList(..) | T::Struct(_) => job.by_arrow(),
         other => match other.primitive_width() {
             Some(width) => job.values_of(width),
             None => job.by_arrow(),
@@ -178,6 +179,20 @@ impl Job<'_> {
         dictionaries.all(|other| is_same(first, other))
     }
 
+    /// Rows of several dictionaries, with one that has their values. Its keys are of the column's type.
+    fn dictionaries(&self, value_type: &DataType) -> Result<ArrayRef> {
+        let (keys, values) = gather_values_once(self.arrays, self.places(), value_type, self.arena)?;
+        with_keys(&keys, &values, self.data_type).map_err(|error| {
+            Error::Invalid(format!(
+                "the batches of a column of type {} have dictionaries of their own inside, with {} values together in one batch \
+                 of the result, and its keys number fewer ({error}); upload it with wider dictionary keys, or ask for smaller \
+                 batches with batch_rows",
+                type_name(self.data_type),
+                values.len(),
+            ))
+        })
+    }
+
     fn booleans(&self) -> Result<ArrayRef> {
         let sources: Vec<&BooleanBuffer> = self.arrays.iter().map(|array| array.as_boolean().values()).collect();
         let values = self.bits("values of a result", |array, row| sources[array].value(row))?;
@@ -212,7 +227,7 @@ impl Job<'_> {
         let (offsets, runs) = self.inner::<O>(|array| sources[array].value_offsets())?;
         let children: Vec<&ArrayRef> = sources.iter().map(|source| source.values()).collect();
         let values = gather_runs(&children, field.data_type(), &runs, self.arena)?;
-        self.assembled(GenericListArray::try_new(field.clone(), offsets, values, self.validity()?)).map(array)
+        self.assembled(list_array(field, offsets, values, self.validity()?)).map(array)
     }
 
     fn maps(&self, field: &FieldRef, is_sorted: bool) -> Result<ArrayRef> {
@@ -294,8 +309,7 @@ impl Job<'_> {
         let values = gather_runs(&children, field.data_type(), &runs, self.arena)?;
         let offsets = ScalarBuffer::<O>::new(offsets.freeze(), 0, self.rows);
         let sizes = ScalarBuffer::<O>::new(sizes.freeze(), 0, self.rows);
-        self.assembled(GenericListViewArray::try_new(field.clone(), offsets, sizes, values, self.validity()?))
-            .map(array)
+        self.assembled(list_view_array(field, offsets, sizes, values, self.validity()?)).map(array)
     }
 
     /// A row that is not there is a null of the first child that may have some.
@@ -485,27 +499,16 @@ impl Job<'_> {
         self.assembled(GenericByteViewArray::<T>::try_new(views, buffers, self.validity()?)).map(array)
     }
 
-    /// By Arrow's own kernel, on the heap; paid for while it is made, by what values take on average.
+    /// Types without values, by Arrow's own kernel.
     fn by_arrow(&self) -> Result<ArrayRef> {
-        let sizes: Vec<_> = self.arrays.iter().map(|array| value_sizes(array)).collect();
-        let bytes_of = |run: &Run| run.rows().map_or(0, |(array, rows)| rows.map(&sizes[array]).sum());
-        let bytes: u64 = self.runs.iter().map(bytes_of).sum();
-        let _paid = self.arena.reserve(bytes, &format!("a column of {} of a result", type_name(self.data_type)))?;
         // A row that does not exist is row 0 of an array of one null.
         let null = new_null_array(self.data_type, 1);
         let missing = (self.arrays.len(), 0);
         let arrays: Vec<&dyn Array> = self.arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
         let places: Vec<_> = self.places().map(|place| place.unwrap_or(missing)).collect();
         let data_type = type_name(self.data_type);
-        interleave(&arrays, &places).map_err(|error| match error {
-            ArrowError::DictionaryKeyOverflowError => Error::Invalid(format!(
-                "the batches of a column of type {data_type} have dictionaries of their own inside, with more values together than \
-                 their keys can number in one batch of the result; upload it with wider dictionary keys, or ask for smaller \
-                 batches with batch_rows"
-            )),
-            ArrowError::OffsetOverflowError(_) => self.too_long(),
-            error => Error::Internal(format!("gathering a column of {data_type}: {error}")),
-        })
+        interleave(&arrays, &places)
+            .map_err(|error| Error::Internal(format!("gathering a column of {data_type}: {error}")))
     }
 
     /// As with strings, whoever asked may ask for fewer rows at a time.
