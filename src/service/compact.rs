@@ -2,7 +2,8 @@
 //!
 //! A slice of most arrays can be sent as the slice that it is. Some types refer to their values by place (views, list
 //! views, dense unions), and Arrow's writer sends all values with every slice of them: a table of a hundred messages would
-//! carry its values a hundred times.
+//! carry its values a hundred times. Of a sparse union inside a list, Arrow's writer (59.3) sends the children from their
+//! first row on, whatever the slice: rows would get the values of other rows. Here each slice gets children of its own.
 //!
 //! What is shared stays shared: nothing here makes a value twice because two rows refer to it, so no slice gets larger.
 
@@ -16,10 +17,10 @@ use arrow::array::{
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{
     ArrowNativeType, BinaryViewType, ByteViewType, DataType, Int16Type, Int32Type, Int64Type, RunEndIndexType,
-    StringViewType, UnionMode,
+    StringViewType,
 };
 
-use crate::columns::{any_part, lies_by_row};
+use crate::columns::{any_part, lies_by_row, list_array, list_view_array};
 use crate::human::type_name;
 use crate::{Error, Result};
 
@@ -28,7 +29,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// Arrow's, which would be a defect here.
-pub(super) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
+pub(crate) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
     if !batch.columns().iter().any(|column| refers_by_place(column.data_type())) {
         return Ok(batch.clone());
     }
@@ -41,7 +42,7 @@ pub(super) fn compact(batch: &RecordBatch) -> Result<RecordBatch> {
 fn refers_by_place(data_type: &DataType) -> bool {
     use DataType as T;
     any_part(data_type, &|part| match part {
-        T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(_, UnionMode::Dense) => true,
+        T::Utf8View | T::BinaryView | T::ListView(_) | T::LargeListView(_) | T::Union(..) => true,
         // Arrow's writer sends no rows of some runs as one run that ends at 0, which is none.
         T::RunEndEncoded(..) => true,
         _ => false,
@@ -100,7 +101,7 @@ fn compact_list<O: OffsetSizeTrait>(list: &GenericListArray<O>) -> Result<Generi
     };
     let (offsets, first, len) = own_offsets(list.offsets());
     let values = compact_array(&list.values().slice(first, len))?;
-    Ok(GenericListArray::try_new(field.clone(), offsets, values, list.nulls().cloned())?)
+    Ok(list_array(field, offsets, values, list.nulls().cloned())?)
 }
 
 /// The offsets less the first of them, the first, and how many values they span.
@@ -124,7 +125,7 @@ fn compact_list_view<O: OffsetSizeTrait>(list: &GenericListViewArray<O>) -> Resu
     let sizes = places.iter().map(|&(_, len)| O::usize_as(len));
     let values = compact_array(&used.values(list.values())?)?;
     let nulls = list.nulls().cloned();
-    Ok(GenericListViewArray::try_new(field.clone(), offsets.collect(), sizes.collect(), values, nulls)?)
+    Ok(list_view_array(field, offsets.collect(), sizes.collect(), values, nulls)?)
 }
 
 fn compact_union(union: &UnionArray) -> Result<UnionArray> {

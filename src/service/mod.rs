@@ -22,7 +22,7 @@ mod auth;
 mod blocking;
 mod certificate;
 mod commands;
-mod compact;
+pub(crate) mod compact;
 mod deliveries;
 mod describe;
 mod devices;

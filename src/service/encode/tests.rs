@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    BinaryViewArray, BinaryViewBuilder, DictionaryArray, Int32Array, Int64Array, LargeListArray, RecordBatchOptions,
-    StringArray, StringViewArray, StructArray, UnionArray,
+    BinaryViewArray, BinaryViewBuilder, DictionaryArray, Int32Array, Int64Array, LargeListArray, ListArray,
+    RecordBatchOptions, StringArray, StringViewArray, StructArray, UnionArray,
 };
+use arrow::buffer::OffsetBuffer;
 use arrow::compute::concat_batches;
 use arrow::datatypes::{Field, Int32Type, Schema, UnionFields};
 use arrow_flight::decode::FlightRecordBatchStream;
@@ -129,6 +130,24 @@ fn dense_unions_are_cut_with_their_rows() {
     let fields = UnionFields::try_new([0, 1], fields).unwrap();
     let union = UnionArray::try_new(fields, type_ids, Some(offsets), children).unwrap();
     check_size(batch_of(Arc::new(union)), rows as usize * (5 + 8 / 2 + 24 / 2));
+}
+
+/// Each message after the first once had the unions of the first rows.
+#[test]
+fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
+    let rows = 60_000;
+    let fields = [Field::new("n", DataType::Int64, true), Field::new("t", DataType::Utf8, true)];
+    let children: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(0..2 * rows)),
+        Arc::new(StringArray::from_iter_values((0..2 * rows).map(|value| format!("{value:020}")))),
+    ];
+    let fields = UnionFields::try_new([0, 1], fields).unwrap();
+    let type_ids = (0..2 * rows).map(|value| (value % 2) as i8).collect();
+    let union: ArrayRef = Arc::new(UnionArray::try_new(fields, type_ids, None, children).unwrap());
+    let item = Arc::new(Field::new("item", union.data_type().clone(), true));
+    let lists = ListArray::new(item, OffsetBuffer::from_lengths(std::iter::repeat_n(2, rows as usize)), union, None);
+    let messages = check_round_trip(batch_of(Arc::new(lists)));
+    assert!(messages.len() > 2, "{} messages", messages.len());
 }
 
 #[test]

@@ -12,7 +12,9 @@ use arrow::compute::concat;
 use arrow::datatypes::{DataType, SchemaRef, UnionMode};
 
 use super::landing::SLOT_ALIGNMENT;
+use super::nulls::check_nulls;
 use super::plan::{ArrayPlan, BatchPlan};
+use crate::columns::any_part;
 use crate::memory::Arena;
 use crate::{Context, Error, Result};
 
@@ -35,7 +37,11 @@ impl Dictionaries {
     /// [`Error::Invalid`] for a delta to a dictionary that was never sent.
     pub fn insert(&mut self, id: i64, values: ArrayRef, is_delta: bool) -> Result<()> {
         if !is_delta {
-            self.by_id.insert(id, Dictionary { parts: vec![values] });
+            // Arrow's writer sends unions inside of lists from their first value on, wherever the lists begin. Joining the
+            // values with none makes lists that begin there.
+            let has_unions = any_part(values.data_type(), &|part| matches!(part, DataType::Union(..)));
+            let parts = if has_unions { vec![values.slice(0, 0), values] } else { vec![values] };
+            self.by_id.insert(id, Dictionary { parts });
             return Ok(());
         }
         let dictionary = self.by_id.get_mut(&id).ok_or_else(|| {
@@ -66,7 +72,8 @@ pub(super) fn record_batch(
     arena: &Arena,
 ) -> Result<RecordBatch> {
     let columns = plan.columns.iter().zip(schema.fields()).map(|(column, field)| {
-        array(column, buffers, dictionaries, arena).context(|| format!("column {:?}", field.name()))
+        let array = array(column, buffers, dictionaries, arena).context(|| format!("column {:?}", field.name()))?;
+        check_nulls(field, &array).map(|()| array)
     });
     let options = RecordBatchOptions::new().with_row_count(Some(plan.rows));
     Ok(RecordBatch::try_new_with_options(schema.clone(), columns.collect::<Result<_>>()?, &options)?)

@@ -22,6 +22,7 @@ mod arrays;
 mod decoder;
 mod landing;
 mod layer;
+mod nulls;
 mod plan;
 mod respond;
 mod schema;

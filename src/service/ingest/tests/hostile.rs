@@ -490,7 +490,7 @@ fn a_batch_larger_than_the_budget_is_refused_and_takes_nothing() {
 #[test]
 fn flipped_bits_give_an_error_or_a_valid_batch() {
     let mut rng = StdRng::seed_from_u64(5);
-    let nested = nested_types(&DataType::Utf8).into_iter();
+    let nested = nested_types(&DataType::Utf8, true).into_iter();
     let types: Vec<_> = leaf_types().into_iter().step_by(5).chain(nested).collect();
     let arena = arena();
     let mut streams = vec![sent(&small_batch())];

@@ -2,6 +2,8 @@
 
 mod end_to_end;
 mod hostile;
+mod nulls;
+#[path = "../../../../tests/nested/arrays.rs"]
 mod random;
 mod round_trip;
 mod uploads;
@@ -42,6 +44,10 @@ fn messages(schema: &Schema, batches: &[RecordBatch], options: &IpcWriteOptions)
     let encoded = generator.schema_to_bytes_with_dictionary_tracker(schema, &mut tracker, options);
     let mut messages = vec![message(encoded).with_descriptor(descriptor).with_app_metadata("{}")];
     for batch in batches {
+        // Arrow's writer confuses the rows of sparse unions in slices of lists. Batches with nulls where none may be cannot be
+        // made anew.
+        let compacted = crate::service::compact::compact(batch);
+        let batch = compacted.as_ref().unwrap_or(batch);
         let (dictionaries, encoded) = generator.encode(batch, &mut tracker, options, &mut context).unwrap();
         messages.extend(dictionaries.into_iter().chain([encoded]).map(message));
     }
