@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 /// The binary, without settings of whoever runs the tests.
 pub fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dovetail"));
+    let binary = std::env::var_os("DOVETAIL_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_dovetail").into());
+    let mut command = Command::new(binary);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DOVETAIL_") {
             command.env_remove(name);
