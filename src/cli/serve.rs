@@ -128,9 +128,12 @@ impl<'a> ReadyFile<'a> {
     fn create(path: &'a Path) -> Result<Self> {
         let aside = path.with_extension(format!("{}.part", std::process::id()));
         let ready = Self { path, aside, text: String::new() };
-        let created = match path.is_dir() {
-            true => Err(Error::Invalid("it is a folder; give the name of a file".into())),
-            false => File::create(&ready.aside).map_err(|error| Error::Invalid(file_failure(path, &error))),
+        let refuse = |what: &str| Err(Error::Invalid(format!("it is {what}; give the name of a file")));
+        let created = match path.metadata() {
+            Ok(there) if there.is_dir() => refuse("a folder"),
+            // A read of a pipe would wait for a writer.
+            Ok(there) if !there.is_file() => refuse("a pipe or a device"),
+            _ => File::create(&ready.aside).map_err(|error| Error::Invalid(file_failure(path, &error))),
         };
         created.context(|| ready.attempt())?;
         Ok(ready)

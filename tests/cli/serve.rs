@@ -172,6 +172,15 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
         assert!(stderr(&output).contains("writing the file of --ready-file, "), "{}", stderr(&output));
     }
     assert_eq!(names_in(folder.path()), [""; 0]);
+    // It once waited for somebody to write to a pipe.
+    assert!(Command::new("mkfifo").arg(path("pipe")).status().unwrap().success());
+    for special in [&path("pipe"), "/dev/null"] {
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--admin-listen", "off", "--ready-file", special]);
+        assert_eq!(output.status.code(), Some(2), "{special}: {}", stderr(&output));
+        assert!(stderr(&output).contains("it is a pipe or a device; give the name of a file"), "{}", stderr(&output));
+    }
+    assert_eq!(names_in(folder.path()), ["pipe"]);
+    std::fs::remove_file(path("pipe")).unwrap();
     // Whoever prints the settings starts nothing, and may not be one who writes there.
     let printed = run(&["serve", "--print-config", "--ready-file", &path("no/such/ready.json")]);
     assert!(printed.status.success(), "{}", stderr(&printed));
