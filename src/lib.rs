@@ -25,6 +25,7 @@ pub mod engine;
 mod error;
 mod human;
 pub mod join;
+mod lines;
 pub mod memory;
 mod panics;
 pub mod planner;

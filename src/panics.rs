@@ -6,12 +6,17 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::Once;
 
+use tracing::Level;
+
+use crate::lines;
+
 thread_local! {
     /// Whether this thread runs what [`caught`] runs.
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on, panics are events of the log, with a backtrace if `RUST_BACKTRACE` asks for one.
+/// From now on, panics are events of the log, with a backtrace if `RUST_BACKTRACE` asks for one. A panic in what tells of them would
+/// abort the process.
 pub fn log() {
     // Nobody else is asked any more.
     TELLS_UNCAUGHT.call_once(|| {});
@@ -21,9 +26,16 @@ pub fn log() {
         let said = message(panic.payload());
         let name = thread.name().unwrap_or("without a name");
         let backtrace = Backtrace::capture();
-        match backtrace.status() {
-            BacktraceStatus::Captured => tracing::error!(%backtrace, "thread {name} panicked at {place}: {said}"),
-            _ => tracing::error!("thread {name} panicked at {place}: {said}"),
+        let trace = match backtrace.status() {
+            BacktraceStatus::Captured => format!("\n{backtrace}"),
+            _ => String::new(),
+        };
+        if tracing::enabled!(Level::ERROR) {
+            lines::log_last_words(
+                "ERROR",
+                module_path!(),
+                &format!("thread {name} panicked at {place}: {said}{trace}"),
+            );
         }
     });
 }

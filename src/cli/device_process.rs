@@ -27,6 +27,7 @@ pub fn run(args: &DeviceProcessArgs) -> Result<()> {
     // come to their end first.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _entered = runtime.enter();
+    logging::outlive_full_files()?;
     let _deaf = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     engine::run_process()
 }

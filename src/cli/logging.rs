@@ -2,11 +2,12 @@
 
 use std::io::IsTerminal;
 
+use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::service::settings::Settings;
-use crate::{Error, Result, panics};
+use crate::{Error, Result, lines, panics};
 
 /// Starts logging as the settings say.
 ///
@@ -21,7 +22,10 @@ pub fn start(settings: &Settings) -> Result<()> {
 /// # Errors
 /// As [`filter`].
 pub fn start_as(what: &str, format: &str) -> Result<()> {
-    let logs = tracing_subscriber::fmt().with_env_filter(filter(what)?).with_writer(std::io::stderr);
+    lines::set_json(format == "json");
+    let logs = tracing_subscriber::fmt().with_env_filter(filter(what)?).with_writer(|| lines::LogWriter);
+    // Else the library prints what fails in itself, and panics where that fails, too.
+    let logs = logs.log_internal_errors(false);
     let started = match format {
         "json" => logs.json().flatten_event(true).with_current_span(false).try_init(),
         _ => logs.with_ansi(std::io::stderr().is_terminal()).try_init(),
@@ -31,6 +35,14 @@ pub fn start_as(what: &str, format: &str) -> Result<()> {
         panics::log();
     }
     Ok(())
+}
+
+/// Has a file that reaches the limit of `ulimit -f` refuse what is written, where the system would end the process. Needs a runtime.
+///
+/// # Errors
+/// When the signal cannot be listened for.
+pub fn outlive_full_files() -> Result<()> {
+    Ok(signal(SignalKind::from_raw(libc::SIGXFSZ)).map(drop)?)
 }
 
 /// What of the log is written: a level, or pairs of target and level, with commas between them. `EnvFilter` takes any other
@@ -61,7 +73,57 @@ pub fn filter(text: &str) -> Result<EnvFilter> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::io;
+    use std::process::{Command, Output, Stdio};
+
     use super::*;
+
+    /// Says to the process of a test how often it is to panic.
+    const PANICS: &str = "DOVETAIL_TEST_PANICS";
+
+    /// The process of the tests below.
+    #[test]
+    fn panicking() {
+        let Ok(times) = std::env::var(PANICS) else { return };
+        let _flush = lines::start().unwrap();
+        start_as("info", "text").unwrap();
+        for _ in 0..times.parse().unwrap() {
+            // Some of these fill a pipe.
+            std::thread::spawn(|| panic!("for a test{}", " ".repeat(10_000))).join().unwrap_err();
+        }
+        println!("all panicked");
+        std::process::abort();
+    }
+
+    /// A process that panics so often, and then aborts.
+    fn panics(times: usize, log: impl Into<Stdio>) -> Output {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "cli::logging::tests::panicking", "--nocapture"]).env(PANICS, times.to_string());
+        command.stderr(log).output().unwrap()
+    }
+
+    #[test]
+    fn panics_that_cannot_be_told_of_end_no_process() {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (_, gone) = io::pipe().unwrap();
+        let (_reader, unread) = io::pipe().unwrap();
+        for log in [Stdio::from(full), gone.into(), unread.into()] {
+            let said = String::from_utf8(panics(20, log).stdout).unwrap();
+            assert!(said.contains("all panicked\n"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_panic_is_told_of_though_the_process_aborts() {
+        let output = panics(1, Stdio::piped());
+        let log = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            log.contains(" ERROR dovetail::panics: thread without a name panicked at src/cli/logging.rs:"),
+            "{log}"
+        );
+        assert!(log.contains(": for a test  "), "{log}");
+    }
 
     #[test]
     fn a_filter_is_levels_and_targets_with_levels() {

@@ -42,7 +42,7 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{Error, Result};
+use crate::{Error, Result, lines};
 
 /// The version of the crate and the commit it was built from.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DOVETAIL_COMMIT"), ")");
@@ -130,6 +130,14 @@ pub fn main() -> ExitCode {
     output::set_json(cli.json);
     // What is invalid for those that ask no server is the command line or the configuration.
     let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::Bench(_) | Command::DeviceProcess(_));
+    // Until the last error was told.
+    let _flush = match outlives_readers(&cli.command).then(lines::start).transpose() {
+        Ok(flush) => flush,
+        Err(error) => {
+            output::error(&error);
+            return ExitCode::FAILURE;
+        }
+    };
     let outcome = match cli.command {
         Command::Serve(args) => {
             let matches = matches.subcommand_matches("serve").unwrap_or(&matches);
@@ -158,6 +166,14 @@ pub fn main() -> ExitCode {
                 _ => interrupt::exit_code().unwrap_or(ExitCode::FAILURE),
             }
         }
+    }
+}
+
+/// True for a command that goes on, whatever becomes of its standard error and standard output.
+fn outlives_readers(command: &Command) -> bool {
+    match command {
+        Command::Serve(args) => args.runs(),
+        command => matches!(command, Command::DeviceProcess(_)),
     }
 }
 

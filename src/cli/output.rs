@@ -1,13 +1,12 @@
 //! What goes to stdout and stderr, for people or for machines.
 
-use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::human::{count, counted, seconds};
 
 use crate::human::system_words;
-use crate::{Error, Result};
+use crate::{Error, Result, lines};
 
 /// Set once, from the command line, before anything is printed.
 static JSON: AtomicBool = AtomicBool::new(false);
@@ -73,11 +72,6 @@ pub fn line(text: impl AsRef<str>) {
     }
 }
 
-/// A line on stderr. That nobody reads it changes nothing.
-fn aside(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
 /// A JSON value on a line of stdout.
 pub fn json(value: &serde_json::Value) {
     line(value.to_string());
@@ -86,16 +80,16 @@ pub fn json(value: &serde_json::Value) {
 /// A remark for people, on stderr; machines do not get it.
 pub fn remark(text: impl AsRef<str>) {
     if !is_json() {
-        aside(text.as_ref());
+        lines::log(text.as_ref());
     }
 }
 
 /// A failure, on stderr: the sentence alone, or an object with its kind.
 pub fn error(error: &Error) {
     if is_json() {
-        aside(serde_json::json!({ "error": { "kind": kind(error), "message": error.message() } }));
+        lines::log(serde_json::json!({ "error": { "kind": kind(error), "message": error.message() } }));
     } else {
-        aside(format_args!("{} {error}", style("error:", Style::Error, std::io::stderr().is_terminal())));
+        lines::log(format_args!("{} {error}", style("error:", Style::Error, std::io::stderr().is_terminal())));
     }
 }
 

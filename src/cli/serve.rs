@@ -13,7 +13,7 @@ use super::{logging, output};
 use crate::human::file_failure;
 use crate::service::Server;
 use crate::service::settings::Settings;
-use crate::{Context, Error, Result};
+use crate::{Context, Error, Result, lines};
 
 /// Arguments of `dovetail serve`.
 #[derive(Debug, clap::Args)]
@@ -39,6 +39,13 @@ pub struct ServeArgs {
     ready_file: Option<PathBuf>,
 }
 
+impl ServeArgs {
+    /// True if a server is to run, which must outlive the readers of its output.
+    pub fn runs(&self) -> bool {
+        !self.print_config && !self.check_config
+    }
+}
+
 /// Runs the server until it is told to stop.
 ///
 /// # Errors
@@ -50,7 +57,7 @@ pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
 fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     let settings = &layered.settings;
     check_files(settings)?;
-    if args.print_config || args.check_config {
+    if !args.runs() {
         misspelt_variables().iter().for_each(output::remark);
         if args.check_config {
             // It takes away again what it creates.
@@ -81,6 +88,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     raise_file_limit();
     let runtime = super::runtime()?;
     runtime.block_on(async {
+        logging::outlive_full_files()?;
         let server = Server::start(settings).await?;
         let (flight, admin) = (server.flight_address(), server.admin_address());
         announce(settings, flight, admin);
@@ -105,10 +113,10 @@ fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) 
     let scheme = if settings.tls_cert.is_some() { "grpc+tls" } else { "grpc" };
     let (flight, admin) = (format!("{scheme}://{flight}"), admin.map(|address| format!("http://{address}")));
     if output::is_json() {
-        output::json(&serde_json::json!({ "event": "ready", "flight": flight, "admin": admin }));
+        lines::print(serde_json::json!({ "event": "ready", "flight": flight, "admin": admin }));
     } else {
         let admin = admin.map(|admin| format!(", metrics and health on {admin}")).unwrap_or_default();
-        output::line(format!("listening on {flight}{admin}"));
+        lines::print(format_args!("listening on {flight}{admin}"));
     }
 }
 

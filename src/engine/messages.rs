@@ -102,6 +102,8 @@ pub(super) struct Opened {
 pub(super) struct State {
     pub(super) memory: MemoryUse,
     pub(super) cache: Option<CacheStats>,
+    /// Lines of its log.
+    pub(super) dropped_lines: u64,
 }
 
 /// What a job wants of the server.

@@ -101,6 +101,11 @@ pub trait Engine: Send + Sync + Debug {
         0
     }
 
+    /// Lines of the log that its own processes dropped; `None` for a device of this process.
+    fn dropped_lines(&self) -> Option<u64> {
+        None
+    }
+
     /// What of a table is on the device from earlier jobs.
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows>;
 

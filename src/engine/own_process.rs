@@ -413,6 +413,10 @@ impl Engine for OwnProcess {
         self.link.state.lock().cache
     }
 
+    fn dropped_lines(&self) -> Option<u64> {
+        Some(self.link.state.lock().dropped_lines)
+    }
+
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates> {
         let rates = self.ask(
             RATES_WAIT,

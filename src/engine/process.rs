@@ -20,7 +20,7 @@ use crate::device::{self, CancelFlag, Device};
 use crate::join::{BatchSink, Monitor};
 use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
-use crate::{Error, Result, panics};
+use crate::{Error, Result, lines, panics};
 
 /// Time between two looks at what running jobs have to tell.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
@@ -44,9 +44,8 @@ pub fn run() -> Result<()> {
         ));
     }
     device::set_process_of_one_device();
-    serve(socket)?;
-    // Jobs that still run are nobody's.
-    std::process::exit(0)
+    // Jobs that still run are nobody's: they end with the process.
+    serve(socket)
 }
 
 /// Opens a device and runs jobs on it, as the other end of the socket asks, until that is closed.
@@ -246,7 +245,11 @@ impl Process {
     }
 
     fn state(&self) -> State {
-        State { memory: MemoryUse::of(self.device.memory()), cache: self.device.cache_stats() }
+        State {
+            memory: MemoryUse::of(self.device.memory()),
+            cache: self.device.cache_stats(),
+            dropped_lines: lines::dropped(),
+        }
     }
 }
 

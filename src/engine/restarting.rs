@@ -76,6 +76,7 @@ impl fmt::Debug for Shared {
 struct Before {
     cache: CacheStats,
     used_bytes_max: u64,
+    dropped_lines: u64,
 }
 
 /// When a process is started in the place of one that has ended.
@@ -174,6 +175,12 @@ impl Engine for Restarting {
         self.shared.restarts.load(Ordering::Relaxed)
     }
 
+    fn dropped_lines(&self) -> Option<u64> {
+        // As for the cache.
+        let before = self.shared.before.lock();
+        Some(before.dropped_lines + self.process().dropped_lines()?)
+    }
+
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
         self.process().kept_rows(table)
     }
@@ -233,6 +240,7 @@ impl Shared {
                         let mut before = self.before.lock();
                         before.cache = process.cache_stats().unwrap_or_default().after(&before.cache);
                         before.used_bytes_max = before.used_bytes_max.max(process.memory_use().used_bytes_max);
+                        before.dropped_lines += process.dropped_lines().unwrap_or_default();
                         *self.process.write() = Arc::new(next);
                     }
                     self.restarts.fetch_add(1, Ordering::Relaxed);

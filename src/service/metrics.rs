@@ -14,8 +14,8 @@ use prometheus::{
 use tonic::Code;
 
 use super::shared::Shared;
-use crate::Result;
 use crate::scheduler::{JobState, SchedulerStats};
+use crate::{Result, lines};
 
 /// Upper bounds of the call duration histogram, in seconds: from a listing to a long join.
 const DURATION_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0];
@@ -47,6 +47,7 @@ pub struct Metrics {
     device_cache: IntCounterVec,
     device_cache_hit_bytes: IntCounterVec,
     device_busy_seconds: CounterVec,
+    log_lines_dropped: IntCounterVec,
     /// Held while the counters that others keep are taken over, so that two scrapes do not add the same.
     reading: Mutex<()>,
     tables: IntGauge,
@@ -155,6 +156,11 @@ impl Metrics {
                 "Bytes that were not copied to a GPU, because it had kept them",
                 &["device"],
             ),
+            log_lines_dropped: counters(
+                "dovetail_log_lines_dropped_total",
+                "Lines for standard error or standard output that could not be written, by process: server, or that of a device",
+                &["process"],
+            ),
             reading: Mutex::default(),
             tables: gauge("dovetail_tables", "Tables"),
             table_bytes: gauge("dovetail_table_bytes", "Bytes of all tables"),
@@ -209,6 +215,7 @@ impl Metrics {
             }
         }
         self.read_devices(shared);
+        self.read_dropped_lines(shared);
         let mut by_state = [("queued", 0), ("running", 0), ("complete", 0), ("failed", 0), ("cancelled", 0)];
         for job in shared.scheduler.jobs() {
             let state = state_name(&job.status().state);
@@ -244,6 +251,16 @@ impl Metrics {
                 raise(&self.device_cache.with_label_values(&[&id, outcome]), total);
             }
             raise(&self.device_cache_hit_bytes.with_label_values(&[&id]), cache.hit_bytes);
+        }
+    }
+
+    /// Takes over what was dropped of the log.
+    fn read_dropped_lines(&self, shared: &Shared) {
+        let _reading = self.reading.lock();
+        raise(&self.log_lines_dropped.with_label_values(&["server"]), lines::dropped());
+        for device in &shared.devices {
+            let Some(total) = device.dropped_lines() else { continue };
+            raise(&self.log_lines_dropped.with_label_values(&[&device.id().to_string()]), total);
         }
     }
 

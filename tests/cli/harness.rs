@@ -11,8 +11,22 @@ use tempfile::TempDir;
 
 /// The binary, without settings of whoever runs the tests.
 pub fn command() -> Command {
-    let binary = std::env::var_os("DOVETAIL_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_dovetail").into());
-    let mut command = Command::new(binary);
+    without_settings(Command::new(binary()))
+}
+
+/// The binary, started by a shell that closes file descriptors of it, such as `2>&-`.
+pub fn command_closing(closed: &str) -> Command {
+    let mut command = without_settings(Command::new("sh"));
+    command.args(["-c", &format!("exec \"$0\" \"$@\" {closed}")]).arg(binary());
+    command
+}
+
+/// The binary under test, which on another machine is not where it was built.
+fn binary() -> std::ffi::OsString {
+    std::env::var_os("DOVETAIL_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_dovetail").into())
+}
+
+fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DOVETAIL_") {
             command.env_remove(name);
@@ -81,32 +95,44 @@ pub struct Server {
 impl Server {
     pub fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let ready = folder.path().join("ready.json");
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        let mut child = command()
+        let mut command = command();
+        command.stdout(Stdio::null()).stderr(log);
+        Self::start_as(command, folder, arguments)
+    }
+
+    /// A server that writes to what the command has for standard output and standard error.
+    pub fn start_as(mut command: Command, folder: TempDir, arguments: &[&str]) -> Self {
+        let ready = folder.path().join("ready.json");
+        let child = command
             .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
             .args(if arguments.contains(&"--host-memory") { &[][..] } else { &["--host-memory", "1GiB"] })
             .arg("--ready-file")
             .arg(&ready)
             .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(log)
             .spawn()
             .unwrap();
+        // Its copies of what the server writes to are closed.
+        drop(command);
+        let mut server = Self { child, folder, flight: String::new(), admin: None };
         // Generous: a machine that runs other tests may be slow to start a process.
         let start = Instant::now();
         while !ready.exists() {
-            let ended = child.try_wait().unwrap();
-            let log = || std::fs::read_to_string(folder.path().join("log")).unwrap();
-            assert!(ended.is_none(), "the server ended at once: {}", log());
-            assert!(start.elapsed() < Duration::from_secs(60), "the server is not ready: {}", log());
+            let ended = server.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the server ended at once: {}", server.log());
+            assert!(start.elapsed() < Duration::from_secs(60), "the server is not ready: {}", server.log());
             std::thread::sleep(Duration::from_millis(10));
         }
         let addresses: Value = serde_json::from_str(&std::fs::read_to_string(&ready).unwrap()).unwrap();
         let scheme = if arguments.contains(&"--tls-cert") { "https" } else { "http" };
-        let flight = format!("{scheme}://{}", addresses["flight"].as_str().unwrap());
-        let admin = addresses["admin"].as_str().map(str::to_owned);
-        Self { child, folder, flight, admin }
+        server.flight = format!("{scheme}://{}", addresses["flight"].as_str().unwrap());
+        server.admin = addresses["admin"].as_str().map(str::to_owned);
+        server
+    }
+
+    /// The number of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// A client command line against this server, in its folder.
@@ -136,9 +162,9 @@ impl Server {
         stderr(&output)
     }
 
-    /// What the server has written so far.
+    /// What the server has written so far, where that goes to its file.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.path().join("log")).unwrap()
+        std::fs::read_to_string(self.path().join("log")).unwrap_or_default()
     }
 
     /// The lines of the log that this chooses, once there are that many: a call's line is written when its last byte is
@@ -161,12 +187,19 @@ impl Server {
 
     /// A number from the admin port.
     pub fn metric(&self, name: &str) -> f64 {
-        let mut admin = TcpStream::connect(self.admin.as_ref().unwrap()).unwrap();
-        admin.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-        let mut text = String::new();
-        admin.read_to_string(&mut text).unwrap();
+        let text = self.admin("/metrics");
         let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// What the admin port answers.
+    pub fn admin(&self, path: &str) -> String {
+        let mut admin = TcpStream::connect(self.admin.as_ref().unwrap()).unwrap();
+        admin.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        admin.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+        let mut text = String::new();
+        admin.read_to_string(&mut text).unwrap();
+        text
     }
 
     /// Ends the server at once, as a crash would.
@@ -179,10 +212,14 @@ impl Server {
         self.folder.path()
     }
 
-    /// Asks the server to end, as an operator would, and waits for it.
+    /// Asks the server to end, as an operator would.
+    pub fn send_terminate(&self) {
+        assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
+    }
+
+    /// The same, and waits for its end.
     pub fn terminate(mut self) -> std::process::ExitStatus {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.send_terminate();
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

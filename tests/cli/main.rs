@@ -4,6 +4,7 @@ mod bench;
 mod client;
 mod harness;
 mod lost_server;
+mod outputs;
 mod serve;
 
 use harness::{run, stderr, stdout};
