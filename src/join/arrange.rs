@@ -11,8 +11,8 @@
 //!
 //! Nullable columns are never carried, because bits do not move well: rule 3.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -51,7 +51,7 @@ pub(super) struct Arranged {
     pub(super) to_rows: Option<Positions>,
     /// Whether row numbers are known: `to_rows`, or the identity.
     pub(super) numbered: bool,
-    /// Which table columns were carried, in the order they were given.
+    /// Which table columns were carried, in the order they were given, which is that of the table.
     carried: Vec<usize>,
     /// Columns on the device as they were copied in.
     originals: Arc<Originals>,
@@ -66,13 +66,17 @@ pub(super) struct Originals {
     /// The same of values of variable length.
     text: Mutex<BTreeMap<usize, BytesColumn>>,
     /// Those that came to be keys, whether or not anything is gathered from them.
-    came_as_keys: Vec<usize>,
+    came_as_keys: BTreeSet<usize>,
     /// Whether any other was gathered from.
     used: AtomicBool,
 }
 
 impl Originals {
-    fn of(columns: BTreeMap<usize, Column>, text: BTreeMap<usize, BytesColumn>, came_as_keys: Vec<usize>) -> Arc<Self> {
+    fn of(
+        columns: BTreeMap<usize, Column>,
+        text: BTreeMap<usize, BytesColumn>,
+        came_as_keys: BTreeSet<usize>,
+    ) -> Arc<Self> {
         let (columns, text) = (Mutex::new(columns), Mutex::new(text));
         Arc::new(Self { columns, text, came_as_keys, used: AtomicBool::new(false) })
     }
@@ -187,7 +191,7 @@ pub(super) fn arrange(
             text.insert(column, copy_text(shop, shop.copies, &rows, column)?);
         }
     }
-    let came_as_keys: Vec<usize> = key_columns.fixed.into_keys().chain(key_columns.bytes.into_keys()).collect();
+    let came_as_keys: BTreeSet<usize> = key_columns.fixed.into_keys().chain(key_columns.bytes.into_keys()).collect();
     drop(packed);
     if let Some(came) = to_be_moved {
         // They are about to move with the keys; the others still cross the link meanwhile.
@@ -244,7 +248,8 @@ pub(super) fn arrange(
         }
     }
     // Row numbers are needed by whatever is not carried, and by the comparison of real values behind hashed keys.
-    let elsewhere = |&column: &usize| !carried.contains(&column) && !is_raw_key(layout, input, column, arrangement);
+    let is_carried = |column: &usize| carried.binary_search(column).is_ok();
+    let elsewhere = |column: &usize| !is_carried(column) && !is_raw_key(layout, input, *column, arrangement);
     let numbered = layout.is_hashed() || input.output_columns.iter().any(elsewhere);
     if numbered {
         carry.push(Carry::RowNumber);
@@ -260,7 +265,7 @@ pub(super) fn arrange(
         _ => Order::Sorted(monitor.phase(sort_phase, moved_bytes, || device.sort(&keys.packed.keys, &carry, stream))?),
     };
     if unkeyed.is_none() {
-        originals.retain(|column, _| !carried.contains(column));
+        originals.retain(|column, _| !is_carried(column));
     }
     let originals = Originals::of(originals, text, came_as_keys);
     let mut arranged = Arranged { rows, keys, order, to_rows: None, numbered, carried, originals, unkeyed };
@@ -287,7 +292,7 @@ impl Arranged {
 
     /// A table column in arranged order, if it was carried.
     pub(super) fn carried(&self, column: usize) -> Option<&Column> {
-        let at = self.carried.iter().position(|&carried| carried == column)?;
+        let at = self.carried.binary_search(&column).ok()?;
         match &self.order {
             Order::Original(_) => None,
             Order::Partitioned(partitions) => partitions.carried.get(at),
@@ -320,7 +325,7 @@ impl Arranged {
             to_rows: None,
             numbered: true,
             carried: Vec::new(),
-            originals: Originals::of(columns, text, Vec::new()),
+            originals: Originals::of(columns, text, BTreeSet::new()),
             unkeyed: None,
         }
     }

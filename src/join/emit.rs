@@ -713,8 +713,7 @@ impl<'a> Gatherer<'a> {
 
     /// A column's validity, unless no row has a null there, whatever the table has: nulls that match nothing are in no matched row.
     fn needed(&self, validity: Option<DeviceBuffer>, column: usize) -> Option<DeviceBuffer> {
-        let mut keys = self.emitter.task.keys.iter();
-        let has_none = self.are_matched && keys.any(|key| key.column(self.input.side) == column && !key.nulls_equal);
+        let has_none = self.are_matched && self.input.unmatched_nulls.contains(&column);
         validity.filter(|_| !has_none)
     }
 

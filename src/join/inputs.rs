@@ -19,6 +19,8 @@ pub(super) struct SideInput {
     pub(super) table: Arc<Table>,
     /// Key columns, in the order of the pairs.
     pub(super) key_columns: Vec<usize>,
+    /// Of these, those whose nulls match nothing.
+    pub(super) unmatched_nulls: BTreeSet<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub(super) output_columns: Vec<usize>,
     /// Whether the result may share them with the table.
@@ -50,6 +52,7 @@ impl SideInput {
             Role::Probe => &task.probe,
         };
         let table = of_task.table.clone();
+        let unmatched = task.keys.iter().filter(|key| !key.nulls_equal);
         let movable_column = |&column: &usize| Some((column, movable(&table.schema, &table.batches, column)?));
         let movable = of_task.output_columns.iter().filter_map(movable_column).collect();
         let text_column = |&column: &usize| {
@@ -67,6 +70,7 @@ impl SideInput {
             side: of_task.side,
             table,
             key_columns: of_task.key_columns.clone(),
+            unmatched_nulls: unmatched.map(|key| key.column(of_task.side)).collect(),
             output_columns: of_task.output_columns.clone(),
             shares: of_task.shares,
             carried: of_task.carried.clone(),

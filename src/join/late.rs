@@ -117,7 +117,7 @@ impl<'a> Late<'a> {
         let is_plain = task.how == JoinKind::Inner && task.arrangement == Arrangement::Original && !task.counts_rows;
         let output = &build.output_columns;
         let columns: Vec<usize> = output.iter().copied().filter(|&column| build.movable(column).is_some()).collect();
-        let gives_keys = build.key_columns.iter().any(|key| output.contains(key));
+        let gives_keys = build.key_columns.iter().any(|key| output.binary_search(key).is_ok());
         let text: Vec<usize> = build.text_columns().collect();
         if !task.build_columns_last || !is_plain || gives_keys || (columns.is_empty() && text.is_empty()) {
             return None;
