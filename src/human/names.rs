@@ -37,20 +37,26 @@ pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> St
 }
 
 /// `; did you mean "orders"?` where exactly one of the known names is close to one that is not known: equal but for case, or two
-/// letters away at most, and no more than a third of them (or one of two). It goes to the end of a sentence, and is empty otherwise.
+/// letters away at most, and no more than a third of them (or one of two). It goes to the end of a sentence, and is empty otherwise, as
+/// it is where there are so many names that to compare them would take long.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     const DISTANCE_MAX: usize = 2;
     /// Comparing takes the product of both lengths, and a name that is not there may be of any.
     const LENGTH_MAX: usize = 255;
+    /// Letters that are compared with letters: some hundredths of a second.
+    const COMPARED_MAX: usize = 16 << 20;
     if name.len() > LENGTH_MAX {
         return String::new();
     }
     let lower = name.to_lowercase();
     let length = lower.chars().count();
+    let mut compared = 0;
     let near = known.into_iter().filter_map(|other| {
         let other_lower = other.to_lowercase();
-        let may_be = other_lower.chars().count().abs_diff(length) <= DISTANCE_MAX;
-        may_be.then(|| (strsim::osa_distance(&lower, &other_lower), other))
+        let other_length = other_lower.chars().count();
+        let may_be = other_length.abs_diff(length) <= DISTANCE_MAX;
+        compared += if may_be { length * other_length } else { 0 };
+        (may_be && compared <= COMPARED_MAX).then(|| (strsim::osa_distance(&lower, &other_lower), other))
     });
     let is_near = |distance: usize| {
         distance == 0 || (distance <= DISTANCE_MAX && distance < length && 3 * distance <= length.max(3))
@@ -59,6 +65,7 @@ pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     // Another spelling of the same name is closer than anything else.
     let same: Vec<_> = near.iter().filter(|(distance, _)| *distance == 0).collect();
     match (same.as_slice(), near.as_slice()) {
+        _ if compared > COMPARED_MAX => String::new(),
         ([(_, only)], _) | ([], [(_, only)]) => format!("; did you mean {only:?}?"),
         _ => String::new(),
     }
@@ -112,6 +119,13 @@ mod tests {
         ] {
             assert_eq!(did_you_mean(name, known.iter().copied()), meant, "{name}");
         }
+        // What would take seconds to find is not looked for.
+        let others: Vec<String> = (0..20_000).map(|number| format!("{number:x>100}")).collect();
+        let (name, near) = ("a".repeat(101), "a".repeat(100));
+        let among = |others: &[String]| {
+            did_you_mean(&name, others.iter().map(String::as_str).chain([near.as_str()])).is_empty()
+        };
+        assert_eq!((among(&others[..100]), among(&others)), (false, true));
         // Whoever sends names of megabytes is not helped.
         let long = "a".repeat(256);
         assert_eq!(did_you_mean(&long, [long.as_str()]), "");
