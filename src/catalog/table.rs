@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
@@ -13,6 +13,7 @@ use super::adopt::Meter;
 use super::quota::Charge;
 use super::{ColumnStatistics, Combination, Sketch, StatisticsCollector};
 use crate::human::{asked, did_you_mean};
+use crate::memory::Interrupt;
 use crate::{Error, Result, listed};
 
 /// What is known of a column once somebody has asked.
@@ -24,6 +25,36 @@ pub(super) struct Asked {
     sketch: OnceLock<Option<Sketch>>,
     /// The type that it has in a result of this table alone.
     gathered_type: OnceLock<DataType>,
+    /// Locked by a pass over the column, for which others wait that need it too.
+    passing: Mutex<()>,
+}
+
+impl Asked {
+    /// What is known in one of these cells, or is found by a pass over the column.
+    ///
+    /// # Errors
+    /// The interrupt's, and those of the pass.
+    fn once<'a, T>(
+        &self,
+        cell: &'a OnceLock<T>,
+        interrupt: &Interrupt,
+        pass: impl FnOnce() -> Result<T>,
+    ) -> Result<&'a T> {
+        const MOMENT: Duration = Duration::from_millis(5);
+        let _passing = loop {
+            if let Some(known) = cell.get() {
+                return Ok(known);
+            }
+            if let Some(passing) = self.passing.try_lock_for(MOMENT) {
+                break passing;
+            }
+            interrupt.check()?;
+        };
+        match cell.get() {
+            Some(known) => Ok(known),
+            None => pass().map(|found| cell.get_or_init(|| found)),
+        }
+    }
 }
 
 /// Columns in the order in which they were asked for, each with whether its nulls are values.
@@ -133,33 +164,64 @@ impl Table {
 
     /// How many rows have each value that a sample of the column holds, exactly, by hashes as in
     /// [`HeavyValue`](super::HeavyValue). The first call passes over the column, which takes some nanoseconds per row.
-    pub fn counted_values(&self, column: usize) -> &HashMap<u64, u64> {
-        let count = || self.collectors[column].count_sampled(self.arrays(column));
-        self.asked[column].values.get_or_init(count)
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub fn counted_values(&self, column: usize, interrupt: &Interrupt) -> Result<&HashMap<u64, u64>> {
+        let asked = &self.asked[column];
+        let count = || self.collectors[column].count_sampled(self.arrays(column), interrupt);
+        asked.once(&asked.values, interrupt, count)
     }
 
     /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.
     /// The first call passes over the column on all processors, which takes about a nanosecond per row of numbers on each.
     pub fn sketch(&self, column: usize) -> Option<&Sketch> {
-        let sketch = || self.collectors[column].sketch(self.arrays(column)).filter(|_| self.is_here());
-        self.asked[column].sketch.get_or_init(sketch).as_ref()
+        self.sketch_interruptible(column, &Interrupt::default()).unwrap_or_default()
+    }
+
+    /// As [`sketch`](Self::sketch), unless it is interrupted.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub fn sketch_interruptible(&self, column: usize, interrupt: &Interrupt) -> Result<Option<&Sketch>> {
+        let asked = &self.asked[column];
+        let sketch = || {
+            let sketch = self.collectors[column].sketch_interruptible(self.arrays(column), interrupt)?;
+            Ok(sketch.filter(|_| self.is_here()))
+        };
+        Ok(asked.once(&asked.sketch, interrupt, sketch)?.as_ref())
     }
 
     /// Which combinations of values rows have in those columns, each with whether its nulls are values: a row that has another null
     /// has none. `None` where a column is of a type without order, and for a table that is there as statistics only. The first
     /// call passes over the columns on all processors.
     pub fn combination(&self, columns: &[(usize, bool)]) -> Option<Arc<Combination>> {
+        self.combination_interruptible(columns, &Interrupt::default()).unwrap_or_default()
+    }
+
+    /// As [`combination`](Self::combination), unless it is interrupted.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub fn combination_interruptible(
+        &self,
+        columns: &[(usize, bool)],
+        interrupt: &Interrupt,
+    ) -> Result<Option<Arc<Combination>>> {
         if !self.is_here() || !columns.iter().all(|&(column, _)| self.collectors[column].is_sampled()) {
-            return None;
+            return Ok(None);
         }
         let known = self.combinations.0.lock().get(columns).cloned();
         // Nothing is locked meanwhile: a thread that waits for its part of this may be given another plan to make.
-        let found = known.unwrap_or_else(|| Arc::new(Combination::of(&self.batches, columns)));
+        let found = match known {
+            Some(known) => known,
+            None => Arc::new(Combination::of_interruptible(&self.batches, columns, interrupt)?),
+        };
         let mut kept = self.combinations.0.lock();
         if kept.len() < COMBINATIONS_MAX {
-            return Some(kept.entry(columns.to_vec()).or_insert(found).clone());
+            return Ok(Some(kept.entry(columns.to_vec()).or_insert(found).clone()));
         }
-        Some(found)
+        Ok(Some(found))
     }
 
     /// Whether the rows are there, and not what is known of them only.

@@ -181,7 +181,7 @@ pub struct OutputColumn {
 }
 
 /// Where a result's values come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputSource {
     /// A column of one side; null where that side has no row.
     Column {

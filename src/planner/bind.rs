@@ -1,17 +1,18 @@
 //! Binding: every name found, every type checked, the result's schema known.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 
 use super::JoinSpec;
-use super::plan::mean_value_bytes;
+use super::plan::ValueSizes;
 use crate::catalog::{Catalog, Table};
 use crate::columns::{encoded_type, key_class, movable};
 use crate::human::{asked, did_you_mean, type_name};
 use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
+use crate::memory::Interrupt;
 use crate::{Context, Error, Result, listed};
 
 /// A join whose names are found and whose types fit.
@@ -46,7 +47,8 @@ impl BoundJoin {
         /// The least part of a table's bytes, one in this many, that is worth keeping all of it.
         const PART: f64 = 4.0;
         let table = self.table(side);
-        let bytes: f64 = columns.iter().map(|&column| mean_value_bytes(table, column)).sum();
+        let sizes = ValueSizes::of(table);
+        let bytes: f64 = columns.iter().map(|&column| sizes.mean_bytes(column)).sum();
         self.spec.into.is_none() && PART * bytes * table.rows as f64 >= table.bytes as f64
     }
 
@@ -61,30 +63,65 @@ impl BoundJoin {
 /// # Errors
 /// [`Error::NotFound`] for a table; [`Error::Invalid`] for a column, a key type, or a clash of names in the result.
 pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
+    bind_interruptible(spec, catalog, &Interrupt::default())
+}
+
+/// As [`bind`], unless it is interrupted.
+///
+/// # Errors
+/// As [`bind`]; the interrupt's.
+pub fn bind_interruptible(spec: JoinSpec, catalog: &Catalog, interrupt: &Interrupt) -> Result<BoundJoin> {
     let left = catalog.table(&spec.left).context(|| "the left side of the join")?;
     let right = catalog.table(&spec.right).context(|| "the right side of the join")?;
-    let keys = bind_keys(&spec, &left, &right)?;
+    let (left_named, right_named) = (Named::columns_of(&left), Named::columns_of(&right));
+    let keys = bind_keys(&spec, &left_named, &right_named)?;
     if spec.count {
         let schema = Arc::new(Schema::new(vec![Field::new("count", DataType::Int64, false)]));
         return Ok(BoundJoin { spec, left, right, keys, output: Vec::new(), schema });
     }
     let output = match spec.columns.is_empty() {
         true => default_output(spec.how, &left, &right, &keys),
-        false => chosen_output(&spec, &left, &right, &keys)?,
+        false => Finder::new(spec.how, left_named, right_named, &keys).chosen_output(&spec.columns)?,
     };
     let output = disambiguate(output)?;
-    let schema = output_schema(&spec, &left, &right, &keys, &output);
+    let schema = output_schema(&spec, &left, &right, &keys, &output, interrupt)?;
     Ok(BoundJoin { spec, left, right, keys, output, schema })
 }
 
-fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<JoinKey>> {
+/// A table with its columns by name: a join may name thousands of them.
+struct Named<'a> {
+    table: &'a Table,
+    columns: HashMap<&'a str, usize>,
+}
+
+impl<'a> Named<'a> {
+    fn columns_of(table: &'a Table) -> Self {
+        let fields = table.schema.fields().iter().enumerate();
+        Self { table, columns: fields.map(|(index, field)| (field.name().as_str(), index)).collect() }
+    }
+
+    fn find(&self, column: &str) -> Option<usize> {
+        self.columns.get(column).copied()
+    }
+
+    /// The index of a column.
+    ///
+    /// # Errors
+    /// As [`Table::column_index`].
+    fn index_of(&self, column: &str) -> Result<usize> {
+        self.find(column).map_or_else(|| self.table.column_index(column), Ok)
+    }
+}
+
+fn bind_keys(spec: &JoinSpec, left_named: &Named<'_>, right_named: &Named<'_>) -> Result<Vec<JoinKey>> {
+    let (left, right) = (left_named.table, right_named.table);
     if spec.on.is_empty() {
         return Err(Error::Invalid(
             "a join needs at least one pair of key columns: \"on\": [{\"left\": \"...\", \"right\": \"...\"}]".into(),
         ));
     }
     let bind_pair = |pair: &super::KeyPair| {
-        let (left_index, right_index) = (left.column_index(&pair.left)?, right.column_index(&pair.right)?);
+        let (left_index, right_index) = (left_named.index_of(&pair.left)?, right_named.index_of(&pair.right)?);
         let (left_type, right_type) =
             (left.schema.field(left_index).data_type(), right.schema.field(right_index).data_type());
         let left_class =
@@ -119,7 +156,7 @@ fn bind_keys(spec: &JoinSpec, left: &Table, right: &Table) -> Result<Vec<JoinKey
 
 /// The keys once, then the rest of left, then the rest of right; for semi and anti joins, the columns of their side.
 fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) -> Vec<OutputColumn> {
-    let columns_of = |side: Side, table: &Table, skip: &[usize]| -> Vec<OutputColumn> {
+    let columns_of = |side: Side, table: &Table, skip: &HashSet<usize>| -> Vec<OutputColumn> {
         let fields = table.schema.fields().iter().enumerate().filter(|(index, _)| !skip.contains(index));
         fields
             .map(|(index, field)| OutputColumn {
@@ -129,21 +166,20 @@ fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) 
             .collect()
     };
     if let Some(side) = how.only_side() {
-        return columns_of(side, if side == Side::Left { left } else { right }, &[]);
+        return columns_of(side, if side == Side::Left { left } else { right }, &HashSet::new());
     }
-    // A left column that is compared with several right ones is one key of the result.
-    let is_first = |index: usize| keys[..index].iter().all(|earlier| earlier.left != keys[index].left);
     let mut output = Vec::new();
-    let (mut left_shown, mut right_shown) = (Vec::new(), Vec::new());
+    let (mut left_shown, mut right_shown) = (HashSet::new(), HashSet::new());
     for (index, key) in keys.iter().enumerate() {
-        if is_first(index) {
+        // A left column that is compared with several right ones is one key of the result.
+        let is_first = left_shown.insert(key.left);
+        if is_first {
             let name = left.schema.field(key.left).name().clone();
             output.push(OutputColumn { name, source: OutputSource::Key { index } });
-            left_shown.push(key.left);
         }
         // In a right row without a match, a second right column has a value of its own.
-        if is_first(index) || !how.keeps_unmatched(Side::Right) {
-            right_shown.push(key.right);
+        if is_first || !how.keeps_unmatched(Side::Right) {
+            right_shown.insert(key.right);
         }
     }
     output.extend(columns_of(Side::Left, left, &left_shown));
@@ -151,126 +187,199 @@ fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) 
     output
 }
 
-/// The columns that the join names, each once.
-fn chosen_output(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey]) -> Result<Vec<OutputColumn>> {
-    let mut output: Vec<OutputColumn> = Vec::with_capacity(spec.columns.len());
-    for column in &spec.columns {
-        let found = find_output(column, spec.how, left, right, keys)?;
-        if let Some(at) = output.iter().position(|earlier| earlier.source == found.source) {
-            let how = match spec.columns[at] == *column {
-                true => "twice".into(),
-                false => format!("as {:?}, too", spec.columns[at]),
-            };
-            return Err(Error::Invalid(format!(
-                "column {column:?} is among the columns of the join {how}; name it once"
-            )));
-        }
-        output.push(found);
-    }
-    Ok(output)
+/// Finds the columns that a join names.
+struct Finder<'a> {
+    how: JoinKind,
+    left: Named<'a>,
+    right: Named<'a>,
+    /// The first key of both columns, and the first of the left one.
+    keys_by_pair: HashMap<(usize, usize), usize>,
+    keys_by_left: HashMap<usize, usize>,
 }
 
-/// `column`, `left.column` or `right.column`. A bare name that the result without named columns gives to a key is that key; one
-/// that both sides have otherwise is ambiguous.
-fn find_output(column: &str, how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) -> Result<OutputColumn> {
-    let on_side = |side: Side, name: &str| {
-        let table = if side == Side::Left { left } else { right };
-        if how.only_side().is_some_and(|only| only != side) {
+impl<'a> Finder<'a> {
+    fn new(how: JoinKind, left: Named<'a>, right: Named<'a>, keys: &[JoinKey]) -> Self {
+        // The first of several is entered last.
+        let keys = || keys.iter().enumerate().rev();
+        let keys_by_pair = keys().map(|(index, key)| ((key.left, key.right), index)).collect();
+        let keys_by_left = keys().map(|(index, key)| (key.left, index)).collect();
+        Self { how, left, right, keys_by_pair, keys_by_left }
+    }
+
+    fn side(&self, side: Side) -> &Named<'a> {
+        if side == Side::Left { &self.left } else { &self.right }
+    }
+
+    /// The columns that the join names, each once.
+    fn chosen_output(&self, columns: &[String]) -> Result<Vec<OutputColumn>> {
+        let mut output: Vec<OutputColumn> = Vec::with_capacity(columns.len());
+        let mut places: HashMap<OutputSource, usize> = HashMap::with_capacity(columns.len());
+        for (at, column) in columns.iter().enumerate() {
+            let found = self.find(column)?;
+            if let Some(earlier) = places.insert(found.source, at) {
+                let how = match columns[earlier] == *column {
+                    true => "twice".into(),
+                    false => format!("as {:?}, too", columns[earlier]),
+                };
+                return Err(Error::Invalid(format!(
+                    "column {column:?} is among the columns of the join {how}; name it once"
+                )));
+            }
+            output.push(found);
+        }
+        Ok(output)
+    }
+
+    /// `column`, `left.column` or `right.column`. A bare name that the result without named columns gives to a key is that key; one
+    /// that both sides have otherwise is ambiguous.
+    fn find(&self, column: &str) -> Result<OutputColumn> {
+        let key = |index: usize| Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index } });
+        match (self.left.find(column), self.right.find(column)) {
+            (Some(in_left), Some(in_right)) => {
+                match (self.how.only_side(), self.keys_by_pair.get(&(in_left, in_right))) {
+                    (Some(side), _) => self.on_side(column, side, column),
+                    (None, Some(&index)) => key(index),
+                    (None, None) => Err(Error::Invalid(format!(
+                        "column {column:?} is in both {:?} and {:?}; write \"left.{column}\" or \"right.{column}\"",
+                        self.left.table.name, self.right.table.name
+                    ))),
+                }
+            }
+            (Some(in_left), None) => match self.keys_by_left.get(&in_left) {
+                Some(&index) if self.how.only_side().is_none() => key(index),
+                _ => self.on_side(column, Side::Left, column),
+            },
+            (None, Some(_)) => self.on_side(column, Side::Right, column),
+            (None, None) => match column.split_once('.') {
+                Some(("left", name)) => self.on_side(column, Side::Left, name),
+                Some(("right", name)) => self.on_side(column, Side::Right, name),
+                _ => Err(self.unknown(column)),
+            },
+        }
+    }
+
+    /// The column of that side with that name, which the join wrote as `column`.
+    fn on_side(&self, column: &str, side: Side, name: &str) -> Result<OutputColumn> {
+        if self.how.only_side().is_some_and(|only| only != side) {
             return Err(Error::Invalid(format!(
-                "column {column:?} is of the {side} table, and a {how} join has columns of the {} table only",
+                "column {column:?} is of the {side} table, and a {} join has columns of the {} table only",
+                self.how,
                 side.other()
             )));
         }
-        let index = table.column_index(name).map_err(|error| {
-            let other = if side == Side::Left { right } else { left };
-            match other.schema.index_of(name) {
-                Ok(_) if how.only_side().is_none() => {
-                    Error::Invalid(format!("{error}; the {} table has it: \"{}.{name}\"", side.other(), side.other()))
-                }
-                _ => error,
+        let index = self.side(side).index_of(name).map_err(|error| match self.side(side.other()).find(name) {
+            Some(_) if self.how.only_side().is_none() => {
+                Error::Invalid(format!("{error}; the {} table has it: \"{}.{name}\"", side.other(), side.other()))
             }
+            _ => error,
         })?;
         Ok(OutputColumn { name: name.into(), source: OutputSource::Column { side, index } })
-    };
-    match (left.schema.index_of(column), right.schema.index_of(column)) {
-        (Ok(in_left), Ok(in_right)) => {
-            if let Some(side) = how.only_side() {
-                return on_side(side, column);
+    }
+
+    fn unknown(&self, column: &str) -> Error {
+        let names = |table: &Table| listed(table.schema.fields().iter().map(|field| field.name()));
+        // As SQL would have it; a table may have a name with a point, and one name may be of both sides.
+        let by_table = [Side::Right, Side::Left].into_iter().find_map(|side| {
+            let named = self.side(side);
+            let name = column.strip_prefix(&named.table.name)?.strip_prefix('.')?;
+            let is_shown = self.how.only_side().is_none_or(|only| only == side);
+            (is_shown && named.find(name).is_some()).then(|| format!("; write \"{side}.{name}\""))
+        });
+        let bare = column.strip_suffix("_right").filter(|_| self.how.only_side().is_none());
+        let hint = match bare.filter(|name| self.right.find(name).is_some()) {
+            Some(name) => {
+                format!("; write \"right.{name}\", which the result calls {column:?} where its name is taken")
             }
-            let key = keys.iter().position(|key| key.left == in_left && key.right == in_right);
-            let ambiguous = || {
-                Error::Invalid(format!(
-                    "column {column:?} is in both {:?} and {:?}; write \"left.{column}\" or \"right.{column}\"",
-                    left.name, right.name
-                ))
-            };
-            Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index: key.ok_or_else(ambiguous)? } })
-        }
-        (Ok(in_left), Err(_)) => {
-            let key = keys.iter().position(|key| key.left == in_left);
-            match key.filter(|_| how.only_side().is_none()) {
-                Some(index) => Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index } }),
-                None => on_side(Side::Left, column),
-            }
-        }
-        (Err(_), Ok(_)) => on_side(Side::Right, column),
-        (Err(_), Err(_)) => match column.split_once('.') {
-            Some(("left", name)) => on_side(Side::Left, name),
-            Some(("right", name)) => on_side(Side::Right, name),
-            _ => {
-                let names = |table: &Table| listed(table.schema.fields().iter().map(|field| field.name()));
-                // As SQL would have it; a table may have a name with a point, and one name may be of both sides.
-                let sides = [(Side::Right, right), (Side::Left, left)];
-                let by_table = sides.into_iter().find_map(|(side, table)| {
-                    let name = column.strip_prefix(&table.name)?.strip_prefix('.')?;
-                    let is_shown = how.only_side().is_none_or(|only| only == side);
-                    (is_shown && table.schema.index_of(name).is_ok()).then(|| format!("; write \"{side}.{name}\""))
-                });
-                let bare = column.strip_suffix("_right").filter(|_| how.only_side().is_none());
-                let known = left.schema.fields().iter().chain(right.schema.fields()).map(|field| field.name().as_str());
-                let known: BTreeSet<&str> = known.collect();
-                let hint = match bare.filter(|name| right.schema.index_of(name).is_ok()) {
-                    Some(name) => {
-                        format!("; write \"right.{name}\", which the result calls {column:?} where its name is taken")
-                    }
-                    None => by_table.unwrap_or_else(|| did_you_mean(column, known)),
-                };
-                Err(Error::Invalid(format!(
-                    "neither table has a column {}; left has {}, right has {}{hint}",
-                    asked(column),
-                    names(left),
-                    names(right)
-                )))
-            }
-        },
+            None => by_table.unwrap_or_else(|| {
+                let known: BTreeSet<&str> =
+                    self.left.columns.keys().chain(self.right.columns.keys()).copied().collect();
+                did_you_mean(column, known)
+            }),
+        };
+        Error::Invalid(format!(
+            "neither table has a column {}; left has {}, right has {}{hint}",
+            asked(column),
+            names(self.left.table),
+            names(self.right.table)
+        ))
     }
 }
+
+/// What a right column whose name is taken is called after.
+const SUFFIX: &str = "_right";
 
 /// A right column whose name is taken gets the suffix `_right`, more than once where a table is a result itself; a clash of others is
 /// the caller's to solve.
 fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
-    let taken = |output: &[OutputColumn], at: usize, name: &str| {
-        output.iter().enumerate().any(|(other, column)| other != at && column.name == name)
-    };
-    for at in 0..output.len() {
-        let is_right = matches!(output[at].source, OutputSource::Column { side: Side::Right, .. });
-        while is_right && taken(&output, at, &output[at].name) {
-            output[at].name.push_str("_right");
-        }
+    let mut names = TakenNames::of(&output);
+    let suffixes_more = output.iter().map(|column| match column.source {
+        OutputSource::Column { side: Side::Right, .. } => names.free(&column.name),
+        _ => 0,
+    });
+    let suffixes_more: Vec<usize> = suffixes_more.collect();
+    if let Some(column) = output.iter().find(|column| names.is_shared(&column.name)) {
+        return Err(Error::Invalid(format!(
+            "two columns of the result would be named {:?}; leave one of them out of its columns, or rename one before uploading",
+            column.name
+        )));
     }
-    for at in 0..output.len() {
-        if taken(&output, at, &output[at].name) {
-            return Err(Error::Invalid(format!(
-                "two columns of the result would be named {:?}; leave one of them out of its columns, or rename one before uploading",
-                output[at].name
-            )));
-        }
+    for (column, more) in output.iter_mut().zip(suffixes_more) {
+        column.name.push_str(&SUFFIX.repeat(more));
     }
     Ok(output)
 }
 
-fn output_schema(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey], output: &[OutputColumn]) -> SchemaRef {
+/// Names of the result by what they are without suffixes, and how many suffixes they have: of both there may be thousands.
+struct TakenNames<'a> {
+    /// How many columns have a name.
+    columns: HashMap<(&'a str, usize), usize>,
+    /// A later number of suffixes up to which all are taken.
+    taken_until: HashMap<(&'a str, usize), usize>,
+}
+
+impl<'a> TakenNames<'a> {
+    fn of(output: &'a [OutputColumn]) -> Self {
+        let mut columns: HashMap<_, usize> = HashMap::with_capacity(output.len());
+        output.iter().for_each(|column| *columns.entry(parts_of(&column.name)).or_default() += 1);
+        Self { columns, taken_until: HashMap::new() }
+    }
+
+    fn is_shared(&self, name: &'a str) -> bool {
+        self.columns.get(&parts_of(name)).is_some_and(|columns| *columns > 1)
+    }
+
+    /// Gives a column a name that it shares with none, and answers how many suffixes that has more.
+    fn free(&mut self, name: &'a str) -> usize {
+        let (base, own) = parts_of(name);
+        let Some(sharing) = self.columns.get_mut(&(base, own)).filter(|columns| **columns > 1) else { return 0 };
+        *sharing -= 1;
+        let (mut free, mut passed) = (own, Vec::new());
+        while self.columns.contains_key(&(base, free)) {
+            passed.push(free);
+            free = self.taken_until.get(&(base, free)).map_or(free + 1, |until| *until);
+        }
+        self.columns.insert((base, free), 1);
+        passed.into_iter().for_each(|suffixes| _ = self.taken_until.insert((base, suffixes), free));
+        free - own
+    }
+}
+
+/// A name without its suffixes, and their number.
+fn parts_of(name: &str) -> (&str, usize) {
+    let base = name.trim_end_matches(SUFFIX);
+    (base, (name.len() - base.len()) / SUFFIX.len())
+}
+
+fn output_schema(
+    spec: &JoinSpec,
+    left: &Table,
+    right: &Table,
+    keys: &[JoinKey],
+    output: &[OutputColumn],
+    interrupt: &Interrupt,
+) -> Result<SchemaRef> {
     let field = |column: &OutputColumn| {
+        interrupt.check()?;
         let (source, nullable): (&Field, bool) = match column.source {
             OutputSource::Column { side: Side::Left, index } => {
                 (left.schema.field(index), spec.how.keeps_unmatched(Side::Right))
@@ -307,9 +416,9 @@ fn output_schema(spec: &JoinSpec, left: &Table, right: &Table, keys: &[JoinKey],
             OutputSource::Key { index } => !spec.how.keeps_unmatched(Side::Right) && is_ordered(left, keys[index].left),
         };
         let field = Field::new(&column.name, data_type, source.is_nullable() || nullable);
-        field.with_dict_is_ordered(is_ordered).with_metadata(source.metadata().clone())
+        Ok(field.with_dict_is_ordered(is_ordered).with_metadata(source.metadata().clone()))
     };
-    Arc::new(Schema::new(output.iter().map(field).collect::<Vec<_>>()))
+    Ok(Arc::new(Schema::new(output.iter().map(field).collect::<Result<Vec<_>>>()?)))
 }
 
 /// Whether the values of a column's dictionary are in an order that means something, which the result's then are in too.

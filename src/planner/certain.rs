@@ -18,9 +18,11 @@ use arrow::datatypes::DataType;
 
 use super::plan::result_row_bytes;
 use super::{BoundJoin, JoinKind, OutputSource, Plan, Side};
+use crate::Result;
 use crate::catalog::Value;
 use crate::columns::fixed_width;
 use crate::join::BatchSizes;
+use crate::memory::Interrupt;
 
 /// What a join certainly gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,10 +47,19 @@ struct Counted {
 impl Plan {
     /// What the join gives at the least. The first call for a table passes over its key column.
     pub fn at_least(&self) -> AtLeast {
+        self.at_least_interruptible(&Interrupt::default()).unwrap_or_default()
+    }
+
+    /// As [`at_least`](Self::at_least), unless it is interrupted.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub fn at_least_interruptible(&self, interrupt: &Interrupt) -> Result<AtLeast> {
         let join = &self.join;
-        let grounds = [Some(counted(join)), counted_by_range(join, Side::Left), counted_by_range(join, Side::Right)];
+        let counted = counted(join, interrupt)?;
+        let grounds = [Some(counted), counted_by_range(join, Side::Left), counted_by_range(join, Side::Right)];
         let found = grounds.into_iter().flatten().filter_map(|counted| at_least(join, counted));
-        found.max_by_key(|at_least| at_least.bytes).unwrap_or_default()
+        Ok(found.max_by_key(|at_least| at_least.bytes).unwrap_or_default())
     }
 }
 
@@ -103,29 +114,30 @@ fn at_least(join: &BoundJoin, counted: Counted) -> Option<AtLeast> {
     })
 }
 
-fn counted(join: &BoundJoin) -> Counted {
-    let sampled = counted_of_samples(join);
+fn counted(join: &BoundJoin, interrupt: &Interrupt) -> Result<Counted> {
+    let sampled = counted_of_samples(join, interrupt)?;
     let is_with_itself = Arc::ptr_eq(&join.left, &join.right) && join.keys.iter().all(|key| key.left == key.right);
     if !is_with_itself {
-        return sampled;
+        return Ok(sampled);
     }
     let without_key = join.keys.iter().filter(|key| !key.nulls_equal).map(|key| join.left.statistics[key.left].nulls);
     let rows = join.left.rows.saturating_sub(without_key.sum()).max(sampled.left);
-    Counted { pairs: sampled.pairs.saturating_add(rows - sampled.left), left: rows, right: rows, at_most: None }
+    Ok(Counted { pairs: sampled.pairs.saturating_add(rows - sampled.left), left: rows, right: rows, at_most: None })
 }
 
-fn counted_of_samples(join: &BoundJoin) -> Counted {
-    let [key] = &join.keys[..] else { return Counted::default() };
-    let (left, right) = (join.left.counted_values(key.left), join.right.counted_values(key.right));
+fn counted_of_samples(join: &BoundJoin, interrupt: &Interrupt) -> Result<Counted> {
+    let [key] = &join.keys[..] else { return Ok(Counted::default()) };
+    let left = join.left.counted_values(key.left, interrupt)?;
+    let right = join.right.counted_values(key.right, interrupt)?;
     let nulls = (join.left.statistics[key.left].nulls, join.right.statistics[key.right].nulls);
     let of_nulls = (key.nulls_equal && nulls.0 > 0 && nulls.1 > 0).then_some(nulls);
     let of_values = left.iter().filter_map(|(hash, &rows)| Some((rows, *right.get(hash)?)));
-    of_values.chain(of_nulls).fold(Counted::default(), |sum, (left, right)| Counted {
+    Ok(of_values.chain(of_nulls).fold(Counted::default(), |sum, (left, right)| Counted {
         pairs: sum.pairs.saturating_add(left.saturating_mul(right)),
         left: sum.left + left,
         right: sum.right + right,
         at_most: None,
-    })
+    }))
 }
 
 /// All pairs there are, where `numbered` has each integer of a range once, and the other side's keys are all in the range.

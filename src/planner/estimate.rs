@@ -13,11 +13,13 @@
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
 //! correctness. What a join gives at the least is told by [`certain`](super::certain).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::{BoundJoin, JoinKey, JoinKind, Side};
+use crate::Result;
 use crate::catalog::{Combination, HeavyValue, Overlap, Sketch, Table, Value};
+use crate::memory::Interrupt;
 
 /// A value is far more frequent than others when so many times as many rows have it as have one on average.
 const HEAVY: f64 = 4.0;
@@ -56,9 +58,17 @@ pub struct Estimates {
 }
 
 impl Estimates {
-    /// Estimates for a bound join.
+    /// Estimates for a bound join. The first ones for its key columns pass over these.
     pub fn of(join: &BoundJoin) -> Self {
-        let (left_keys, right_keys) = (Keys::of(join, Side::Left), Keys::of(join, Side::Right));
+        Self::of_interruptible(join, &Interrupt::default()).expect("nothing interrupts it")
+    }
+
+    /// As [`of`](Self::of), unless it is interrupted.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub fn of_interruptible(join: &BoundJoin, interrupt: &Interrupt) -> Result<Self> {
+        let (left_keys, right_keys) = (Keys::of(join, Side::Left, interrupt)?, Keys::of(join, Side::Right, interrupt)?);
         let (left_keyed, left_distinct) = left_keys.keyed_and_distinct(join, Side::Left);
         let (right_keyed, right_distinct) = right_keys.keyed_and_distinct(join, Side::Right);
         let common = left_keys.sketch().zip(right_keys.sketch()).and_then(|(left, right)| left.shares_in_common(right));
@@ -88,7 +98,7 @@ impl Estimates {
             rows: 0.0,
         };
         estimates.rows = estimates.rows_of(join);
-        estimates
+        Ok(estimates)
     }
 
     /// Rows of that side with a key.
@@ -271,8 +281,8 @@ struct OnlyHere {
 
 /// What is known of the keys of one side.
 enum Keys<'a> {
-    /// In one column.
-    Column(&'a Table, usize),
+    /// In one column, with its sketch.
+    Column(&'a Table, usize, Option<&'a Sketch>),
     /// In several, together.
     Combination(Arc<Combination>),
     /// In several, of which nothing is known together.
@@ -280,20 +290,21 @@ enum Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    fn of(join: &'a BoundJoin, side: Side) -> Self {
+    fn of(join: &'a BoundJoin, side: Side, interrupt: &Interrupt) -> Result<Self> {
         let table = join.table(side);
         if let [key] = &join.keys[..] {
-            return Self::Column(table, key.column(side));
+            let column = key.column(side);
+            return Ok(Self::Column(table, column, table.sketch_interruptible(column, interrupt)?));
         }
         let columns: Vec<(usize, bool)> = join.keys.iter().map(|key| (key.column(side), key.nulls_equal)).collect();
-        table.combination(&columns).map_or(Self::Columns, Self::Combination)
+        let known = table.combination_interruptible(&columns, interrupt)?;
+        Ok(known.map_or(Self::Columns, Self::Combination))
     }
 
-    /// Which different keys there are, where that is known. It is not asked for where a column is known to be in order, but that of the
-    /// other side may be compared with it.
+    /// Which different keys there are, where that is known.
     fn sketch(&self) -> Option<&Sketch> {
         match self {
-            Self::Column(table, column) => table.sketch(*column),
+            Self::Column(_, _, sketch) => *sketch,
             Self::Combination(combination) => Some(combination.sketch()),
             Self::Columns => None,
         }
@@ -302,7 +313,7 @@ impl<'a> Keys<'a> {
     /// Whether it is known how many different ones there are.
     fn are_counted(&self) -> bool {
         match self {
-            Self::Column(table, column) => table.statistics[*column].distinct.is_some(),
+            Self::Column(table, column, _) => table.statistics[*column].distinct.is_some(),
             Self::Combination(_) => true,
             Self::Columns => false,
         }
@@ -310,7 +321,7 @@ impl<'a> Keys<'a> {
 
     fn frequent(&self) -> &[HeavyValue] {
         match self {
-            Self::Column(table, column) => &table.statistics[*column].heavy,
+            Self::Column(table, column, _) => &table.statistics[*column].heavy,
             Self::Combination(combination) => combination.heavy(),
             Self::Columns => &[],
         }
@@ -325,7 +336,7 @@ impl<'a> Keys<'a> {
         let keyed = rows * join.keys.iter().filter(|key| !key.nulls_equal).map(valid).product::<f64>();
         let product = || join.keys.iter().map(of_column).product();
         let distinct: f64 = match self {
-            Self::Column(table, column) if table.statistics[*column].ascending => product(),
+            Self::Column(table, column, _) if table.statistics[*column].ascending => product(),
             _ => self.sketch().map_or_else(product, Sketch::distinct).max(1.0),
         };
         let distinct = if known_unique(join, side) { keyed } else { distinct.min(keyed) };
@@ -341,8 +352,8 @@ impl<'a> Keys<'a> {
         }
         match self {
             // Both are exact, but for how floats are rounded.
-            Self::Column(table, column) if table.statistics[*column].ascending => distinct < keyed - 0.5,
-            Self::Column(table, column) if join.keys[0].nulls_equal && table.statistics[*column].nulls > 1 => true,
+            Self::Column(table, column, _) if table.statistics[*column].ascending => distinct < keyed - 0.5,
+            Self::Column(table, column, _) if join.keys[0].nulls_equal && table.statistics[*column].nulls > 1 => true,
             _ => {
                 let rows = join.table(side).rows as f64;
                 self.frequent().iter().any(|key| key.share * rows > 1.5) || self.sketch().map_or(few, Sketch::repeats)
@@ -353,10 +364,9 @@ impl<'a> Keys<'a> {
 
 /// Whether some of the key columns together are distinct: because the rows were seen to be, or the uploader said so.
 fn known_unique(join: &BoundJoin, side: Side) -> bool {
-    let table = join.table(side);
-    let is_key = |column: &usize| join.keys.iter().any(|key| key.column(side) == *column);
-    let declared = table.unique.iter().any(|columns| !columns.is_empty() && columns.iter().all(is_key));
-    declared || seen_unique(join, side)
+    let keys: HashSet<usize> = join.keys.iter().map(|key| key.column(side)).collect();
+    let are_keys = |columns: &Vec<usize>| !columns.is_empty() && columns.iter().all(|column| keys.contains(column));
+    seen_unique(join, side) || join.table(side).unique.iter().any(are_keys)
 }
 
 /// Whether keys of that side certainly do not repeat, because a column of them is strictly ascending. What the uploader said

@@ -162,6 +162,7 @@ impl Explanation {
     /// Explains a plan on a device, with what was measured if it has run.
     pub fn new(plan: &Plan, device: &str, device_reason: String, measured: Option<&Measured>) -> Self {
         let join = &plan.join;
+        let carried = CarriedNames::of(plan);
         let side = |side: Side| {
             let table = join.table(side);
             let key_name = |key: &super::JoinKey| table.schema.field(key.column(side)).name().clone();
@@ -176,7 +177,7 @@ impl Explanation {
                 matched_rows: plan.estimates.matched(side).round() as u64,
                 heavy_keys: heavy_keys(plan, side),
                 sorted: if side == plan.build_side { plan.build_sorted } else { plan.probe_sorted },
-                carried: carried_names(plan, side),
+                carried: carried.of_side(side).iter().map(|name| (*name).to_owned()).collect(),
                 filtered_rows: match side == plan.build_side {
                     true => None,
                     false => plan.filtered_rows.map(|rows| rows.round() as u64),
@@ -199,7 +200,7 @@ impl Explanation {
             reason: plan.reason.clone(),
             refusal: None,
             how: join.spec.how.name(),
-            tree: tree(plan),
+            tree: tree(plan, &carried),
             device: ExplainedDevice {
                 name: device.into(),
                 reason: device_reason,
@@ -262,7 +263,7 @@ fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
 }
 
 /// The composition of primitives, from the result down to the tables.
-fn tree(plan: &Plan) -> Vec<String> {
+fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
     /// More of them, or of a key, would hide the rest.
     const HEAVY_SHOWN: usize = 3;
     const KEY_CHARS_MAX: usize = 24;
@@ -302,9 +303,11 @@ fn tree(plan: &Plan) -> Vec<String> {
         ("└─", "probe", plan.build_side.other(), plan.probe_sorted),
     ] {
         let table = plan.join.table(side);
-        let carried = match (&plan.carried, carried_names(plan, side)) {
+        let carried = match (&plan.carried, carried.of_side(side)) {
             (Carried::Everything, _) => "keys and columns".into(),
-            (Carried::Columns { .. }, names) if !names.is_empty() => format!("keys with {}", names.join(", ")),
+            (Carried::Columns { .. }, names) if !names.is_empty() => {
+                format!("keys with {}", human::first_of(names.iter()))
+            }
             _ => "keys and row numbers".to_string(),
         };
         let arranged = match plan.strategy {
@@ -328,7 +331,7 @@ fn tree(plan: &Plan) -> Vec<String> {
         let narrowed: Vec<&str> = narrowed.iter().map(|&column| table.schema.field(column).name().as_str()).collect();
         let narrowed = match narrowed.is_empty() {
             true => String::new(),
-            false => format!(", {} narrowed on the way", narrowed.join(", ")),
+            false => format!(", {} narrowed on the way", human::first_of(narrowed.iter())),
         };
         lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}{narrowed}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
@@ -363,16 +366,33 @@ fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
     explained.collect()
 }
 
-/// The columns of a side that move with its keys.
-fn carried_names(plan: &Plan, side: Side) -> Vec<String> {
-    let (join, build_side) = (&plan.join, plan.build_side);
-    // A plan exists only of keys that can be packed.
-    let text = TextWork { makes_keys: plan.device_makes_keys, gathers: plan.device_gathers_text };
-    let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, text) else { return Vec::new() };
-    let input = if side == build_side { &inputs.build } else { &inputs.probe };
-    let carried = plan.carried.of_side(side, &join.output_columns(side, build_side));
-    let moving = input.columns.iter().filter(|column| column.can_be_carried() && carried.contains(&column.index));
-    moving.map(|column| join.table(side).schema.field(column.index).name().clone()).collect()
+/// The columns of each side that move with its keys.
+struct CarriedNames<'a> {
+    left: Vec<&'a str>,
+    right: Vec<&'a str>,
+}
+
+impl<'a> CarriedNames<'a> {
+    fn of(plan: &'a Plan) -> Self {
+        let (join, build_side) = (&plan.join, plan.build_side);
+        let text = TextWork { makes_keys: plan.device_makes_keys, gathers: plan.device_gathers_text };
+        // A plan exists only of keys that can be packed.
+        let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, text) else {
+            return Self { left: Vec::new(), right: Vec::new() };
+        };
+        let names = |side: Side| {
+            let input = if side == build_side { &inputs.build } else { &inputs.probe };
+            let carried = plan.carried.of_side(side, &join.output_columns(side, build_side));
+            let moving =
+                input.columns.iter().filter(|column| column.can_be_carried() && carried.contains(&column.index));
+            moving.map(|column| join.table(side).schema.field(column.index).name().as_str()).collect()
+        };
+        Self { left: names(Side::Left), right: names(Side::Right) }
+    }
+
+    fn of_side(&self, side: Side) -> &[&'a str] {
+        if side == Side::Left { &self.left } else { &self.right }
+    }
 }
 
 /// Plan, phases side by side, alternatives.

@@ -1,10 +1,11 @@
 //! What the cost model needs to know of each side: rows, widths and orders.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use super::estimate::{Estimates, heaviest_rows_max, seen_unique};
 use super::plan::result_row_bytes;
-use super::{BoundJoin, JoinKey, Side};
+use super::{BoundJoin, JoinKey, OutputSource, Side};
 use crate::Result;
 use crate::catalog::{ColumnStatistics, Table, Value};
 use crate::columns::{
@@ -28,6 +29,26 @@ pub(super) struct Inputs {
     pub(super) raw: bool,
     /// Slots of the perfect-hash array, when the build keys are distinct and dense.
     pub(super) dense_slots: Option<f64>,
+    /// The column that gives each column of the result, in the result's order. Clones share it.
+    pub(super) given: Arc<[Given]>,
+}
+
+/// The column that gives a column of the result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    pub(super) role: Role,
+    pub(super) place: Place,
+}
+
+/// Where [`Input`] has a column, by its place in that list.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// In [`Input::columns`].
+    Fixed(usize),
+    /// In [`Input::text_columns`].
+    Text(usize),
+    /// In [`Input::host_columns`].
+    Host(usize),
 }
 
 /// One side.
@@ -68,6 +89,8 @@ pub(super) struct Input {
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
+    /// True if the result may share the columns that it takes from this side.
+    pub(super) may_be_shared: bool,
 }
 
 /// What a device does with values of variable length, where it works on them.
@@ -190,6 +213,8 @@ pub(super) struct FixedColumn {
     pub(super) nullable: bool,
     /// The one key column, bit for bit the packed key: partitioned and sorted rows have it already.
     pub(super) raw_key: bool,
+    /// True if it is one of its side's key columns.
+    pub(super) is_key: bool,
     /// Whether it came in to be a key, so that it need not come in again.
     pub(super) came_as_key: bool,
     /// Whether it moves with the keys. Nobody has said so until a strategy is priced.
@@ -214,7 +239,8 @@ impl Inputs {
         let (build, probe) = (input(build_side), input(build_side.other()));
         let dense_slots = if raw { dense_slots(join, build_side, estimates) } else { None };
         let device_makes_keys = layout.is_made_by_device();
-        Ok(Self { build, probe, key_width: layout.width(), hashed, device_makes_keys, raw, dense_slots })
+        let given = join.output.iter().map(|output| Given::of(output.source, join, &build, &probe)).collect();
+        Ok(Self { build, probe, key_width: layout.width(), hashed, device_makes_keys, raw, dense_slots, given })
     }
 
     pub(super) fn key_bytes(&self) -> f64 {
@@ -248,6 +274,22 @@ impl Inputs {
     }
 }
 
+impl Given {
+    fn of(source: OutputSource, join: &BoundJoin, build: &Input, probe: &Input) -> Self {
+        let (giver, index) = match source {
+            OutputSource::Column { side, index } => (side, index),
+            // The probe side gives keys where both sides' values are alike, because its rows lie in order.
+            OutputSource::Key { index } => {
+                let key = &join.keys[index];
+                let giver = if key.alike { probe.side } else { Side::Left };
+                (giver, key.column(giver))
+            }
+        };
+        let (role, input) = if giver == build.side { (Role::Build, build) } else { (Role::Probe, probe) };
+        Self { role, place: input.place_of(index) }
+    }
+}
+
 impl FixedColumn {
     /// Whether it can move with the keys: bits of validity do not move well, and a raw key has no need to.
     pub(super) fn can_be_carried(&self) -> bool {
@@ -266,23 +308,27 @@ impl Input {
     ) -> Self {
         let (raw, hashed) = (layout.is_raw(), layout.is_hashed());
         let table = join.table(side);
+        let key_columns: Vec<usize> = join.keys.iter().map(|key| key.column(side)).collect();
+        let keys: HashSet<usize> = key_columns.iter().copied().collect();
+        let copied = key_columns.iter().enumerate().filter(|&(at, _)| layout.copies_column(at));
+        let copied: HashSet<usize> = copied.map(|(_, &column)| column).collect();
+        let output_columns = join.output_columns(side, build_side);
+        let may_be_shared = join.may_share(side, &output_columns);
         let mut columns = Vec::new();
         let mut text_columns = Vec::new();
         let mut host_columns = Vec::new();
-        for index in join.output_columns(side, build_side) {
+        for index in output_columns {
+            let is_key = keys.contains(&index);
             match movable(&table.schema, &table.batches, index).map(|movable| movable.width) {
                 Some(width) => {
                     let nullable = table.statistics[index].nulls > 0;
                     let raw_key = raw && join.keys[0].column(side) == index && !nullable;
-                    let bytes = width.bytes() as f64;
-                    let is_copied =
-                        |(at, key): (usize, &JoinKey)| key.column(side) == index && layout.copies_column(at);
-                    let came_as_key = join.keys.iter().enumerate().any(is_copied);
-                    columns.push(FixedColumn { index, bytes, nullable, raw_key, came_as_key, carried: false });
+                    let (bytes, came_as_key) = (width.bytes() as f64, copied.contains(&index));
+                    let column = FixedColumn { index, bytes, nullable, raw_key, is_key, came_as_key, carried: false };
+                    columns.push(column);
                 }
                 None => match join.device_text(side, index).filter(|_| gathers_text) {
                     Some(text) => {
-                        let is_key = join.keys.iter().any(|key| key.column(side) == index);
                         let came_as_key = is_key && layout.is_made_by_device();
                         text_columns.push(TextColumn { came_as_key, stays_as_key: came_as_key && hashed, ..text });
                     }
@@ -299,7 +345,6 @@ impl Input {
         let stretch_rows_min = BatchSizes::new(join.spec.batch_rows, result_row_bytes(join), 0).stretch_rows_min();
         let is_read_by_host = hashed && !layout.is_hashed_by_device();
         let key_source_bytes = if is_read_by_host { 0 } else { key_widths.flatten().map(Width::bytes).sum() };
-        let key_columns: Vec<usize> = join.keys.iter().map(|key| key.column(side)).collect();
         let role = if side == build_side { Role::Build } else { Role::Probe };
         Self {
             side,
@@ -320,7 +365,20 @@ impl Input {
             host_columns,
             one_piece: table.batches.len() <= 1,
             long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
+            may_be_shared,
         }
+    }
+
+    /// Where one of the columns that the result takes from this side is. Each list is in the order of the table.
+    fn place_of(&self, index: usize) -> Place {
+        if let Ok(at) = self.columns.binary_search_by_key(&index, |column| column.index) {
+            return Place::Fixed(at);
+        }
+        if let Ok(at) = self.text_columns.binary_search_by_key(&index, |column| column.index) {
+            return Place::Text(at);
+        }
+        let at = self.host_columns.binary_search_by_key(&index, |column| column.index);
+        Place::Host(at.expect("a column that the result takes is in one of the three lists"))
     }
 
     /// Bytes per row of the columns that are on the device beside the keys. One that is the key, bit for bit, came in to be packed.
@@ -428,6 +486,7 @@ impl BoundJoin {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
     pub fn key_facts(&self, build_side: Side) -> Result<Vec<KeyFacts>> {
+        let sorted = self.is_sorted_by_key(Side::Left) || self.is_sorted_by_key(Side::Right);
         let facts = |key: &JoinKey| {
             let column_type = |side: Side| self.table(side).schema.field(key.column(side)).data_type().clone();
             let statistics = |side: Side| &self.table(side).statistics[key.column(side)];
@@ -439,7 +498,7 @@ impl BoundJoin {
                 range: integer_range(statistics(Side::Left), statistics(Side::Right)),
                 bytes_max: longest(statistics(Side::Left), statistics(Side::Right)),
                 nulls_equal: key.nulls_equal,
-                sorted: self.is_sorted_by_key(Side::Left) || self.is_sorted_by_key(Side::Right),
+                sorted,
             })
         };
         self.keys.iter().map(facts).collect()

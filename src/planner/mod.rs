@@ -34,7 +34,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-pub use bind::{BoundJoin, bind};
+pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
 pub use carried::Carried;
 pub use certain::AtLeast;

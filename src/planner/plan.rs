@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::carried::Carried;
-use super::cost::{Chunks, Costed, MemoryNeed, PredictedPhase};
+use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
 use super::frames::Narrowing;
 use super::inputs::{Input, Inputs, TextWork};
 use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
@@ -11,7 +11,7 @@ use crate::catalog::Table;
 use crate::columns::{KeyLayout, Role, fixed_width};
 use crate::device::ROWS_MAX;
 use crate::human;
-use crate::memory::human_bytes;
+use crate::memory::{Interrupt, human_bytes};
 use crate::{Error, Result};
 
 /// A join that is ready to run on one device.
@@ -129,21 +129,32 @@ pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> 
 /// # Errors
 /// As [`plan_on`]; [`Error::Unsupported`] when no plan goes with what is forced.
 pub fn plan_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<Plan> {
-    let (plan, refusal) = propose_forced(join, forced, target)?;
+    let (plan, refusal) = propose_forced(join, forced, target, &Interrupt::default())?;
     refusal.map_or(Ok(plan), Err)
 }
 
 /// As [`plan_on`], for those who only want to know: where nothing fits, the plan that is nearest to fitting, and why it is refused.
 ///
 /// # Errors
-/// [`Error::Unsupported`] when both sides have more rows than positions can address.
-pub fn propose(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<(Plan, Option<Error>)> {
-    propose_forced(join, &Forced::named(strategy), target)
+/// [`Error::Unsupported`] when both sides have more rows than positions can address; the interrupt's.
+pub fn propose(
+    join: BoundJoin,
+    strategy: Option<Strategy>,
+    target: &Target,
+    interrupt: &Interrupt,
+) -> Result<(Plan, Option<Error>)> {
+    propose_forced(join, &Forced::named(strategy), target, interrupt)
 }
 
-fn propose_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<(Plan, Option<Error>)> {
-    let estimates = Estimates::of(&join);
-    let mut candidates = candidates(&join, forced, &estimates, target)?;
+fn propose_forced(
+    join: BoundJoin,
+    forced: &Forced,
+    target: &Target,
+    interrupt: &Interrupt,
+) -> Result<(Plan, Option<Error>)> {
+    let estimates = Estimates::of_interruptible(&join, interrupt)?;
+    let question = Question { join: &join, forced, estimates: &estimates, target, interrupt };
+    let mut candidates = candidates(&question)?;
     // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.
     candidates.sort_by(|a, b| by_fit_and_time(&a.costed, &b.costed, target));
     let wanted = |candidate: &Candidate| forced.allows(candidate.build_side, &candidate.costed);
@@ -218,7 +229,8 @@ struct Candidate {
     costed: Costed,
 }
 
-fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: &Target) -> Result<Vec<Candidate>> {
+fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
+    let Question { join, forced, target, .. } = *question;
     // The smaller side first: it wins where times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
@@ -226,13 +238,15 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
         if join.table(build_side).rows > ROWS_MAX as u64 {
             continue;
         }
-        let ways = text_ways(join, build_side, forced, estimates, target)?;
+        let ways = text_ways(question, build_side)?;
+        let links: Vec<Links> = ways.iter().map(|inputs| Links::new(join, inputs, target)).collect();
         for strategy in Strategy::ALL {
-            let costed = |inputs: &Inputs| Costed::new(join, strategy, forced, inputs, estimates, target);
+            let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));
             // Those first that go with what is forced.
             let is_other = |costed: &Costed| !forced.allows(build_side, costed);
-            let by_way = ways.iter().map(|inputs| (inputs, costed(inputs)));
+            let by_way: Vec<(&Inputs, Costed)> = ways.iter().zip(&links).map(costed).collect::<Result<_>>()?;
             let best = by_way
+                .into_iter()
                 .min_by(|(_, a), (_, b)| is_other(a).cmp(&is_other(b)).then_with(|| by_fit_and_time(a, b, target)));
             let Some((inputs, mut costed)) = best else { continue };
             if build_side != smaller {
@@ -253,14 +267,12 @@ fn candidates(join: &BoundJoin, forced: &Forced, estimates: &Estimates, target: 
 }
 
 /// The inputs with text worked on in all ways that the device has, of which the host does everything in the last.
-fn text_ways(
-    join: &BoundJoin,
-    build_side: Side,
-    forced: &Forced,
-    estimates: &Estimates,
-    target: &Target,
-) -> Result<Vec<Inputs>> {
-    let inputs = |makes_keys, gathers| Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers });
+fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
+    let Question { join, forced, estimates, target, interrupt } = *question;
+    let inputs = |makes_keys, gathers| {
+        interrupt.check()?;
+        Inputs::new(join, build_side, estimates, TextWork { makes_keys, gathers })
+    };
     let by_host = inputs(false, false)?;
     let may_make_keys = target.works_on_text && by_host.build.host_keys;
     let may_gather = target.works_on_text && join.has_device_text(build_side);
@@ -371,26 +383,37 @@ fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 
-/// Bytes of a value of a column: its width where that is fixed, and else the table's average.
-pub(super) fn mean_value_bytes(table: &Table, index: usize) -> f64 {
-    let widths = table.schema.fields().iter().map(|field| fixed_width(field.data_type()).map(|width| width.bytes()));
-    let fixed: usize = widths.clone().flatten().sum();
-    let variable_columns = widths.filter(Option::is_none).count();
-    match fixed_width(table.schema.field(index).data_type()) {
-        Some(width) => width.bytes() as f64,
-        None => {
-            let row_bytes = table.bytes as f64 / table.rows.max(1) as f64;
-            (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64
-        }
+/// How many bytes the values of a table's columns have.
+pub(super) struct ValueSizes<'a> {
+    table: &'a Table,
+    /// Bytes of a value where widths vary, on average over all such columns.
+    variable_bytes: f64,
+}
+
+impl<'a> ValueSizes<'a> {
+    pub(super) fn of(table: &'a Table) -> Self {
+        let widths =
+            table.schema.fields().iter().map(|field| fixed_width(field.data_type()).map(|width| width.bytes()));
+        let fixed: usize = widths.clone().flatten().sum();
+        let variable_columns = widths.filter(Option::is_none).count();
+        let row_bytes = table.bytes as f64 / table.rows.max(1) as f64;
+        Self { table, variable_bytes: (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64 }
+    }
+
+    /// Bytes of a value of a column: its width where that is fixed, and else the table's average.
+    pub(super) fn mean_bytes(&self, column: usize) -> f64 {
+        let width = fixed_width(self.table.schema.field(column).data_type());
+        width.map_or(self.variable_bytes, |width| width.bytes() as f64)
     }
 }
 
 /// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.
 pub(super) fn result_row_bytes(join: &BoundJoin) -> f64 {
-    let column_bytes = |side: Side, index: usize| mean_value_bytes(join.table(side), index);
+    let (left, right) = (ValueSizes::of(&join.left), ValueSizes::of(&join.right));
     let output = join.output.iter().map(|column| match column.source {
-        OutputSource::Column { side, index } => column_bytes(side, index),
-        OutputSource::Key { index } => column_bytes(Side::Left, join.keys[index].left),
+        OutputSource::Column { side: Side::Left, index } => left.mean_bytes(index),
+        OutputSource::Column { side: Side::Right, index } => right.mean_bytes(index),
+        OutputSource::Key { index } => left.mean_bytes(join.keys[index].left),
     });
     output.sum()
 }

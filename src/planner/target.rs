@@ -1,6 +1,8 @@
 //! What the planner knows of the device that it plans for.
 
 use std::any::Any;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::Rates;
@@ -87,20 +89,32 @@ impl Target {
         device.kept_rows(&(table as Weak<dyn Any + Send + Sync>))
     }
 
-    /// The share of a column's rows that need not be copied. Who asks for all of them `at_once` is given what is kept only if
+    /// What the device has kept of a table's columns, by column.
+    pub(super) fn kept_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, KeptRows> {
+        let of_table = |kept: &&ColumnRows| std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table));
+        let mut by_column: HashMap<usize, KeptRows> = HashMap::new();
+        for kept in self.kept.iter().filter(of_table) {
+            by_column.entry(kept.column).or_default().0.push(kept.rows.clone());
+        }
+        by_column.values_mut().for_each(|kept| kept.0.sort_unstable_by_key(|rows| rows.start));
+        by_column
+    }
+}
+
+/// The rows of a column that a device has kept, by where they start.
+#[derive(Debug, Default)]
+pub(super) struct KeptRows(Vec<Range<u64>>);
+
+impl KeptRows {
+    /// The share of the column's rows that need not be copied. A reader of all of them `at_once` is given what is kept only if
     /// nothing is missing.
-    pub(super) fn kept_share(&self, table: &Arc<Table>, column: usize, at_once: bool) -> f64 {
-        let of_column = self
-            .kept
-            .iter()
-            .filter(|kept| kept.column == column && std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table)));
-        let mut kept: Vec<_> = of_column.map(|kept| kept.rows.clone()).collect();
-        kept.sort_unstable_by_key(|rows| rows.start);
+    pub(super) fn share(&self, table_rows: u64, at_once: bool) -> f64 {
         // Chunks of joins that cut the table otherwise overlap.
-        let (rows, _) = kept
+        let (rows, _) = self
+            .0
             .iter()
             .fold((0, 0), |(sum, end), rows| (sum + rows.end.saturating_sub(rows.start.max(end)), end.max(rows.end)));
-        if at_once && rows < table.rows { 0.0 } else { rows as f64 / table.rows.max(1) as f64 }
+        if at_once && rows < table_rows { 0.0 } else { rows as f64 / table_rows.max(1) as f64 }
     }
 }
 

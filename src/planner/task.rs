@@ -1,6 +1,6 @@
 //! From a plan to what runs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::frames::frame_of;
 use super::{Narrowing, Plan};
@@ -77,7 +77,8 @@ impl Plan {
         let side = self.side(role);
         let (table, least) = (self.join.table(side), &self.target.narrowed_min);
         let (output, keys) = (self.join.output_columns(side, self.build_side), self.key_columns(side));
-        let is_narrowed = |column: &usize| narrowing.includes(role, keys.contains(column), self.build_columns_last);
+        let is_key: HashSet<usize> = keys.iter().copied().collect();
+        let is_narrowed = |column: &usize| narrowing.includes(role, is_key.contains(column), self.build_columns_last);
         let columns = output.iter().chain(&keys).copied().filter(is_narrowed);
         columns.filter_map(|column| Some((column, frame_of(table, column, least)?))).collect()
     }
@@ -91,7 +92,8 @@ impl Plan {
     pub fn would_narrow_otherwise(&self, narrowing: Narrowing) -> bool {
         let moved = |role: Role, narrowing: Narrowing| {
             let table = self.join.table(self.side(role));
-            let is_moved = |&column: &usize| self.target.kept_share(table, column, false) < 1.0;
+            let kept = self.target.kept_rows_of(table);
+            let is_moved = |column: &usize| kept.get(column).is_none_or(|kept| kept.share(table.rows, false) < 1.0);
             self.frames(role, narrowing).into_keys().filter(is_moved).collect::<Vec<_>>()
         };
         let differs = |role: Role| moved(role, narrowing) != moved(role, self.narrowing);

@@ -6,7 +6,7 @@ use super::executor::Executor;
 use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::human;
-use crate::memory::human_bytes;
+use crate::memory::{Interrupt, human_bytes};
 use crate::planner::{self, AtLeast, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
 use crate::{Error, Result};
 
@@ -31,13 +31,15 @@ pub(super) struct HostNeed {
     pub(super) least_bytes: u64,
 }
 
-/// How many jobs share what.
+/// How many jobs share what, and what ends an admission.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct Terms<'a> {
     /// Jobs that a device runs at a time, at the most.
     pub(super) jobs_per_device: usize,
     /// What a result that is consumed as it is read may pile up, in bytes.
     pub(super) window_bytes: u64,
+    /// Ends the admission where nothing waits for it any more.
+    pub(super) interrupt: &'a Interrupt,
 }
 
 /// A join that is predicted to take longer has its device alone: it fills the device by itself, and whoever comes after it
@@ -71,14 +73,15 @@ pub(super) fn propose(
     spec: JoinSpec,
     catalog: &Catalog,
     executors: &[Executor],
-    terms: Terms,
+    terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Proposed> {
-    let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, in_service)?;
+    let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
     let (fitting_count, refused_count) = (fitting.len(), refused.len());
     // As when it is submitted, a device where host memory is too small does not count beside one where it is not.
     let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, catalog, terms).is_ok());
     let device = fastest(with_room).or_else(|| fastest(&fitting));
+    terms.interrupt.check()?;
     if let Some(plan) = device.and_then(|device| fitting.remove(&device)) {
         let device_reason = match fitting_count {
             1 => "the only device that may run it".into(),
@@ -116,11 +119,12 @@ fn plan_for_each(
     spec: JoinSpec,
     catalog: &Catalog,
     executors: &[Executor],
+    interrupt: &Interrupt,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Planned> {
     let strategy = spec.strategy;
     let candidates = candidates(&spec.devices, executors)?;
-    let join = planner::bind(spec, catalog)?;
+    let join = planner::bind_interruptible(spec, catalog, interrupt)?;
     let candidates: Vec<usize> = candidates.into_iter().filter(|device| in_service(*device)).collect();
     if candidates.is_empty() {
         return Err(Error::Unavailable(
@@ -129,7 +133,7 @@ fn plan_for_each(
     }
     let mut planned = Planned::default();
     for device in candidates {
-        match planner::propose(join.clone(), strategy, &executors[device].target_for(&join))? {
+        match planner::propose(join.clone(), strategy, &executors[device].target_for(&join), interrupt)? {
             (plan, None) => {
                 planned.fitting.insert(device, plan);
             }
@@ -147,10 +151,10 @@ pub(super) fn admit(
     spec: JoinSpec,
     catalog: &Catalog,
     executors: &[Executor],
-    terms: Terms,
+    terms: Terms<'_>,
     in_service: impl Fn(usize) -> bool,
 ) -> Result<Admitted> {
-    let Planned { fitting, refused } = plan_for_each(spec, catalog, executors, in_service)?;
+    let Planned { fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
     let Some(fastest_of_all) = fastest(&fitting) else {
         let (_, refusal) = refused.into_iter().next().expect("every candidate was planned or refused");
         return Err(refusal);
@@ -167,6 +171,7 @@ pub(super) fn admit(
             Err(_) => {}
         }
     }
+    terms.interrupt.check()?;
     match (fastest(&plans), refusal) {
         (Some(fastest), _) => Ok(Admitted { plans, fastest, places }),
         (None, refusal) => Err(refusal.expect("the fastest device has room, or was refused")),
@@ -175,7 +180,7 @@ pub(super) fn admit(
 
 /// A short join that fits into an equal part of the device's memory, its probe side in one chunk, runs beside others in such
 /// a part. It is given twice what it needs if there is as much, so that its waves need not be small.
-fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms) -> Place {
+fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
     let seats = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (executor.memory.limit_bytes() / seats, plan.memory.whole_bytes);
     let is_small = seats > 1 && plan.seconds <= SHARED_SECONDS_MAX && need <= part;
@@ -227,7 +232,7 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
 /// # Errors
 /// [`Error::Exhausted`] for a join that certainly takes more than there will be, however many jobs and leases end: what tables
 /// take stays taken. A prediction refuses nothing, because it errs.
-fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
+fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
     let is_kept = !plan.join.spec.is_read_as_made();
@@ -243,7 +248,7 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms) -> Result<HostNeed> {
         return all(bytes);
     }
     // What is not kept is read away.
-    let at_least = if is_kept { plan.at_least() } else { AtLeast::default() };
+    let at_least = if is_kept { plan.at_least_interruptible(terms.interrupt)? } else { AtLeast::default() };
     let least_bytes = at_least.bytes.max(plan.host_scratch_bytes);
     if least_bytes <= there_will_be {
         return Ok(HostNeed { bytes: there_will_be, least_bytes });

@@ -8,7 +8,7 @@ use super::admission::{Admitted, Proposed, Terms, admit, propose};
 use super::ending::count_failure;
 use super::executor::Executor;
 use super::handle::Submission;
-use super::job::{Job, JobId, JobState, QueueTurn};
+use super::job::{Job, JobId, JobPlans, JobState, QueueTurn};
 use super::placing::{HostMemory, Load, Seated, Turn, Wait};
 use super::queue::Waiting;
 use super::state::{Leftovers, Running, Shared, Slot, State};
@@ -16,7 +16,7 @@ use crate::catalog::{Editor, GiveWay, ResultSpool, Spending, SpoolOptions};
 use crate::device::CancelFlag;
 use crate::human;
 use crate::join::MESSAGE_BYTES;
-use crate::memory::{Budget, Holders, ReservedPool, human_bytes};
+use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
 
@@ -24,15 +24,15 @@ use crate::{Error, Result};
 const HOPELESS_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    fn admit(&self, spec: JoinSpec) -> Result<Admitted> {
+    fn admit(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Admitted> {
         let lost = self.lost();
-        admit(spec, &self.catalog, &self.executors, self.terms(), |device| !lost[device])
+        admit(spec, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
     /// What would run, without a place in the queue.
-    pub(super) fn propose(&self, spec: JoinSpec) -> Result<Proposed> {
+    pub(super) fn propose(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Proposed> {
         let lost = self.lost();
-        propose(spec, &self.catalog, &self.executors, self.terms(), |device| !lost[device])
+        propose(spec, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
     /// Which devices are out of service.
@@ -40,8 +40,8 @@ impl Shared {
         self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect()
     }
 
-    fn terms(&self) -> Terms {
-        Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes() }
+    fn terms<'a>(&self, interrupt: &'a Interrupt) -> Terms<'a> {
+        Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes(), interrupt }
     }
 
     /// The memory that tables and results live in.
@@ -56,13 +56,16 @@ impl Shared {
     }
 
     pub(super) fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
-        let Submission { owner, is_admin } = terms;
+        let Submission { owner, is_admin, interrupt: planning } = terms;
         self.check_room(&self.state.lock(), &owner)?;
         // Planning takes its time, and is done without the lock.
-        let mut admitted = self.admit(spec)?;
+        let mut admitted = self.admit(spec, &planning)?;
         self.fit_batches(&mut admitted, &owner);
-        let plan = admitted.plan();
-        let places = admitted.places.clone();
+        let places = std::mem::take(&mut admitted.places);
+        let planned = JobPlans::of(admitted);
+        let plan = planned.plan();
+        // From here on the job is there.
+        planning.check()?;
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
         let id = JobId(state.last_id + 1);
@@ -88,7 +91,7 @@ impl Shared {
             bytes_max: if retain.is_zero() { self.window_bytes() } else { u64::MAX },
             arena: Some(self.catalog.arena().drawing_on(host_memory.clone()).interrupted_by(interrupt.clone())),
             charge: Some(self.catalog.charge(&owner)),
-            tables: [&plan.join.left, &plan.join.right].map(Arc::downgrade).to_vec(),
+            tables: planned.tables().map(Arc::downgrade).to_vec(),
             interrupt,
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
             spending: may_give_way
@@ -98,7 +101,7 @@ impl Shared {
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);
         let (now, priority) = (self.clock.now(), spec.priority);
-        let job = Arc::new(Job::new(id, owner.clone(), admitted, result, host_memory, cancel, is_device_wanted, name));
+        let job = Arc::new(Job::new(id, owner.clone(), planned, result, host_memory, cancel, is_device_wanted, name));
         state.live.insert(id, job.clone());
         state.totals.submitted_total += 1;
         state.queue.push(Waiting {

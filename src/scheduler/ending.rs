@@ -25,7 +25,8 @@ impl Shared {
         life.state = state.clone();
         life.finished = Some(SystemTime::now());
         life.turn = None;
-        let leftovers = Leftovers { _plans: std::mem::take(&mut life.plans), _into: life.into.take() };
+        let leftovers =
+            Leftovers { _plans: std::mem::take(&mut life.plans), _tables: life.tables.take(), _into: life.into.take() };
         drop(life);
         match state {
             JobState::Failed(error) => tracing::warn!(job = job.id.0, %error, "failed"),

@@ -17,7 +17,7 @@ use super::stats::{DeviceStats, SchedulerStats};
 use crate::catalog::Catalog;
 use crate::device::Device;
 use crate::engine::{Engine, InProcess};
-use crate::memory::Holders;
+use crate::memory::{Holders, Interrupt};
 use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
 use crate::{Error, Result};
 
@@ -75,6 +75,8 @@ pub struct Submission {
     pub owner: String,
     /// Whether its result may take the place of tables of others.
     pub is_admin: bool,
+    /// Ends the planning; a job that was queued runs on.
+    pub interrupt: Interrupt,
 }
 
 /// Runs jobs on devices. Clones share the queue; when the last one is dropped, jobs are cancelled and threads end.
@@ -174,8 +176,10 @@ impl Scheduler {
     /// What is wrong with the request; [`Error::Exhausted`] when it cannot fit, the queue is full, or the tenant has as many
     /// jobs as it may; [`Error::Unavailable`] when the server drains or has no device for it.
     pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
+        let interrupt = terms.interrupt.clone();
         let submitted = self.shared().submit(spec, terms);
-        if submitted.is_err() {
+        // One that is given up is refused by nobody.
+        if submitted.is_err() && interrupt.check().is_ok() {
             self.shared().state.lock().totals.refused_total += 1;
         }
         submitted
@@ -187,7 +191,15 @@ impl Scheduler {
     /// # Errors
     /// What is wrong with the request, as when it is submitted.
     pub fn explain(&self, spec: JoinSpec) -> Result<Explanation> {
-        let Proposed { plan, device_reason, refusal } = self.shared().propose(spec)?;
+        self.explain_interruptible(spec, &Interrupt::default())
+    }
+
+    /// As [`explain`](Self::explain), unless it is interrupted.
+    ///
+    /// # Errors
+    /// As [`explain`](Self::explain); the interrupt's.
+    pub fn explain_interruptible(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Explanation> {
+        let Proposed { plan, device_reason, refusal } = self.shared().propose(spec, interrupt)?;
         Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
     }
 

@@ -115,8 +115,10 @@ pub(super) struct QueueTurn {
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) state: JobState,
-    /// The plan on each device that may run it, with its tables; let go when nothing will run any more.
+    /// The plan on each device that may run it, without rows.
     pub(super) plans: BTreeMap<usize, Arc<Plan>>,
+    /// The tables that are joined; let go, with the plans, when nothing will run any more.
+    pub(super) tables: Option<Tables>,
     /// The plan that runs or ran, or the fastest, without rows.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
@@ -140,24 +142,76 @@ pub(super) struct Life {
     pub(super) into: Option<NameReservation>,
 }
 
+/// A join that was admitted, as its job keeps it.
+#[derive(Debug)]
+pub(super) struct JobPlans {
+    /// The plan on each device that may run it, without rows.
+    plans: BTreeMap<usize, Arc<Plan>>,
+    fastest: usize,
+    tables: Tables,
+}
+
+impl JobPlans {
+    pub(super) fn of(admitted: Admitted) -> Self {
+        let tables = Tables::of(&admitted.plan().join);
+        let rowless = tables.without_rows();
+        let plans = admitted.plans.into_iter().map(|(device, plan)| (device, Arc::new(rowless.planned(plan))));
+        Self { plans: plans.collect(), fastest: admitted.fastest, tables }
+    }
+
+    /// The plan on the device that is predicted to be the fastest.
+    pub(super) fn plan(&self) -> &Arc<Plan> {
+        &self.plans[&self.fastest]
+    }
+
+    pub(super) fn tables(&self) -> [&Arc<Table>; 2] {
+        [&self.tables.left, &self.tables.right]
+    }
+}
+
+/// The tables that a job joins.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    left: Arc<Table>,
+    right: Arc<Table>,
+}
+
+impl Tables {
+    /// The tables of a join.
+    fn of(join: &BoundJoin) -> Self {
+        Self { left: join.left.clone(), right: join.right.clone() }
+    }
+
+    /// The same schemas, statistics and sizes, and no rows.
+    fn without_rows(&self) -> Self {
+        Self { left: without_rows(&self.left), right: without_rows(&self.right) }
+    }
+
+    /// A plan that reads these tables.
+    fn planned(&self, plan: Plan) -> Plan {
+        let Self { left, right } = self.clone();
+        Plan { join: BoundJoin { left, right, ..plan.join }, ..plan }
+    }
+}
+
 impl Job {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         id: JobId,
         owner: String,
-        Admitted { plans, fastest, .. }: Admitted,
+        planned: JobPlans,
         result: ResultSpool,
         host_memory: ReservedPool,
         cancel: CancelFlag,
         is_device_wanted: Arc<AtomicBool>,
         into: Option<NameReservation>,
     ) -> Self {
-        let plans: BTreeMap<usize, Arc<Plan>> =
-            plans.into_iter().map(|(device, plan)| (device, Arc::new(plan))).collect();
-        let plan = Arc::new(without_tables(&plans[&fastest]));
+        let plan = planned.plan().clone();
+        let JobPlans { plans, tables, .. } = planned;
         let life = Life {
             state: JobState::Queued,
             plans,
+            tables: Some(tables),
             planned: plan.clone(),
             monitor: Arc::new(Monitor::new(cancel.clone())),
             progress_max: 0.0,
@@ -180,6 +234,15 @@ impl Job {
     /// Tables have no rows here.
     pub fn planned(&self) -> Arc<Plan> {
         self.life.lock().planned.clone()
+    }
+
+    /// The plan on a device, with the tables that it reads. It is copied without a lock: a join may have thousands of columns.
+    pub(super) fn runnable(&self, device: usize) -> Option<Plan> {
+        let (plan, tables) = {
+            let life = self.life.lock();
+            (life.plans.get(&device)?.clone(), life.tables.clone()?)
+        };
+        Some(tables.planned(Plan::clone(&plan)))
     }
 
     /// What can be told now.
@@ -253,28 +316,21 @@ impl Life {
     /// Says on which device it runs, by index.
     pub(super) fn place_on(&mut self, device: usize) {
         if let Some(plan) = self.plans.get(&device) {
-            self.planned = Arc::new(without_tables(plan));
+            self.planned = plan.clone();
         }
     }
 }
 
-fn without_tables(plan: &Plan) -> Plan {
-    Plan { join: without_rows(&plan.join), ..plan.clone() }
-}
-
-/// The same join of tables that have schema, statistics and sizes, and no rows.
-fn without_rows(join: &BoundJoin) -> BoundJoin {
-    let empty = |table: &Arc<Table>| {
-        let mut described = Table::from_batches(&table.name, table.schema.clone(), Vec::new())
-            .expect("no batch can have another schema when there is none");
-        described.owner.clone_from(&table.owner);
-        described.rows = table.rows;
-        described.bytes = table.bytes;
-        described.statistics.clone_from(&table.statistics);
-        described.sorted_by.clone_from(&table.sorted_by);
-        described.unique.clone_from(&table.unique);
-        described.created = table.created;
-        Arc::new(described)
-    };
-    BoundJoin { left: empty(&join.left), right: empty(&join.right), ..join.clone() }
+/// A table that has schema, statistics and sizes, and no rows.
+fn without_rows(table: &Table) -> Arc<Table> {
+    let mut described = Table::from_batches(&table.name, table.schema.clone(), Vec::new())
+        .expect("no batch can have another schema when there is none");
+    described.owner.clone_from(&table.owner);
+    described.rows = table.rows;
+    described.bytes = table.bytes;
+    described.statistics.clone_from(&table.statistics);
+    described.sorted_by.clone_from(&table.sorted_by);
+    described.unique.clone_from(&table.unique);
+    described.created = table.created;
+    Arc::new(described)
 }

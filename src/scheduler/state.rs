@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use super::clock::Clock;
 use super::executor::Executor;
 use super::handle::SchedulerOptions;
-use super::job::{Job, JobId};
+use super::job::{Job, JobId, Tables};
 use super::queue::{Queue, Waiting};
 use super::stats::SchedulerStats;
 use crate::Error;
@@ -78,6 +78,7 @@ impl Slot {
 #[must_use = "it is dropped without the scheduler's lock"]
 pub(super) struct Leftovers {
     pub(super) _plans: BTreeMap<usize, Arc<Plan>>,
+    pub(super) _tables: Option<Tables>,
     pub(super) _into: Option<NameReservation>,
 }
 

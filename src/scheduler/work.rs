@@ -108,12 +108,11 @@ impl Shared {
     fn run(&self, taken: &Taken, grant: &Grant) -> Result<()> {
         let (device, job) = (taken.device, &taken.job);
         job.check_stop()?;
-        let (work, monitor) = {
-            let life = job.life.lock();
-            (life.plans.get(&device).cloned(), life.monitor.clone())
-        };
+        let monitor = job.life.lock().monitor.clone();
         let device_id = self.executors[device].id;
-        let work = work.ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
+        let work = job
+            .runnable(device)
+            .ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
         let runner = &self.executors[device].runner;
         let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, grant, &job.result, &monitor)));
         caught.unwrap_or_else(|panic| {

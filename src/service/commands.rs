@@ -4,6 +4,7 @@
 //! protobuf `Any` (whose first byte is the tag of its type URL). Fields that we do not know are refused in both: a
 //! misspelt option that is silently ignored gives a wrong result that looks right.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -235,13 +236,12 @@ fn spec(join: proto::Join, defaults: &Defaults) -> Result<JoinSpec> {
             }
         }
     }
-    for (at, pair) in join.on.iter().enumerate() {
-        if join.on[..at].iter().any(|earlier| (&earlier.left, &earlier.right) == (&pair.left, &pair.right)) {
-            return Err(Error::Invalid(format!(
-                "\"on\" has the pair of {:?} and {:?} twice; say each pair once",
-                pair.left, pair.right
-            )));
-        }
+    let mut pairs = HashSet::new();
+    if let Some(pair) = join.on.iter().find(|pair| !pairs.insert((&pair.left, &pair.right))) {
+        return Err(Error::Invalid(format!(
+            "\"on\" has the pair of {:?} and {:?} twice; say each pair once",
+            pair.left, pair.right
+        )));
     }
     let priority = join.priority.or(defaults.priority).unwrap_or(0);
     if !PRIORITIES.contains(&priority) {

@@ -252,7 +252,7 @@ fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
     let command = in_words(&spec);
     // Planning looks through statistics of every column and every strategy.
     let Editor { tenant, is_admin } = asker.caller.editor();
-    let submission = Submission { owner: tenant, is_admin };
+    let submission = Submission { owner: tenant, is_admin, ..Submission::default() };
     let job = blocking(|| shared.scheduler.submit_with(spec, submission))?;
     asker.record.set_command(format!("{command}: job {}", job.id));
     Ok(job)

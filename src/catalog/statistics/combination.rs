@@ -11,6 +11,8 @@ use super::hash::{self, NULL};
 use super::sample::Sample;
 use super::sketch::LowestBound;
 use super::{HeavyValue, PIECE_ROWS, Sketch, pieces_each};
+use crate::Result;
+use crate::memory::Interrupt;
 
 /// The combinations of values that rows have in some columns.
 #[derive(Clone, Debug)]
@@ -24,6 +26,18 @@ impl Combination {
     /// Of those columns, all of ordered types, in those batches, each with whether its nulls are values: a row that has another
     /// null has no combination.
     pub(in crate::catalog) fn of(batches: &[RecordBatch], columns: &[(usize, bool)]) -> Self {
+        Self::of_interruptible(batches, columns, &Interrupt::default()).expect("nothing interrupts it")
+    }
+
+    /// As [`of`](Self::of), unless it is interrupted.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub(in crate::catalog) fn of_interruptible(
+        batches: &[RecordBatch],
+        columns: &[(usize, bool)],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
         let pieces: Vec<(&RecordBatch, usize)> = batches
             .iter()
             .flat_map(|batch| (0..batch.num_rows()).step_by(PIECE_ROWS).map(move |start| (batch, start)))
@@ -32,6 +46,7 @@ impl Combination {
         let of_some = |(part, pieces): (usize, &[(&RecordBatch, usize)])| {
             let (mut sketch, mut sample) = (Sketch::default(), Sample::new(part as u64));
             for &(batch, start) in pieces {
+                interrupt.check()?;
                 let rows = PIECE_ROWS.min(batch.num_rows() - start);
                 let piece = |&(column, nulls): &(usize, bool)| (batch.column(column).slice(start, rows), nulls);
                 let hashes = hashes(columns.iter().map(piece));
@@ -39,16 +54,16 @@ impl Combination {
                 sketch.lower_with(&lowest);
                 sample.update(&array_of(hashes));
             }
-            (sketch, sample)
+            Ok((sketch, sample))
         };
         let parts = pieces.par_chunks(pieces_each(pieces.len())).enumerate().map(of_some);
-        let parts: Vec<(Sketch, Sample)> = parts.collect();
+        let parts: Vec<(Sketch, Sample)> = parts.collect::<Result<_>>()?;
         let (mut sketch, mut sample) = (Sketch::default(), Sample::new(parts.len() as u64));
         for (of_part, sample_of_part) in parts {
             sketch = sketch.merge(of_part);
             sample.merge(&sample_of_part);
         }
-        Self { heavy: sample.heavy_values(), sketch, sample }
+        Ok(Self { heavy: sample.heavy_values(), sketch, sample })
     }
 
     /// Puts the rows of another one after those of this.

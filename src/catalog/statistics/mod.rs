@@ -43,6 +43,9 @@ use sample::Sample;
 use sketch::LowestBound;
 use summary::Summary;
 
+use crate::Result;
+use crate::memory::Interrupt;
+
 /// What is known of a column.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ColumnStatistics {
@@ -181,33 +184,57 @@ impl StatisticsCollector {
     }
 
     /// How many rows of those arrays, which are all of the column, have each value of the sample, by its hash.
-    pub(super) fn count_sampled<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> HashMap<u64, u64> {
-        let Some(sample) = &self.sample else { return HashMap::new() };
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub(super) fn count_sampled<'a>(
+        &self,
+        arrays: impl Iterator<Item = &'a ArrayRef>,
+        interrupt: &Interrupt,
+    ) -> Result<HashMap<u64, u64>> {
+        let Some(sample) = &self.sample else { return Ok(HashMap::new()) };
         let mut counts = sample.uncounted();
         for piece in arrays.flat_map(pieces) {
+            interrupt.check()?;
             for hash in hash::hashes(&piece) {
                 if let Some(count) = counts.get_mut(&hash) {
                     *count += 1;
                 }
             }
         }
-        counts
+        Ok(counts)
     }
 
     /// The different values of those arrays, which are all of the column; `None` of a type that is not sampled.
     pub(super) fn sketch<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> Option<Sketch> {
-        self.sample.as_ref()?;
+        self.sketch_interruptible(arrays, &Interrupt::default()).unwrap_or_default()
+    }
+
+    /// As [`sketch`](Self::sketch), unless it is interrupted.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub(super) fn sketch_interruptible<'a>(
+        &self,
+        arrays: impl Iterator<Item = &'a ArrayRef>,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Sketch>> {
+        if self.sample.is_none() {
+            return Ok(None);
+        }
         let pieces: Vec<ArrayRef> = arrays.flat_map(pieces).collect();
         let lowest = LowestBound::default();
         let of_some = |pieces: &[ArrayRef]| {
             let mut sketch = Sketch::default();
             for piece in pieces {
+                interrupt.check()?;
                 sketch.insert(&hash::hashes(piece));
                 sketch.lower_with(&lowest);
             }
-            sketch
+            Ok(sketch)
         };
-        Some(pieces.par_chunks(pieces_each(pieces.len())).map(of_some).reduce(Sketch::default, Sketch::merge))
+        let sketches = pieces.par_chunks(pieces_each(pieces.len())).map(of_some);
+        sketches.try_reduce(Sketch::default, |one, other| Ok(one.merge(other))).map(Some)
     }
 
     /// Whether the column's values are sampled: whether its type has an order.

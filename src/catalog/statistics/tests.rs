@@ -604,7 +604,7 @@ fn sampled_values_are_counted_exactly() {
             *expected.entry(hash).or_insert(0u64) += 1;
         }
         expected.remove(&hash::NULL);
-        let counted = collector.count_sampled(batches.iter());
+        let counted = collector.count_sampled(batches.iter(), &Interrupt::default()).unwrap();
         // Three hundred values are all in the sample.
         assert_eq!(counted, expected, "{}", array.data_type());
     }

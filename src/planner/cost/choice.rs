@@ -6,14 +6,28 @@ use super::super::filter;
 use super::super::frames::Narrowing;
 use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
+use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
 use super::phases::{Step, link_seconds, phases_of, total_seconds};
 use super::{Costed, Filter, Model};
+use crate::Result;
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
+use crate::memory::Interrupt;
+
+/// What is the same for all prices of one plan.
+pub(in crate::planner) struct Question<'a> {
+    pub(in crate::planner) join: &'a BoundJoin,
+    pub(in crate::planner) forced: &'a Forced,
+    pub(in crate::planner) estimates: &'a Estimates,
+    pub(in crate::planner) target: &'a Target,
+    /// Ends the pricing.
+    pub(in crate::planner) interrupt: &'a Interrupt,
+}
 
 impl Costed {
-    /// The cheapest way to compose a strategy that goes with what is forced, as far as it can.
+    /// As [`cheapest`](Self::cheapest), uninterrupted.
+    #[cfg(test)]
     pub(in crate::planner) fn new(
         join: &BoundJoin,
         strategy: Strategy,
@@ -22,15 +36,29 @@ impl Costed {
         estimates: &Estimates,
         target: &Target,
     ) -> Self {
+        let question = Question { join, forced, estimates, target, interrupt: &Interrupt::default() };
+        Self::cheapest(&question, strategy, inputs, &Links::new(join, inputs, target)).unwrap()
+    }
+
+    /// The cheapest way to compose a strategy that goes with what is forced, as far as it can.
+    ///
+    /// # Errors
+    /// The interrupt's.
+    pub(in crate::planner) fn cheapest(
+        question: &Question<'_>,
+        strategy: Strategy,
+        inputs: &Inputs,
+        links: &Links,
+    ) -> Result<Self> {
+        let Question { join, forced, estimates, target, .. } = *question;
         let cheapest = |filtered_rows: Option<f64>| {
-            radix_bits(strategy, inputs, target)
-                .into_iter()
-                .map(|radix_bits| {
-                    let choice = Choice { join, strategy, forced, estimates, target, radix_bits, filtered_rows };
-                    choice.price(inputs.clone(), forced.by_name)
-                })
-                .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
-                .expect("every strategy can be composed in one way at least")
+            let priced = radix_bits(strategy, inputs, target).into_iter().map(|radix_bits| {
+                let choice = Choice { question, strategy, links, radix_bits, filtered_rows };
+                choice.price(inputs.clone(), forced.by_name)
+            });
+            let priced: Vec<Self> = priced.collect::<Result<_>>()?;
+            let cheapest = priced.into_iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+            Ok(cheapest.expect("every strategy can be composed in one way at least"))
         };
         let passing = match forced.filter {
             Some(false) => None,
@@ -38,23 +66,21 @@ impl Costed {
             _ => filter::passing_rows(join, inputs, &target.rates),
         };
         let Some(rows) = passing else { return cheapest(None) };
-        let filtered = cheapest(Some(rows));
+        let filtered = cheapest(Some(rows))?;
         if forced.filter.is_some() {
-            return filtered;
+            return Ok(filtered);
         }
-        let unfiltered = cheapest(None);
+        let unfiltered = cheapest(None)?;
         let pays = filtered.seconds < filter::WORTH * unfiltered.seconds;
-        if pays { filtered } else { unfiltered }
+        Ok(if pays { filtered } else { unfiltered })
     }
 }
 
 /// Everything about a strategy that is decided, but for what is carried.
 struct Choice<'a> {
-    join: &'a BoundJoin,
+    question: &'a Question<'a>,
     strategy: Strategy,
-    forced: &'a Forced,
-    estimates: &'a Estimates,
-    target: &'a Target,
+    links: &'a Links,
     radix_bits: Option<u32>,
     filtered_rows: Option<f64>,
 }
@@ -62,14 +88,14 @@ struct Choice<'a> {
 impl Choice<'_> {
     /// Prices the strategy with all columns carried that can be, or none, as its name says. Where the choice is the
     /// planner's, a strategy that carries does so with the columns that are worth it.
-    fn price(&self, mut inputs: Inputs, by_name: bool) -> Costed {
+    fn price(&self, mut inputs: Inputs, by_name: bool) -> Result<Costed> {
         let all = self.strategy.carries_payload();
         for input in [&mut inputs.build, &mut inputs.probe] {
             input.columns.iter_mut().for_each(|column| column.carried = all && column.can_be_carried());
         }
-        let everything = self.costed(&inputs);
+        let everything = self.costed(&inputs)?;
         if by_name || !all {
-            return everything;
+            return Ok(everything);
         }
         let mut best = everything;
         for side in [Role::Build, Role::Probe] {
@@ -77,28 +103,29 @@ impl Choice<'_> {
             for chosen in [carry_what_is_worth_it, carry_nothing] {
                 let mut tried = now.clone();
                 chosen(&self.model(&now), side, tried.of_mut(side));
-                let costed = self.costed(&tried);
+                let costed = self.costed(&tried)?;
                 if costed.seconds < best.seconds {
                     (best, inputs) = (costed, tried);
                 }
             }
         }
         // With nothing carried it would be the strategy of another name.
-        if inputs.carries_something() { best } else { self.price(inputs, true) }
+        if inputs.carries_something() { Ok(best) } else { self.price(inputs, true) }
     }
 
     fn model<'a>(&'a self, inputs: &'a Inputs) -> Model<'a> {
-        let passes = self.radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(self.target.pass_bits_max).max(1)));
+        let Question { join, estimates, target, .. } = *self.question;
+        let passes = self.radix_bits.map_or(0.0, |bits| f64::from(bits.div_ceil(target.pass_bits_max).max(1)));
         let partitions = self.radix_bits.map_or(1.0, |bits| f64::from(1u32 << bits));
-        let Self { join, strategy, estimates, target, .. } = *self;
         let filter = self.filtered_rows.map(|rows| {
             let bytes = FilterBytes::new(inputs.key_width, inputs.build.rows as u64, target.parallelism);
             Filter { passing: rows.min(inputs.probe.keyed), bytes }
         });
         Model {
             join,
-            strategy,
+            strategy: self.strategy,
             inputs,
+            links: self.links,
             estimates,
             target,
             rates: &target.rates,
@@ -111,33 +138,39 @@ impl Choice<'_> {
 
     /// Its price with what comes in, and in which order, as is best: all of the build side and then chunks of the probe side, or all of that
     /// at once, where there is so little to overlap that it is not worth the calls; or the build side's columns after both sides' keys.
-    fn costed(&self, inputs: &Inputs) -> Costed {
+    ///
+    /// # Errors
+    /// The interrupt's.
+    fn costed(&self, inputs: &Inputs) -> Result<Costed> {
+        let Question { forced, target, interrupt, .. } = *self.question;
+        interrupt.check()?;
         let model = self.model(inputs);
         let memory = model.memory();
-        let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, self.target, probe_at_once);
+        let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, target, probe_at_once);
         let in_chunks = chunks(false);
         let mut best = self.costed_with(inputs, memory, in_chunks);
         let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
-        let last = model.memory_with_columns_last(memory, self.forced.build_columns_last);
+        let last = model.memory_with_columns_last(memory, forced.build_columns_last);
         let last = last.map(|memory| (Chunks { build_columns_last: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
             let costed = self.costed_with(inputs, memory, chunks);
-            let is_forced = chunks.build_columns_last && self.forced.build_columns_last == Some(true);
+            let is_forced = chunks.build_columns_last && forced.build_columns_last == Some(true);
             let worth = if chunks.build_columns_last { COLUMNS_LAST_SECONDS } else { 0.0 };
             if is_forced || costed.seconds + worth < best.seconds {
                 best = costed;
             }
         }
-        best
+        Ok(best)
     }
 
     fn costed_with(&self, inputs: &Inputs, memory: MemoryNeed, chunks: Chunks) -> Costed {
+        let rates = &self.question.target.rates;
         let mut model = self.model(inputs);
         let steps = self.steps(&mut model, chunks);
         Costed {
             strategy: self.strategy,
-            seconds: total_seconds(&steps, chunks, &self.target.rates),
-            phases: phases_of(&steps, &self.target.rates),
+            seconds: total_seconds(&steps, chunks, rates),
+            phases: phases_of(&steps, rates),
             memory,
             radix_bits: self.radix_bits,
             carried: Carried::of(self.strategy, model.inputs),
@@ -150,8 +183,9 @@ impl Choice<'_> {
 
     /// The steps of a join that narrows nothing yet, with what had better be narrowed, as `model` says from then on.
     fn steps(&self, model: &mut Model<'_>, chunks: Chunks) -> Vec<Step> {
-        let rates = &self.target.rates;
-        let forced = match self.forced.narrowing {
+        let Question { forced, target, .. } = *self.question;
+        let rates = &target.rates;
+        let forced = match forced.narrowing {
             _ if rates.copy_in_narrowed <= 0.0 => Some(Narrowing::Nothing),
             None if !rates.narrows() => Some(Narrowing::Nothing),
             forced => forced,
@@ -171,7 +205,7 @@ impl Choice<'_> {
         model.narrowing = meant;
         let steps = model.steps(chunks);
         let (narrowed, _) = link_seconds(&steps);
-        let least = self.target.narrowed_min.saved.as_secs_f64();
+        let least = target.narrowed_min.saved.as_secs_f64();
         if narrowed < seconds && narrowed <= share_max * seconds && seconds - narrowed >= least {
             return steps;
         }

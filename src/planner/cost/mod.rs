@@ -12,9 +12,12 @@
 //! The names of phases are those under which a running join records its time.
 
 mod choice;
+mod links;
 mod memory;
 mod phases;
 
+pub(super) use choice::Question;
+pub(super) use links::Links;
 pub(super) use memory::Chunks;
 pub use memory::MemoryNeed;
 pub use phases::PredictedPhase;
@@ -53,6 +56,7 @@ struct Model<'a> {
     join: &'a BoundJoin,
     strategy: Strategy,
     inputs: &'a Inputs,
+    links: &'a Links,
     estimates: &'a Estimates,
     target: &'a Target,
     rates: &'a Rates,

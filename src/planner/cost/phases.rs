@@ -6,13 +6,13 @@
 
 use serde::Serialize;
 
-use super::super::frames::frame_of;
-use super::super::inputs::{FixedColumn, Input};
+use super::super::inputs::{FixedColumn, HostColumn, Input, Place};
 use super::super::rates::{HOST_ROWS_MAX, of_width};
-use super::super::{OutputSource, Rates, Side, Strategy};
+use super::super::{Rates, Strategy};
+use super::links::Link;
 use super::memory::Chunks;
 use super::{Filter, Model};
-use crate::columns::{Role, are_bytes, fixed_width};
+use crate::columns::{Role, are_bytes};
 use crate::device::KeyWidth;
 use crate::device::host::FilterBytes;
 
@@ -336,12 +336,10 @@ impl Model<'_> {
         if is_packed {
             work += (source + input.values.arriving + packed) / self.rates.stream;
         }
-        let key_columns = if source > 0.0 { &self.join.keys[..] } else { &[] };
-        let copied = key_columns.iter().map(|key| {
-            let column = key.column(input.side);
-            let width = fixed_width(self.join.table(input.side).schema.field(column).data_type());
-            let bytes = width.map_or(0.0, |width| width.bytes() as f64) * self.copied_rows(role, column, chunks);
-            self.crossing(role, column, bytes, chunks).1
+        let key_columns = if source > 0.0 { &self.links.of(role).keys[..] } else { &[] };
+        let copied = key_columns.iter().map(|link| {
+            let bytes = link.bytes * self.copied_rows(role, link, chunks);
+            self.crossing(role, true, link, bytes, chunks).1
         });
         let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
@@ -358,15 +356,17 @@ impl Model<'_> {
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
         let is_shared = role == Role::Probe && self.is_probe_shared();
-        let columns = || input.columns.iter().filter(|column| !column.came_as_key && !is_shared);
-        let bytes_of = |column: &FixedColumn| column.bytes * self.copied_rows(role, column.index, chunks);
-        let crossing = |column: &FixedColumn| self.crossing(role, column.index, bytes_of(column), chunks);
-        let seconds_of = |column: &FixedColumn| crossing(column).1;
-        let mut bytes: f64 = columns().map(|column| crossing(column).0).sum();
-        let copied = columns().count() as f64;
+        let (mut bytes, mut copy_in, mut beside, mut copied) = (0.0, 0.0, 0.0, 0.0);
+        let columns = input.columns.iter().zip(&self.links.of(role).columns);
+        for (column, link) in columns.filter(|(column, _)| !column.came_as_key && !is_shared) {
+            let lying = column.bytes * self.copied_rows(role, link, chunks);
+            let (crossing, seconds) = self.crossing(role, column.is_key, link, lying, chunks);
+            bytes += crossing;
+            copy_in += seconds;
+            beside += if column.carried { 0.0 } else { seconds };
+            copied += 1.0;
+        }
         let mut calls = self.copy_calls(input, copied);
-        let (mut copy_in, mut beside): (f64, f64) =
-            (columns().map(seconds_of).sum(), columns().filter(|column| !column.carried).map(seconds_of).sum());
         for text in input.text_columns.iter().filter(|text| !text.came_as_key && !is_shared) {
             let crossing = text.crossing_bytes(input.rows);
             bytes += crossing;
@@ -388,24 +388,22 @@ impl Model<'_> {
     }
 
     /// Rows of a column that are copied, because the device has not kept them.
-    fn copied_rows(&self, role: Role, column: usize, chunks: Chunks) -> f64 {
-        let input = self.inputs.of(role);
+    fn copied_rows(&self, role: Role, link: &Link, chunks: Chunks) -> f64 {
         let at_once = role == Role::Build || chunks.count <= 1.0;
-        input.rows * (1.0 - self.target.kept_share(self.join.table(input.side), column, at_once))
+        let kept_share = if at_once { link.kept_share_at_once } else { link.kept_share };
+        self.inputs.of(role).rows * (1.0 - kept_share)
     }
 
     /// What so many bytes of a column are on the link, and the seconds in which they cross it. What lies in one piece is not copied by a device
     /// that reads host memory.
-    fn crossing(&self, role: Role, column: usize, bytes: f64, chunks: Chunks) -> (f64, f64) {
+    fn crossing(&self, role: Role, is_key: bool, link: &Link, bytes: f64, chunks: Chunks) -> (f64, f64) {
         let input = self.inputs.of(role);
         if self.is_read_in_place(input) {
             return (bytes, 0.0);
         }
-        let is_key = self.join.keys.iter().any(|key| key.column(input.side) == column);
         let is_meant = self.narrowing.includes(role, is_key, chunks.build_columns_last) && !(is_key && input.host_keys);
-        let least = &self.target.narrowed_min;
-        let is_large = bytes >= least.copy_bytes as f64 * self.times(role, chunks);
-        let frame = frame_of(self.join.table(input.side), column, least).filter(|_| is_meant && is_large);
+        let is_large = bytes >= self.target.narrowed_min.copy_bytes as f64 * self.times(role, chunks);
+        let frame = link.frame.filter(|_| is_meant && is_large);
         let Some(frame) = frame else { return (bytes, bytes / self.rates.copy_in) };
         (bytes * frame.share(), self.rates.narrowed_seconds(&frame, bytes))
     }
@@ -699,61 +697,48 @@ impl Model<'_> {
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
         let (mut gathered, mut waited, mut changes_over) = (0, 0u32, 0u32);
         let (is_probe_shared, joins_partitions) = (self.is_probe_shared(), self.joins_partitions());
-        for output in &self.join.output {
-            let (giver, index) = match output.source {
-                OutputSource::Column { side, index } => (side, index),
-                // The probe side gives keys where both sides' values are alike, because its rows lie in order.
-                OutputSource::Key { index } => {
-                    let key = &self.join.keys[index];
-                    let giver = if key.alike { probe.side } else { Side::Left };
-                    (giver, key.column(giver))
-                }
-            };
-            let input = if giver == build.side { build } else { probe };
-            if giver == probe.side && is_probe_shared {
+        for given in self.inputs.given.iter() {
+            let input = self.inputs.of(given.role);
+            if given.role == Role::Probe && is_probe_shared {
                 continue;
             }
             gathered += 1;
             let rows = self.rows_with(input);
-            if let Some(text) = input.text_columns.iter().find(|text| text.index == index) {
-                let value_bytes = text.bytes / input.rows.max(1.0);
-                let moved = 2.0 * (value_bytes + text.offset_bytes) * rows;
-                bytes += moved;
-                out_bytes += moved / 2.0;
-                // How long each is, and all values by words.
-                seconds += 2.0 * rows / self.rates.gather_values + moved / self.rates.stream;
-                if self.gather_order(input, false) == Order::Random {
-                    seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
-                }
-                gathered += TEXT_GATHER_CALLS;
-                waited += 1;
-                continue;
-            }
-            let Some(column) = input.columns.iter().find(|column| column.index == index) else {
-                // Read and written once, at random places unless rows come in order.
-                let host = input.host_columns.iter().find(|column| column.index == index);
-                let look_ups = match host.and_then(|column| column.text_bytes) {
-                    Some(bytes) => {
-                        let is_near = input.rows * bytes <= NEAR_TEXT_BYTES;
-                        let at_once = if is_near || self.is_text_in_order(input, index) { TEXT_IN_ORDER } else { 1.0 };
-                        TEXT_VALUE / at_once + TEXT_BYTE * bytes
+            match given.place {
+                Place::Fixed(at) => {
+                    let column = &input.columns[at];
+                    let width = column.bytes;
+                    let value_bytes = 2.0 * width * rows;
+                    bytes += value_bytes;
+                    out_bytes += width * rows;
+                    // Joined partitions have them side by side already, and they are copied out from there.
+                    if !(joins_partitions && (column.raw_key || column.carried)) {
+                        seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
                     }
-                    None => 1.0,
-                };
-                seconds += rows * look_ups / self.rates.host_values;
-                changes_over += u32::from(self.rates.copies_overlap);
-                continue;
-            };
-            let width = column.bytes;
-            let value_bytes = 2.0 * width * rows;
-            bytes += value_bytes;
-            out_bytes += width * rows;
-            // Joined partitions have them side by side already, and they are copied out from there.
-            if !(joins_partitions && (column.raw_key || column.carried)) {
-                seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
-            }
-            if self.gather_order(input, column.raw_key || column.carried) == Order::Random {
-                seconds += self.reading_anywhere(input, width);
+                    if self.gather_order(input, column.raw_key || column.carried) == Order::Random {
+                        seconds += self.reading_anywhere(input, width);
+                    }
+                }
+                Place::Text(at) => {
+                    let text = &input.text_columns[at];
+                    let value_bytes = text.bytes / input.rows.max(1.0);
+                    let moved = 2.0 * (value_bytes + text.offset_bytes) * rows;
+                    bytes += moved;
+                    out_bytes += moved / 2.0;
+                    // How long each is, and all values by words.
+                    seconds += 2.0 * rows / self.rates.gather_values + moved / self.rates.stream;
+                    if self.gather_order(input, false) == Order::Random {
+                        seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
+                    }
+                    gathered += TEXT_GATHER_CALLS;
+                    waited += 1;
+                }
+                Place::Host(at) => {
+                    // Read and written once, at random places unless rows come in order.
+                    let look_ups = self.host_look_ups(input, &input.host_columns[at]);
+                    seconds += rows * look_ups / self.rates.host_values;
+                    changes_over += u32::from(self.rates.copies_overlap);
+                }
             }
         }
         let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
@@ -767,6 +752,14 @@ impl Model<'_> {
                 .by_morsels_of(self.estimates.rows)
                 .calling(at_once * (gathered + lookups + 1) as f64)
         }
+    }
+
+    /// What the host takes to gather a value of a column, in values that it looks up.
+    fn host_look_ups(&self, input: &Input, column: &HostColumn) -> f64 {
+        let Some(bytes) = column.text_bytes else { return 1.0 };
+        let is_near = input.rows * bytes <= NEAR_TEXT_BYTES;
+        let at_once = if is_near || self.is_text_in_order(input, column.index) { TEXT_IN_ORDER } else { 1.0 };
+        TEXT_VALUE / at_once + TEXT_BYTE * bytes
     }
 
     /// Whether a column is text that the result has mostly as it lies, so that it is copied many rows at a time
@@ -805,7 +798,7 @@ impl Model<'_> {
             && self.filter.is_none()
             && probe.keyed >= probe.rows
             && probe.long_batches
-            && self.join.may_share(probe.side, &self.join.output_columns(probe.side, build.side))
+            && probe.may_be_shared
     }
 
     /// Seconds that the rows of the result cost on top for being read from anywhere in a column of that side. Rows that meet the

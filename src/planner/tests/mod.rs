@@ -3,6 +3,7 @@
 mod choice;
 mod cost;
 mod estimates;
+mod wide;
 mod wu_2024;
 
 use std::sync::Arc;

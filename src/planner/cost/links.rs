@@ -1,0 +1,73 @@
+//! What decides how a column crosses the link to the device, found once for all steps and strategies that ask.
+
+use std::collections::HashMap;
+
+use super::super::frames::frame_of;
+use super::super::inputs::{Input, Inputs};
+use super::super::target::KeptRows;
+use super::super::{BoundJoin, Target};
+use crate::columns::{Role, fixed_width};
+use crate::device::FrameOfReference;
+
+/// How a column crosses the link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    /// Bytes of a value; 0 where values are of variable length.
+    pub(super) bytes: f64,
+    /// Share of the rows that the device has kept, for a reader of one part after the other.
+    pub(super) kept_share: f64,
+    /// The same for a reader of all rows at once, which is all or nothing.
+    pub(super) kept_share_at_once: f64,
+    /// The frame that its values would be narrowed to.
+    pub(super) frame: Option<FrameOfReference>,
+}
+
+/// The columns of one side.
+#[derive(Debug)]
+pub(super) struct SideLinks {
+    /// Those of [`Input::columns`], in that order.
+    pub(super) columns: Vec<Link>,
+    /// The key columns, in the order of the pairs.
+    pub(super) keys: Vec<Link>,
+}
+
+/// The columns of both sides of a join on one device.
+#[derive(Debug)]
+pub(in crate::planner) struct Links {
+    build: SideLinks,
+    probe: SideLinks,
+}
+
+impl Links {
+    pub(in crate::planner) fn new(join: &BoundJoin, inputs: &Inputs, target: &Target) -> Self {
+        Self { build: SideLinks::new(join, &inputs.build, target), probe: SideLinks::new(join, &inputs.probe, target) }
+    }
+
+    pub(super) fn of(&self, role: Role) -> &SideLinks {
+        match role {
+            Role::Build => &self.build,
+            Role::Probe => &self.probe,
+        }
+    }
+}
+
+impl SideLinks {
+    fn new(join: &BoundJoin, input: &Input, target: &Target) -> Self {
+        let table = join.table(input.side);
+        let kept: HashMap<usize, KeptRows> = target.kept_rows_of(table);
+        let narrows = target.rates.copy_in_narrowed > 0.0;
+        let link = |column: usize| {
+            let share = |at_once| kept.get(&column).map_or(0.0, |kept| kept.share(table.rows, at_once));
+            Link {
+                bytes: fixed_width(table.schema.field(column).data_type()).map_or(0.0, |width| width.bytes() as f64),
+                kept_share: share(false),
+                kept_share_at_once: share(true),
+                frame: if narrows { frame_of(table, column, &target.narrowed_min) } else { None },
+            }
+        };
+        Self {
+            columns: input.columns.iter().map(|column| link(column.index)).collect(),
+            keys: join.keys.iter().map(|key| link(key.column(input.side))).collect(),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Joins of very many columns, and of very many keys: planning takes no more than in proportion.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::*;
+use crate::memory::Interrupt;
+
+/// In proportion, this takes a second or two; a step that compares all columns with all others takes many minutes.
+const COLUMNS: usize = 20_000;
+
+/// Ends a test that would take as long.
+fn patience() -> Interrupt {
+    let start = Instant::now();
+    Interrupt::by(move || match start.elapsed() < Duration::from_secs(120) {
+        true => Ok(()),
+        false => Err(Error::Internal("this takes more than in proportion".into())),
+    })
+}
+
+/// Tables `r` and `s` of equal names: `c0`, `c1`, ..., of numbers and, one in two, of text.
+fn catalog(name: impl Fn(usize) -> String) -> Catalog {
+    let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
+    let types = [DataType::Int32, DataType::Utf8];
+    let fields = (0..COLUMNS).map(|column| Field::new(name(column), types[column % 2].clone(), false));
+    let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    let statistics = |column: usize| ColumnStatistics {
+        min: Some(Value::Integer(0)),
+        max: Some(Value::Integer(100)),
+        distinct: Some(1e6),
+        max_value_bytes: (column % 2 == 1).then_some(8),
+        ..ColumnStatistics::default()
+    };
+    for table in ["r", "s"] {
+        let mut table = Table::from_batches(table, schema.clone(), Vec::new()).unwrap();
+        (table.rows, table.bytes) = (1 << 24, (1 << 24) * COLUMNS as u64 * 8);
+        table.statistics = (0..COLUMNS).map(statistics).collect();
+        catalog.create(table).unwrap();
+    }
+    catalog
+}
+
+/// A GPU whose planner looks at everything: what may be narrowed, what comes last, and who works on text.
+fn gpu() -> Target {
+    let mut target = a100();
+    target.rates = Rates { copy_in: 50e9, copy_out: 50e9, copy_in_narrowed: 100e9, filter_rows: 10e9, ..target.rates };
+    target.memory_bytes = u64::MAX;
+    Target { streams: 4, works_on_text: true, wave_rows: 1 << 22, gather_bytes: 64 << 20, ..target }
+}
+
+fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {
+    pairs.map(|column| KeyPair::new(&format!("c{column}"), &format!("c{column}"))).collect()
+}
+
+fn planned(spec: JoinSpec, catalog: &Catalog, target: &Target) -> Plan {
+    let interrupt = patience();
+    let join = bind_interruptible(spec, catalog, &interrupt).unwrap();
+    propose(join, None, target, &interrupt).unwrap().0
+}
+
+#[test]
+fn a_join_of_many_columns_is_planned_and_explained_in_proportion() {
+    let catalog = catalog(|column| format!("c{column}"));
+    for target in [Target::default(), gpu()] {
+        let plan = planned(JoinSpec::inner("r", "s", names(0..1)), &catalog, &target);
+        assert_eq!(plan.join.output.len(), 2 * COLUMNS - 1);
+        assert_eq!(plan.join.schema.field(2 * COLUMNS - 2).name(), &format!("c{}_right", COLUMNS - 1));
+        let explanation = Explanation::new(&plan, "one", "the only one".into(), None);
+        assert!(explanation.to_string().len() < 64 << 10, "what people read names the first of many columns");
+        plan.task().unwrap();
+    }
+}
+
+#[test]
+fn many_columns_that_are_named_and_many_keys_are_found_in_proportion() {
+    let catalog = catalog(|column| format!("c{column}"));
+    let on_all = JoinSpec::inner("r", "s", names(0..COLUMNS));
+    assert_eq!(planned(on_all.clone(), &catalog, &Target::default()).join.output.len(), COLUMNS);
+    let columns = (0..COLUMNS).flat_map(|column| [format!("left.c{column}"), format!("right.c{column}")]).collect();
+    let named = JoinSpec { columns, ..JoinSpec::inner("r", "s", names(0..1)) };
+    assert_eq!(planned(named, &catalog, &Target::default()).join.output.len(), 2 * COLUMNS);
+    let keys = (0..COLUMNS).map(|column| format!("c{column}")).collect();
+    let keys = JoinSpec { columns: keys, ..on_all };
+    assert_eq!(planned(keys, &catalog, &Target::default()).join.output.len(), COLUMNS);
+}
+
+/// As of a table that was joined with itself again and again, each time on a result.
+#[test]
+fn suffixes_upon_suffixes_are_found_in_proportion() {
+    const SUFFIXES: usize = 1000;
+    let name = |column: usize| match column {
+        ..SUFFIXES => format!("c{}", "_right".repeat(column)),
+        _ => format!("d{column}"),
+    };
+    let spec = JoinSpec::inner("r", "s", vec![KeyPair::new("d5000", "d5000")]);
+    let join = bind_interruptible(spec, &catalog(name), &patience()).unwrap();
+    let of_right = |column: usize| join.schema.field(COLUMNS + column).name().clone();
+    // All names of the left side come first.
+    assert_eq!(of_right(0), name(0) + &"_right".repeat(SUFFIXES));
+    assert_eq!(of_right(SUFFIXES - 1), name(SUFFIXES - 1) + &"_right".repeat(SUFFIXES));
+}
+
+#[test]
+fn planning_ends_where_it_is_interrupted() {
+    let catalog = catalog(|column| format!("c{column}"));
+    let spec = JoinSpec::inner("r", "s", names(0..1));
+    let stop = Interrupt::by(|| Err(Error::Cancelled("enough".into())));
+    let refusal = Error::Cancelled("enough".into());
+    assert_eq!(bind_interruptible(spec.clone(), &catalog, &stop).unwrap_err(), refusal);
+    let join = bind(spec, &catalog).unwrap();
+    assert_eq!(propose(join.clone(), None, &gpu(), &stop).unwrap_err(), refusal);
+    // Each price of each strategy on each side is between two looks.
+    let looks = Arc::new(AtomicUsize::new(0));
+    let count = looks.clone();
+    let counted = Interrupt::by(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    });
+    propose(join, None, &gpu(), &counted).unwrap();
+    assert!(looks.load(Ordering::Relaxed) >= 2 * Strategy::ALL.len(), "{looks:?}");
+}
