@@ -6,16 +6,23 @@ use arrow::array::{Array, ArrayRef, AsArray, DynComparator, RecordBatch, make_co
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type, SchemaRef};
 
+use crate::memory::Interrupt;
 use crate::{Context, Error, Result, listed};
 
 /// Fails unless the rows are in ascending order of those columns, the first deciding first, nulls before values.
 ///
 /// # Errors
-/// [`Error::Invalid`] names the first row that is less than the one before it, and both rows' values.
-pub(super) fn check_order(schema: &SchemaRef, batches: &[RecordBatch], columns: &[usize]) -> Result<()> {
+/// [`Error::Invalid`] names the first row that is less than the one before it, and both rows' values; the interrupt's.
+pub(super) fn check_order(
+    schema: &SchemaRef,
+    batches: &[RecordBatch],
+    columns: &[usize],
+    interrupt: &Interrupt,
+) -> Result<()> {
     let mut before: Option<&RecordBatch> = None;
     let mut row = 0;
     for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
+        interrupt.check()?;
         if let Some(before) = before {
             let last = before.num_rows() - 1;
             if !is_seam_in_order(before, batch, columns)? {

@@ -1,5 +1,6 @@
 //! Tables on their way in: invisible until they are committed.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -12,8 +13,9 @@ use super::names::exists;
 use super::order::{check_order, is_seam_in_order};
 use super::quota::Charge;
 use super::table::{Combinations, column_index, detected_order, unasked};
-use super::{Catalog, Editor, NameReservation, StatisticsCollector, Table};
+use super::{Catalog, ColumnStatistics, Editor, NameReservation, StatisticsCollector, Table};
 use crate::human::type_name;
+use crate::memory::Interrupt;
 use crate::{Context, Error, Result};
 
 /// What the first DoPut message may say about the table, as JSON.
@@ -102,7 +104,7 @@ impl Upload {
     /// As [`Upload::begin`], when the catalog changed meanwhile; [`Error::Invalid`] when the rows are not in the order that
     /// `sorted_by` says.
     pub fn commit(mut self) -> Result<Arc<Table>> {
-        self.target.commit(&self.rows.done())
+        self.target.commit(&self.rows.done(), &Interrupt::default())
     }
 }
 
@@ -131,12 +133,18 @@ impl Target {
         catalog.check_unreserved(name)?;
         let of = format!("the schema of {name:?}");
         check_columns(&schema, &of)?;
+        let fields = schema.fields().iter().enumerate();
+        let by_name: HashMap<&str, usize> = fields.map(|(index, field)| (field.name().as_str(), index)).collect();
+        let index = |column: &String| match by_name.get(column.as_str()) {
+            Some(&index) => Ok(index),
+            None => column_index(&schema, column, &of),
+        };
         let indexes = |columns: &Vec<String>| -> Result<Vec<usize>> {
-            let twice = columns.iter().enumerate().find(|(at, column)| columns[..*at].contains(column));
-            if let Some((_, column)) = twice {
+            let mut named = HashSet::new();
+            if let Some(column) = columns.iter().find(|column| !named.insert(*column)) {
                 return Err(Error::Invalid(format!("column {column:?} is named twice; name each column once")));
             }
-            columns.iter().map(|column| column_index(&schema, column, &of)).collect()
+            columns.iter().map(index).collect()
         };
         let sorted_by = indexes(&options.sorted_by).context(|| "sorted_by")?;
         let unique: Vec<_> = options.unique.iter().map(indexes).collect::<Result<_>>().context(|| "unique")?;
@@ -160,30 +168,30 @@ impl Target {
         Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation })
     }
 
-    /// Makes the rows appear. After a failure it may be tried again.
-    pub(super) fn commit(&mut self, rows: &DoneRows) -> Result<Arc<Table>> {
-        self.check_declared_order(rows)?;
+    /// Makes the rows appear, unless it is interrupted before. After a failure it may be tried again.
+    pub(super) fn commit(&mut self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Arc<Table>> {
+        self.check_declared_order(rows, interrupt)?;
         match self.mode {
             UploadMode::Create => {
-                let table = self.table(rows);
+                let table = self.table(rows, interrupt)?;
                 match &mut self.reservation {
                     Some(reservation) => reservation.publish(table),
                     None => Err(exists(&self.name)),
                 }
             }
-            UploadMode::Replace => self.catalog.replace(self.table(rows), &self.editor),
-            UploadMode::Append | UploadMode::CreateIfMissing => self.append(rows),
+            UploadMode::Replace => self.catalog.replace(self.table(rows, interrupt)?, &self.editor),
+            UploadMode::Append | UploadMode::CreateIfMissing => self.append(rows, interrupt),
         }
     }
 
     /// Compare and swap: when another append was first, its rows come before these.
-    fn append(&self, rows: &DoneRows) -> Result<Arc<Table>> {
+    fn append(&self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Arc<Table>> {
         loop {
             let existing = self.catalog.table(&self.name).ok();
             let table = match &existing {
-                Some(existing) => self.appended(existing, rows)?,
+                Some(existing) => self.appended(existing, rows, interrupt)?,
                 None if self.mode == UploadMode::Append => return Err(self.catalog.no_table(&self.name)),
-                None => self.table(rows),
+                None => self.table(rows, interrupt)?,
             };
             if let Some(table) = self.catalog.swap(existing.as_ref(), table, &self.editor)? {
                 return Ok(table);
@@ -191,23 +199,23 @@ impl Target {
         }
     }
 
-    fn check_declared_order(&self, rows: &DoneRows) -> Result<()> {
+    fn check_declared_order(&self, rows: &DoneRows, interrupt: &Interrupt) -> Result<()> {
         let known = match self.sorted_by[..] {
             [] => true,
             [only] => rows.collectors[only].finish().ascending,
             [first, ..] => rows.collectors[first].finish().unique_ascending,
         };
-        if known { Ok(()) } else { check_order(&self.schema, &rows.batches, &self.sorted_by) }
+        if known { Ok(()) } else { check_order(&self.schema, &rows.batches, &self.sorted_by, interrupt) }
     }
 
     /// The rows alone.
-    fn table(&self, rows: &DoneRows) -> Table {
-        let statistics: Vec<_> = rows.collectors.iter().map(StatisticsCollector::finish).collect();
+    fn table(&self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Table> {
+        let statistics = finished(&rows.collectors, interrupt)?;
         let sorted_by = match self.sorted_by.is_empty() {
             true => detected_order(&statistics, rows.rows),
             false => self.sorted_by.clone(),
         };
-        Table {
+        Ok(Table {
             name: self.name.clone(),
             owner: self.editor.tenant.clone(),
             schema: self.schema.clone(),
@@ -222,11 +230,11 @@ impl Target {
             asked: unasked(rows.collectors.len()),
             combinations: Combinations::default(),
             charges: rows.charges.clone(),
-        }
+        })
     }
 
     /// The rows after those of `existing`.
-    fn appended(&self, existing: &Table, rows: &DoneRows) -> Result<Table> {
+    fn appended(&self, existing: &Table, rows: &DoneRows, interrupt: &Interrupt) -> Result<Table> {
         check_appendable(existing, &self.schema)?;
         check_nulls(existing, &self.schema, rows)?;
         let schema = existing.schema.clone();
@@ -234,11 +242,11 @@ impl Target {
         let relabel = |batch: &RecordBatch| RecordBatch::try_new(schema.clone(), batch.columns().to_vec());
         let mut collectors = existing.collectors.clone();
         collectors.iter_mut().zip(&rows.collectors).for_each(|(before, after)| before.merge(after));
-        let statistics: Vec<_> = collectors.iter().map(StatisticsCollector::finish).collect();
+        let statistics = finished(&collectors, interrupt)?;
         let mut batches = existing.batches.clone();
         batches.extend(rows.batches.iter().map(relabel).collect::<Result<Vec<_>, _>>()?);
         let sorted_by = match (existing.rows, rows.rows) {
-            (0, _) => self.table(rows).sorted_by,
+            (0, _) => self.table(rows, interrupt)?.sorted_by,
             (_, 0) => existing.sorted_by.clone(),
             _ if self.stays_sorted(existing, rows, &statistics)? => existing.sorted_by.clone(),
             _ => detected_order(&statistics, existing.rows + rows.rows),
@@ -267,7 +275,7 @@ impl Target {
     }
 
     /// Whether both parts are sorted by what the existing one is, and so is the seam between them.
-    fn stays_sorted(&self, existing: &Table, rows: &DoneRows, statistics: &[super::ColumnStatistics]) -> Result<bool> {
+    fn stays_sorted(&self, existing: &Table, rows: &DoneRows, statistics: &[ColumnStatistics]) -> Result<bool> {
         match (&existing.sorted_by[..], existing.batches.last(), rows.batches.first()) {
             ([only], ..) => Ok(statistics[*only].ascending),
             (columns @ [_, ..], Some(before), Some(after)) if self.sorted_by.starts_with(columns) => {
@@ -276,6 +284,12 @@ impl Target {
             _ => Ok(false),
         }
     }
+}
+
+/// What was learned of each column.
+fn finished(collectors: &[StatisticsCollector], interrupt: &Interrupt) -> Result<Vec<ColumnStatistics>> {
+    let finish = |collector: &StatisticsCollector| interrupt.check().map(|()| collector.finish());
+    collectors.iter().map(finish).collect()
 }
 
 /// Rows that were taken in, and what is known of them.
@@ -364,7 +378,7 @@ fn check_columns(schema: &SchemaRef, of: &str) -> Result<()> {
     if schema.fields().is_empty() {
         return Err(Error::Invalid(format!("{of} has no columns; a table has at least one")));
     }
-    let mut names = std::collections::HashSet::new();
+    let mut names = HashSet::new();
     match schema.fields().iter().find(|field| !names.insert(field.name())) {
         None => Ok(()),
         Some(field) => Err(Error::Invalid(format!(

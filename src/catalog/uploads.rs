@@ -24,6 +24,7 @@ pub use stream::UploadStream;
 
 use super::upload::{DoneRows, Rows, Target};
 use super::{Catalog, Editor, Table, UploadOptions};
+use crate::memory::Interrupt;
 use crate::{Context, Error, Result, human};
 
 /// Ended uploads whose IDs are remembered, so that a repeated commit is answered and a repeated ID is refused.
@@ -86,6 +87,9 @@ enum Place {
     Opened(u64),
 }
 
+/// Before all others.
+const FIRST: Place = Place::Numbered(0);
+
 /// How an upload with an ID ended.
 #[derive(Debug)]
 enum Ended {
@@ -142,8 +146,16 @@ impl Uploads {
     /// was not sent again; else as [`Upload::commit`](super::Upload::commit). After [`Error::Invalid`] the upload is
     /// forgotten; after any other error it can be committed again.
     pub fn commit(&self, owner: &str, id: &str) -> Result<Arc<Table>> {
+        self.commit_interruptible(owner, id, &Interrupt::default())
+    }
+
+    /// As [`commit`](Self::commit), unless it is interrupted before the table appears; it can be tried again then.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); the interrupt's.
+    pub fn commit_interruptible(&self, owner: &str, id: &str, interrupt: &Interrupt) -> Result<Arc<Table>> {
         let key = (owner.into(), id.into());
-        let (mut target, rows) = {
+        let (mut target, mut parts) = {
             let mut state = self.inner.state.lock();
             if !state.shared.contains_key(&key) {
                 return state.committed(&key);
@@ -151,7 +163,11 @@ impl Uploads {
             state.take_complete(&key)?
         };
         // The registry is not locked while the rows are looked through; `target: None` keeps others out.
-        let committed = target.commit(&rows).context(|| format!("uploading table {:?}", target.name));
+        let mut rows = Rows::new(&target).done();
+        let together = put_together(&mut rows, &mut parts, interrupt);
+        let committed = together
+            .and_then(|()| target.commit(&rows, interrupt))
+            .context(|| format!("uploading table {:?}", target.name));
         let mut state = self.inner.state.lock();
         match &committed {
             Ok(table) => state.end(key, Ended::Committed(Arc::downgrade(table))),
@@ -159,7 +175,10 @@ impl Uploads {
             Err(_) => {
                 if let Some(shared) = state.shared.get_mut(&key) {
                     shared.target = Some(target);
-                    shared.parts = BTreeMap::from([(Place::Numbered(0), rows)]);
+                    if rows.rows > 0 {
+                        parts.insert(FIRST, rows);
+                    }
+                    shared.parts = parts;
                     shared.last_activity = Instant::now();
                 }
             }
@@ -218,11 +237,14 @@ impl Uploads {
         if options.part.is_some() {
             return Err(Error::Invalid("\"part\" is of no use without \"upload\", the ID that the parts share".into()));
         }
-        let mut state = self.inner.state.lock();
-        self.check_limit(&state)?;
-        let target = Target::new(&self.inner.catalog, editor, name, schema, options)?;
-        state.single += 1;
-        drop(state);
+        {
+            let mut state = self.inner.state.lock();
+            self.check_limit(&state)?;
+            state.single += 1;
+        }
+        // The registry is not locked while thousands of columns are looked at.
+        let target = Target::new(&self.inner.catalog, editor, name, schema, options);
+        let target = target.inspect_err(|_| self.inner.state.lock().single -= 1)?;
         let rows = Some(Rows::new(&target));
         Ok(UploadStream { uploads: self.clone(), rows, kind: Kind::Single(Box::new(target)) })
     }
@@ -329,8 +351,8 @@ impl Shared {
 }
 
 impl State {
-    /// Takes the rows of all parts, when nothing is missing.
-    fn take_complete(&mut self, key: &Key) -> Result<(Target, DoneRows)> {
+    /// Takes all parts, when nothing is missing.
+    fn take_complete(&mut self, key: &Key) -> Result<(Target, BTreeMap<Place, DoneRows>)> {
         let id = &key.1;
         let shared = self.shared.get_mut(key).expect("the caller looked");
         let open = shared.streams_open.len();
@@ -345,11 +367,7 @@ impl State {
             )));
         }
         let Some(target) = shared.target.take() else { return Err(being_committed(id)) };
-        let mut rows = Rows::new(&target).done();
-        for part in std::mem::take(&mut shared.parts).into_values() {
-            rows.extend(part);
-        }
-        Ok((target, rows))
+        Ok((target, std::mem::take(&mut shared.parts)))
     }
 
     fn end(&mut self, key: Key, how: Ended) {
@@ -390,6 +408,17 @@ impl Ended {
             ),
         }
     }
+}
+
+/// Puts parts one after the other. Those that are left when it is interrupted stay behind.
+fn put_together(rows: &mut DoneRows, parts: &mut BTreeMap<Place, DoneRows>, interrupt: &Interrupt) -> Result<()> {
+    while !parts.is_empty() {
+        interrupt.check()?;
+        if let Some((_, part)) = parts.pop_first() {
+            rows.extend(part);
+        }
+    }
+    Ok(())
 }
 
 fn being_committed(id: &str) -> Error {

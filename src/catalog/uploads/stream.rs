@@ -7,6 +7,7 @@ use arrow::array::RecordBatch;
 use super::{Finished, Key, Place, Uploads};
 use crate::Result;
 use crate::catalog::upload::{Rows, Target};
+use crate::memory::Interrupt;
 
 /// One stream of rows. Dropping it without [`UploadStream::finish`] leaves its rows out.
 #[derive(Debug)]
@@ -55,11 +56,19 @@ impl UploadStream {
     /// # Errors
     /// As [`Upload::commit`](crate::catalog::Upload::commit); [`NotFound`](crate::Error::NotFound) when the upload was
     /// aborted or forgotten meanwhile.
-    pub fn finish(mut self) -> Result<Finished> {
+    pub fn finish(self) -> Result<Finished> {
+        self.finish_interruptible(&Interrupt::default())
+    }
+
+    /// As [`finish`](Self::finish), unless it is interrupted before the table appears.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish); the interrupt's.
+    pub fn finish_interruptible(mut self, interrupt: &Interrupt) -> Result<Finished> {
         let done = self.rows.take().expect("`finish` consumes the stream").done();
         match &mut self.kind {
             Kind::Single(target) => {
-                let table = target.commit(&done);
+                let table = target.commit(&done, interrupt);
                 self.uploads.inner.state.lock().single -= 1;
                 Ok(Finished::Table(table?))
             }
