@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use super::access::shutting_down;
 use super::auth::Role;
-use super::blocking::blocking;
 use super::get_info::{self, Asker};
 use super::sessions::{self, CloseSessionResult, CloseStatus, SetSessionOptionsRequest};
 use super::shared::Shared;
 use super::{commands, describe};
 use crate::human::asked;
+use crate::memory::Interrupt;
 use crate::scheduler::{Job, JobId};
 use crate::{Context, Error, Result};
 
@@ -111,20 +111,23 @@ pub fn list() -> impl Iterator<Item = ActionType> {
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown action or a body that is not its own, and whatever doing it runs into.
-pub async fn run(shared: &Shared, asker: &Asker, action: Action) -> Result<Answer> {
+pub async fn run(shared: &Arc<Shared>, asker: &Asker, action: Action) -> Result<Answer> {
     asker.record.set_command(&action.r#type);
     if shared.is_draining() && !SERVED_WHILE_DRAINING.contains(&action.r#type.as_str()) {
         return Err(shutting_down());
     }
     match action.r#type.as_str() {
-        "drop_table" => drop_table(shared, asker, body(&action)?),
-        "list_jobs" => no_body(&action).map(|()| list_jobs(shared, asker)),
+        "drop_table" => drop_table(shared, asker, body(&action)?).await,
+        "list_jobs" => {
+            no_body(&action)?;
+            list_jobs(shared, asker).await
+        }
         "job" => job(shared, asker, body(&action)?),
         "cancel_job" => cancel_job(shared, asker, body(&action)?),
-        "explain" => explain(shared, asker, &action),
+        "explain" => explain(shared, asker.clone(), action).await,
         "topology" => no_body(&action).map(|()| topology(shared)),
         "server_info" => no_body(&action).map(|()| Answer::json(&describe::server(shared))),
-        "commit_upload" => commit_upload(shared, asker, &body(&action)?),
+        "commit_upload" => commit_upload(shared, asker, body(&action)?).await,
         "abort_upload" => abort_upload(shared, asker, &body(&action)?),
         "CancelFlightInfo" => cancel_flight_info(shared, asker, &message(&action)?),
         "RenewFlightEndpoint" => renew(shared, asker, &message(&action)?),
@@ -182,19 +185,28 @@ fn message<T: Message + Default>(action: &Action) -> Result<T> {
         .map_err(|error| Error::Invalid(format!("the body of action {name:?} is no {name}Request: {error}")))
 }
 
-fn drop_table(shared: &Shared, asker: &Asker, body: NameBody) -> Result<Answer> {
+async fn drop_table(shared: &Arc<Shared>, asker: &Asker, body: NameBody) -> Result<Answer> {
     asker.record.set_command(format!("drop_table {}", body.name));
     asker.caller.require(Role::Writer, &format!("dropping table {}", asked(&body.name)))?;
     let table = shared.catalog.drop_table(&body.name, &asker.caller.editor())?;
-    Ok(Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes})))
+    let answer = Answer::json(&json!({"table": table.name, "rows": table.rows, "bytes": table.bytes}));
+    // Nothing may hold its arrays any more but this.
+    let arrays = table.schema.fields().len() * table.batches.len();
+    let let_go = move |_: &Shared| {
+        drop(table);
+        Ok(answer)
+    };
+    shared.work_on(arrays, let_go).await
 }
 
-fn list_jobs(shared: &Shared, asker: &Asker) -> Answer {
+async fn list_jobs(shared: &Arc<Shared>, asker: &Asker) -> Result<Answer> {
     // In both for a moment, and once in the list.
     let all = shared.scheduler.history().into_iter().chain(shared.scheduler.jobs());
-    let jobs: BTreeMap<JobId, Arc<Job>> = all.map(|job| (job.id, job)).collect();
-    let mine = jobs.values().filter(|job| asker.caller.may_touch(&job.owner));
-    Answer { results: mine.map(|job| describe::job(job).to_string().into()).collect(), cookie: None }
+    let mine = all.filter(|job| asker.caller.may_touch(&job.owner));
+    let mine: BTreeMap<JobId, Arc<Job>> = mine.map(|job| (job.id, job)).collect();
+    let described = |job: &Arc<Job>| describe::job(job).to_string().into();
+    let results = shared.work_on(mine.len(), move |_| Ok(mine.values().map(described).collect())).await?;
+    Ok(Answer { results, cookie: None })
 }
 
 fn find_job(shared: &Shared, asker: &Asker, id: JobId) -> Result<Arc<Job>> {
@@ -224,16 +236,28 @@ fn cancel_job(shared: &Shared, asker: &Asker, body: JobBody) -> Result<Answer> {
     Ok(Answer::json(&describe::job(&job)))
 }
 
-fn explain(shared: &Shared, asker: &Asker, action: &Action) -> Result<Answer> {
+async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<Answer> {
+    let explained = move |shared: &Shared, interrupt: &Interrupt| {
+        let explanation = match job_to_explain(&action)? {
+            Some(job) => find_job(shared, &asker, job)?.explanation(),
+            None => {
+                let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
+                asker.record.set_command(format!("explain {}", get_info::in_words(&spec)));
+                shared.scheduler.explain_interruptible(spec, interrupt)?
+            }
+        };
+        Ok(Answer::json(&describe::explanation(&explanation)?))
+    };
+    shared.work(explained).await
+}
+
+/// The job that is to be explained, unless it is a join.
+fn job_to_explain(action: &Action) -> Result<Option<JobId>> {
     let names_job = |body: &Value| body.as_object().is_some_and(|body| body.contains_key("job"));
-    if serde_json::from_slice(&action.body).is_ok_and(|body: Value| names_job(&body)) {
-        let JobBody { job } = body(action)?;
-        let job = find_job(shared, asker, JobId(job))?;
-        return Ok(Answer::json(&describe::explanation(&job.explanation())?));
+    match serde_json::from_slice(&action.body).is_ok_and(|body: Value| names_job(&body)) {
+        true => body(action).map(|JobBody { job }| Some(JobId(job))),
+        false => Ok(None),
     }
-    let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
-    asker.record.set_command(format!("explain {}", get_info::in_words(&spec)));
-    Ok(Answer::json(&describe::explanation(&blocking(|| shared.scheduler.explain(spec))?)?))
 }
 
 fn topology(shared: &Shared) -> Answer {
@@ -242,10 +266,14 @@ fn topology(shared: &Shared) -> Answer {
     )
 }
 
-fn commit_upload(shared: &Shared, asker: &Asker, body: &UploadBody) -> Result<Answer> {
+async fn commit_upload(shared: &Arc<Shared>, asker: &Asker, body: UploadBody) -> Result<Answer> {
     asker.caller.require(Role::Writer, "committing an upload")?;
-    let table = blocking(|| shared.uploads.commit(&asker.caller.tenant, &body.upload));
-    let table = table.context(|| format!("committing upload {}", asked(&body.upload)))?;
+    let tenant = asker.caller.tenant.clone();
+    let commit = move |shared: &Shared, interrupt: &Interrupt| {
+        let table = shared.uploads.commit_interruptible(&tenant, &body.upload, interrupt);
+        table.context(|| format!("committing upload {}", asked(&body.upload)))
+    };
+    let table = shared.work(commit).await?;
     asker.record.set_command(format!("commit_upload {}", table.name));
     Ok(Answer::json(&describe::table(&table)))
 }

@@ -100,7 +100,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response
     let caller = head.extensions.get::<Caller>().ok_or_else(flight::no_caller)?;
     let record = head.extensions.get::<CallRecord>().cloned().unwrap_or_default();
     let ticket = read_ticket(body).await?;
-    let messages = get_data::read(shared, caller, &ticket.ticket, record)?;
+    let messages = get_data::read(shared, caller, &ticket.ticket, record).await?;
     let body = WireBody { messages: Some(messages.boxed()), ready: Vec::new().into_iter() };
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);

@@ -72,29 +72,29 @@ impl FlightService for Flight {
         let asker = self.asker(&request)?;
         let prefix = std::str::from_utf8(&request.get_ref().expression)
             .map_err(|_| Error::Invalid("the criteria are not UTF-8; write the first letters of table names".into()))?;
-        let infos = get_info::list(&self.shared, &asker, prefix)?;
+        let infos = get_info::list(&self.shared, asker, prefix.to_owned()).await?;
         Ok(Response::new(stream::iter(infos).map(Ok).boxed()))
     }
 
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
         let asker = self.asker(&request)?;
-        Ok(Response::new(get_info::flight_info(&self.shared, &asker, request.into_inner())?))
+        Ok(Response::new(get_info::flight_info(&self.shared, asker, request.into_inner()).await?))
     }
 
     async fn poll_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
         let asker = self.asker(&request)?;
-        Ok(Response::new(get_info::poll(&self.shared, &asker, request.into_inner()).await?))
+        Ok(Response::new(get_info::poll(&self.shared, asker, request.into_inner()).await?))
     }
 
     async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
         let asker = self.asker(&request)?;
-        Ok(Response::new(get_info::schema(&self.shared, &asker, request.get_ref())?))
+        Ok(Response::new(get_info::schema(&self.shared, asker, request.into_inner()).await?))
     }
 
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
         // The calls that the layer in front does not take: those in compressed messages.
         let asker = self.asker(&request)?;
-        let messages = get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record)?;
+        let messages = get_data::read(&self.shared, &asker.caller, &request.get_ref().ticket, asker.record).await?;
         Ok(Response::new(messages.map_ok(FlightData::from).map_err(Status::from).boxed()))
     }
 

@@ -39,7 +39,7 @@ const JOINED_BYTES: u64 = 1 << 20;
 /// # Errors
 /// As [`Tickets::open`](super::tickets::Tickets::open); [`Error::NotFound`] when the table or result is gone,
 /// [`Error::Precondition`] when the table is another one by now.
-pub fn read(
+pub async fn read(
     shared: &Arc<Shared>,
     caller: &Caller,
     ticket: &[u8],
@@ -66,7 +66,7 @@ pub fn read(
             )));
         }
     };
-    messages(shared.clone(), source, record)
+    messages(shared.clone(), source, record).await
 }
 
 enum Source {
@@ -186,12 +186,13 @@ impl Drop for Reader {
     }
 }
 
-fn messages(
+async fn messages(
     shared: Arc<Shared>,
     source: Source,
     record: CallRecord,
 ) -> Result<impl Stream<Item = Result<Message>> + use<>> {
-    let (encoder, schema) = Encoder::new(source.schema())?;
+    let schema = source.schema();
+    let (encoder, schema) = shared.work_on(schema.fields().len(), move |_| Encoder::new(schema)).await?;
     let state = State { shared, source, encoder, schema: Some(schema), ahead: None, record };
     Ok(futures::stream::try_unfold(state, |mut state| async move {
         Ok(state.next_message().await?.map(|message| (message, state)))

@@ -22,17 +22,18 @@ use arrow_flight::flight_descriptor::DescriptorType;
 use arrow_flight::{
     FlightDescriptor, FlightEndpoint, FlightInfo, Location, PollInfo, SchemaAsIpc, SchemaResult, Ticket,
 };
+use bytes::Bytes;
 use prost_types::Timestamp;
 use uuid::Uuid;
 
 use super::access::CallRecord;
 use super::auth::{Caller, Role};
-use super::blocking::blocking;
 use super::shared::Shared;
 use super::tickets::{Target, Tickets, table_version};
 use super::{commands, describe};
 use crate::catalog::{Editor, SpoolState, Table};
 use crate::human;
+use crate::memory::Interrupt;
 use crate::planner::{self, JoinSpec};
 use crate::scheduler::{Job, JobId, JobState, Submission};
 use crate::{Context, Error, Result};
@@ -43,7 +44,8 @@ const POLL_WAIT: Duration = Duration::from_millis(250);
 /// What a descriptor asks for.
 enum Asked {
     Table(Arc<Table>),
-    Join(JoinSpec),
+    /// A command, which is yet to be read.
+    Command(Bytes),
     Job(Arc<Job>),
 }
 
@@ -70,15 +72,29 @@ impl Asker {
 ///
 /// # Errors
 /// What is wrong with the descriptor, or refused by the scheduler.
-pub fn flight_info(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) -> Result<FlightInfo> {
-    match asked(shared, asker, &descriptor)? {
-        Asked::Table(table) => Ok(table_info(shared, asker, &table)),
-        Asked::Join(spec) => {
-            let job = submit(shared, asker, spec)?;
-            Ok(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor))
+pub async fn flight_info(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<FlightInfo> {
+    let info = match asked(shared, &asker, &descriptor)? {
+        Asked::Table(table) => {
+            let columns = columns_of(&table.schema);
+            return shared.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await;
         }
-        Asked::Job(job) => Ok(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor)),
-    }
+        Asked::Command(command) => {
+            let submit_and_tell = move |shared: &Shared, interrupt: &Interrupt| {
+                let job = submit(shared, &asker, &command, interrupt)?;
+                job_info(shared, &asker.caller, &job, Listing::All)
+            };
+            shared.work(submit_and_tell).await?
+        }
+        Asked::Job(job) => {
+            let columns = columns_of(&job.plan.join.schema);
+            shared.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::All)).await?
+        }
+    };
+    Ok(info.with_descriptor(descriptor))
+}
+
+fn columns_of(schema: &SchemaRef) -> usize {
+    schema.flattened_fields().len()
 }
 
 /// How far a join is, and what of it can be read. A command submits it and returns at once; the descriptor that comes back
@@ -87,13 +103,17 @@ pub fn flight_info(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor)
 ///
 /// # Errors
 /// As [`flight_info`]; the job's own error once it has failed.
-pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) -> Result<PollInfo> {
-    let job = match asked(shared, asker, &descriptor)? {
+pub async fn poll(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<PollInfo> {
+    let job = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => {
-            return Ok(PollInfo::new().with_info(table_info(shared, asker, &table)).try_with_progress(1.0)?);
+            let columns = columns_of(&table.schema);
+            let info = shared.work_on(columns, move |shared| Ok(table_info(shared, &asker, &table))).await?;
+            return Ok(PollInfo::new().with_info(info).try_with_progress(1.0)?);
         }
-        Asked::Join(spec) => {
-            let job = submit(shared, asker, spec)?;
+        Asked::Command(command) => {
+            let asker = asker.clone();
+            let submitted = shared.work(move |shared, interrupt| submit(shared, &asker, &command, interrupt));
+            let job = submitted.await?;
             shared.readers.polled(job.id);
             job
         }
@@ -116,7 +136,9 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
     // A job is complete a moment before its result is, and only then are all parts listed.
     let complete = status.state == JobState::Complete && job.result.progress().1 != SpoolState::Open;
     let descriptor = poll_descriptor(shared, &asker.caller, job.id);
-    let info = job_info(shared, &asker.caller, &job, Listing::Whole)?.with_descriptor(descriptor.clone());
+    let columns = columns_of(&job.plan.join.schema);
+    let info = shared.work_on(columns, move |shared| job_info(shared, &asker.caller, &job, Listing::Whole)).await?;
+    let info = info.with_descriptor(descriptor.clone());
     let mut poll = PollInfo::new().with_info(info).try_with_progress(if complete { 1.0 } else { status.progress })?;
     if !complete {
         poll.flight_descriptor = Some(descriptor);
@@ -129,13 +151,20 @@ pub async fn poll(shared: &Shared, asker: &Asker, descriptor: FlightDescriptor) 
 ///
 /// # Errors
 /// What is wrong with the descriptor.
-pub fn schema(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Result<SchemaResult> {
-    let schema: SchemaRef = match asked(shared, asker, descriptor)? {
+pub async fn schema(shared: &Arc<Shared>, asker: Asker, descriptor: FlightDescriptor) -> Result<SchemaResult> {
+    let written = |schema: &SchemaRef| Ok(SchemaAsIpc::new(schema, &IpcWriteOptions::default()).try_into()?);
+    let schema: SchemaRef = match asked(shared, &asker, &descriptor)? {
         Asked::Table(table) => table.schema.clone(),
-        Asked::Join(spec) => blocking(|| planner::bind(spec, &shared.catalog))?.schema,
+        Asked::Command(command) => {
+            let bind_and_tell = move |shared: &Shared, interrupt: &Interrupt| {
+                let spec = read_command(shared, &asker, &command)?;
+                written(&planner::bind_interruptible(spec, &shared.catalog, interrupt)?.schema)
+            };
+            return shared.work(bind_and_tell).await;
+        }
         Asked::Job(job) => job.plan.join.schema.clone(),
     };
-    Ok(SchemaAsIpc::new(&schema, &IpcWriteOptions::default()).try_into()?)
+    shared.work_on(columns_of(&schema), move |_| written(&schema)).await
 }
 
 /// All tables and all results that can be fetched, now or once their join is done: those that are the caller's. `prefix` chooses
@@ -143,22 +172,26 @@ pub fn schema(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> 
 ///
 /// # Errors
 /// None of its own.
-pub fn list(shared: &Shared, asker: &Asker, prefix: &str) -> Result<Vec<FlightInfo>> {
-    let tables = shared.catalog.tables();
-    let tables = tables.iter().filter(|table| table.name.starts_with(prefix));
-    let mut infos: Vec<_> = tables.map(|table| table_info(shared, asker, table)).collect();
-    let jobs = shared.scheduler.jobs();
-    let live = jobs.iter().filter(|job| {
+pub async fn list(shared: &Arc<Shared>, asker: Asker, prefix: String) -> Result<Vec<FlightInfo>> {
+    let (mut tables, mut jobs) = (shared.catalog.tables(), shared.scheduler.jobs());
+    tables.retain(|table| table.name.starts_with(&prefix));
+    jobs.retain(|job| {
         prefix.is_empty()
             && asker.caller.may_touch(&job.owner)
             && !matches!(job.status().state, JobState::Failed(_) | JobState::Cancelled)
             && !job.result.is_gone()
     });
-    for job in live {
-        let descriptor = poll_descriptor(shared, &asker.caller, job.id);
-        infos.push(job_info(shared, &asker.caller, job, Listing::All)?.with_descriptor(descriptor));
-    }
-    Ok(infos)
+    let schemas = tables.iter().map(|table| &table.schema).chain(jobs.iter().map(|job| &job.plan.join.schema));
+    let columns = schemas.map(columns_of).sum();
+    let listed = move |shared: &Shared| {
+        let mut infos: Vec<_> = tables.iter().map(|table| table_info(shared, &asker, table)).collect();
+        for job in jobs {
+            let descriptor = poll_descriptor(shared, &asker.caller, job.id);
+            infos.push(job_info(shared, &asker.caller, &job, Listing::All)?.with_descriptor(descriptor));
+        }
+        Ok(infos)
+    };
+    shared.work_on(columns, listed).await
 }
 
 /// The endpoint of an older one, with a ticket that is good for longer.
@@ -223,11 +256,7 @@ fn asked(shared: &Shared, asker: &Asker, descriptor: &FlightDescriptor) -> Resul
             asker.record.set_command(format!("job {id}"));
             Ok(Asked::Job(shared.scheduler.job(id)?))
         }
-        Ok(DescriptorType::Cmd) => {
-            let spec = commands::decode(&descriptor.cmd, &shared.sessions.defaults(asker.session))?;
-            asker.record.set_command(in_words(&spec));
-            Ok(Asked::Join(spec))
-        }
+        Ok(DescriptorType::Cmd) => Ok(Asked::Command(descriptor.cmd.clone())),
         _ => Err(Error::Invalid(
             "the descriptor is neither a path nor a command; use path [\"table\"], or a join command".into(),
         )),
@@ -245,15 +274,21 @@ pub fn table_name(path: &[String]) -> Result<&str> {
     }
 }
 
-fn submit(shared: &Shared, asker: &Asker, spec: JoinSpec) -> Result<Arc<Job>> {
+fn read_command(shared: &Shared, asker: &Asker, command: &[u8]) -> Result<JoinSpec> {
+    let spec = commands::decode(command, &shared.sessions.defaults(asker.session))?;
+    asker.record.set_command(in_words(&spec));
+    Ok(spec)
+}
+
+fn submit(shared: &Shared, asker: &Asker, command: &[u8], interrupt: &Interrupt) -> Result<Arc<Job>> {
+    let spec = read_command(shared, asker, command)?;
     if let Some(into) = &spec.into {
         asker.caller.require(Role::Writer, &format!("keeping the result as table {}", human::asked(into)))?;
     }
     let command = in_words(&spec);
-    // Planning looks through statistics of every column and every strategy.
     let Editor { tenant, is_admin } = asker.caller.editor();
-    let submission = Submission { owner: tenant, is_admin, ..Submission::default() };
-    let job = blocking(|| shared.scheduler.submit_with(spec, submission))?;
+    let submission = Submission { owner: tenant, is_admin, interrupt: interrupt.clone() };
+    let job = shared.scheduler.submit_with(spec, submission)?;
     asker.record.set_command(format!("{command}: job {}", job.id));
     Ok(job)
 }
@@ -339,7 +374,7 @@ fn endpoints(
             count => vec![Location { uri: locations[index % count].clone() }],
         },
         expiration_time: Some(timestamp(data_expires.min(ticket_expires))),
-        app_metadata: bytes::Bytes::new(),
+        app_metadata: Bytes::new(),
     };
     targets.enumerate().map(endpoint).collect()
 }

@@ -54,6 +54,8 @@ pub struct Metrics {
     table_bytes: IntGauge,
     sessions: IntGauge,
     uploads: IntGauge,
+    cpu_work: IntGaugeVec,
+    cpu_work_interrupted: IntCounter,
     tenant_bytes: IntGaugeVec,
 }
 
@@ -164,8 +166,17 @@ impl Metrics {
             reading: Mutex::default(),
             tables: gauge("dovetail_tables", "Tables"),
             table_bytes: gauge("dovetail_table_bytes", "Bytes of all tables"),
+            cpu_work_interrupted: counter(
+                "dovetail_cpu_work_interrupted_total",
+                "Work on the CPU beside the queue that was stopped, because its call was given up or had to end",
+            ),
             sessions: gauge("dovetail_sessions", "Open sessions"),
             uploads: gauge("dovetail_uploads_under_way", "Uploads under way"),
+            cpu_work: gauges(
+                "dovetail_cpu_work",
+                "Work on the CPU beside the queue, such as planning: calls that wait for theirs, and slots in which some is done",
+                &["kind"],
+            ),
             tenant_bytes: gauges(
                 "dovetail_tenant_bytes",
                 "Bytes of tables, uploads and results, by tenant",
@@ -231,6 +242,9 @@ impl Metrics {
         set(self.tables.clone(), tables.len() as u64);
         set(self.table_bytes.clone(), tables.iter().map(|table| table.bytes).sum());
         set(self.uploads.clone(), shared.uploads.under_way() as u64);
+        set(self.cpu_work.with_label_values(&["calls"]), shared.cpu_work.calls() as u64);
+        set(self.cpu_work.with_label_values(&["slots_taken"]), shared.cpu_work.slots_taken() as u64);
+        raise(&self.cpu_work_interrupted, shared.cpu_work.interrupted() as u64);
         self.tenant_bytes.reset();
         for (tenant, usage) in shared.catalog.usage_of_all() {
             set(self.tenant_bytes.with_label_values(&[&tenant]), usage.bytes);

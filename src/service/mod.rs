@@ -23,6 +23,7 @@ mod blocking;
 mod certificate;
 mod commands;
 pub(crate) mod compact;
+mod cpu_work;
 mod deliveries;
 mod describe;
 mod devices;

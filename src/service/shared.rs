@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio_util::sync::CancellationToken;
 
 use super::auth::Authenticator;
+use super::cpu_work::CpuWork;
 use super::deliveries::Deliveries;
 use super::devices::DeviceRates;
 use super::ingest;
@@ -56,6 +57,8 @@ pub struct Shared {
     pub ended: CancellationToken,
     /// Uploads under way.
     pub uploads: Uploads,
+    /// Work on the CPU that calls wait for.
+    pub cpu_work: CpuWork,
     /// What clients have had of their jobs.
     pub deliveries: Deliveries,
     /// Who waits for each job.
@@ -189,6 +192,7 @@ impl Shared {
             (left.running, "job that waits or runs", "jobs that wait or run"),
             (left.awaited, "result that somebody may fetch", "results that somebody may fetch"),
             (self.uploads.under_way(), "upload", "uploads"),
+            (self.cpu_work.calls(), "call that is worked on", "calls that are worked on"),
         ];
         let told = parts.into_iter().filter(|(count, ..)| *count > 0);
         let told = told.map(|(count, one, many)| human::counted_as(count as u64, one, many)).collect::<Vec<_>>();

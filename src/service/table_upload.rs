@@ -11,7 +11,6 @@ use http::{Extensions, HeaderMap};
 
 use super::access::CallRecord;
 use super::auth::{Caller, Role};
-use super::blocking::blocking;
 use super::commands;
 use super::get_info::table_name;
 use super::ingest::{Ack, UploadHandler, UploadSink};
@@ -19,6 +18,9 @@ use super::shared::Shared;
 use crate::catalog::{UploadOptions, UploadStream};
 use crate::human::asked;
 use crate::{Context, Error, Result};
+
+/// What a name takes in options, with all around it, in bytes and roughly.
+const NAME_BYTES: usize = 16;
 
 /// Turns uploads into tables.
 #[derive(Clone, Debug)]
@@ -52,18 +54,23 @@ impl UploadHandler for TableUploads {
                 )
             }));
         }
-        let name = table_name(&descriptor.path)?;
-        record.set_command(name);
-        caller.require(Role::Writer, &format!("uploading table {}", asked(name)))?;
-        let options = options(&app_metadata, extensions.get())?;
-        // A drain waits for uploads under way, so it lets them have the streams that they still need.
-        let is_under_way = |id: &String| self.shared.uploads.is_under_way(&caller.tenant, id);
-        if self.shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
-            return Err(super::access::shutting_down());
-        }
-        let stream = self.shared.uploads.open(caller.editor(), name, schema, options);
-        let stream = stream.context(|| format!("uploading table {}", asked(name)))?;
-        Ok(Box::new(TableSink { name: name.into(), stream, ack: Ack::default(), record, shared: self.shared.clone() }))
+        let name = table_name(&descriptor.path)?.to_owned();
+        record.set_command(&name);
+        caller.require(Role::Writer, &format!("uploading table {}", asked(&name)))?;
+        let header = extensions.get::<OptionsHeader>().cloned();
+        let names = schema.fields().len() + app_metadata.len() / NAME_BYTES;
+        let begun = move |shared: &Shared| {
+            let options = options(&app_metadata, header.as_ref())?;
+            // A drain waits for uploads under way, so it lets them have the streams that they still need.
+            let is_under_way = |id: &String| shared.uploads.is_under_way(&caller.tenant, id);
+            if shared.is_draining() && !options.upload.as_ref().is_some_and(is_under_way) {
+                return Err(super::access::shutting_down());
+            }
+            let stream = shared.uploads.open(caller.editor(), &name, schema, options);
+            Ok((stream.context(|| format!("uploading table {}", asked(&name)))?, name))
+        };
+        let (stream, name) = self.shared.work_on(names, begun).await?;
+        Ok(Box::new(TableSink { name, stream, ack: Ack::default(), record, shared: self.shared.clone() }))
     }
 }
 
@@ -124,9 +131,10 @@ impl UploadSink for TableSink {
     }
 
     async fn finish(self: Box<Self>) -> Result<Ack> {
-        let this = *self;
-        // The order that was declared is checked row by row.
-        blocking(|| this.stream.finish()).context(|| format!("uploading table {:?}", this.name))?;
-        Ok(this.ack)
+        let Self { name, stream, ack, shared, .. } = *self;
+        // The order that was declared is checked row by row, and what was learned of every column is summed up.
+        let finished = shared.work(move |_, interrupt| stream.finish_interruptible(interrupt)).await;
+        finished.context(|| format!("uploading table {name:?}"))?;
+        Ok(ack)
     }
 }

@@ -6,6 +6,7 @@ mod cancelling;
 mod harness;
 mod joins;
 mod life;
+mod planning;
 mod polling;
 mod probes;
 mod security;

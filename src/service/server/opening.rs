@@ -17,6 +17,7 @@ use crate::human::file_failure;
 use crate::memory::{Arena, Budget};
 use crate::scheduler::{Scheduler, SchedulerOptions};
 use crate::service::auth::Authenticator;
+use crate::service::cpu_work::CpuWork;
 use crate::service::deliveries::Deliveries;
 use crate::service::metrics::Metrics;
 use crate::service::readers::Readers;
@@ -116,6 +117,7 @@ pub(super) fn open(settings: &Settings, tell: &dyn Fn(f64)) -> Result<Shared> {
         deliveries: Deliveries::default(),
         ended: CancellationToken::new(),
         uploads,
+        cpu_work: CpuWork::new(),
         readers: Readers::default(),
     })
 }

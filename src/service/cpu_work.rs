@@ -1,0 +1,229 @@
+//! Work on the CPU that calls ask for beside the queue of jobs: commands are read, joins are bound, planned and explained,
+//! statistics are taken, and schemas of thousands of columns are written.
+//!
+//! ```text
+//!   call ─► waits for a slot, without a thread ─► works, on a thread that serves nothing else ─► answer
+//!    └─ given up (client gone, deadline passed, server ends) ─► the work stops at its next check
+//! ```
+//!
+//! There are as many slots as processors. The threads that serve connections only wait for the answer, so that they are there for
+//! other calls, for deadlines and for the end of the server, whatever is asked for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinError;
+
+use super::shared::Shared;
+use crate::memory::Interrupt;
+use crate::{Error, Result, panics};
+
+/// Columns, jobs or arrays that are written or dropped where they come up: a tenth of a millisecond of work.
+const FEW: usize = 256;
+
+/// The slots of a server's work, and the calls that want one.
+#[derive(Debug)]
+pub struct CpuWork {
+    slots: Arc<Semaphore>,
+    slots_max: usize,
+    calls: Arc<AtomicUsize>,
+    interrupted: Arc<AtomicUsize>,
+}
+
+impl CpuWork {
+    /// As many slots as there are processors.
+    pub fn new() -> Self {
+        Self::with_slots(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    fn with_slots(slots_max: usize) -> Self {
+        let slots = Arc::new(Semaphore::new(slots_max));
+        Self { slots, slots_max, calls: Arc::default(), interrupted: Arc::default() }
+    }
+
+    /// Calls that wait for a slot, or for their work.
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Slots in which work is done, whether or not a call still waits for it.
+    pub fn slots_taken(&self) -> usize {
+        self.slots_max - self.slots.available_permits()
+    }
+
+    /// How often work was stopped because its call was given up.
+    pub fn interrupted(&self) -> usize {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Does work for the call that awaits it. The work is to look at its interrupt every few milliseconds.
+    ///
+    /// # Errors
+    /// The work's own; [`Error::Internal`] when it panics.
+    pub async fn run<T, W>(&self, work: W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Interrupt) -> Result<T> + Send + 'static,
+    {
+        let _counted = Counted::new(&self.calls);
+        let slot = self.slots.clone().acquire_owned().await.expect("the slots are never closed");
+        let call = Call::default();
+        let (interrupt, interrupted) = (call.interrupt(), self.interrupted.clone());
+        let working = tokio::task::spawn_blocking(move || {
+            let _slot = slot;
+            let outcome = work(&interrupt);
+            if outcome.is_err() && interrupt.check().is_err() {
+                interrupted.fetch_add(1, Ordering::Relaxed);
+            }
+            outcome
+        });
+        working.await.unwrap_or_else(|error| Err(broken_off(error)))
+    }
+}
+
+impl Default for CpuWork {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shared {
+    /// As [`CpuWork::run`], for work on what the server's calls share.
+    ///
+    /// # Errors
+    /// As [`CpuWork::run`].
+    pub async fn work<T, W>(self: &Arc<Self>, work: W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Self, &Interrupt) -> Result<T> + Send + 'static,
+    {
+        let shared = self.clone();
+        self.cpu_work.run(move |interrupt| work(&shared, interrupt)).await
+    }
+
+    /// As [`Shared::work`], for work on so many columns, jobs or arrays: on few, it is done at once.
+    ///
+    /// # Errors
+    /// As [`CpuWork::run`].
+    pub async fn work_on<T, W>(self: &Arc<Self>, count: usize, work: W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Self) -> Result<T> + Send + 'static,
+    {
+        match count <= FEW {
+            true => work(self),
+            false => self.work(|shared, _| work(shared)).await,
+        }
+    }
+}
+
+/// A call that waits for its work. Dropping it interrupts the work.
+#[derive(Debug, Default)]
+struct Call {
+    is_given_up: Arc<AtomicBool>,
+}
+
+impl Call {
+    fn interrupt(&self) -> Interrupt {
+        let is_given_up = self.is_given_up.clone();
+        Interrupt::by(move || match is_given_up.load(Ordering::Relaxed) {
+            true => Err(Error::Cancelled("the call was given up before it was done".into())),
+            false => Ok(()),
+        })
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One of the calls, until it is dropped.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(calls: &Arc<AtomicUsize>) -> Self {
+        calls.fetch_add(1, Ordering::Relaxed);
+        Self(calls.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn broken_off(error: JoinError) -> Error {
+    match error.try_into_panic() {
+        Ok(panic) => Error::Internal(format!("working on the call panicked: {}", panics::message(&*panic))),
+        // The runtime ends.
+        Err(_) => Error::Unavailable("the server ended before the call was done; try again on another one".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    async fn eventually(mut holds: impl FnMut() -> bool) {
+        while !holds() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Works until it is interrupted.
+    fn until_interrupted(interrupt: &Interrupt) -> Result<()> {
+        loop {
+            interrupt.check()?;
+            std::thread::yield_now();
+        }
+    }
+
+    #[tokio::test]
+    async fn work_stops_when_its_call_is_given_up_and_the_next_one_has_its_slot() {
+        let work = Arc::new(CpuWork::with_slots(1));
+        let call = |work: &Arc<CpuWork>| {
+            let work = work.clone();
+            tokio::spawn(async move { work.run(until_interrupted).await })
+        };
+        let (first, second) = (call(&work), call(&work));
+        eventually(|| work.calls() == 2 && work.slots_taken() == 1).await;
+        second.abort();
+        eventually(|| work.calls() == 1).await;
+        first.abort();
+        eventually(|| work.calls() == 0 && work.slots_taken() == 0).await;
+        assert_eq!(work.interrupted(), 1, "the second call never had the slot");
+        assert_eq!(work.run(|_| Ok(7)).await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_waits_for_a_slot_takes_no_thread_and_leaves_when_it_is_given_up() {
+        let work = Arc::new(CpuWork::with_slots(1));
+        let (end, ended) = mpsc::channel::<()>();
+        let long = tokio::spawn({
+            let work = work.clone();
+            async move { work.run(move |_| Ok(ended.recv().is_err())).await }
+        });
+        eventually(|| work.slots_taken() == 1).await;
+        let waiting = tokio::time::timeout(std::time::Duration::from_millis(20), work.run(|_| Ok(())));
+        assert!(waiting.await.is_err(), "the slot is taken");
+        assert_eq!((work.calls(), work.slots_taken()), (1, 1));
+        drop(end);
+        assert_eq!(long.await.unwrap(), Ok(true));
+        assert_eq!(work.slots_taken(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_the_failure_of_its_call_and_gives_the_slot_back() {
+        let work = CpuWork::with_slots(1);
+        let outcome: Result<()> = work.run(|_| panic!("no such column")).await;
+        assert_eq!(outcome, Err(Error::Internal("working on the call panicked: no such column".into())));
+        assert_eq!((work.calls(), work.slots_taken()), (0, 0));
+        assert_eq!(work.run(|_| Ok(7)).await, Ok(7));
+    }
+}
