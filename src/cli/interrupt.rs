@@ -1,23 +1,25 @@
 //! Ctrl-C, and the SIGTERM that a script's time limit sends: what was begun is undone before the process ends.
 //!
 //! A command line that waits for [`interrupted`] has its work dropped, says what became of it, and exits with 128 and the
-//! number of the signal, as shells do. All others end at once, as any process does.
+//! number of the signal, as shells do. A second signal ends it at once, whatever it waits for. All others end at once, as any
+//! process does.
 
 use std::process::ExitCode;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::signals::{STATUS_BASE, exit_by_second};
 use crate::{Error, Result};
 
 /// The signal that came; 0 for none.
 static SIGNAL: AtomicU8 = AtomicU8::new(0);
 
-/// What a shell adds to a signal's number to make an exit status of it.
-const STATUS_BASE: u8 = 128;
-
 /// Comes back when somebody interrupts the process, with the word for it.
 pub async fn interrupted() -> &'static str {
+    static SECOND: Once = Once::new();
+    SECOND.call_once(exit_by_second);
     let (number, name) = tokio::select! {
         () = received(SignalKind::interrupt()) => (SignalKind::interrupt().as_raw_value(), "interrupted"),
         () = received(SignalKind::terminate()) => (SignalKind::terminate().as_raw_value(), "told to end"),

@@ -31,6 +31,7 @@ mod put;
 mod rows;
 mod serve;
 mod settings;
+mod signals;
 mod tables;
 #[cfg(test)]
 mod tests;

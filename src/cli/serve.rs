@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::settings::{Layered, misspelt_variables};
+use super::signals::{END_WITHIN, EndSignals};
 use super::{logging, output};
 use crate::human::file_failure;
 use crate::service::Server;
@@ -87,15 +88,19 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     misspelt_variables().iter().for_each(|remark| tracing::warn!("{remark}"));
     raise_file_limit();
     let runtime = super::runtime()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         logging::outlive_full_files()?;
         let server = Server::start(settings).await?;
+        let signals = EndSignals::listen(Duration::from_secs(settings.drain_seconds))?;
         let (flight, admin) = (server.flight_address(), server.admin_address());
         announce(settings, flight, admin);
         // Until the server has stopped.
         let _ready = ready.map(|ready| ready.write(flight, admin)).transpose()?;
-        server.run().await
-    })
+        server.serve_until(signals.nth(1), signals.nth(2)).await
+    });
+    // Work that nothing waits for any more must not hold the process.
+    runtime.shutdown_timeout(END_WITHIN);
+    outcome
 }
 
 /// Lets the process have as many files open as the system allows it, which is often more than it is given at first: each connection

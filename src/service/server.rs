@@ -41,7 +41,7 @@ use super::{
 };
 use crate::human;
 use crate::memory::{GrowingAhead, human_bytes};
-use crate::{Context, Error, Result};
+use crate::{Error, Result};
 
 /// HTTP/2 frames, in bytes. The default of 16 KiB costs a system call and a wake-up for each; a quarter to a third more
 /// CPU on an upload.
@@ -224,37 +224,6 @@ impl Server {
     /// What the server's calls share: its catalog, scheduler and counters.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
-    }
-
-    /// Serves until SIGTERM or SIGINT, then drains; a second signal ends it at once.
-    ///
-    /// # Errors
-    /// When signals cannot be listened for, or the listener broke off.
-    pub async fn run(self) -> Result<()> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut terminate = signal(SignalKind::terminate()).context(|| "listening for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context(|| "listening for SIGINT")?;
-        let (signals, _) = watch::channel(0);
-        let counted = signals.clone();
-        let counting = tokio::spawn(async move {
-            loop {
-                let name = tokio::select! {
-                    _ = terminate.recv() => "SIGTERM",
-                    _ = interrupt.recv() => "SIGINT",
-                };
-                tracing::info!("{name} received");
-                counted.send_modify(|count| *count += 1);
-            }
-        });
-        let nth = |wanted: u32| {
-            let mut signals = signals.subscribe();
-            async move {
-                let _ = signals.wait_for(|count| *count >= wanted).await;
-            }
-        };
-        let outcome = self.serve_until(nth(1), nth(2)).await;
-        counting.abort();
-        outcome
     }
 
     /// Serves until `drain` is ready, then ends in two steps. What was admitted is served as before while jobs run,

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -51,7 +51,11 @@ pub fn begin(folder: &Path, arguments: &[&str]) -> Child {
 
 /// What Ctrl-C sends.
 pub fn send_interrupt(child: &Child) {
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    send(child, "-INT");
+}
+
+fn send(child: &Child, signal: &str) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
 /// Generous: the machine may be busy.
@@ -212,18 +216,24 @@ impl Server {
         self.folder.path()
     }
 
-    /// Asks the server to end, as an operator would.
-    pub fn send_terminate(&self) {
-        assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
+    /// Asks the server to end, as an operator would, and waits for it.
+    pub fn terminate(mut self) -> ExitStatus {
+        self.send("-TERM");
+        let status = self.wait();
+        assert!(!self.path().join("ready.json").exists(), "a server that has ended is not ready");
+        status
     }
 
-    /// The same, and waits for its end.
-    pub fn terminate(mut self) -> std::process::ExitStatus {
-        self.send_terminate();
+    /// Sends the server a signal.
+    pub fn send(&self, signal: &str) {
+        send(&self.child, signal);
+    }
+
+    /// Waits for the server's end.
+    pub fn wait(&mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                assert!(!self.path().join("ready.json").exists(), "a server that has ended is not ready");
                 return status;
             }
             assert!(start.elapsed() < Duration::from_secs(60), "the server does not end: {}", self.log());

@@ -2,6 +2,7 @@
 
 mod bench;
 mod client;
+mod ending;
 mod harness;
 mod lost_server;
 mod outputs;

@@ -169,7 +169,7 @@ fn a_server_whose_log_nobody_reads_ends_at_the_second_signal_too() {
             input.as_mut().unwrap().write_all("1\n".repeat(10_000).as_bytes()).unwrap();
             server.metric("dovetail_uploads_under_way") > 0.0
         });
-        server.send_terminate();
+        server.send("-TERM");
         wait_until("the server to drain", || !server.admin("/readyz").starts_with("HTTP/1.0 200"));
         end(server);
         drop(input);

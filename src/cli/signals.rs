@@ -1,0 +1,187 @@
+//! Signals that end the process however busy or stuck it is, by threads that do nothing else: they wait for no runtime, for no work or
+//! lock of other threads, and for no output.
+//!
+//! ```text
+//!   SIGTERM, SIGINT ─► thread "signals" ─┬─► the server: the first drains it, the second ends it
+//!                                        └─► thread "last resort": exits, unless the process ends in time by itself
+//! ```
+//!
+//! Processes of devices end when the server's has.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+use tokio::sync::watch;
+
+use crate::{Context, Error, Result};
+
+/// What a shell adds to a signal's number to make an exit status of it.
+pub const STATUS_BASE: u8 = 128;
+
+/// How long a server may take to tell its clients that it ends, and to end.
+pub const END_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long the process waits for the line in its log that says why it exits: output may block.
+const SAID_WITHIN: Duration = Duration::from_millis(100);
+
+/// A signal that comes sooner after the first is the same one: `timeout` sends it to its command, and then to the command's group.
+const SECOND_AFTER: Duration = Duration::from_millis(200);
+
+/// The signals that a server has received.
+pub struct EndSignals {
+    numbers: watch::Receiver<Vec<i32>>,
+}
+
+impl EndSignals {
+    /// Listens until the process ends, which is a second after the second signal, or after the drain's limit, at the latest.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the system gives no thread, or no signals.
+    pub fn listen(drain_limit: Duration) -> Result<Self> {
+        let mut signals = Signals::new([SIGTERM, SIGINT]).context(|| "listening for SIGTERM and SIGINT")?;
+        let (to_last_resort, of_signals) = channel();
+        let (told, numbers) = watch::channel(Vec::new());
+        spawn("last resort", move || exit_in_time(&of_signals, drain_limit))?;
+        spawn("signals", move || {
+            for number in signals.forever() {
+                let _ = to_last_resort.send(number);
+                told.send_modify(|numbers| numbers.push(number));
+            }
+        })?;
+        Ok(Self { numbers })
+    }
+
+    /// Comes back when so many signals were received.
+    pub async fn nth(&self, wanted: usize) {
+        let mut numbers = self.numbers.clone();
+        // The thread that tells of them lives as long as the process.
+        let Ok(received) = numbers.wait_for(|numbers| numbers.len() >= wanted).await else { return };
+        let name = low_level::signal_name(received[wanted - 1]).unwrap_or("a signal");
+        drop(received);
+        tracing::info!("{name} received");
+    }
+}
+
+/// Exits when the server has not ended in time: by the drain's limit, or by the second signal. A third one is not waited for.
+fn exit_in_time(signals: &Receiver<i32>, drain_limit: Duration) {
+    let Ok(first) = signals.recv() else { return };
+    let number = match signals.recv_timeout(drain_limit.saturating_add(END_WITHIN)) {
+        Ok(second) => signals.recv_timeout(END_WITHIN).unwrap_or(second),
+        Err(_) => first,
+    };
+    let _ = spawn("last words", || tracing::error!("the server does not end by itself: the process exits"));
+    thread::sleep(SAID_WITHIN);
+    exit(number)
+}
+
+/// Lets a second signal end a command that the first one interrupts. Where the system gives no thread, the process ends as its work
+/// does.
+pub fn exit_by_second() {
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
+    let _ = spawn("signals", move || {
+        let mut signals = signals.forever();
+        let first = signals.next().map(|_| Instant::now());
+        let is_second = |_: &i32| first.is_some_and(|first| first.elapsed() >= SECOND_AFTER);
+        if let Some(number) = signals.find(is_second) {
+            exit(number);
+        }
+    });
+}
+
+/// Ends the process without destructors or a flush.
+fn exit(number: i32) -> ! {
+    low_level::exit(i32::from(STATUS_BASE) + number)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let spawned = thread::Builder::new().name(name.into()).spawn(body);
+    spawned.map(drop).map_err(|error| Error::Unavailable(format!("starting the thread {name:?}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// Says in which way the process of a test is to be stuck.
+    const HOW: &str = "DOVETAIL_STUCK";
+
+    /// A process that hears no signal but by these threads, and holds its output.
+    #[test]
+    #[ignore = "the other tests run it, in a process of its own"]
+    fn stuck() {
+        match std::env::var(HOW).as_deref() {
+            Ok("command") => exit_by_second(),
+            Ok(drain_seconds) => {
+                let drain_limit = Duration::from_secs(drain_seconds.parse().unwrap());
+                drop(EndSignals::listen(drain_limit).unwrap());
+            }
+            Err(_) => panic!("it would run for ever"),
+        }
+        println!("stuck");
+        let _output = (std::io::stdout().lock(), std::io::stderr().lock());
+        loop {
+            thread::park();
+        }
+    }
+
+    fn start_stuck(how: &str) -> Child {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "cli::signals::tests::stuck", "--ignored", "--nocapture"])
+            .env(HOW, how)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().ends_with("stuck")), "it does not start");
+        child
+    }
+
+    fn send(child: &Child, signal: &str) {
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// The status that a process exits with.
+    fn status(mut child: Child) -> Option<i32> {
+        let start = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            if start.elapsed() > Duration::from_secs(60) {
+                child.kill().unwrap();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        child.wait().unwrap().code()
+    }
+
+    #[test]
+    fn a_second_signal_ends_a_server_that_is_stuck() {
+        let server = start_stuck("3600");
+        send(&server, "-TERM");
+        send(&server, "-INT");
+        assert_eq!(status(server), Some(130));
+    }
+
+    #[test]
+    fn the_limit_of_the_drain_ends_a_server_that_is_stuck() {
+        let server = start_stuck("0");
+        send(&server, "-TERM");
+        assert_eq!(status(server), Some(143));
+    }
+
+    #[test]
+    fn a_second_signal_ends_a_command_that_is_stuck() {
+        let mut command = start_stuck("command");
+        send(&command, "-TERM");
+        thread::sleep(2 * SECOND_AFTER);
+        assert!(command.try_wait().unwrap().is_none(), "it undoes what it has begun");
+        send(&command, "-INT");
+        assert_eq!(status(command), Some(130));
+    }
+}

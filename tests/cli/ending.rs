@@ -1,0 +1,79 @@
+//! Signals that end a server whose processors are busy with what clients ask for.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Child;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int32Array, RecordBatch};
+use arrow::ipc::writer::FileWriter;
+
+use super::harness::{Server, begin, stderr, wait_until};
+
+/// Columns of a table whose join with itself takes seconds to plan for some devices.
+const COLUMNS: usize = 50_000;
+
+fn write_wide(path: &Path) {
+    let values: ArrayRef = Arc::new(Int32Array::from(vec![1, 2, 3]));
+    let batch = RecordBatch::try_from_iter((0..COLUMNS).map(|column| (format!("c{column}"), values.clone()))).unwrap();
+    let mut writer = FileWriter::try_new(File::create(path).unwrap(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+}
+
+/// A server that plans as many joins as it can at a time, and one more that waits, with the commands that asked for them.
+fn busy(arguments: &[&str]) -> (Server, Vec<Child>) {
+    let server = Server::start(&[&["--devices", "host:8", "--device-memory", "16MiB"], arguments].concat());
+    write_wide(&server.path().join("wide.arrow"));
+    server.ok(&["put", "wide.arrow"]);
+    let slots = std::thread::available_parallelism().unwrap().get();
+    let explain = ["explain", "wide", "wide", "--on", "c0", "--server", &server.flight];
+    let commands = (0..=slots).map(|_| begin(server.path(), &explain)).collect();
+    let is_busy = || server.metric("dovetail_cpu_work{kind=\"slots_taken\"}") == slots as f64;
+    wait_until("all slots to be taken", is_busy);
+    (server, commands)
+}
+
+/// Waits for the commands, of which the last ones had no answer.
+fn expect_failures(commands: Vec<Child>) {
+    for command in commands {
+        let output = command.wait_with_output().unwrap();
+        assert!(!output.status.success() && stderr(&output).starts_with("error: "), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn two_signals_end_a_server_that_plans_as_many_joins_as_it_can() {
+    let (mut server, commands) = busy(&["--drain-seconds", "3600"]);
+    // Whoever asks for little is answered meanwhile.
+    server.ok(&["topology"]);
+    server.send("-TERM");
+    wait_until("the drain", || server.log().contains("draining: "));
+    server.send("-INT");
+    // By itself, or, on a machine that gives it no time for that, by the last resort.
+    let status = server.wait().code();
+    assert!(matches!(status, Some(0 | 130)), "{status:?}: {}", server.log());
+    expect_failures(commands);
+}
+
+#[test]
+fn the_limit_of_the_drain_ends_a_server_that_plans_as_many_joins_as_it_can() {
+    let (mut server, commands) = busy(&["--drain-seconds", "0"]);
+    server.send("-TERM");
+    let status = server.wait().code();
+    assert!(matches!(status, Some(0 | 143)), "{status:?}: {}", server.log());
+    expect_failures(commands);
+}
+
+#[test]
+fn planning_stops_when_the_command_that_asked_for_it_is_killed() {
+    let (server, commands) = busy(&[]);
+    for mut command in commands {
+        command.kill().unwrap();
+        command.wait().unwrap();
+    }
+    let work = |kind: &str| server.metric(&format!("dovetail_cpu_work{{kind=\"{kind}\"}}"));
+    wait_until("all slots to be free", || work("slots_taken") == 0.0 && work("calls") == 0.0);
+    assert!(server.metric("dovetail_cpu_work_interrupted_total") >= 1.0, "none was planned to its end");
+    assert_eq!(server.terminate().code(), Some(0));
+}
