@@ -58,8 +58,8 @@ fn check_children(array: &ArrayRef, hidden: Option<&NullBuffer>) -> Result<()> {
     use DataType as T;
     match array.data_type() {
         T::Struct(fields) => {
-            let columns = fields.iter().zip(array.as_struct().columns());
-            columns.map(|(field, column)| check(field, column, hidden)).collect()
+            let mut columns = fields.iter().zip(array.as_struct().columns());
+            columns.try_for_each(|(field, column)| check(field, column, hidden))
         }
         T::FixedSizeList(field, size) => {
             let hidden = hidden.map(|hidden| hidden.expand(*size as usize));

@@ -190,8 +190,6 @@ fn fields_may_come_in_any_order_with_unknown_ones_between() {
     assert_eq!(arena.budget().used_bytes(), 0);
 }
 
-/// A batch as Arrow's own writer and reader give it back.
-
 fn permutations(of: &[usize]) -> Vec<Vec<usize>> {
     if of.is_empty() {
         return vec![vec![]];
