@@ -1,7 +1,8 @@
 //! Random nested arrays, from client to client: up, down, through joins, and through files of the command line. Each comes
 //! back row by row as it went in, whatever was sliced on the way.
 //!
-//! `DOVETAIL_NESTED_ARRAYS` says how many arrays; `DOVETAIL_TEST_DEVICE=cuda` runs the joins on the first GPU.
+//! `DOVETAIL_NESTED_ARRAYS` says how many arrays, 500 by default and 10,000 in the long form. `DOVETAIL_TEST_DEVICE=cuda` runs the
+//! joins on the first GPU, and `DOVETAIL_TEST_BINARY` names the server where it was built elsewhere.
 
 mod arrays;
 #[path = "../cli/harness.rs"]
