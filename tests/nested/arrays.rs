@@ -99,10 +99,21 @@ pub fn random_type_of(rng: &mut StdRng, depth: usize, leaves: &[DataType]) -> Da
         }
         _ if depth > 0 => {
             let inner = random_type_of(rng, depth - 1, leaves);
-            let is_nullable = matches!(inner, DataType::Null) || rng.random_bool(0.7);
+            let is_nullable = has_null_rows(&inner) || rng.random_bool(0.7);
             nested_types(&inner, is_nullable).choose(rng).unwrap().clone()
         }
         _ => leaf,
+    }
+}
+
+/// True for types of which some rows are null whatever is in their buffers.
+pub fn has_null_rows(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Null => true,
+        DataType::RunEndEncoded(_, values) => has_null_rows(values.data_type()),
+        DataType::Dictionary(_, values) => has_null_rows(values),
+        DataType::Union(fields, _) => fields.iter().any(|(_, field)| has_null_rows(field.data_type())),
+        _ => false,
     }
 }
 

@@ -29,7 +29,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use tonic::transport::Channel;
 
-use arrays::{leaf_types, random_batch, random_type, random_type_of};
+use arrays::{has_null_rows, leaf_types, random_batch, random_type, random_type_of};
 use harness::Server;
 use values::{value, values};
 
@@ -151,7 +151,7 @@ fn random_table(rng: &mut StdRng, fields: &[Field], keys: &[i64]) -> Vec<RecordB
 fn random_fields(rng: &mut StdRng, prefix: &str) -> Vec<Field> {
     let field = |at| {
         let data_type = random_type(rng, DEPTH);
-        let is_nullable = data_type == DataType::Null || rng.random_bool(0.8);
+        let is_nullable = has_null_rows(&data_type) || rng.random_bool(0.8);
         Field::new(format!("{prefix}{at}"), data_type, is_nullable)
     };
     (0..COLUMNS).map(field).collect()
