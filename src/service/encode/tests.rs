@@ -153,9 +153,9 @@ fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
 #[test]
 fn rows_that_share_one_large_value_go_together() {
     let shared = |bytes: usize| {
-        let mut views = BinaryViewBuilder::new();
-        let value = views.append_block(vec![7; bytes].into());
-        (0..50_000).for_each(|_| views.try_append_view(value, 0, bytes as u32).unwrap());
+        let mut views = BinaryViewBuilder::new().with_deduplicate_strings();
+        let value = vec![7; bytes];
+        (0..50_000).for_each(|_| views.append_value(&value));
         batch_of(Arc::new(views.finish()))
     };
     // Between them, one row that is as large by itself.
