@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arrow::array::{
     Array, ArrayDataBuilder, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, GenericListViewArray, MapArray,
     MutableArrayData, OffsetSizeTrait, PrimitiveArray, RecordBatch, RecordBatchOptions, RunArray, StructArray,
-    UnionArray, make_array, new_empty_array,
+    UnionArray, make_array,
 };
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{
@@ -154,7 +154,10 @@ fn compact_union(union: &UnionArray) -> Result<UnionArray> {
 fn compact_runs<R: RunEndIndexType>(runs: &RunArray<R>) -> Result<ArrayRef> {
     let data = runs.to_data();
     if runs.is_empty() {
-        return Ok(new_empty_array(data.data_type()));
+        // The values' dictionaries stay: other slices of the batch refer to them.
+        let (ends, values) = (PrimitiveArray::<R>::from_iter_values([]), compact_array(&runs.values().slice(0, 0))?);
+        let builder = ArrayDataBuilder::new(data.data_type().clone()).len(0);
+        return Ok(make_array(builder.child_data(vec![ends.to_data(), values.to_data()]).build()?));
     }
     let (first, last) = (runs.get_start_physical_index(), runs.get_end_physical_index());
     let (offset, len) = (runs.offset(), runs.len());
