@@ -146,6 +146,13 @@ struct UnderWay {
     row_bytes_mean: f64,
 }
 
+/// Rows that were encoded and are not queued.
+struct Tried {
+    message: Message,
+    /// Number of ready messages after the dictionaries of these rows.
+    ready: usize,
+}
+
 impl std::fmt::Debug for Encoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Encoder").field("row_bytes", &self.row_bytes).finish_non_exhaustive()
@@ -232,29 +239,52 @@ impl Encoder {
 
     /// Encodes at most `wanted` rows from `start`, and returns how many it was.
     fn encode_rows(&mut self, batch: &RecordBatch, start: usize, wanted: usize) -> Result<usize> {
-        let whole = self.encode_some(batch, start, wanted)?;
-        if wanted <= 1 || self.fits(&whole) {
-            return self.accept(whole, wanted);
+        let whole = self.try_rows(batch, start, wanted)?;
+        if wanted <= 1 || self.fits(&whole.message) {
+            return self.accept(whole.message, wanted);
         }
-        let (mut count, mut bytes) = (wanted, whole.body_bytes);
+        let (mut count, mut bytes) = (wanted, whole.message.body_bytes);
         loop {
             let fitting = count as f64 * (self.target_bytes as f64 / bytes as f64);
             let fewer = (fitting as usize).clamp(1, count / 2);
-            let message = self.encode_some(batch, start, fewer)?;
-            let bytes_before = std::mem::replace(&mut bytes, message.body_bytes);
+            let tried = self.try_rows(batch, start, fewer)?;
+            let bytes_before = std::mem::replace(&mut bytes, tried.message.body_bytes);
             // Rows may share what takes the most room, and then every message carries it, however few rows it has: the
             // fewer messages, the better. The other rows tell it from one row that is large by itself.
-            if !self.fits(&message) && bytes > bytes_before / 10 * 9 {
-                let others = self.encode_some(batch, start + fewer, count - fewer)?;
-                if others.body_bytes > bytes_before / 2 {
+            if !self.fits(&tried.message) && bytes > bytes_before / 10 * 9 {
+                let others = self.try_rows(batch, start + fewer, count - fewer)?;
+                if others.message.body_bytes > bytes_before / 2 {
+                    let whole = self.behind_its_dictionaries(whole, batch, start, wanted)?;
                     self.queue(whole)?;
                     return Ok(wanted);
                 }
             }
             count = fewer;
-            if count == 1 || self.fits(&message) {
+            if count == 1 || self.fits(&tried.message) {
+                let message = self.behind_its_dictionaries(tried, batch, start, count)?;
                 return self.accept(message, count);
             }
+        }
+    }
+
+    /// Encodes rows that may turn out to be too many.
+    fn try_rows(&mut self, batch: &RecordBatch, start: usize, count: usize) -> Result<Tried> {
+        let slice = compact(&batch.slice(start, count))?;
+        let message = self.encode_slice(&slice)?;
+        Ok(Tried { message, ready: self.ready.len() })
+    }
+
+    /// The message of rows that were tried. A later try may have sent other dictionaries, and then the rows are encoded again.
+    fn behind_its_dictionaries(
+        &mut self,
+        tried: Tried,
+        batch: &RecordBatch,
+        start: usize,
+        count: usize,
+    ) -> Result<Message> {
+        match tried.ready == self.ready.len() {
+            true => Ok(tried.message),
+            false => self.try_rows(batch, start, count).map(|again| again.message),
         }
     }
 
@@ -278,11 +308,6 @@ impl Encoder {
         }
         self.ready.push_back(message);
         Ok(())
-    }
-
-    fn encode_some(&mut self, batch: &RecordBatch, start: usize, count: usize) -> Result<Message> {
-        let slice = compact(&batch.slice(start, count))?;
-        self.encode_slice(&slice)
     }
 
     /// Encodes a slice, queues its new dictionaries, and returns its rows' message.

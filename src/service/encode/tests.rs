@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use arrow::array::{
     BinaryViewArray, BinaryViewBuilder, DictionaryArray, Int32Array, Int64Array, LargeListArray, ListArray,
-    RecordBatchOptions, StringArray, StringViewArray, StructArray, UnionArray,
+    RecordBatchOptions, RunArray, StringArray, StringViewArray, StructArray, UnionArray,
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::compute::concat_batches;
@@ -148,6 +148,35 @@ fn sparse_unions_inside_of_lists_are_cut_with_their_rows() {
     let lists = ListArray::new(item, OffsetBuffer::from_lengths(std::iter::repeat_n(2, rows as usize)), union, None);
     let messages = check_round_trip(batch_of(Arc::new(lists)));
     assert!(messages.len() > 2, "{} messages", messages.len());
+}
+
+/// The first row goes alone, after the rows behind it were tried, whose runs have no values.
+#[test]
+fn rows_come_behind_their_own_dictionaries() {
+    let rows = 100;
+    let text = StringArray::from_iter_values((0..rows).map(|row| "x".repeat(if row == 0 { 6_000_000 } else { 1 })));
+    let values = StringArray::from(vec!["a", "b", "c"]);
+    let dictionary = DictionaryArray::<Int32Type>::new(Int32Array::from(vec![2, 1]), Arc::new(values));
+    let runs: ArrayRef = Arc::new(RunArray::try_new(&Int32Array::from(vec![1, 2]), &dictionary).unwrap());
+    let item = Arc::new(Field::new("item", runs.data_type().clone(), true));
+    let lengths = (0..rows).map(|row| if row == 0 { 2 } else { 0 });
+    let lists = ListArray::new(item, OffsetBuffer::from_lengths(lengths), runs, None);
+    let columns: [(&str, ArrayRef); 2] = [("t", Arc::new(text)), ("l", Arc::new(lists))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let back = decoded(messages_of(std::slice::from_ref(&batch)));
+    let [first, ..] = &back[..] else { panic!("no batches") };
+    assert_eq!(first.num_rows(), 1, "the large row goes alone");
+    let came = first.column(1).as_list::<i32>().value(0);
+    let runs = came.as_run::<Int32Type>().downcast::<DictionaryArray<Int32Type>>().unwrap();
+    let came: Vec<&str> = (0..2)
+        .map(|row| {
+            let dictionary = runs.values();
+            let key = dictionary.keys().value(runs.run_array().get_physical_index(row));
+            dictionary.values().as_string::<i32>().value(key as usize)
+        })
+        .collect();
+    assert_eq!(came, ["c", "b"]);
+    assert_eq!(back.iter().map(RecordBatch::num_rows).sum::<usize>(), rows);
 }
 
 #[test]
