@@ -263,6 +263,7 @@ fn gather_values_once(
     arena: &Arena,
 ) -> Result<(UInt32Array, ArrayRef)> {
     let batches: Vec<&dyn AnyDictionaryArray> = arrays.iter().map(|array| array.as_any_dictionary()).collect();
+    let value_index = value_index_of(batches.first().map(|batch| batch.keys().data_type()));
     // Batches that share a dictionary follow each other.
     let mut dictionaries: Vec<&ArrayRef> = Vec::new();
     let mut dictionary_of: Vec<usize> = Vec::with_capacity(batches.len());
@@ -296,22 +297,22 @@ fn gather_values_once(
     Ok((keys, values))
 }
 
-/// The key of a row, as an index of the dictionary; `None` for a null.
-fn value_index(keys: &dyn Array, row: usize) -> Option<usize> {
-    fn index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> usize {
-        keys.as_primitive::<K>().value(row).as_usize()
+/// Reads the key of a row as an index of the dictionary; `None` for a null.
+fn value_index_of(key_type: Option<&DataType>) -> fn(&dyn Array, usize) -> Option<usize> {
+    fn value_index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> Option<usize> {
+        let keys = keys.as_primitive::<K>();
+        keys.is_valid(row).then(|| keys.value(row).as_usize())
     }
-    let index = match keys.data_type() {
-        DataType::Int8 => index::<Int8Type>,
-        DataType::Int16 => index::<Int16Type>,
-        DataType::Int32 => index::<Int32Type>,
-        DataType::Int64 => index::<Int64Type>,
-        DataType::UInt8 => index::<UInt8Type>,
-        DataType::UInt16 => index::<UInt16Type>,
-        DataType::UInt32 => index::<UInt32Type>,
-        _ => index::<UInt64Type>,
-    };
-    keys.is_valid(row).then(|| index(keys, row))
+    match key_type {
+        Some(DataType::Int8) => value_index::<Int8Type>,
+        Some(DataType::Int16) => value_index::<Int16Type>,
+        Some(DataType::Int32) => value_index::<Int32Type>,
+        Some(DataType::Int64) => value_index::<Int64Type>,
+        Some(DataType::UInt8) => value_index::<UInt8Type>,
+        Some(DataType::UInt16) => value_index::<UInt16Type>,
+        Some(DataType::UInt32) => value_index::<UInt32Type>,
+        _ => value_index::<UInt64Type>,
+    }
 }
 
 #[cfg(test)]
