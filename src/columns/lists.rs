@@ -18,7 +18,7 @@ pub fn list_array<O: OffsetSizeTrait>(
     values: ArrayRef,
     nulls: Option<NullBuffer>,
 ) -> Result<GenericListArray<O>, ArrowError> {
-    if field.is_nullable() || !values.is_nullable() || values.logical_null_count() > 0 {
+    if !only_seems_null(field, &values) {
         return GenericListArray::try_new(field.clone(), offsets, values, nulls);
     }
     let data_type = GenericListArray::<O>::DATA_TYPE_CONSTRUCTOR(field.clone());
@@ -37,13 +37,18 @@ pub fn list_view_array<O: OffsetSizeTrait>(
     values: ArrayRef,
     nulls: Option<NullBuffer>,
 ) -> Result<GenericListViewArray<O>, ArrowError> {
-    if field.is_nullable() || !values.is_nullable() || values.logical_null_count() > 0 {
+    if !only_seems_null(field, &values) {
         return GenericListViewArray::try_new(field.clone(), offsets, sizes, values, nulls);
     }
     let data_type = GenericListViewArray::<O>::DATA_TYPE_CONSTRUCTOR(field.clone());
     let rows = offsets.len();
     let buffers = vec![offsets.into_inner(), sizes.into_inner()];
     Ok(GenericListViewArray::from(assemble(data_type, rows, buffers, &values, nulls)?))
+}
+
+/// True if Arrow's constructors would refuse the values for nulls that no row has.
+fn only_seems_null(field: &FieldRef, values: &ArrayRef) -> bool {
+    !field.is_nullable() && values.is_nullable() && values.logical_null_count() == 0
 }
 
 fn assemble(
