@@ -175,15 +175,10 @@ impl Table {
 
     /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.
     /// The first call passes over the column on all processors, which takes about a nanosecond per row of numbers on each.
-    pub fn sketch(&self, column: usize) -> Option<&Sketch> {
-        self.sketch_interruptible(column, &Interrupt::default()).unwrap_or_default()
-    }
-
-    /// As [`sketch`](Self::sketch), unless it is interrupted.
     ///
     /// # Errors
     /// The interrupt's.
-    pub fn sketch_interruptible(&self, column: usize, interrupt: &Interrupt) -> Result<Option<&Sketch>> {
+    pub fn sketch(&self, column: usize, interrupt: &Interrupt) -> Result<Option<&Sketch>> {
         let asked = &self.asked[column];
         let sketch = || {
             let sketch = self.collectors[column].sketch_interruptible(self.arrays(column), interrupt)?;
@@ -195,19 +190,10 @@ impl Table {
     /// Which combinations of values rows have in those columns, each with whether its nulls are values: a row that has another null
     /// has none. `None` where a column is of a type without order, and for a table that is there as statistics only. The first
     /// call passes over the columns on all processors.
-    pub fn combination(&self, columns: &[(usize, bool)]) -> Option<Arc<Combination>> {
-        self.combination_interruptible(columns, &Interrupt::default()).unwrap_or_default()
-    }
-
-    /// As [`combination`](Self::combination), unless it is interrupted.
     ///
     /// # Errors
     /// The interrupt's.
-    pub fn combination_interruptible(
-        &self,
-        columns: &[(usize, bool)],
-        interrupt: &Interrupt,
-    ) -> Result<Option<Arc<Combination>>> {
+    pub fn combination(&self, columns: &[(usize, bool)], interrupt: &Interrupt) -> Result<Option<Arc<Combination>>> {
         if !self.is_here() || !columns.iter().all(|&(column, _)| self.collectors[column].is_sampled()) {
             return Ok(None);
         }

@@ -143,17 +143,10 @@ impl Uploads {
     ///
     /// # Errors
     /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while a stream is open, or when a numbered part broke off and
-    /// was not sent again; else as [`Upload::commit`](super::Upload::commit). After [`Error::Invalid`] the upload is
+    /// was not sent again; the interrupt's, before the table appears; else as
+    /// [`Upload::commit`](super::Upload::commit). After [`Error::Invalid`] the upload is
     /// forgotten; after any other error it can be committed again.
-    pub fn commit(&self, owner: &str, id: &str) -> Result<Arc<Table>> {
-        self.commit_interruptible(owner, id, &Interrupt::default())
-    }
-
-    /// As [`commit`](Self::commit), unless it is interrupted before the table appears; it can be tried again then.
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit); the interrupt's.
-    pub fn commit_interruptible(&self, owner: &str, id: &str, interrupt: &Interrupt) -> Result<Arc<Table>> {
+    pub fn commit(&self, owner: &str, id: &str, interrupt: &Interrupt) -> Result<Arc<Table>> {
         let key = (owner.into(), id.into());
         let (mut target, mut parts) = {
             let mut state = self.inner.state.lock();

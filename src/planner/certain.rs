@@ -45,16 +45,11 @@ struct Counted {
 }
 
 impl Plan {
-    /// What the join gives at the least. The first call for a table passes over its key column.
-    pub fn at_least(&self) -> AtLeast {
-        self.at_least_interruptible(&Interrupt::default()).unwrap_or_default()
-    }
-
-    /// As [`at_least`](Self::at_least), unless it is interrupted.
+    /// Lower bounds of the join's result. The first call for a table passes over its key column.
     ///
     /// # Errors
     /// The interrupt's.
-    pub fn at_least_interruptible(&self, interrupt: &Interrupt) -> Result<AtLeast> {
+    pub fn at_least(&self, interrupt: &Interrupt) -> Result<AtLeast> {
         let join = &self.join;
         let counted = counted(join, interrupt)?;
         let grounds = [Some(counted), counted_by_range(join, Side::Left), counted_by_range(join, Side::Right)];

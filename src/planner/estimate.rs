@@ -59,15 +59,10 @@ pub struct Estimates {
 
 impl Estimates {
     /// Estimates for a bound join. The first ones for its key columns pass over these.
-    pub fn of(join: &BoundJoin) -> Self {
-        Self::of_interruptible(join, &Interrupt::default()).expect("nothing interrupts it")
-    }
-
-    /// As [`of`](Self::of), unless it is interrupted.
     ///
     /// # Errors
     /// The interrupt's.
-    pub fn of_interruptible(join: &BoundJoin, interrupt: &Interrupt) -> Result<Self> {
+    pub fn of(join: &BoundJoin, interrupt: &Interrupt) -> Result<Self> {
         let (left_keys, right_keys) = (Keys::of(join, Side::Left, interrupt)?, Keys::of(join, Side::Right, interrupt)?);
         let (left_keyed, left_distinct) = left_keys.keyed_and_distinct(join, Side::Left);
         let (right_keyed, right_distinct) = right_keys.keyed_and_distinct(join, Side::Right);
@@ -294,10 +289,10 @@ impl<'a> Keys<'a> {
         let table = join.table(side);
         if let [key] = &join.keys[..] {
             let column = key.column(side);
-            return Ok(Self::Column(table, column, table.sketch_interruptible(column, interrupt)?));
+            return Ok(Self::Column(table, column, table.sketch(column, interrupt)?));
         }
         let columns: Vec<(usize, bool)> = join.keys.iter().map(|key| (key.column(side), key.nulls_equal)).collect();
-        let known = table.combination_interruptible(&columns, interrupt)?;
+        let known = table.combination(&columns, interrupt)?;
         Ok(known.map_or(Self::Columns, Self::Combination))
     }
 

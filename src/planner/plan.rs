@@ -152,7 +152,7 @@ fn propose_forced(
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
-    let estimates = Estimates::of_interruptible(&join, interrupt)?;
+    let estimates = Estimates::of(&join, interrupt)?;
     let question = Question { join: &join, forced, estimates: &estimates, target, interrupt };
     let mut candidates = candidates(&question)?;
     // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.

@@ -248,7 +248,7 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNee
         return all(bytes);
     }
     // What is not kept is read away.
-    let at_least = if is_kept { plan.at_least_interruptible(terms.interrupt)? } else { AtLeast::default() };
+    let at_least = if is_kept { plan.at_least(terms.interrupt)? } else { AtLeast::default() };
     let least_bytes = at_least.bytes.max(plan.host_scratch_bytes);
     if least_bytes <= there_will_be {
         return Ok(HostNeed { bytes: there_will_be, least_bytes });

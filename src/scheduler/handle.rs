@@ -189,16 +189,8 @@ impl Scheduler {
     /// what would let it run.
     ///
     /// # Errors
-    /// What is wrong with the request, as when it is submitted.
-    pub fn explain(&self, spec: JoinSpec) -> Result<Explanation> {
-        self.explain_interruptible(spec, &Interrupt::default())
-    }
-
-    /// As [`explain`](Self::explain), unless it is interrupted.
-    ///
-    /// # Errors
-    /// As [`explain`](Self::explain); the interrupt's.
-    pub fn explain_interruptible(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Explanation> {
+    /// What is wrong with the request, as when it is submitted; the interrupt's.
+    pub fn explain(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Explanation> {
         let Proposed { plan, device_reason, refusal } = self.shared().propose(spec, interrupt)?;
         Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
     }

@@ -243,7 +243,7 @@ async fn explain(shared: &Arc<Shared>, asker: Asker, action: Action) -> Result<A
             None => {
                 let spec = commands::decode(&action.body, &shared.sessions.defaults(asker.session))?;
                 asker.record.set_command(format!("explain {}", get_info::in_words(&spec)));
-                shared.scheduler.explain_interruptible(spec, interrupt)?
+                shared.scheduler.explain(spec, interrupt)?
             }
         };
         Ok(Answer::json(&describe::explanation(&explanation)?))
@@ -270,7 +270,7 @@ async fn commit_upload(shared: &Arc<Shared>, asker: &Asker, body: UploadBody) ->
     asker.caller.require(Role::Writer, "committing an upload")?;
     let tenant = asker.caller.tenant.clone();
     let commit = move |shared: &Shared, interrupt: &Interrupt| {
-        let table = shared.uploads.commit_interruptible(&tenant, &body.upload, interrupt);
+        let table = shared.uploads.commit(&tenant, &body.upload, interrupt);
         table.context(|| format!("committing upload {}", asked(&body.upload)))
     };
     let table = shared.work(commit).await?;

@@ -133,7 +133,7 @@ impl UploadSink for TableSink {
     async fn finish(self: Box<Self>) -> Result<Ack> {
         let Self { name, stream, ack, shared, .. } = *self;
         // The order that was declared is checked row by row, and what was learned of every column is summed up.
-        let finished = shared.work(move |_, interrupt| stream.finish_interruptible(interrupt)).await;
+        let finished = shared.work(move |_, interrupt| stream.finish(interrupt)).await;
         finished.context(|| format!("uploading table {name:?}"))?;
         Ok(ack)
     }

@@ -6,6 +6,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 
 use super::*;
 use crate::catalog::{Editor, Finished, Table, Upload, UploadStream, Uploads, UploadsLimits, Value};
+use crate::memory::Interrupt;
 
 fn uploads(catalog: &Catalog) -> Uploads {
     Uploads::new(catalog.clone(), UploadsLimits { under_way: 8, idle: Duration::from_secs(60) })
@@ -78,15 +79,18 @@ fn append_shares_the_old_batches_and_merges_what_is_known() {
     let catalog = catalog();
     assert_refused(upload(&catalog, UploadMode::Append, &[]), is!(NotFound), &["\"t\""]);
     let old = upload(&catalog, UploadMode::Create, &[batch([1, 2])]).unwrap();
-    assert_eq!(old.sketch(0).unwrap().distinct(), 2.0);
+    assert_eq!(old.sketch(0, &Interrupt::default()).unwrap().unwrap().distinct(), 2.0);
     let together = |table: &Table| {
-        let combination = table.combination(&[(0, false), (1, false)]).unwrap();
+        let combination = table.combination(&[(0, false), (1, false)], &Interrupt::default()).unwrap().unwrap();
         (combination.sketch().distinct(), combination.sketch().repeats())
     };
-    assert_eq!((together(&old), old.sketch(0).unwrap().repeats()), ((2.0, false), false));
+    assert_eq!(
+        (together(&old), old.sketch(0, &Interrupt::default()).unwrap().unwrap().repeats()),
+        ((2.0, false), false)
+    );
     let new = upload(&catalog, UploadMode::Append, &[batch([2, 5])]).unwrap();
-    assert_eq!(new.sketch(0).unwrap().distinct(), 3.0);
-    assert!(new.sketch(0).unwrap().repeats(), "2 is in both parts");
+    assert_eq!(new.sketch(0, &Interrupt::default()).unwrap().unwrap().distinct(), 3.0);
+    assert!(new.sketch(0, &Interrupt::default()).unwrap().unwrap().repeats(), "2 is in both parts");
     assert_eq!(together(&new), together(&Table::from_batches("t", new.schema.clone(), new.batches.clone()).unwrap()));
     assert_eq!((old.rows, new.rows, keys(&new.batches)), (2, 4, vec![1, 2, 2, 5]));
     assert!(old.batches[0].column(0).to_data().ptr_eq(&new.batches[0].column(0).to_data()));
@@ -360,7 +364,7 @@ fn open(uploads: &Uploads, options: UploadOptions) -> Result<UploadStream> {
 fn send(uploads: &Uploads, options: UploadOptions, keys: impl IntoIterator<Item = i64>) {
     let mut stream = open(uploads, options).unwrap();
     stream.append(batch(keys)).unwrap();
-    assert!(matches!(stream.finish().unwrap(), Finished::Part { .. }));
+    assert!(matches!(stream.finish(&Interrupt::default()).unwrap(), Finished::Part { .. }));
 }
 
 #[test]
@@ -370,7 +374,7 @@ fn a_single_stream_is_an_upload_by_itself() {
     let mut stream = open(&uploads, UploadOptions::default()).unwrap();
     assert_eq!(uploads.under_way(), 1);
     stream.append(batch([1])).unwrap();
-    let Finished::Table(table) = stream.finish().unwrap() else { panic!("it was a part") };
+    let Finished::Table(table) = stream.finish(&Interrupt::default()).unwrap() else { panic!("it was a part") };
     assert_eq!((table.rows, table.owner.as_str(), uploads.under_way()), (1, "ada", 0));
 }
 
@@ -383,11 +387,14 @@ fn several_streams_fill_one_table_that_appears_with_the_commit() {
     send(&uploads, shared(Some(1)), [10, 20]);
     assert!(catalog.table("t").is_err());
     assert_eq!(uploads.under_way(), 1);
-    let table = uploads.commit("ada", "id").unwrap();
+    let table = uploads.commit("ada", "id", &Interrupt::default()).unwrap();
     assert_eq!(keys(&table.batches), [10, 20, 30, 31, 40], "numbered parts by number, then the others");
     assert_eq!(table.sorted_by, [0]);
     assert_eq!(uploads.under_way(), 0);
-    assert!(Arc::ptr_eq(&table, &uploads.commit("ada", "id").unwrap()), "a repeated commit gives the same table");
+    assert!(
+        Arc::ptr_eq(&table, &uploads.commit("ada", "id", &Interrupt::default()).unwrap()),
+        "a repeated commit gives the same table"
+    );
     assert_refused(open(&uploads, shared(None)), is!(AlreadyExists), &["\"id\"", "was committed"]);
 }
 
@@ -402,7 +409,7 @@ fn streams_of_one_upload_agree_on_table_schema_and_options() {
     assert_refused(uploads.open("ada", "t", narrow, shared(None)), is!(Invalid), &["the schema"]);
     let replace = UploadOptions { mode: UploadMode::Replace, ..shared(None) };
     assert_refused(open(&uploads, replace), is!(Invalid), &["the options"]);
-    assert_eq!(uploads.commit("ada", "id").unwrap().rows, 1);
+    assert_eq!(uploads.commit("ada", "id", &Interrupt::default()).unwrap().rows, 1);
 }
 
 #[test]
@@ -410,10 +417,10 @@ fn another_tenant_finds_no_upload_under_that_id() {
     let catalog = catalog();
     let uploads = uploads(&catalog);
     send(&uploads, shared(None), [1]);
-    assert_refused(uploads.commit("eve", "id"), is!(NotFound), &["\"id\""]);
+    assert_refused(uploads.commit("eve", "id", &Interrupt::default()), is!(NotFound), &["\"id\""]);
     assert_refused(uploads.abort("eve", "id"), is!(NotFound), &["\"id\""]);
     assert_refused(uploads.open("eve", "t", schema(), shared(None)), is!(AlreadyExists), &["\"t\""]);
-    uploads.commit("ada", "id").unwrap();
+    uploads.commit("ada", "id", &Interrupt::default()).unwrap();
 }
 
 #[test]
@@ -423,9 +430,9 @@ fn a_stream_that_breaks_off_leaves_its_rows_out_and_the_upload_open() {
     send(&uploads, shared(None), [1]);
     let mut killed = open(&uploads, shared(None)).unwrap();
     killed.append(batch([2])).unwrap();
-    assert_refused(uploads.commit("ada", "id"), is!(Precondition), &["1 of its streams"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(Precondition), &["1 of its streams"]);
     drop(killed);
-    assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1]);
+    assert_eq!(keys(&uploads.commit("ada", "id", &Interrupt::default()).unwrap().batches), [1]);
 }
 
 #[test]
@@ -436,10 +443,10 @@ fn a_numbered_part_that_broke_off_must_be_sent_again() {
     let killed = open(&uploads, shared(Some(1))).unwrap();
     assert_refused(open(&uploads, shared(Some(1))), is!(AlreadyExists), &["that part"]);
     drop(killed);
-    assert_refused(uploads.commit("ada", "id"), is!(Precondition), &["part 1", "again"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(Precondition), &["part 1", "again"]);
     send(&uploads, shared(Some(1)), [2]);
     assert_refused(open(&uploads, shared(Some(0))), is!(AlreadyExists), &["that part"]);
-    assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1, 2]);
+    assert_eq!(keys(&uploads.commit("ada", "id", &Interrupt::default()).unwrap().batches), [1, 2]);
 }
 
 #[test]
@@ -448,8 +455,8 @@ fn a_refused_commit_is_remembered_as_such() {
     let uploads = uploads(&catalog);
     let sorted = UploadOptions { sorted_by: vec!["k".into()], ..shared(None) };
     send(&uploads, sorted, [2, 1]);
-    assert_refused(uploads.commit("ada", "id"), is!(Invalid), &["sorted by k"]);
-    assert_refused(uploads.commit("ada", "id"), is!(NotFound), &["was refused", "sorted by k"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(Invalid), &["sorted by k"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(NotFound), &["was refused", "sorted by k"]);
 }
 
 #[test]
@@ -460,8 +467,8 @@ fn an_aborted_upload_leaves_neither_memory_nor_name() {
     let mut open_still = open(&uploads, shared(None)).unwrap();
     uploads.abort("ada", "id").unwrap();
     assert_refused(open_still.append(batch([1])), is!(NotFound), &["was aborted"]);
-    assert_refused(open_still.finish(), is!(NotFound), &["was aborted"]);
-    assert_refused(uploads.commit("ada", "id"), is!(NotFound), &["was aborted"]);
+    assert_refused(open_still.finish(&Interrupt::default()), is!(NotFound), &["was aborted"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(NotFound), &["was aborted"]);
     assert_refused(uploads.abort("ada", "never"), is!(NotFound), &["there is no upload"]);
     assert_eq!(catalog.arena().budget().used_bytes(), 0);
     assert_eq!(catalog.usage("ada"), Default::default());
@@ -476,7 +483,7 @@ fn an_upload_for_which_nothing_comes_is_forgotten() {
     assert!(uploads.forget_idle(Instant::now() + Duration::from_secs(59)).is_empty());
     let forgotten = uploads.forget_idle(Instant::now() + Duration::from_secs(61));
     assert_eq!(forgotten, [("ada".to_string(), "id".to_string())]);
-    assert_refused(uploads.commit("ada", "id"), is!(NotFound), &["forgotten", "60 s"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(NotFound), &["forgotten", "60 s"]);
     assert_eq!(catalog.arena().budget().used_bytes(), 0);
 }
 
@@ -487,7 +494,7 @@ fn rows_out_of_their_declared_order_end_the_upload_when_it_is_committed() {
     let sorted = |part| UploadOptions { sorted_by: vec!["k".into()], ..shared(Some(part)) };
     send(&uploads, sorted(0), [2, 3]);
     send(&uploads, sorted(1), [1, 2]);
-    assert_refused(uploads.commit("ada", "id"), is!(Invalid), &["\"t\"", "row 3 (1)"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(Invalid), &["\"t\"", "row 3 (1)"]);
     assert_eq!((catalog.arena().budget().used_bytes(), uploads.under_way()), (0, 0));
 }
 
@@ -498,9 +505,9 @@ fn a_commit_that_failed_for_want_of_a_place_can_be_repeated() {
     let replace = UploadOptions { mode: UploadMode::Replace, ..shared(None) };
     send(&uploads, replace, [1]);
     Upload::begin_for(&catalog, "ada", "other", schema(), UploadOptions::default()).unwrap().commit().unwrap();
-    assert_refused(uploads.commit("ada", "id"), is!(Exhausted), &["--tenant-tables"]);
+    assert_refused(uploads.commit("ada", "id", &Interrupt::default()), is!(Exhausted), &["--tenant-tables"]);
     catalog.drop_table("other", &Editor::admin("")).unwrap();
-    assert_eq!(keys(&uploads.commit("ada", "id").unwrap().batches), [1]);
+    assert_eq!(keys(&uploads.commit("ada", "id", &Interrupt::default()).unwrap().batches), [1]);
 }
 
 #[test]
@@ -527,11 +534,11 @@ fn parallel_streams_from_many_threads_lose_no_row() {
             scope.spawn(move || {
                 let mut stream = open(uploads, shared(Some(part))).unwrap();
                 (0..50).for_each(|row| stream.append(batch([part as i64 * 50 + row])).unwrap());
-                stream.finish().unwrap();
+                stream.finish(&Interrupt::default()).unwrap();
             });
         }
     });
-    let table = uploads.commit("ada", "id").unwrap();
+    let table = uploads.commit("ada", "id", &Interrupt::default()).unwrap();
     assert_eq!(keys(&table.batches), (0..400).collect::<Vec<_>>());
     assert!(table.statistics[0].unique_ascending);
 }

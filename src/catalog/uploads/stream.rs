@@ -55,16 +55,8 @@ impl UploadStream {
     ///
     /// # Errors
     /// As [`Upload::commit`](crate::catalog::Upload::commit); [`NotFound`](crate::Error::NotFound) when the upload was
-    /// aborted or forgotten meanwhile.
-    pub fn finish(self) -> Result<Finished> {
-        self.finish_interruptible(&Interrupt::default())
-    }
-
-    /// As [`finish`](Self::finish), unless it is interrupted before the table appears.
-    ///
-    /// # Errors
-    /// As [`finish`](Self::finish); the interrupt's.
-    pub fn finish_interruptible(mut self, interrupt: &Interrupt) -> Result<Finished> {
+    /// aborted or forgotten meanwhile; the interrupt's, before the table appears.
+    pub fn finish(mut self, interrupt: &Interrupt) -> Result<Finished> {
         let done = self.rows.take().expect("`finish` consumes the stream").done();
         match &mut self.kind {
             Kind::Single(target) => {

@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
 
 use super::*;
 use crate::catalog::{Catalog, Upload, UploadOptions};
-use crate::memory::{Arena, Budget};
+use crate::memory::{Arena, Budget, Interrupt};
 use crate::planner::{JoinSpec, KeyPair, bind};
 
 #[test]
@@ -98,7 +98,9 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
     let target = a100();
     let seconds = |repeats: bool| {
         let build = TableSpec { distinct: 9_800.0, ..TableSpec::primary(10_000, 1) };
-        let mut estimates = Estimates::of(&bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner));
+        let mut estimates =
+            Estimates::of(&bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner), &Interrupt::default())
+                .unwrap();
         assert!(!estimates.left_repeats, "a sample of rows does not tell");
         estimates.left_repeats = repeats;
         let join = bound(&build, &TableSpec::primary(1 << 20, 1), JoinKind::Inner);

@@ -7,6 +7,7 @@ use std::sync::Weak;
 use super::*;
 use crate::device::{ColumnRows, FrameOfReference, Width};
 use crate::join::PhaseRecord;
+use crate::memory::Interrupt;
 
 #[test]
 fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
@@ -279,7 +280,7 @@ fn a_device_that_has_fewer_partitions_than_it_works_on_at_a_time_is_idle() {
     let target = joining_partitions();
     let of = |build: u64, probe: &TableSpec, target: &Target| {
         let join = bound(&sparse(build, 1), probe, JoinKind::Inner);
-        let estimates = Estimates::of(&join);
+        let estimates = Estimates::of(&join, &Interrupt::default()).unwrap();
         let inputs = inputs::Inputs::new(&join, Side::Left, &estimates, inputs::TextWork::default()).unwrap();
         let forced = Forced::named(Some(Strategy::RadixHash));
         let costed =

@@ -12,10 +12,13 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 use crate::catalog::{UploadOptions, Uploads, UploadsLimits};
+use crate::memory::Interrupt;
 
 #[test]
 fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
-    let estimates = |left: &TableSpec, right: &TableSpec, how| Estimates::of(&bound(left, right, how));
+    let estimates = |left: &TableSpec, right: &TableSpec, how| {
+        Estimates::of(&bound(left, right, how), &Interrupt::default()).unwrap()
+    };
     let orders = TableSpec::primary(1000, 1);
     let lines = TableSpec { rows: 4000, ..TableSpec::primary(1000, 1) };
     assert_eq!(estimates(&orders, &lines, JoinKind::Inner).rows, 4000.0);
@@ -71,7 +74,7 @@ fn keys_of_many_values_and_those_in_common_are_counted() {
         let clicks = Int64Array::from_iter_values((0..clicks).map(|_| random.random_range(0..of) * spread));
         let clicks: ArrayRef = Arc::new(clicks);
         for how in [JoinKind::Inner, JoinKind::LeftSemi, JoinKind::LeftAnti, JoinKind::RightAnti, JoinKind::Full] {
-            let found = Estimates::of(&join_of(&users, &clicks, how, false)).rows;
+            let found = Estimates::of(&join_of(&users, &clicks, how, false), &Interrupt::default()).unwrap().rows;
             let rows = naive_rows(&users, &clicks, how, false) as f64;
             assert!((found - rows).abs() <= 0.1 * rows + 10_000.0, "{how} with {of} users: {found} of {rows} rows");
         }
@@ -86,7 +89,8 @@ fn values_that_are_all_among_the_others_are_met_however_roughly_they_are_counted
             let spread = |value: i64| value.wrapping_mul(0x5851_f42d_4c95_7f2d);
             let keys = shuffled((0..build).map(spread), &mut random);
             let drawn = numbers((0..probe).map(|_| spread(random.random_range(0..build))));
-            let estimates = Estimates::of(&join_of(&keys, &drawn, JoinKind::Inner, false));
+            let estimates =
+                Estimates::of(&join_of(&keys, &drawn, JoinKind::Inner, false), &Interrupt::default()).unwrap();
             assert_eq!(estimates.right_matched, probe as f64, "{probe} rows of {build} keys");
             assert!(estimates.left_matched < build as f64);
         }
@@ -97,7 +101,9 @@ fn values_that_are_all_among_the_others_are_met_however_roughly_they_are_counted
 fn few_keys_that_repeat_are_told_from_none() {
     let random = &mut StdRng::seed_from_u64(14);
     let repeats = |left: &ArrayRef, nulls_equal: bool| {
-        Estimates::of(&join_of(left, &numbers(0..10), JoinKind::Inner, nulls_equal)).repeats(Side::Left)
+        Estimates::of(&join_of(left, &numbers(0..10), JoinKind::Inner, nulls_equal), &Interrupt::default())
+            .unwrap()
+            .repeats(Side::Left)
     };
     for ascending in [false, true] {
         for (twice, expected) in [(0, false), (2000, true)] {
@@ -142,7 +148,7 @@ fn keys_of_several_columns_are_counted_together() {
     let mut keys: Vec<(i64, i64)> = (0..10_000).map(key).collect();
     keys.shuffle(random);
     let drawn: Vec<(i64, i64)> = (0..10_000).map(|_| key(random.random_range(0..20_000))).collect();
-    let estimates = Estimates::of(&join_by_two(&keys, &drawn));
+    let estimates = Estimates::of(&join_by_two(&keys, &drawn), &Interrupt::default()).unwrap();
     assert_eq!([Side::Left, Side::Right].map(|side| estimates.repeats(side)), [false, true]);
     // Half of the drawn keys have a partner, one each.
     assert!((estimates.pairs - 5000.0).abs() < 700.0, "{}", estimates.pairs);
@@ -151,7 +157,7 @@ fn keys_of_several_columns_are_counted_together() {
     let skewed: Vec<(i64, i64)> =
         drawn.iter().enumerate().map(|(at, &k)| if at % 10 == 0 { (7, 9) } else { k }).collect();
     let join = join_by_two(&keys, &skewed);
-    let estimates = Estimates::of(&join);
+    let estimates = Estimates::of(&join, &Interrupt::default()).unwrap();
     let (_, rows) = estimates.heavy(&join, Side::Right).next().unwrap();
     assert!((700.0..1300.0).contains(&rows), "{rows}");
     let explanation = Explanation::new(&plan(join, None).unwrap(), "host:0", String::new(), None);
@@ -231,7 +237,7 @@ fn zipf(rows: usize, distinct: usize, random: &mut StdRng) -> ArrayRef {
 
 /// Rows predicted over rows counted, of an inner join.
 fn error_of(left: &ArrayRef, right: &ArrayRef, nulls_equal: bool) -> f64 {
-    let estimates = Estimates::of(&join_of(left, right, JoinKind::Inner, nulls_equal));
+    let estimates = Estimates::of(&join_of(left, right, JoinKind::Inner, nulls_equal), &Interrupt::default()).unwrap();
     estimates.rows / naive_rows(left, right, JoinKind::Inner, nulls_equal) as f64
 }
 
@@ -262,7 +268,7 @@ fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
     // Nothing but heavy values, none of them on both sides.
     let few = |first: i64| (0..30_000).map(move |row| first + 2 * (row % 5));
     let join = join_of(&numbers(few(0)), &numbers(few(1)), JoinKind::Inner, false);
-    assert_eq!(Estimates::of(&join).rows, 0.0);
+    assert_eq!(Estimates::of(&join, &Interrupt::default()).unwrap().rows, 0.0);
     // A dimension of few keys, and facts most of which are of one of them.
     let dimension = numbers(0..10);
     let facts = shuffled((0..50_000).map(|row| if row % 10 < 7 { 3 } else { row % 10 }), random);
@@ -320,9 +326,9 @@ fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
                 parts[at % streams].append(batch).unwrap();
             }
             for part in parts {
-                part.finish().unwrap();
+                part.finish(&Interrupt::default()).unwrap();
             }
-            uploads.commit("", name).unwrap();
+            uploads.commit("", name, &Interrupt::default()).unwrap();
         }
         for (left, left_keys, right, right_keys) in [
             ("orders", &orders, "items", &items),
@@ -330,7 +336,7 @@ fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
             ("notes", &notes, "items", &items),
         ] {
             let spec = JoinSpec::inner(left, right, vec![KeyPair::new("k", "k")]);
-            let estimates = Estimates::of(&bind(spec, &catalog).unwrap());
+            let estimates = Estimates::of(&bind(spec, &catalog).unwrap(), &Interrupt::default()).unwrap();
             let rows = naive_rows(&numbers(left_keys.clone()), &numbers(right_keys.clone()), JoinKind::Inner, false);
             let error = estimates.rows / rows as f64;
             assert!((0.75..1.35).contains(&error), "{left} with {right}, {streams} streams: {error}");
@@ -375,10 +381,10 @@ fn heavy_values_are_the_same_whatever_types_hold_them() {
         let other = cast(values, &other_type).unwrap();
         let rows = naive_rows(values, values, JoinKind::Inner, false);
         let join = join_of(values, &other, JoinKind::Inner, false);
-        let error = Estimates::of(&join).rows / rows as f64;
+        let error = Estimates::of(&join, &Interrupt::default()).unwrap().rows / rows as f64;
         assert!((0.8..1.25).contains(&error), "{} and {other_type}: {error}", values.data_type());
         // All but the rarest values are in the samples, and counted.
-        let at_least = plan(join, None).unwrap().at_least().rows;
+        let at_least = plan(join, None).unwrap().at_least(&Interrupt::default()).unwrap().rows;
         assert!(at_least <= rows && at_least as f64 > 0.99 * rows as f64, "{at_least} of {rows}, {other_type}");
     }
 }
@@ -397,7 +403,10 @@ fn at_least_is_never_more_than_a_join_gives() {
         for how in JoinKind::ALL {
             for nulls_equal in [false, true] {
                 let rows = naive_rows(&left, &right, how, nulls_equal);
-                let found = plan(join_of(&left, &right, how, nulls_equal), None).unwrap().at_least();
+                let found = plan(join_of(&left, &right, how, nulls_equal), None)
+                    .unwrap()
+                    .at_least(&Interrupt::default())
+                    .unwrap();
                 let situation = format!("round {round}, {how}, nulls equal {nulls_equal}");
                 assert!(found.rows <= rows, "{found:?} of {rows} rows, {situation}");
                 // The samples of the smaller sides hold all of their values.
@@ -419,7 +428,8 @@ fn rows_that_match_whatever_samples_hold_are_certain() {
     for how in JoinKind::ALL {
         for (left, right, other) in [(&numbered, &with_nulls, Side::Right), (&with_nulls, &numbered, Side::Left)] {
             let rows = naive_rows(left, right, how, false);
-            let found = plan(join_of(left, right, how, false), None).unwrap().at_least().rows;
+            let found =
+                plan(join_of(left, right, how, false), None).unwrap().at_least(&Interrupt::default()).unwrap().rows;
             assert!(found <= rows, "{found} of {rows} rows, {how}");
             // Of the numbered side's rows, nobody knows how many have a match.
             let is_all =
@@ -432,7 +442,11 @@ fn rows_that_match_whatever_samples_hold_are_certain() {
     let gap = numbers((100..50_100).filter(|&value| value != 30_000).chain([50_100]));
     for (left, right) in [(&numbered, &beyond), (&gap, &numbers(keys))] {
         let rows = naive_rows(left, right, JoinKind::Inner, false);
-        let found = plan(join_of(left, right, JoinKind::Inner, false), None).unwrap().at_least().rows;
+        let found = plan(join_of(left, right, JoinKind::Inner, false), None)
+            .unwrap()
+            .at_least(&Interrupt::default())
+            .unwrap()
+            .rows;
         assert!(found < rows / 2, "{found} of {rows} rows");
     }
 }
@@ -451,7 +465,7 @@ fn a_row_of_a_table_that_is_joined_with_itself_matches_itself() {
     for how in JoinKind::ALL {
         for nulls_equal in [false, true] {
             let spec = JoinSpec { how, nulls_equal, ..JoinSpec::inner("r", "r", vec![KeyPair::new("k", "k")]) };
-            let found = plan(bind(spec, &catalog).unwrap(), None).unwrap().at_least();
+            let found = plan(bind(spec, &catalog).unwrap(), None).unwrap().at_least(&Interrupt::default()).unwrap();
             let rows = naive_rows(&keys, &keys, how, nulls_equal);
             let situation = format!("{found:?} of {rows} rows, {how}, nulls equal {nulls_equal}");
             assert!(found.rows <= rows && found.rows >= if how.is_anti() { 0 } else { 30_000 }, "{situation}");
@@ -479,7 +493,7 @@ fn what_a_result_may_share_with_a_table_is_not_certain_to_take_memory() {
     }
     let at_least = |left: &str, right: &str, batch_rows: Option<usize>| {
         let spec = JoinSpec { batch_rows, ..JoinSpec::inner(left, right, vec![KeyPair::new("k", "k")]) };
-        plan(bind(spec, &catalog).unwrap(), None).unwrap().at_least()
+        plan(bind(spec, &catalog).unwrap(), None).unwrap().at_least(&Interrupt::default()).unwrap()
     };
     let rows = ROWS as u64;
     // Keys and the column of the long one may be shared, those of the short one are not.

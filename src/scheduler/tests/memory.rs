@@ -2,6 +2,7 @@
 
 use super::super::placing::CLAIM_AFTER;
 use super::*;
+use crate::memory::Interrupt;
 
 const MIB: u64 = 1 << 20;
 
@@ -253,7 +254,7 @@ fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
         assert!(text.contains(needed), "{text}");
     }
     // Explaining it tells the same, with the plan that would have run.
-    let explained = stage.scheduler.explain(spec.clone()).unwrap();
+    let explained = stage.scheduler.explain(spec.clone(), &Interrupt::default()).unwrap();
     assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
     assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
     // What becomes a table has to fit, whatever is said of how long its result is kept.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::device::Device;
 use crate::device::host::{EmulatedLink, HostDevice};
+use crate::memory::Interrupt;
 use crate::planner::{Explanation, Strategy};
 
 fn start(devices: u16) -> (Scheduler, Vec<Budget>, Catalog) {
@@ -76,11 +77,11 @@ fn a_join_of_columns_that_a_device_has_kept_is_planned_without_their_copies() {
         phase.and_then(|phase| phase.predicted_bytes).unwrap_or(0)
     };
     let spec = JoinSpec { strategy: Some(Strategy::Hash), columns: Vec::new(), ..spec("r0") };
-    let first = scheduler.explain(spec.clone()).unwrap();
+    let first = scheduler.explain(spec.clone(), &Interrupt::default()).unwrap();
     let job = scheduler.submit(spec.clone(), "").unwrap();
     assert!(scheduler.wait_idle(PATIENCE));
     assert_eq!(job.status().state, JobState::Complete);
-    let second = scheduler.explain(spec).unwrap();
+    let second = scheduler.explain(spec, &Interrupt::default()).unwrap();
     assert!(bytes(first, "copy in") > 0);
     assert_eq!(bytes(second, "copy in"), 0);
 }

@@ -1,6 +1,7 @@
 //! What is left of a job that is complete: its result, a table, what is told of it.
 
 use super::*;
+use crate::memory::Interrupt;
 
 #[test]
 fn a_result_becomes_a_table_before_anybody_sees_its_end() {
@@ -61,7 +62,7 @@ fn a_job_that_is_over_keeps_no_table_alive() {
 fn a_running_jobs_explanation_has_the_phases_that_ran() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
-    let before = stage.scheduler.explain(spec("r0")).unwrap();
+    let before = stage.scheduler.explain(spec("r0"), &Interrupt::default()).unwrap();
     assert_eq!(before.measured_seconds, None);
     stage.next();
     stage.tell(0, |sink, monitor| {

@@ -1,6 +1,7 @@
 //! Devices of two kinds: one that is quick with much, and one that is quick with little.
 
 use super::*;
+use crate::memory::Interrupt;
 
 /// A GPU, as device 0, whose calls take long however little they do, and a CPU, as device 1, whose rows do.
 fn stage() -> Stage {
@@ -47,7 +48,7 @@ fn on(device: &str, spec: JoinSpec) -> JoinSpec {
 fn each_device_is_given_what_it_is_quick_with() {
     let stage = stage();
     let told = |spec: JoinSpec| {
-        let explanation = stage.scheduler.explain(spec).unwrap();
+        let explanation = stage.scheduler.explain(spec, &Interrupt::default()).unwrap();
         (explanation.device.name, explanation.device.reason)
     };
     let reason = "predicted to run it fastest, of 2; when it is submitted, queues count as well";
@@ -112,7 +113,7 @@ fn jobs_of_a_lost_gpu_that_delivered_nothing_go_to_the_cpu() {
     let lost: Vec<bool> = stage.scheduler.stats().devices.iter().map(|device| device.lost.is_some()).collect();
     assert_eq!(lost, [true, false]);
     // What comes later is planned for what is left.
-    let explanation = stage.scheduler.explain(large("large2")).unwrap();
+    let explanation = stage.scheduler.explain(large("large2"), &Interrupt::default()).unwrap();
     assert_eq!(explanation.device.name, "host:0");
     assert_eq!(explanation.device.reason, "the only device that may run it");
     stage.idle();
