@@ -182,9 +182,9 @@ fn rows_come_behind_their_own_dictionaries() {
 #[test]
 fn rows_that_share_one_large_value_go_together() {
     let shared = |bytes: usize| {
-        let mut views = BinaryViewBuilder::new().with_deduplicate_strings();
-        let value = vec![7; bytes];
-        (0..50_000).for_each(|_| views.append_value(&value));
+        let mut views = BinaryViewBuilder::new();
+        let value = views.append_block(vec![7u8; bytes].into());
+        (0..50_000).for_each(|_| views.try_append_view(value, 0, bytes as u32).unwrap());
         batch_of(Arc::new(views.finish()))
     };
     // Between them, one row that is as large by itself.
