@@ -55,7 +55,7 @@ impl EndSignals {
         Ok(Self { numbers })
     }
 
-    /// Comes back when so many signals were received.
+    /// Completes when `wanted` signals were received.
     pub async fn nth(&self, wanted: usize) {
         let mut numbers = self.numbers.clone();
         // The thread that tells of them lives as long as the process.

@@ -44,7 +44,7 @@ pub fn run() -> Result<()> {
         ));
     }
     device::set_process_of_one_device();
-    // Jobs that still run are nobody's: they end with the process.
+    // Jobs that still run end with the process.
     serve(socket)
 }
 

@@ -37,8 +37,8 @@ pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> St
 }
 
 /// `; did you mean "orders"?` where exactly one of the known names is close to one that is not known: equal but for case, or two
-/// letters away at most, and no more than a third of them (or one of two). It goes to the end of a sentence, and is empty otherwise, as
-/// it is where there are so many names that to compare them would take long.
+/// letters away at most, and no more than a third of them (or one of two). It goes to the end of a sentence, and is empty otherwise.
+/// It is also empty if comparing the name with all known names would take long.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     const DISTANCE_MAX: usize = 2;
     /// Comparing takes the product of both lengths, and a name that is not there may be of any.

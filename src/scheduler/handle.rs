@@ -178,7 +178,7 @@ impl Scheduler {
     pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
         let interrupt = terms.interrupt.clone();
         let submitted = self.shared().submit(spec, terms);
-        // One that is given up is refused by nobody.
+        // A submission that its caller gave up does not count as refused.
         if submitted.is_err() && interrupt.check().is_ok() {
             self.shared().state.lock().totals.refused_total += 1;
         }

@@ -5,7 +5,8 @@
 //! carry its values a hundred times. Of a sparse union inside a list, Arrow's writer (59.3) sends the children from their
 //! first row on, whatever the slice: rows would get the values of other rows. Here each slice gets children of its own.
 //!
-//! What is shared stays shared: nothing here makes a value twice because two rows refer to it, so no slice gets larger.
+//! What is shared stays shared: nothing here makes a value twice because two rows refer to it, so no slice gets larger. All
+//! slices of a batch keep its dictionaries, which are then sent once.
 
 use std::sync::Arc;
 

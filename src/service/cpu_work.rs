@@ -102,7 +102,7 @@ impl Shared {
         self.cpu_work.run(move |interrupt| work(&shared, interrupt)).await
     }
 
-    /// As [`Shared::work`], for work on so many columns, jobs or arrays: on few, it is done at once.
+    /// As [`Shared::work`], for work on `count` columns, jobs or arrays. Work on few of them is done at once.
     ///
     /// # Errors
     /// As [`CpuWork::run`].

@@ -34,7 +34,7 @@ fn busy(arguments: &[&str]) -> (Server, Vec<Child>) {
     (server, commands)
 }
 
-/// Waits for the commands, of which the last ones had no answer.
+/// Waits for the commands, which had no answer.
 fn expect_failures(commands: Vec<Child>) {
     for command in commands {
         let output = command.wait_with_output().unwrap();
@@ -45,7 +45,7 @@ fn expect_failures(commands: Vec<Child>) {
 #[test]
 fn two_signals_end_a_server_that_plans_as_many_joins_as_it_can() {
     let (mut server, commands) = busy(&["--drain-seconds", "3600"]);
-    // Whoever asks for little is answered meanwhile.
+    // A small request is answered meanwhile.
     server.ok(&["topology"]);
     server.send("-TERM");
     wait_until("the drain", || server.log().contains("draining: "));

@@ -28,7 +28,7 @@ fn full_device() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
-/// A pipe that has no room, and whoever could read it.
+/// A pipe that has no room, and its reader.
 fn full_pipe() -> (PipeReader, OwnedFd) {
     let (reader, mut writer) = pipe().unwrap();
     // The standard library can tell a socket not to block, which the system does for any file.
@@ -128,7 +128,7 @@ fn a_log_that_is_closed_changes_nothing() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_is_dropped_and_told_of_once_it_is_read() {
+fn lines_of_an_unread_log_are_dropped_and_told_of_once_it_is_read() {
     for more in [&[][..], PROCESSES] {
         let (mut reader, writer) = pipe().unwrap();
         let server = start_logging_to(writer, &[MUCH, more, &["--log-format", "json"]].concat());
@@ -155,7 +155,7 @@ fn a_log_that_nobody_reads_is_dropped_and_told_of_once_it_is_read() {
 }
 
 #[test]
-fn a_server_whose_log_nobody_reads_ends_at_the_second_signal_too() {
+fn a_server_with_an_unread_log_ends_at_the_second_signal_too() {
     for more in [&[][..], PROCESSES] {
         let (_reader, writer) = full_pipe();
         let server = start_logging_to(writer, more);
@@ -177,7 +177,7 @@ fn a_server_whose_log_nobody_reads_ends_at_the_second_signal_too() {
     }
 }
 
-/// It once ended with status 0 where nobody read, and with 1 where the device was full.
+/// The server once ended with status 0 on a closed pipe, and with status 1 on a full device.
 #[test]
 fn a_server_whose_standard_output_takes_nothing_serves() {
     let (_reader, full) = full_pipe();
@@ -231,7 +231,7 @@ fn a_log_file_that_may_not_grow_is_gone_on_with_when_it_may() {
 }
 
 #[test]
-fn a_server_that_cannot_start_ends_though_nobody_reads_why() {
+fn a_server_that_cannot_start_ends_though_its_error_is_unread() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (_reader, writer) = full_pipe();

@@ -172,7 +172,7 @@ fn what_cannot_be_done_at_the_end_is_refused_at_the_beginning() {
         assert!(stderr(&output).contains("writing the file of --ready-file, "), "{}", stderr(&output));
     }
     assert_eq!(names_in(folder.path()), [""; 0]);
-    // It once waited for somebody to write to a pipe.
+    // The server once waited for a writer of the pipe.
     assert!(Command::new("mkfifo").arg(path("pipe")).status().unwrap().success());
     for special in [&path("pipe"), "/dev/null"] {
         let output = run(&["serve", "--listen", "127.0.0.1:0", "--admin-listen", "off", "--ready-file", special]);

@@ -106,7 +106,7 @@ pub fn random_type_of(rng: &mut StdRng, depth: usize, leaves: &[DataType]) -> Da
     }
 }
 
-/// True for types of which some rows are null whatever is in their buffers.
+/// True for types with rows that are null whatever their buffers hold.
 pub fn has_null_rows(data_type: &DataType) -> bool {
     match data_type {
         DataType::Null => true,
@@ -150,7 +150,7 @@ impl Nulls {
         if field.is_nullable() { Self::All } else { Self::None }
     }
 
-    /// For a field below an array with these nulls, each row of which has `times` rows there.
+    /// For a field below an array with these nulls. Each row of the array has `times` rows in the field.
     fn below(field: &Field, hidden: Option<&NullBuffer>, times: usize) -> Self {
         match hidden {
             _ if field.is_nullable() => Self::All,

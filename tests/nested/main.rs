@@ -304,7 +304,7 @@ fn is_in_parquet(data_type: &DataType) -> bool {
     }
 }
 
-/// True for types of which the lines of JSON are the same for every writer.
+/// True for types that every writer of JSON lines writes alike.
 fn is_in_json(data_type: &DataType) -> bool {
     use DataType as T;
     match data_type {
@@ -315,7 +315,7 @@ fn is_in_json(data_type: &DataType) -> bool {
     }
 }
 
-/// Fields of random types, all of which are accepted.
+/// Fields of random types that `is_accepted` accepts.
 fn chosen_fields(rng: &mut StdRng, is_accepted: fn(&DataType) -> bool, columns: usize) -> Vec<Field> {
     let leaves: Vec<DataType> = leaf_types().into_iter().filter(is_accepted).collect();
     let mut fields = Vec::new();

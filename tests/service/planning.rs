@@ -1,4 +1,4 @@
-//! Work on the CPU beside the queue: joins of so many columns that planning them takes a while, and what stops it.
+//! Work on the CPU beside the queue: joins of very many columns, which take long to plan, and what stops the planning.
 
 use std::sync::Arc;
 

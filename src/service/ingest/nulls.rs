@@ -37,7 +37,7 @@ fn needs_check(field: &Field) -> bool {
     }
 }
 
-/// Checks an array of which the rows in `hidden` (its nulls) belong to a null further up, or to no row.
+/// Checks an array. The nulls of `hidden` mark rows that a null further up hides, or that no row refers to.
 fn check(field: &Field, array: &ArrayRef, hidden: Option<&NullBuffer>) -> Result<()> {
     let nulls = array.logical_nulls().filter(|nulls| nulls.null_count() > 0);
     if let Some(nulls) = nulls.as_ref().filter(|_| !field.is_nullable())

@@ -6,7 +6,7 @@ use arrow::datatypes::{FieldRef, UnionFields};
 
 use super::*;
 
-/// Two values, of which the second is null where `has_null`: in the place that each kind of array keeps it.
+/// Arrays of two values, one of each kind that keeps nulls outside of its bitmap. The second value is null if `has_null`.
 fn kinds(has_null: bool) -> Vec<(&'static str, ArrayRef)> {
     let second = if has_null { None } else { Some(2) };
     let values = || Arc::new(Int32Array::from(vec![Some(1), second])) as ArrayRef;
