@@ -14,6 +14,9 @@ use arrow_flight::{Action, FlightDescriptor, FlightInfo, PutResult, Ticket};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use dovetail::service::{Server, Settings};
 use futures::{StreamExt, TryStreamExt, stream};
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
@@ -21,6 +24,9 @@ use tonic::{Code, Status};
 
 /// The client that the tests use: the generated one, so that every byte of a request can be chosen.
 pub type Client = FlightServiceClient<Channel>;
+
+/// See [`TestServer::client_without_deadlines`].
+pub type ClientWithoutDeadlines = FlightServiceClient<HttpClient<HttpConnector, tonic::body::Body>>;
 
 /// How long a test waits for what must come.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
@@ -108,6 +114,13 @@ impl TestServer {
 
     pub async fn client(&self) -> Client {
         connect(Endpoint::from_shared(self.address.clone()).unwrap()).await
+    }
+
+    /// A client that ends no call at its deadline, so that the server has to. tonic's does, and which of the two is earlier is chance.
+    pub fn client_without_deadlines(&self) -> ClientWithoutDeadlines {
+        let connections = HttpClient::builder(TokioExecutor::new()).http2_only(true).build_http();
+        let client = FlightServiceClient::with_origin(connections, self.address.parse().unwrap());
+        client.max_decoding_message_size(usize::MAX)
     }
 
     /// A connection for other services than Flight's.

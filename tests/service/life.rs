@@ -141,7 +141,7 @@ async fn a_call_ends_at_its_deadline() {
     let mut request = Request::new(futures::stream::iter(messages).chain(futures::stream::pending()));
     request.metadata_mut().insert("grpc-timeout", "3S".parse().unwrap());
     // On a busy machine the deadline may pass before the first answer came, so the call itself may be what is refused.
-    let outcome = match client.do_put(request).await {
+    let outcome = match server.client_without_deadlines().do_put(request).await {
         Ok(answer) => to_the_end(answer.into_inner()).await,
         Err(status) => Err(status),
     };
@@ -161,7 +161,7 @@ async fn a_fetch_ends_at_its_deadline_and_takes_the_join_along() {
     let mut request = Request::new(info.endpoint[0].ticket.clone().unwrap());
     request.metadata_mut().insert("grpc-timeout", "3S".parse().unwrap());
     // 3 billion rows are more than can be read in that time.
-    let outcome = match client.do_get(request).await {
+    let outcome = match server.client_without_deadlines().do_get(request).await {
         Ok(answer) => answer.into_inner().try_for_each(|_| std::future::ready(Ok(()))).await,
         Err(status) => Err(status),
     };
@@ -182,7 +182,7 @@ async fn a_fetch_whose_client_has_stalled_ends_at_its_deadline_too() {
     let mut request = Request::new(info.endpoint[0].ticket.clone().unwrap());
     request.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
     // On a busy machine the deadline may pass before the answer came.
-    let stalled = client.do_get(request).await;
+    let stalled = server.client_without_deadlines().do_get(request).await;
     eventually("the job ends with its only reader, which reads nothing", async || {
         job.status().state == JobState::Cancelled
     })

@@ -65,8 +65,7 @@ async fn planning_stops_when_its_client_is_gone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn planning_stops_at_its_deadline_and_the_call_is_told() {
     let server = server(&MANY).await;
-    let mut client = server.client().await;
-    let outcome = client.do_action(explain(Some("100m"))).await;
+    let outcome = server.client_without_deadlines().do_action(explain(Some("100m"))).await;
     refused(outcome, Code::DeadlineExceeded, "the call's deadline passed before it was done");
     // It passed while the join was planned, or before that had begun.
     let work = &server.shared.cpu_work;
