@@ -20,6 +20,8 @@ use std::process::Command;
 
 const ARCHITECTURES: &str = "80,90,100,120";
 
+const FLAGS: &str = "--lib -std=c++17 -O3 -lineinfo -Xcompiler -fPIC,-Wall -Xfatbin -compress-all";
+
 /// The first release of CUDA that the kernels are tested with. Earlier ones keep CUB elsewhere, and do not know all architectures.
 const RELEASE_MIN: (u32, u32) = (13, 0);
 
@@ -39,13 +41,9 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
     println!("cargo::rustc-check-cfg=cfg(dovetail_cuda)");
     println!("cargo::rustc-check-cfg=cfg(dovetail_emulated)");
     println!("cargo::rerun-if-changed=kernels");
-    for variable in
-        ["DOVETAIL_CUDA", "DOVETAIL_CUDA_ARCHITECTURES", "DOVETAIL_CUDA_LIBRARY", "NVCC", "CUDA_HOME", "PATH"]
-    {
-        println!("cargo::rerun-if-env-changed={variable}");
-    }
+    rerun_if_changed(&["DOVETAIL_CUDA"]);
     let mode = std::env::var("DOVETAIL_CUDA").unwrap_or_else(|_| "auto".into());
-    let nvcc = match mode.as_str() {
+    match mode.as_str() {
         "off" => {
             println!("cargo::rustc-env=DOVETAIL_WHY_NO_KERNELS=it was made with DOVETAIL_CUDA=off");
             return Ok(Kernels::None);
@@ -56,18 +54,17 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
             println!("cargo::rustc-cfg=dovetail_emulated");
             return Ok(Kernels::Emulated);
         }
-        "auto" | "require" => match std::env::var("DOVETAIL_CUDA_LIBRARY") {
-            Ok(folder) => {
-                println!("cargo::rustc-cfg=dovetail_cuda");
-                println!("cargo::rustc-link-search=native={folder}");
-                println!("cargo::rustc-link-lib=dylib=dovetail_kernels");
-                return Ok(Kernels::Gpu);
-            }
-            Err(_) => find_nvcc()?,
-        },
+        "auto" | "require" => {}
         other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto, off or emulated").into()),
-    };
-    let Some(nvcc) = nvcc else {
+    }
+    rerun_if_changed(&["DOVETAIL_CUDA_LIBRARY", "DOVETAIL_CUDA_ARCHITECTURES"]);
+    if let Ok(folder) = std::env::var("DOVETAIL_CUDA_LIBRARY") {
+        println!("cargo::rustc-cfg=dovetail_cuda");
+        println!("cargo::rustc-link-search=native={folder}");
+        println!("cargo::rustc-link-lib=dylib=dovetail_kernels");
+        return Ok(Kernels::Gpu);
+    }
+    let Some(nvcc) = find_nvcc()? else {
         let hint = "set CUDA_HOME, or install the wheels of kernels/requirements.txt and point CUDA_HOME to them";
         if mode == "require" {
             return Err(format!("DOVETAIL_CUDA=require, and no nvcc was found: {hint}").into());
@@ -90,9 +87,9 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
         return Ok(Kernels::None);
     }
     let root = nvcc.parent().and_then(Path::parent).ok_or("nvcc lies in no toolkit")?.to_path_buf();
-    compile(&nvcc, &root, out)?;
+    let folder = compile(&nvcc, release, &root, out)?;
     println!("cargo::rustc-cfg=dovetail_cuda");
-    println!("cargo::rustc-link-search=native={}", out.display());
+    println!("cargo::rustc-link-search=native={}", folder.display());
     println!("cargo::rustc-link-lib=static=dovetail_kernels");
     for folder in ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"] {
         let folder = root.join(folder);
@@ -106,6 +103,42 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
     Ok(Kernels::Gpu)
+}
+
+/// Has the build run again when one of these variables changes. A mode names only the variables that it reads, so that the others
+/// build nothing anew.
+fn rerun_if_changed(variables: &[&str]) {
+    for variable in variables {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+}
+
+/// The folder of this name in the target folder, filled by `make` where it is not there yet. All builds share it: compiling kernels
+/// takes minutes, and each of Cargo's profiles and tools has an `OUT_DIR` of its own.
+fn made_once(
+    name: &str,
+    out: &Path,
+    make: impl FnOnce(&Path) -> Result<(), Box<dyn Error>>,
+) -> Result<PathBuf, Box<dyn Error>> {
+    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
+    let all = out.ancestors().nth(4).ok_or("OUT_DIR is in no target folder")?.join("kernels");
+    let folder = all.join(name);
+    if folder.exists() {
+        return Ok(folder);
+    }
+    let unfinished = out.join("kernels");
+    if unfinished.exists() {
+        std::fs::remove_dir_all(&unfinished)?;
+    }
+    std::fs::create_dir_all(&unfinished)?;
+    make(&unfinished)?;
+    std::fs::create_dir_all(all)?;
+    match std::fs::rename(&unfinished, &folder) {
+        // Another build was quicker.
+        Err(_) if folder.exists() => {}
+        renamed => renamed?,
+    }
+    Ok(folder)
 }
 
 /// The files of a folder with one of those extensions, in the order of their names.
@@ -129,11 +162,16 @@ fn stamp(sources: &[PathBuf], by: impl Hash) -> std::io::Result<String> {
 
 /// Where nvcc is, behind all links: its toolkit lies around it. `None` where none is named and none is found.
 fn find_nvcc() -> Result<Option<PathBuf>, Box<dyn Error>> {
+    rerun_if_changed(&["NVCC"]);
+    let named = std::env::var_os("NVCC").map(PathBuf::from);
+    let is_bare = named.as_ref().is_some_and(|named| named.components().count() == 1);
+    if named.is_none() || is_bare {
+        rerun_if_changed(&["CUDA_HOME", "PATH"]);
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = |mut candidates: Box<dyn Iterator<Item = PathBuf> + '_>| candidates.find(|nvcc| nvcc.is_file());
-    let nvcc = match std::env::var_os("NVCC").map(PathBuf::from) {
+    let nvcc = match named {
         Some(named) => {
-            let is_bare = named.components().count() == 1;
             let folders = std::env::split_paths(&path).filter(|_| is_bare);
             let there = found(Box::new(folders.map(|folder| folder.join(&named)).chain([named.clone()])));
             Some(there.ok_or_else(|| format!("NVCC is {}, and there is no such file", named.display()))?)
@@ -162,40 +200,31 @@ fn words((major, minor): (u32, u32)) -> String {
     format!("{major}.{minor}")
 }
 
-/// Compiles unless the last build was of the same sources by the same compiler: this runs after every commit, and takes minutes.
-fn compile(nvcc: &Path, root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
+/// Compiles the kernels, unless these sources were compiled by the same compiler before; the folder that has them.
+fn compile(nvcc: &Path, release: (u32, u32), root: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let sources = sources("kernels", &["cu", "cuh", "h"])?;
     let architectures = std::env::var("DOVETAIL_CUDA_ARCHITECTURES").unwrap_or_else(|_| ARCHITECTURES.into());
     let architectures: Vec<&str> = architectures.split(',').map(str::trim).collect();
-
-    let stamp = stamp(&sources, (nvcc, &architectures, include_str!("build.rs")))?;
-    let stamp_file = out.join("kernels.stamp");
-    if std::fs::read_to_string(&stamp_file).is_ok_and(|last| last == stamp) {
-        return Ok(());
-    }
-
-    let mut command = Command::new(nvcc);
-    command.args(["--lib", "-std=c++17", "-O3", "-lineinfo", "-Xcompiler", "-fPIC,-Wall", "-Xfatbin", "-compress-all"]);
-    let threads = std::env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
-    command.args(["--threads", &threads]);
-    // The wheels and the toolkit keep CUB in different places.
-    command.arg("-I").arg(root.join("include/cccl"));
-    for architecture in &architectures {
-        command.arg("-gencode").arg(format!("arch=compute_{architecture},code=sm_{architecture}"));
-    }
-    let newest = architectures.iter().max_by_key(|name| name.parse::<u32>().unwrap_or(0)).ok_or("no architectures")?;
-    command.arg("-gencode").arg(format!("arch=compute_{newest},code=compute_{newest}"));
-    command.args(sources.iter().filter(|path| path.extension().is_some_and(|extension| extension == "cu")));
-    // A library that is there already would be added to.
-    let library = out.join("libdovetail_kernels.a");
-    if library.exists() {
-        std::fs::remove_file(&library)?;
-    }
-    let made = command.arg("-o").arg(&library).output()?;
-    if !made.status.success() {
-        let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
-        return Err(format!("compiling the kernels failed: {command:?}\n{said}").into());
-    }
-    std::fs::write(stamp_file, stamp)?;
-    Ok(())
+    let stamp = stamp(&sources, (nvcc, release, &architectures, include_str!("build.rs")))?;
+    made_once(&stamp, out, |folder| {
+        let mut command = Command::new(nvcc);
+        command.args(FLAGS.split(' '));
+        let threads = std::env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
+        command.args(["--threads", &threads]);
+        // The wheels and the toolkit keep CUB in different places.
+        command.arg("-I").arg(root.join("include/cccl"));
+        for architecture in &architectures {
+            command.arg("-gencode").arg(format!("arch=compute_{architecture},code=sm_{architecture}"));
+        }
+        let number = |name: &&&str| name.parse::<u32>().unwrap_or(0);
+        let newest = architectures.iter().max_by_key(number).ok_or("no architectures")?;
+        command.arg("-gencode").arg(format!("arch=compute_{newest},code=compute_{newest}"));
+        command.args(sources.iter().filter(|path| path.extension().is_some_and(|extension| extension == "cu")));
+        let made = command.arg("-o").arg(folder.join("libdovetail_kernels.a")).output()?;
+        if !made.status.success() {
+            let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
+            return Err(format!("compiling the kernels failed: {command:?}\n{said}").into());
+        }
+        Ok(())
+    })
 }

@@ -26,45 +26,36 @@ pub fn build(out: &Path) -> Result<(), Box<dyn Error>> {
         return Err("DOVETAIL_CUDA=emulated is for tests, and is not built with --release".into());
     }
     println!("cargo::warning=DOVETAIL_CUDA=emulated: the GPUs of this build are emulated on the CPU, for tests");
-    println!("cargo::rerun-if-env-changed=CXX");
-    let folder = out.join("emulated");
-    compile_all(&folder)?;
+    super::rerun_if_changed(&["CXX"]);
+    let folder = compile_all(out)?;
     println!("cargo::rustc-link-search=native={}", folder.display());
     println!("cargo::rustc-link-lib=dylib=cuda");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", folder.display());
     Ok(())
 }
 
-/// Makes the library, unless the last one was of the same sources by the same compiler.
-fn compile_all(folder: &Path) -> Result<(), Box<dyn Error>> {
+/// Makes the library, unless these sources were compiled by the same compiler before; the folder that has it.
+fn compile_all(out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let sources = super::sources("kernels", &["cu", "cuh", "h"])?;
     let own = super::sources(FOLDER, &["cpp", "h"])?;
     let stamp = super::stamp(&[sources.clone(), own].concat(), (compiler(), include_str!("build.rs")))?;
-    let stamp_file = folder.join("stamp");
-    if std::fs::read_to_string(&stamp_file).is_ok_and(|last| last == stamp) {
-        return Ok(());
-    }
-    if folder.exists() {
-        std::fs::remove_dir_all(folder)?;
-    }
-    std::fs::create_dir_all(folder)?;
-    let mut to_compile = Vec::new();
-    for source in &sources {
-        let name = source.file_name().and_then(|name| name.to_str()).ok_or("a source without a name")?;
-        let translated = translate(name, &std::fs::read_to_string(source)?)?;
-        let to = folder.join(name);
-        std::fs::write(&to, translated)?;
-        if name.ends_with(".cu") {
-            to_compile.push(to);
+    super::made_once(&format!("emulated-{stamp}"), out, |folder| {
+        let mut to_compile = Vec::new();
+        for source in &sources {
+            let name = source.file_name().and_then(|name| name.to_str()).ok_or("a source without a name")?;
+            let translated = translate(name, &std::fs::read_to_string(source)?)?;
+            let to = folder.join(name);
+            std::fs::write(&to, translated)?;
+            if name.ends_with(".cu") {
+                to_compile.push(to);
+            }
         }
-    }
-    to_compile.extend(["machine.cpp", "driver.cpp"].map(|name| Path::new(FOLDER).join(name)));
-    let objects = compile(&to_compile, folder)?;
-    let mut link = Command::new(compiler());
-    link.args(["-shared", "-Wl,-soname,libcuda.so", "-Wl,--no-undefined", "-o"]).arg(folder.join("libcuda.so"));
-    succeed(link.args(objects).args(["-lpthread", "-ldl"]).spawn()?, "linking the emulated GPU")?;
-    std::fs::write(stamp_file, stamp)?;
-    Ok(())
+        to_compile.extend(["machine.cpp", "driver.cpp"].map(|name| Path::new(FOLDER).join(name)));
+        let objects = compile(&to_compile, folder)?;
+        let mut link = Command::new(compiler());
+        link.args(["-shared", "-Wl,-soname,libcuda.so", "-Wl,--no-undefined", "-o"]).arg(folder.join("libcuda.so"));
+        succeed(link.args(objects).args(["-lpthread", "-ldl"]).spawn()?, "linking the emulated GPU")
+    })
 }
 
 fn compiler() -> String {
