@@ -189,7 +189,7 @@ def demo() -> str:
 def life() -> str:
     run = newest_run(lines_of("life"))
     if not run:
-        return nothing("DOVETAIL_LONG=1 DOVETAIL_RECORD=1 ./test python -k 64_clients")
+        return nothing("./test long life")
     rows = [
         [
             f"{line['clients']}",

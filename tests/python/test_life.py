@@ -208,14 +208,14 @@ def record(long_run: bool, **totals: object) -> None:
     sys.path.insert(0, str(ROOT / "benches"))
     from common import Recorder
 
-    command = "DOVETAIL_RECORD=1 ./test python -k 64_clients"
-    Recorder("life", command=f"DOVETAIL_LONG=1 {command}" if long_run else command).write(
+    command = "./test long life" if long_run else "DOVETAIL_RECORD=1 ./test python -k 64_clients"
+    Recorder("life", command=command).write(
         benchmark="life", build=binary().parent.name, **totals
     )
 
 
 def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, seed: int, long_run: bool) -> None:
-    # Ten seconds of rounds, or a minute with DOVETAIL_LONG; on a slow machine at least one round by each client.
+    # Ten seconds of rounds, or a minute in `./test long life`; on a slow machine at least one round by each client.
     server = start(devices="host:4", host_memory="3GiB", device_memory="32MiB")
     deadline = time.monotonic() + (60 if long_run else 10)
     failures: list[str] = []
