@@ -10,6 +10,9 @@
 //! holds what are no rates, is measured over; the file is a saving, and nothing depends on it. A file that holds anything else
 //! is somebody's: it is neither used nor written.
 
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -136,19 +139,18 @@ impl RatesFile {
         let text = serde_json::to_string_pretty(&contents)
             .map_err(|error| Error::Internal(error.to_string()))
             .context(context)?;
-        if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).context(context)?;
-        }
-        // The name is this write's own: servers that start together must not write into each other's file.
-        let mut aside = self.path.clone().into_os_string();
-        aside.push(format!(".{}.{:08x}.part", std::process::id(), rand::random::<u32>()));
-        let written = std::fs::write(&aside, text + "\n").and_then(|()| std::fs::rename(&aside, &self.path));
-        if written.is_err() {
-            // It may not even be there.
-            let _ = std::fs::remove_file(&aside);
-        }
-        written.context(context)
+        replace(&self.path, &(text + "\n")).context(context)
     }
+}
+
+/// Writes a file aside, under a name of this write's own, since servers may start together. It gets the permissions of any new file.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let as_any = Permissions::from_mode(0o666);
+    let mut aside = tempfile::Builder::new().permissions(as_any).tempfile_in(folder)?;
+    aside.write_all(text.as_bytes())?;
+    aside.persist(path).map(drop).map_err(|failed| failed.error)
 }
 
 /// The text of a file; empty if there is none.
