@@ -1,7 +1,7 @@
 //! What an upload costs the server: CPU seconds per GB of Arrow body, for each way of taking DoPut.
 //!
 //! ```sh
-//! cargo bench --bench ingest -- --gigabytes 2 --rounds 5
+//! cargo bench -p dovetail-bench --bench ingest -- --gigabytes 2 --rounds 5
 //! ```
 //!
 //! | way | what the server does |

@@ -1,7 +1,7 @@
 //! Joins in the process, without a server: what the engine itself takes.
 //!
 //! ```sh
-//! cargo bench --bench joins -- --build 16M --probe 32M --width 4 --strategy radix-hash --threads 2 --runs 5
+//! cargo bench -p dovetail-bench --bench joins -- --build 16M --probe 32M --width 4 --strategy radix-hash --threads 2 --runs 5
 //! ```
 //!
 //! Prints one JSON line per strategy: rows, bytes, seconds (median and minimum of the runs), rows per second of both sides

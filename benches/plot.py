@@ -1,11 +1,11 @@
-"""Draws what `dovetail bench SUITE --out FILE` measured: three SVGs for each suite in the file, one for `choices`.
+"""Draws what `dovetail-bench SUITE --out FILE` measured: three SVGs for each suite in the file, one for `choices`.
 
     pip install -r tests/python/requirements.txt
-    dovetail bench wu-13 --out results.jsonl
+    dovetail-bench wu-13 --out results.jsonl
     python benches/plot.py results.jsonl            # wu-13.svg, wu-13-phases.svg, wu-13-memory.svg beside results.jsonl
 
 Each line of results names the axis of its suite's figure. A figure shows rows of both sides per second, as the papers
-do, with the floor of `dovetail bench` as a dashed line; that of the phases, the seconds of each part of a join, added
+do, with the floor of `dovetail-bench` as a dashed line; that of the phases, the seconds of each part of a join, added
 up over streams, with which a floor cannot be compared: a GPU's own, by its events, where all lines of a panel have
 them, and else the host's, which waits for the GPU; that of the memory, the most that each strategy took on the
 device, with the bytes of tables and result as a dashed line. Where a suite varies more than its axis, each combination
@@ -66,7 +66,7 @@ def read(path: Path) -> dict[str, list[Line]]:
             line = json.loads(text)
             suite = line["suite"]
         except (ValueError, KeyError, TypeError) as error:
-            sys.exit(f"{path}, line {number}, is not a result of `dovetail bench`: {error!r}")
+            sys.exit(f"{path}, line {number}, is not a result of `dovetail-bench`: {error!r}")
         if "seconds" in line:
             # Lines of earlier builds lack fields that came later: what is not there, and what is not so, is one case.
             case = json.dumps([line.get(field) or None for field in [*FIELDS, *TOLD_APART]])
@@ -259,15 +259,15 @@ def draw(suite: str, lines: list[Line], kind: str, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="file that `dovetail bench --out` wrote")
+    parser.add_argument("results", type=Path, help="file that `dovetail-bench --out` wrote")
     parser.add_argument("--suite", help="this suite only")
     parser.add_argument("--into", type=Path, help="folder of the figures (default: that of the results)")
     options = parser.parse_args()
     if not options.results.is_file():
-        sys.exit(f"{options.results} is no file; `dovetail bench SUITE --out {options.results}` writes one")
+        sys.exit(f"{options.results} is no file; `dovetail-bench SUITE --out {options.results}` writes one")
     suites = read(options.results)
     if not suites:
-        sys.exit(f"{options.results} has no measurement of `dovetail bench`")
+        sys.exit(f"{options.results} has no measurement of `dovetail-bench`")
     wanted = [options.suite] if options.suite else list(suites)
     into = options.into or options.results.parent
     into.mkdir(parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ def main() -> None:
             if not any(line["asked"] == "auto" for line in lines):
                 sys.exit(
                     f"{options.results} has no join of suite {suite!r} as the planner would run it, which is what its "
-                    "figure shows; let `dovetail bench choices` run to its end"
+                    "figure shows; let `dovetail-bench choices` run to its end"
                 )
             draw(suite, lines, "choices", into / f"{suite}.svg")
         else:

@@ -1,7 +1,7 @@
 //! How fast each primitive of a device is.
 //!
 //! ```sh
-//! cargo bench --bench primitives -- --device cuda:0 --rows 128M --width 4 --filter partition
+//! cargo bench -p dovetail-bench --bench primitives -- --device cuda:0 --rows 128M --width 4 --filter partition
 //! ```
 //!
 //! One JSON line per case: `rows` is the probe side's for cases with two sides, whose build side has half as many;

@@ -1,7 +1,7 @@
 //! Joins within a device's memory: tables that lie there are partitioned and joined, and the result stays there.
 //!
 //! ```sh
-//! cargo bench --bench resident -- --device cuda:0 --build 128M --probe 128M --payloads 2
+//! cargo bench -p dovetail-bench --bench resident -- --device cuda:0 --build 128M --probe 128M --payloads 2
 //! ```
 //!
 //! What the papers measure, by the primitives of which the strategy `radix-hash` is made on a GPU, called as the strategy calls them:

@@ -139,7 +139,7 @@ def primitives() -> str:
     lines = [line for line in lines_of("primitives") if line.get("device", "host").startswith("host")]
     run = newest_run(lines, lambda run: PRIMITIVES.keys() <= {line["name"] for line in run})
     if not run:
-        return nothing("cargo bench --bench primitives -- --record")
+        return nothing("cargo bench -p dovetail-bench --bench primitives -- --record")
     nanoseconds = {(line["name"], line["width"]): 1e9 * line["seconds"] / line["rows"] for line in run}
     rows = [
         [what, *(f"{nanoseconds[name, width]:.1f}" if (name, width) in nanoseconds else "" for width in (4, 8, 16))]

@@ -62,7 +62,7 @@ while read -r file constant values command; do
 done <benches/gpu/tune.txt
 
 # The programs differ in nothing, and it is kernels that are timed; but unoptimised, they take most of the time to make their data.
-DOVETAIL_CUDA_LIBRARY=$to/libraries/as-they-are cargo build --locked --release --bench primitives --bench resident --message-format=json-render-diagnostics |
+DOVETAIL_CUDA_LIBRARY=$to/libraries/as-they-are cargo build --locked --release -p dovetail-bench --bench primitives --bench resident --message-format=json-render-diagnostics |
     python3 -c 'import json, sys
 for line in sys.stdin:
     message = json.loads(line)
@@ -82,7 +82,7 @@ export DOVETAIL_COMMIT
 measure() {
     local program=$4 lines
     lines=$(LD_LIBRARY_PATH=libraries/$1 "./bench-$program" --device cuda:0 --threads "$(nproc)" "${@:5}")
-    sed 's/^{/{"changed":"'"$2"'","to":"'"$3"'",/' <<<"$lines" | record gpu_tuning "cargo bench --bench $program -- --device cuda:0 ${*:5}"
+    sed 's/^{/{"changed":"'"$2"'","to":"'"$3"'",/' <<<"$lines" | record gpu_tuning "cargo bench -p dovetail-bench --bench $program -- --device cuda:0 ${*:5}"
 }
 while read -r file constant values command; do
     [[ -n $file && $file != \#* ]] || continue

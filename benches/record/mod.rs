@@ -18,13 +18,13 @@ impl Recorder {
         let head = json!({
             "benchmark": name,
             "date": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-            "commit": env!("DOVETAIL_COMMIT"),
+            "commit": dovetail::cli::COMMIT,
             "machine": machine(),
-            "command": format!("cargo bench --bench {name} -- {}", arguments.join(" ")),
+            "command": format!("cargo bench -p dovetail-bench --bench {name} -- {}", arguments.join(" ")),
         });
         let Value::Object(head) = head else { unreachable!("an object was written above") };
         let file = record.then(|| {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results");
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
             std::fs::create_dir_all(&folder).expect("a folder for results");
             let path = folder.join(format!("{name}.jsonl"));
             std::fs::File::options().append(true).create(true).open(path).expect("a file of results")

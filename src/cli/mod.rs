@@ -4,7 +4,6 @@
 //!   dovetail serve ── settings (flags > environment > file > defaults) ──► service::Server
 //!   dovetail put, get, join, tables, ... ── client (Flight over TCP) ────► any server
 //!   dovetail demo ── both, in one process, over loopback
-//!   dovetail bench ── the engine itself, without a server
 //! ```
 //!
 //! Results go to stdout, in a form for people or, with `--json`, one JSON value per line; progress, logs and errors go to
@@ -13,7 +12,6 @@
 //!
 //! The client commands know the wire only: what they do, any Flight client can do.
 
-mod bench;
 mod client;
 mod demo;
 mod describe;
@@ -25,8 +23,8 @@ mod jobs;
 mod join;
 mod logging;
 mod names;
-mod output;
-mod progress;
+pub mod output;
+pub mod progress;
 mod put;
 mod rows;
 mod serve;
@@ -41,9 +39,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{Error, Result, lines};
+
+/// The commit that the crate was built from.
+pub const COMMIT: &str = env!("DOVETAIL_COMMIT");
 
 /// The version of the crate and the commit it was built from.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DOVETAIL_COMMIT"), ")");
@@ -93,8 +94,6 @@ enum Command {
     Drop(tables::DropArgs),
     /// Show the devices of a server and how they are linked
     Topology(tables::TopologyArgs),
-    /// Measure the engine on this machine, without a server
-    Bench(bench::BenchArgs),
     /// Run the joins of one device, for a server, which starts this by itself
     #[command(hide = true)]
     DeviceProcess(device_process::DeviceProcessArgs),
@@ -103,34 +102,12 @@ enum Command {
 /// Runs the command line and returns the process's exit status.
 pub fn main() -> ExitCode {
     let words = connection_behind_command(std::env::args_os().collect());
-    let given: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let matches = match command().try_get_matches_from(words) {
-        Ok(matches) => matches,
-        Err(error) => {
-            let error = with_variable(without_misleading_tips(error), &given, |name| std::env::var(name).ok());
-            let error = with_what_numbers_it_takes(error);
-            // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with
-            // status 0.
-            output::set_json(error.use_stderr() && std::env::args_os().any(|word| word == "--json"));
-            if output::is_json() {
-                output::error(&Error::Invalid(settings::sentence(&error)));
-            } else {
-                // Where nothing can be printed, the status still tells.
-                let _ = error.print();
-            }
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
-        }
+    let (cli, matches) = match read::<Cli>(command(), words) {
+        Ok(read) => read,
+        Err(status) => return status,
     };
-    let cli = match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.format(&mut command()).print();
-            return ExitCode::from(EXIT_USAGE);
-        }
-    };
-    output::set_json(cli.json);
     // What is invalid for those that ask no server is the command line or the configuration.
-    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::Bench(_) | Command::DeviceProcess(_));
+    let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::DeviceProcess(_));
     // Until the last error was told.
     let _flush = match outlives_readers(&cli.command).then(lines::start).transpose() {
         Ok(flush) => flush,
@@ -154,9 +131,48 @@ pub fn main() -> ExitCode {
         Command::Cancel(args) => block_on(jobs::run_cancel(args)),
         Command::Drop(args) => block_on(tables::run_drop(args)),
         Command::Topology(args) => block_on(tables::run_topology(args)),
-        Command::Bench(args) => bench::run(&args, matches.subcommand_matches("bench").unwrap_or(&matches)),
         Command::DeviceProcess(args) => device_process::run(&args),
     };
+    status_of(outcome, asks_a_server)
+}
+
+/// Runs another program, with its command line, its errors and its exit status as those of `dovetail` are. Its arguments have a flag
+/// `json`, and it asks no server.
+pub fn run_program<A: CommandFactory + FromArgMatches>(run: impl FnOnce(&A, &ArgMatches) -> Result<()>) -> ExitCode {
+    let command = A::command().mut_args(with_negative_numbers);
+    match read(command, std::env::args_os().collect()) {
+        Ok((args, matches)) => status_of(run(&args, &matches), false),
+        Err(status) => status,
+    }
+}
+
+/// Reads a command line. One that is wrong, or asks for help, is answered, and gives the exit status.
+fn read<A: FromArgMatches>(mut command: clap::Command, words: Vec<OsString>) -> Result<(A, ArgMatches), ExitCode> {
+    let given: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let matches = command.try_get_matches_from_mut(words);
+    let read = matches.and_then(|matches| Ok((A::from_arg_matches(&matches)?, matches)));
+    let error = match read {
+        Ok((args, matches)) => {
+            output::set_json(matches.get_flag("json"));
+            return Ok((args, matches));
+        }
+        Err(error) => error.format(&mut command),
+    };
+    let error = with_variable(without_misleading_tips(error), &given, |name| std::env::var(name).ok());
+    let error = with_what_numbers_it_takes(error);
+    // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with status 0.
+    output::set_json(error.use_stderr() && given.iter().any(|word| word == "--json"));
+    if output::is_json() {
+        output::error(&Error::Invalid(settings::sentence(&error)));
+    } else {
+        // Where nothing can be printed, the status still tells.
+        let _ = error.print();
+    }
+    Err(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)))
+}
+
+/// Tells an error, and what the process ends with.
+fn status_of(outcome: Result<()>, asks_a_server: bool) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if output::reader_left() => ExitCode::SUCCESS,
@@ -178,7 +194,7 @@ fn outlives_readers(command: &Command) -> bool {
     }
 }
 
-/// What finds and convinces a server belongs to the commands that ask one, and not to those that do not (`serve`, `bench`). Some
+/// What finds and convinces a server belongs to the commands that ask one, and not to those that do not (`serve`). Some
 /// write it in front of the command; it is read as if it stood behind.
 fn connection_behind_command(words: Vec<OsString>) -> Vec<OsString> {
     let connection = client::ConnectArgs::augment_args(clap::Command::new("connection"));
@@ -284,16 +300,19 @@ fn range_in_words(range: &str, value: &str) -> Option<String> {
     })
 }
 
-/// The whole command line, with `serve`'s switches able to say no, and numbers below zero taken for values: else clap would say
-/// that there is no option of that name, and not what the number should be.
+/// The whole command line, with `serve`'s switches able to say no.
 fn command() -> clap::Command {
-    let with_negative_numbers = |arg: clap::Arg| match arg.get_action().takes_values() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
-    };
     Cli::command()
         .mut_subcommand("serve", settings::with_valued_switches)
         .mut_subcommands(|command| command.mut_args(with_negative_numbers))
+}
+
+/// Takes numbers below zero for values: else clap would say that there is no option of that name, and not what the number should be.
+fn with_negative_numbers(arg: clap::Arg) -> clap::Arg {
+    match arg.get_action().takes_values() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    }
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {

@@ -315,7 +315,7 @@ fn the_server_may_be_named_before_the_command() {
     let server = Server::start(&[]);
     let output = run(&["--server", &server.flight, "tables"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(run(&["--server", &server.flight, "bench"]).status.code(), Some(2), "it asks none");
+    assert_eq!(run(&["--server", &server.flight, "serve"]).status.code(), Some(2), "it asks none");
 }
 
 #[test]

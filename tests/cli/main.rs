@@ -1,6 +1,5 @@
 //! The command line, driven as people and scripts drive it: the built binary, its output and its exit status.
 
-mod bench;
 mod client;
 mod ending;
 mod harness;
@@ -14,9 +13,7 @@ use harness::{run, stderr, stdout};
 fn help_and_version_succeed_and_name_every_command() {
     let help = run(&["--help"]);
     assert!(help.status.success());
-    for name in
-        ["serve", "demo", "put", "get", "join", "explain", "tables", "jobs", "cancel", "drop", "topology", "bench"]
-    {
+    for name in ["serve", "demo", "put", "get", "join", "explain", "tables", "jobs", "cancel", "drop", "topology"] {
         assert!(stdout(&help).contains(name), "{name} is not in the help");
         let own = run(&[name, "--help"]);
         assert!(own.status.success(), "{name} --help");

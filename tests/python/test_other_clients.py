@@ -143,9 +143,9 @@ def _java() -> list[str] | Missing:
 
 @cache
 def _rust() -> list[str] | Missing:
-    path = binary().parent / "examples" / "join"
+    path = binary().parent / "join"
     if not path.exists():
-        return Missing(f"{path} is not there; build it with `cargo build --example join`")
+        return Missing(f"{path} is not there; build it with `cargo build -p dovetail-example`")
     return [str(path)]
 
 

@@ -85,7 +85,7 @@ def archive(tmp_path: Path) -> Path:
     tools.mkdir()
     made.mkdir()
     built = {
-        "build": [("dovetail", "bin"), ("joins", "bench"), ("primitives", "bench"), ("resident", "bench")],
+        "build": [("dovetail", "bin"), ("dovetail-bench", "bin"), ("joins", "bench"), ("primitives", "bench"), ("resident", "bench")],
         "test": [("dovetail", "lib"), ("joins", "test")],
     }
     for command, targets in built.items():
@@ -119,6 +119,7 @@ def test_a_bundle_has_what_a_gpu_host_needs(archive: Path) -> None:
     says = {program.name: run(program).stdout.strip() for program in (archive / "bin").iterdir()}
     assert says == {
         "dovetail": "this is dovetail-bin",
+        "dovetail-bench": "this is dovetail-bench-bin",
         "bench-joins": "this is joins-bench",
         "bench-primitives": "this is primitives-bench",
         "bench-resident": "this is resident-bench",
@@ -164,7 +165,7 @@ def test_the_check_of_a_bundle_runs_what_it_is_asked_for_and_says_what_failed(ar
     assert lines[0]["command"].startswith("DOVETAIL_TEST_DEVICE=cuda ")
     assert lines[0]["command"].endswith(" bin/test-lib device::cuda")
     said = run("./check", "suites", cwd=archive, SUITES="wu-7 q95")
-    assert said.returncode == 0 and said.stdout.count("this is dovetail-bin") == 2, said.stdout
+    assert said.returncode == 0 and said.stdout.count("this is dovetail-bench-bin") == 2, said.stdout
     # Without a Python that can run the suites they are left out, and that is said.
     said = run("./check", "python", "faults", cwd=archive, PYTHON=archive / "nowhere")
     assert said.returncode == 0, said.stdout

@@ -2,12 +2,12 @@
 //!
 //! `DOVETAIL_GPU_OBSERVER` chooses one when a GPU is opened:
 //!
-//! * `silent`, the default, which adds times up like `times` while it is asked to: `dovetail bench` does so for a run of each join that
+//! * `silent`, the default, which adds times up like `times` while it is asked to: `dovetail-bench` does so for a run of each join that
 //!   is not timed otherwise;
 //! * `trace`: launches, copies and fills are events of the log, at level TRACE;
 //! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and `ncu --nvtx --nvtx-include` chooses them;
 //! * `times`: each launch, copy and fill is timed by events of its stream, and added up by its name and the phase of the join that it was
-//!   for; `dovetail bench` then has the sums of the run whose time it tells;
+//!   for; `dovetail-bench` then has the sums of the run whose time it tells;
 //! * `timeline:FILE`: each launch, copy and fill is timed by events of its stream, and written to the file in the trace format of
 //!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
 //!   was opened.

@@ -10,7 +10,7 @@ use super::axes::{Columns, Keys, Payloads, ProbeKeys};
 use super::engine::Measured;
 use super::random::{below, hash, unit};
 use super::workload::Workload;
-use crate::cli::output::{self, Align};
+use dovetail::cli::output::{self, Align};
 
 /// A choice this much slower than the best is good enough.
 const TOLERANCE: f64 = 1.1;
@@ -318,8 +318,8 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::asked::Change;
-    use crate::planner::{Forced, Strategy};
+    use crate::asked::Change;
+    use dovetail::planner::{Forced, Strategy};
 
     #[test]
     fn draws_are_possible_and_follow_from_the_seed() {

@@ -24,7 +24,7 @@ use tpchgen::generators::{LineItem, LineItemGenerator, Order, OrderGenerator, Pa
 use super::check::{Join, Prepared, Summary, Term};
 use super::random::Permutation;
 use super::workload::{ROWS_PER_BATCH, integers};
-use crate::{Error, Result};
+use dovetail::{Error, Result};
 
 /// Parts in which a table is generated, side by side.
 const PARTS: u64 = 64;

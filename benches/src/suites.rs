@@ -3,7 +3,7 @@
 use super::axes::{Columns, Keys, Payloads, ProbeKeys, Rows};
 use super::suite::{Axes, Axis, Kind, Suite};
 use super::tpc::Query;
-use crate::{Error, Result};
+use dovetail::{Error, Result};
 
 const M: u64 = 1 << 20;
 

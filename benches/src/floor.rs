@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::engine::Measured;
-use crate::device::{CancelFlag, Device, DeviceKind};
-use crate::memory::{Arena, Budget};
-use crate::{Context, Result};
+use dovetail::device::{CancelFlag, Device, DeviceKind};
+use dovetail::memory::{Arena, Budget};
+use dovetail::{Context, Result};
 
 /// Bytes that are copied at a time where memory allows: far beyond all caches, and so many that calls cost nothing beside them.
 const BYTES: u64 = 1 << 30;
@@ -44,7 +44,7 @@ impl Boundaries {
     /// Measures a device, with at most a part of so much host memory.
     ///
     /// # Errors
-    /// What the device answers, above all [`Error::Exhausted`](crate::Error::Exhausted) when it has hardly any memory.
+    /// What the device answers, above all [`Error::Exhausted`](dovetail::Error::Exhausted) when it has hardly any memory.
     pub fn measure(device: &dyn Device, host_memory: u64) -> Result<Self> {
         Self::measure_with(device, host_memory).context(|| format!("measuring how fast {} copies", device.id()))
     }
@@ -140,8 +140,8 @@ impl Floor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::HostDevice;
-    use crate::join::PhaseRecord;
+    use dovetail::device::host::HostDevice;
+    use dovetail::join::PhaseRecord;
 
     #[test]
     fn a_gpu_is_bound_by_its_link_and_the_cpu_by_its_memory() {

@@ -1,14 +1,12 @@
-//! `dovetail bench` from its command line to its results: what is listed, what is written, what is refused.
+//! `dovetail-bench` from its command line to its results: what is listed, what is written, what is refused.
 
 use std::fs;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use super::harness::{command, json_lines, run, stderr, stdout};
-
 /// A suite at a size that takes a moment.
-const SMALL: [&str; 11] = [
-    "bench",
+const SMALL: [&str; 10] = [
     "joins",
     "--rows=1000",
     "--key-bytes=4",
@@ -21,14 +19,41 @@ const SMALL: [&str; 11] = [
     "--seed=7",
 ];
 
+/// The program, without settings of whoever runs the tests.
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dovetail-bench"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DOVETAIL_")) {
+        command.env_remove(name);
+    }
+    command.env("COLUMNS", "100").env("NO_COLOR", "1");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    command().args(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The JSON values on the lines of stdout.
+fn json_lines(output: &Output) -> Vec<Value> {
+    stdout(output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
 #[test]
 fn suites_are_listed_for_people_and_machines() {
-    let listed = json_lines(&run(&["bench", "--json"]));
+    let listed = json_lines(&run(&["--json"]));
     let names: Vec<&str> = listed.iter().map(|suite| suite["suite"].as_str().unwrap()).collect();
     assert!(names.contains(&"joins") && names.len() > 1, "{names:?}");
-    let text = stdout(&run(&["bench"]));
+    let text = stdout(&run(&[]));
     assert!(names.iter().all(|name| text.contains(name)), "{text}");
-    assert!(text.contains("dovetail bench SUITE"), "{text}");
+    assert!(text.contains("dovetail-bench SUITE"), "{text}");
 }
 
 #[test]
@@ -49,7 +74,7 @@ fn a_suite_prints_and_appends_a_line_for_each_strategy() {
         assert_eq!((line["verified"].as_bool(), line["seed"].as_u64()), (Some(true), Some(7)), "{line}");
         assert!(line["seconds"].as_f64().unwrap() > 0.0 && line["floor_seconds"].as_f64().unwrap() > 0.0, "{line}");
         assert!(line["machine"]["cores"].as_u64().unwrap() > 0, "{line}");
-        assert!(line["command"].as_str().unwrap().starts_with("dovetail bench joins --rows=1000"), "{line}");
+        assert!(line["command"].as_str().unwrap().starts_with("dovetail-bench joins --rows=1000"), "{line}");
         assert!(line["date"].is_string() && line["version"].is_string(), "{line}");
     }
     let kept = || -> Vec<Value> {
@@ -75,12 +100,13 @@ fn wrong_arguments_are_refused_with_what_would_be_right() {
         (&["--probe-keys=zipf:-1"], "is not an exponent"),
         (&["--match-ratio=2"], "write a number from 0 to 1"),
         (&["--runs=0"], "it takes a whole number from 1 to 1000"),
+        (&["--ratio=1,0"], "invalid value '0' for '--ratio <RATIO>': it takes a whole number from 1 to 1024"),
         (&["--threads=0"], "it takes a whole number from 1 to 1024"),
         (&["--cases=0"], "it takes a whole number from 1 to 10000"),
         (&["--device=quantum:1"], "quantum:1"),
         (&["--device-memory=plenty"], "plenty"),
     ] {
-        let output = run(&[&["bench", "joins"], wrong].concat());
+        let output = run(&[&["joins"], wrong].concat());
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stdout(&output));
         assert!(stderr(&output).contains(words), "{wrong:?}: {}", stderr(&output));
     }
@@ -90,7 +116,7 @@ fn wrong_arguments_are_refused_with_what_would_be_right() {
         (&["joins", "--cases=3"], 2, "--cases says how many joins are drawn"),
         (&["joins", "--rows=1000", "--out=no/such/folder.jsonl"], 1, "opening no/such/folder.jsonl"),
     ] {
-        let output = run(&[&["bench"], wrong].concat());
+        let output = run(wrong);
         assert_eq!(output.status.code(), Some(status), "{wrong:?}: {}", stdout(&output));
         assert!(
             stderr(&output).starts_with("error: ") && stderr(&output).contains(words),
@@ -111,7 +137,7 @@ fn lines(file: &std::path::Path) -> Vec<Value> {
 fn a_published_experiment_runs_at_a_scale() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("results.jsonl");
-    let mut bench = vec!["bench", "wu-13", "--json", "--scale", "1/65536", "--runs", "3", "--match-ratio", "0.5"];
+    let mut bench = vec!["wu-13", "--json", "--scale", "1/65536", "--runs", "3", "--match-ratio", "0.5"];
     bench.extend(["--device-memory", "64MiB", "--host-memory", "256MiB", "--out", file.to_str().unwrap()]);
     let output = run(&bench);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -123,7 +149,7 @@ fn a_published_experiment_runs_at_a_scale() {
         assert_eq!((&line["build_rows"], &line["match_ratio"]), (&2048.into(), &0.5.into()));
         assert_eq!(line["verified"], true);
         assert!(line["runs"].as_u64().is_some_and(|runs| (3..=24).contains(&runs)), "{line}");
-        assert!(line["command"].as_str().unwrap().starts_with("dovetail bench wu-13"));
+        assert!(line["command"].as_str().unwrap().starts_with("dovetail-bench wu-13"));
         assert!(line["date"].is_string() && line["version"].is_string() && line["machine"]["cores"].is_u64());
     }
     // Another run is appended.
@@ -133,10 +159,10 @@ fn a_published_experiment_runs_at_a_scale() {
 
 #[test]
 fn what_a_suite_does_not_have_is_refused() {
-    let unknown = run(&["bench", "wu-99"]);
+    let unknown = run(&["wu-99"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(stderr(&unknown).contains("wu-13"), "{}", stderr(&unknown));
-    let fixed = run(&["bench", "q95", "--keys", "sparse"]);
+    let fixed = run(&["q95", "--keys", "sparse"]);
     assert_eq!(fixed.status.code(), Some(2));
     assert!(stderr(&fixed).contains("--scale"), "{}", stderr(&fixed));
 }
@@ -150,10 +176,10 @@ fn options_without_a_suite_are_refused() {
         (&["--seed=1", "--runs", "5", "--device=host"], "--runs, --device, --seed"),
         (&["--scale", "1/16", "--keys", "sparse", "--json"], "--scale, --keys"),
     ] {
-        let output = run(&[&["bench"], given].concat());
+        let output = run(given);
         assert_eq!((output.status.code(), &*stdout(&output)), (Some(2), ""), "{given:?}");
         let said = stderr(&output);
         assert!(said.contains(&format!("{named} without a suite")) && said.lines().count() == 1, "{given:?}: {said}");
-        assert!(said.contains("dovetail bench joins"), "{given:?}: {said}");
+        assert!(said.contains("dovetail-bench joins"), "{given:?}: {said}");
     }
 }

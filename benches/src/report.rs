@@ -8,18 +8,18 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::super::VERSION;
-use super::super::output::{self, Align};
 use super::asked::Change;
 use super::case::Case;
 use super::engine::{Machine, Measurable, Measured};
 use super::floor::{Boundaries, Floor};
 use super::suite::Suite;
-use crate::device::WorkTime;
-use crate::join::PhaseRecord;
-use crate::memory::process_memory_limit;
-use crate::planner::Rates;
-use crate::{Context, Result};
+use dovetail::cli::VERSION;
+use dovetail::cli::output::{self, Align};
+use dovetail::device::WorkTime;
+use dovetail::join::PhaseRecord;
+use dovetail::memory::process_memory_limit;
+use dovetail::planner::Rates;
+use dovetail::{Context, Result};
 
 /// Writes results as they come.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Report {
     /// shown, too.
     ///
     /// # Errors
-    /// [`Error::Internal`](crate::Error::Internal) when the file cannot be opened.
+    /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be opened.
     pub fn begin(
         suite: &Suite,
         scale: f64,
@@ -80,7 +80,7 @@ impl Report {
             "date": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             "version": VERSION,
             "machine": describe(&on.machine),
-            "command": format!("dovetail {command}"),
+            "command": format!("dovetail-bench {command}"),
             "suite": suite.name,
             "about": suite.about,
             "axis": suite.axis(),
@@ -105,7 +105,7 @@ impl Report {
     /// Writes what was measured of a case.
     ///
     /// # Errors
-    /// [`Error::Internal`](crate::Error::Internal) when the file cannot be written.
+    /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be written.
     pub fn add(&mut self, case: &Case, rows: [u64; 2], measured: &[Measured]) -> Result<()> {
         for measured in measured {
             let floor = Floor::of(&self.boundaries, measured);
@@ -120,7 +120,7 @@ impl Report {
     /// Writes a line about the suite as a whole.
     ///
     /// # Errors
-    /// [`Error::Internal`](crate::Error::Internal) when the file cannot be written.
+    /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be written.
     pub fn summarize(&mut self, summary: Value) -> Result<()> {
         let mut line = self.head.clone();
         line.insert("summary".into(), summary);

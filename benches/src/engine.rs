@@ -10,13 +10,14 @@ use parking_lot::Mutex;
 use super::asked::{Asked, Change};
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
-use crate::catalog::{Catalog, Upload, UploadMode, UploadOptions};
-use crate::columns::Role;
-use crate::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
-use crate::join::{self, BatchSink, Monitor, PhaseRecord};
-use crate::memory::{Arena, Budget};
-use crate::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
-use crate::{Context, Error, Result};
+use dovetail::catalog::{Catalog, Upload, UploadMode, UploadOptions};
+use dovetail::columns::Role;
+use dovetail::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
+use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
+use dovetail::memory::{Arena, Budget};
+use dovetail::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
+use dovetail::service::encode::batch_bytes;
+use dovetail::{Context, Error, Result};
 
 /// What the engine is given.
 #[derive(Clone, Debug, PartialEq)]
@@ -392,7 +393,7 @@ impl Engine {
             run.seconds += start.elapsed().as_secs_f64();
             run.bytes_in += self.catalog.table(&join.left)?.bytes + self.catalog.table(&join.right)?.bytes;
             let batches = sink.batches.into_inner();
-            run.bytes_out += batches.iter().map(super::super::client::batch_bytes).sum::<u64>();
+            run.bytes_out += batches.iter().map(batch_bytes).sum::<u64>();
             run.plans.push(plan);
             merge(&mut run.phases, monitor.phases());
             match &join.into {

@@ -6,7 +6,7 @@ use super::check::Prepared;
 use super::sequence::Sequence;
 use super::tpc::TpcJoin;
 use super::workload::Workload;
-use crate::Result;
+use dovetail::Result;
 
 /// What a suite is made of.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,7 @@ impl Case {
     /// Makes its tables, and works out what their join must be.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) when they cannot be made.
+    /// [`Error::Invalid`](dovetail::Error::Invalid) when they cannot be made.
     pub fn prepare(&self) -> Result<Prepared> {
         match self {
             Self::Synthetic(workload) => workload.prepare(),

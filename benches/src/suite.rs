@@ -8,7 +8,7 @@ use super::choices;
 use super::sequence::Sequence;
 use super::tpc::{Query, TpcJoin};
 use super::workload::Workload;
-use crate::{Error, Result};
+use dovetail::{Error, Result};
 
 /// No suite is made smaller than this by itself.
 const SCALE_MIN: f64 = 1.0 / 65536.0;

@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Int32Type, Int64Type};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{Error, Result};
+use dovetail::{Error, Result};
 
 /// The tables of a case, the joins to run, and what the last of them must give.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::check::{Join, Prepared, Product, Summary};
 use super::random::{Permutation, hash};
 use super::workload::{ROWS_PER_BATCH, integers};
-use crate::Result;
-use crate::human::counted;
+use dovetail::Result;
+use dovetail::cli::output::counted;
 
 /// Bytes of every column.
 const WIDTH: usize = 4;
@@ -62,7 +62,7 @@ impl Sequence {
     /// Makes all tables, on all threads.
     ///
     /// # Errors
-    /// [`Error::Internal`](crate::Error::Internal) when Arrow refuses a batch.
+    /// [`Error::Internal`](dovetail::Error::Internal) when Arrow refuses a batch.
     pub fn prepare(&self) -> Result<Prepared> {
         let mut tables = Vec::new();
         let mut keys: Vec<Permutation> = Vec::new();

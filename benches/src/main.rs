@@ -1,4 +1,4 @@
-//! `dovetail bench`: what the engine takes on this machine, in this process, without a server.
+//! `dovetail-bench`: what the engine takes on this machine, in this process, without a server.
 //!
 //! ```text
 //!   suite × scale ─► cases ─► prepare: tables, joins ─► engine: catalog, plan, run, time ─► table, JSON lines ─► plot.py
@@ -37,10 +37,11 @@ mod zipf;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Args, Command};
+use clap::{Arg, ArgMatches, CommandFactory, Parser};
 
 use self::asked::{Asked, Change};
 use self::axes::{parse_scale, show_scale};
@@ -52,12 +53,13 @@ use self::floor::Boundaries;
 use self::report::Report;
 use self::suite::{AxisArgs, Size, Suite};
 use self::suites::SUITES;
-use super::output::{self, Align};
-use super::progress::Progress;
-use crate::device::{DeviceId, DeviceKind, parse_device};
-use crate::memory::{human_bytes, parse_bytes, process_memory_limit};
-use crate::planner::{self, Strategy};
-use crate::{Context, Error, Result};
+use dovetail::cli::VERSION;
+use dovetail::cli::output::{self, Align};
+use dovetail::cli::progress::Progress;
+use dovetail::device::{DeviceId, DeviceKind, parse_device};
+use dovetail::memory::{human_bytes, parse_bytes, process_memory_limit};
+use dovetail::planner::{self, Strategy};
+use dovetail::{Context, Error, Result};
 
 /// Tables and result of the largest case, where nobody says a scale and the CPU joins: more than its caches hold, and little
 /// enough that a suite is a matter of minutes.
@@ -74,16 +76,21 @@ const CASES: u16 = 40;
 /// Device memory is never made smaller than this by scaling: pieces of work have a size of their own.
 const DEVICE_MEMORY_MIN: u64 = 8 << 20;
 
-/// Arguments of `dovetail bench`.
-#[derive(Clone, Debug, clap::Args)]
+/// As of the server: it is the server's engine that is measured.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Measures the engine on this machine, without a server
+#[derive(Clone, Debug, Parser)]
+#[command(name = "dovetail-bench", version = VERSION, max_term_width = 120)]
 #[command(after_help = "Without a suite, lists them. Examples:
-  dovetail bench wu-12 --scale 1/16 --out results.jsonl
-  dovetail bench rui-7 --device cuda:0 --scale 1 --strategies radix-hash,sort-merge
-  dovetail bench joins --rows 16M:64M --key-bytes 8 --payloads 1x4+2x8
-  dovetail bench choices --cases 100
-  dovetail bench choices --exhaustive --device cuda:0 --scale 1/8
+  dovetail-bench wu-12 --scale 1/16 --out results.jsonl
+  dovetail-bench rui-7 --device cuda:0 --scale 1 --strategies radix-hash,sort-merge
+  dovetail-bench joins --rows 16M:64M --key-bytes 8 --payloads 1x4+2x8
+  dovetail-bench choices --cases 100
+  dovetail-bench choices --exhaustive --device cuda:0 --scale 1/8
 benches/plot.py draws the figure of each suite in a file of results.")]
-pub struct BenchArgs {
+struct BenchArgs {
     /// Suite to run; without one, the suites are listed
     suite: Option<String>,
 
@@ -132,6 +139,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
+    /// Print JSON, one value per line, for machines
+    #[arg(long)]
+    json: bool,
+
     // The last, because what follows would stand under its heading.
     #[command(flatten)]
     axes: AxisArgs,
@@ -141,12 +152,16 @@ fn parse_size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
 
+fn main() -> ExitCode {
+    dovetail::cli::run_program(run)
+}
+
 /// Runs a suite, or lists them. `matches` knows which options were given.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown suite, for axes or options that it does not have, and for options without a suite;
 /// [`Error::Internal`] when a result is wrong; what the engine answers.
-pub fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
+fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
     let Some(name) = &args.suite else {
         refuse_given(matches)?;
         list();
@@ -394,15 +409,17 @@ fn in_turn(
 
 /// Refuses options where no suite is named: all of them say how one is run, and whoever gives them expects that it is.
 fn refuse_given(matches: &ArgMatches) -> Result<()> {
-    let command = BenchArgs::augment_args(Command::new("bench"));
-    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let command = BenchArgs::command();
+    let is_given = |arg: &&Arg| {
+        arg.get_id() != "json" && matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+    };
     let given = command.get_arguments().filter(is_given).filter_map(|arg| Some(format!("--{}", arg.get_long()?)));
     let given = given.collect::<Vec<_>>().join(", ");
     if given.is_empty() {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "{given} without a suite would change nothing; name a suite, as in `dovetail bench joins`, or write `dovetail bench` alone, \
+        "{given} without a suite would change nothing; name a suite, as in `dovetail-bench joins`, or write `dovetail-bench` alone, \
          which lists them"
     )))
 }
@@ -417,7 +434,7 @@ fn list() {
         SUITES.iter().map(|suite| vec![suite.name.to_owned(), suite.about.to_owned()]).collect();
     output::line(output::table(&columns, &rows));
     output::line(format!(
-        "\n`dovetail bench SUITE` runs one, on the CPU with {} of tables and result at the most; --scale says otherwise,\n\
+        "\n`dovetail-bench SUITE` runs one, on the CPU with {} of tables and result at the most; --scale says otherwise,\n\
          and --rows, --keys and the others of --help change what it varies",
         human_bytes(CPU_CASE_BYTES)
     ));

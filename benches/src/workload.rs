@@ -22,7 +22,7 @@ use super::axes::{Keys, Payloads, ProbeKeys};
 use super::check::{Join, Prepared, Summary, Term, text_value};
 use super::random::{Permutation, below, hash, mix32, unit};
 use super::zipf::Zipf;
-use crate::{Error, Result};
+use dovetail::{Error, Result};
 
 /// Rows of a generated batch.
 pub const ROWS_PER_BATCH: u64 = 1 << 20;

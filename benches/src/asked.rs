@@ -1,6 +1,6 @@
 //! What the planner is asked for: a strategy, its own choice, or its own choice with one decision changed.
 
-use crate::planner::{Carried, Forced, Narrowing, Plan, Strategy};
+use dovetail::planner::{Carried, Forced, Narrowing, Plan, Strategy};
 
 /// What a run is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Uploads two tables to a Dovetail server, joins them there, and checks every row that comes back.
 //!
 //! ```sh
-//! cargo run --example join -- grpc://127.0.0.1:8815
+//! cargo run -- grpc://127.0.0.1:8815
 //! ```
 //!
 //! It uses the `arrow-flight` crate and nothing of Dovetail's own, as any other program would.

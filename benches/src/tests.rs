@@ -3,13 +3,13 @@ use serde_json::Value;
 
 use super::check::Summary;
 use super::*;
-use crate::device::host::{EmulatedLink, HostDevice};
-use crate::memory::Budget;
-use crate::planner::Rates;
+use dovetail::device::host::{EmulatedLink, HostDevice};
+use dovetail::memory::Budget;
+use dovetail::planner::Rates;
 
 fn matches(more: &[&str]) -> ArgMatches {
     let words = ["bench"].iter().chain(more);
-    BenchArgs::augment_args(Command::new("bench")).try_get_matches_from(words).unwrap()
+    BenchArgs::command().try_get_matches_from(words).unwrap()
 }
 
 fn args(more: &[&str]) -> BenchArgs {

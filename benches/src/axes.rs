@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::memory::parse_bytes;
+use dovetail::memory::parse_bytes;
 
 /// The most rows of one side.
 const ROWS_MAX: u64 = 1 << 32;
