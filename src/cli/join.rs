@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use arrow_flight::FlightInfo;
+use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
 
 use super::client::{Client, ConnectArgs, command_descriptor};
@@ -286,6 +287,17 @@ impl JoinArgs {
     }
 }
 
+/// The command that the words behind `dovetail join` make.
+///
+/// # Errors
+/// [`Error::Invalid`] for what is no such line.
+pub(super) fn command_of(words: &str) -> Result<Value> {
+    let command = JoinArgs::augment_args(clap::Command::new("join").no_binary_name(true));
+    let matches = command.try_get_matches_from(words.split(' '));
+    let args = matches.and_then(|matches| JoinArgs::from_arg_matches(&matches));
+    args.map(|args| args.command()).map_err(|error| Error::Invalid(error.to_string()))
+}
+
 /// Joins.
 ///
 /// # Errors
@@ -443,7 +455,7 @@ mod tests {
     }
 
     fn command(words: &str) -> Value {
-        Line::try_parse_from(std::iter::once("join").chain(words.split(' '))).unwrap().join.command()
+        command_of(words).unwrap()
     }
 
     #[test]

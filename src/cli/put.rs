@@ -152,8 +152,8 @@ pub(super) async fn upload(
 
 /// `inferred`: the columns of what came from CSV, where a wrong guess shows in the first join.
 fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schema>) {
-    let Uploaded { rows, bytes } = uploaded;
     if output::is_json() {
+        let Uploaded { rows, bytes } = uploaded;
         let mut said = json!({ "table": table, "rows": rows, "bytes": bytes, "seconds": seconds });
         if let Some(schema) = inferred {
             let column = |field: &FieldRef| json!({ "name": field.name(), "type": type_name(field.data_type()) });
@@ -161,18 +161,24 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
         }
         output::json(&said);
     } else {
-        output::line(format!(
-            "{table}: {}, {} sent in {} ({}/s)",
-            output::counted(rows, "row"),
-            human_bytes(bytes),
-            output::seconds(seconds),
-            human_bytes((bytes as f64 / seconds) as u64)
-        ));
+        output::line(in_words(table, uploaded, seconds));
         if let Some(schema) = inferred {
             let column = |field: &FieldRef| format!("{}: {}", quoted(field.name()), type_name(field.data_type()));
             output::line(format!("  {}", first_of(schema.fields().iter().map(column))));
         }
     }
+}
+
+/// `orders: 1,500 rows, 1.2 MiB sent in 10.0 ms (120.0 MiB/s)`.
+pub(super) fn in_words(table: &str, uploaded: Uploaded, seconds: f64) -> String {
+    let Uploaded { rows, bytes } = uploaded;
+    format!(
+        "{table}: {}, {} sent in {} ({}/s)",
+        output::counted(rows, "row"),
+        human_bytes(bytes),
+        output::seconds(seconds),
+        human_bytes((bytes as f64 / seconds) as u64)
+    )
 }
 
 /// Which files go into which table, in the order given.

@@ -1,97 +1,117 @@
-//! How many rows a join has, counted on the client with plain hash maps: slow, simple, and without a line of the engine.
+//! How many rows a join has, counted on the client with a plain hash map: slow, simple, and without a line of the engine.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 
-use arrow::array::{Array, ArrayRef, AsArray};
-use arrow::datatypes::Int64Type;
+use arrow::array::{Array, ArrayRef};
+use arrow::row::{RowConverter, SortField};
+use serde_json::Value;
 
-use super::tables::Tables;
+use super::tables::{Local, Tables};
+use crate::Result;
 use crate::cli::progress::Progress;
 
-/// How often each key occurs.
-pub type Frequencies<K> = HashMap<K, u64>;
-
-/// The tables that are counted, column by column while their keys are taken.
-pub struct Counted<'a> {
-    tables: &'a Tables,
-    /// Told of the bytes of the columns.
-    progress: &'a Progress,
+/// Rows of an inner or a left anti join of tables whose keys have no nulls. `progress` is told of the bytes of its keys.
+///
+/// # Errors
+/// Arrow's, for a column that is not there.
+pub fn rows(join: &Value, tables: &Tables, progress: &Progress) -> Result<u64> {
+    let is_anti = join["how"] == "left_anti";
+    let (counted, looked_up) = if is_anti { ("right", "left") } else { ("left", "right") };
+    let mut frequencies: HashMap<Box<[u8]>, u64> = HashMap::new();
+    for_each_key(join, counted, tables, progress, |key| match frequencies.get_mut(key) {
+        Some(frequency) => *frequency += 1,
+        None => drop(frequencies.insert(key.into(), 1)),
+    })?;
+    let mut rows = 0;
+    for_each_key(join, looked_up, tables, progress, |key| {
+        let found = frequencies.get(key).copied().unwrap_or(0);
+        rows += if is_anti { u64::from(found == 0) } else { found };
+    })?;
+    Ok(rows)
 }
 
-impl<'a> Counted<'a> {
-    /// These tables, of which `progress` is told.
-    pub fn new(tables: &'a Tables, progress: &'a Progress) -> Self {
-        Self { tables, progress }
-    }
-
-    /// The keys of a column of 64-bit integers.
-    pub fn integers(&self, table: &str, column: &str) -> impl Iterator<Item = i64> + use<'a> {
-        self.batches(table, column).flat_map(|values| values.as_primitive::<Int64Type>().iter().flatten())
-    }
-
-    /// The keys of two columns of 64-bit integers together.
-    pub fn integer_pairs(&self, table: &str, first: &str, second: &str) -> impl Iterator<Item = (i64, i64)> + use<'a> {
-        let batches = self.batches(table, first).zip(self.batches(table, second));
-        let pairs = batches.flat_map(|(first, second)| {
-            first.as_primitive::<Int64Type>().iter().zip(second.as_primitive::<Int64Type>().iter())
-        });
-        pairs.filter_map(|(first, second)| Some((first?, second?)))
-    }
-
-    /// The keys of a column of strings.
-    pub fn strings(&self, table: &str, column: &str) -> impl Iterator<Item = &'a str> + use<'a> {
-        self.batches(table, column).flat_map(|values| values.as_string::<i32>().iter().flatten())
-    }
-
-    /// A column, batch by batch.
-    fn batches(&self, table: &str, column: &str) -> impl Iterator<Item = &'a ArrayRef> + use<'a> {
-        let progress = self.progress;
-        self.tables.get(table).column(column).inspect(move |values| progress.moved(bytes_of(values)))
-    }
+/// Bytes of the keys of both sides.
+pub fn bytes(join: &Value, tables: &Tables) -> u64 {
+    let of_side = |side: &str| {
+        let table = table_of(join, side, tables);
+        key_columns(join, side).flat_map(|name| table.column(name)).map(bytes_of).sum::<u64>()
+    };
+    of_side("left") + of_side("right")
 }
 
-/// Bytes of some columns of tables, each table with one of its columns.
-pub fn bytes(tables: &Tables, columns: &[(&str, &str)]) -> u64 {
-    columns.iter().flat_map(|(table, column)| tables.get(table).column(column)).map(bytes_of).sum()
+/// Calls `each` with the key of every row of a side, as bytes that are equal where keys are.
+fn for_each_key(
+    join: &Value,
+    side: &str,
+    tables: &Tables,
+    progress: &Progress,
+    mut each: impl FnMut(&[u8]),
+) -> Result<()> {
+    let table = table_of(join, side, tables);
+    let fields = key_columns(join, side).map(|name| table.schema.field_with_name(name));
+    let fields = fields.map(|field| Ok(SortField::new(field?.data_type().clone()))).collect::<Result<_>>()?;
+    let converter = RowConverter::new(fields)?;
+    for batch in &table.batches {
+        let keys: Vec<ArrayRef> =
+            key_columns(join, side).filter_map(|name| batch.column_by_name(name)).cloned().collect();
+        converter.convert_columns(&keys)?.iter().for_each(|key| each(key.as_ref()));
+        progress.moved(keys.iter().map(bytes_of).sum());
+    }
+    Ok(())
+}
+
+fn table_of<'a>(join: &Value, side: &str, tables: &'a Tables) -> &'a Local {
+    tables.get(join[side].as_str().unwrap_or_default())
+}
+
+fn key_columns<'a>(join: &'a Value, side: &'a str) -> impl Iterator<Item = &'a str> {
+    join["on"].as_array().into_iter().flatten().filter_map(move |pair| pair[side].as_str())
 }
 
 fn bytes_of(values: &ArrayRef) -> u64 {
     values.get_array_memory_size() as u64
 }
 
-/// How often each of them occurs.
-pub fn frequencies<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Frequencies<K> {
-    let mut frequencies = HashMap::new();
-    for key in keys {
-        *frequencies.entry(key).or_insert(0) += 1;
-    }
-    frequencies
-}
-
-/// Rows of the inner join.
-pub fn inner<K: Eq + Hash>(left: impl IntoIterator<Item = K>, right: impl IntoIterator<Item = K>) -> u64 {
-    let left = frequencies(left);
-    right.into_iter().map(|key| left.get(&key).copied().unwrap_or(0)).sum()
-}
-
-/// Rows of the left anti join.
-pub fn left_anti<K: Eq + Hash>(left: impl IntoIterator<Item = K>, right: impl IntoIterator<Item = K>) -> u64 {
-    let right = frequencies(right);
-    left.into_iter().filter(|key| !right.contains_key(key)).count() as u64
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int64Array, RecordBatch};
+    use serde_json::json;
+
+    use super::super::joins::STEPS;
     use super::*;
+    use crate::cli::join::command_of;
 
     #[test]
     fn counts_are_those_of_the_definition() {
-        let (left, right) = ([1, 1, 2, 3], [1, 1, 1, 3, 4]);
-        assert_eq!(inner(left, right), 7);
-        assert_eq!(left_anti(left, right), 1);
-        assert_eq!(left_anti(right, left), 1);
-        assert_eq!(inner(left, []), 0);
-        assert_eq!(left_anti(left, []), 4);
+        let (few, many) = ([1, 1, 2, 3], [1, 1, 1, 3, 4]);
+        let table = |name, keys: &[i64]| {
+            let batch = RecordBatch::try_from_iter([("k", Arc::new(Int64Array::from(keys.to_vec())) as ArrayRef)]);
+            Local::of(name, vec![batch.unwrap()]).unwrap()
+        };
+        let tables = Tables::of(vec![table("few", &few), table("many", &many), table("none", &[])]);
+        let count = |left: &str, how: &str, right: &str| {
+            let join = json!({"left": left, "right": right, "how": how, "on": [{"left": "k", "right": "k"}]});
+            rows(&join, &tables, &Progress::of("counting", None)).unwrap()
+        };
+        assert_eq!(count("few", "inner", "many"), 7);
+        assert_eq!(count("few", "left_anti", "many"), 1);
+        assert_eq!(count("many", "left_anti", "few"), 1);
+        assert_eq!(count("few", "inner", "none"), 0);
+        assert_eq!(count("few", "left_anti", "none"), 4);
+    }
+
+    /// What a progress bar is told: it ends where it was said that it would.
+    #[test]
+    fn counting_is_told_from_its_start_to_its_end() {
+        let tables = Tables::generate(0.01, &Progress::of("generating", None)).unwrap();
+        for step in STEPS {
+            let join = &command_of(step.words).unwrap()["join"];
+            let total = bytes(join, &tables);
+            let progress = Progress::transfer("counting", Some(total));
+            assert!(rows(join, &tables, &progress).unwrap() > 0, "{}", step.title);
+            assert_eq!((progress.moved_bytes(), progress.done()), (total, Some(1.0)), "{}", step.title);
+        }
     }
 }

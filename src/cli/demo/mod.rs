@@ -11,24 +11,23 @@ mod count;
 mod joins;
 mod tables;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 use clap::builder::PossibleValuesParser;
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use self::count::Counted;
-use self::joins::Step;
-use self::tables::{Local, Tables};
+use self::joins::{STEPS, Step};
+use self::tables::{Local, TPCH, Tables};
 use super::client::{Client, ConnectArgs, PutOptions, batch_bytes, command_descriptor, table_descriptor};
 use super::files::{Complete, Target};
 use super::interrupt::unless_interrupted;
-use super::output::{self, Align, Style};
+use super::output::{self, Style};
 use super::progress::Progress;
-use super::{get, jobs, rows, settings};
+use super::{get, jobs, join, put, rows, settings};
 use crate::memory::{human_bytes, process_memory_limit};
 use crate::planner::Strategy;
 use crate::service::Server;
@@ -93,14 +92,13 @@ pub async fn run(args: DemoArgs) -> Result<()> {
 
 async fn show(args: &DemoArgs) -> Result<()> {
     let start = Instant::now();
+    // Before the work, which may take minutes.
     if let Some(folder) = &args.save {
-        // Before the work, which may take minutes.
         let made = std::fs::create_dir_all(folder).map_err(|error| Error::Invalid(error.to_string()));
         made.context(|| format!("making the folder {}", folder.display()))?;
         check_free(folder)?;
     }
     let settings = server_settings(args)?;
-    // Before the work, too: opening the devices tells whether there are such.
     Server::check(&settings)?;
     check_memory(args.scale, process_memory_limit()?)?;
     let tables = generate(args.scale).await?;
@@ -113,28 +111,12 @@ async fn show(args: &DemoArgs) -> Result<()> {
     let address = format!("http://{}", server.flight_address());
     let client = Client::connect(&ConnectArgs::to(address.clone())).await?;
     remark_server(&client, &address).await?;
-    upload(&client, &tables, args).await?;
-
-    let steps = joins::steps();
+    upload(&client, &tables, args.streams).await?;
     let mut right = 0;
-    let mut table_rows: HashMap<String, u64> =
-        tables.iter().map(|table| (table.name.to_owned(), table.rows())).collect();
-    for (at, step) in steps.iter().enumerate() {
-        let join = &step.command["join"];
-        let rows_of = |side: &str| join[side].as_str().and_then(|table| table_rows.get(table)).copied().unwrap_or(0);
-        let rows_in = rows_of("left") + rows_of("right");
-        let outcome = run_step(&client, step, rows_in, args).await.context(|| step.title.to_owned())?;
-        if let Some(into) = join["into"].as_str() {
-            table_rows.insert(into.to_owned(), outcome.rows);
-        }
-        let what = format!("counting independently: {}", step.title);
-        let counting = Progress::transfer(&what, Some(count::bytes(&tables, step.counted)));
-        let expected = (step.expected)(&Counted::new(&tables, &counting));
-        counting.finish();
-        report(at + 1, step, &outcome, expected)?;
-        right += usize::from(outcome.rows == expected);
+    for (at, step) in STEPS.iter().enumerate() {
+        right += usize::from(show_step(&client, &tables, at + 1, step, args).await.context(|| step.title)?);
     }
-    conclude(right, steps.len(), start.elapsed().as_secs_f64(), args)?;
+    conclude(right, STEPS.len(), start.elapsed().as_secs_f64(), args.keep)?;
     if args.keep {
         people(&format!(
             "
@@ -156,12 +138,9 @@ async fn generate(scale: f64) -> Result<Tables> {
     let progress = Progress::of(&what, Some(tables::rows_to_generate(scale)));
     let tables = tokio::task::spawn_blocking(move || Tables::generate(scale, &progress)).await;
     let tables = tables.map_err(|error| Error::Internal(format!("the generator: {error}")))??;
-    let rows: u64 = tables.iter().map(Local::rows).sum();
-    heading(&format!(
-        "Generated TPC-H at scale factor {scale}: {} rows in {}",
-        output::count(rows),
-        output::seconds(start.elapsed().as_secs_f64())
-    ));
+    let rows = output::count(tables.uploads().map(Local::rows).sum());
+    let seconds = output::seconds(start.elapsed().as_secs_f64());
+    heading(&format!("Generated TPC-H at scale factor {scale}: {rows} rows in {seconds}"));
     Ok(tables)
 }
 
@@ -172,7 +151,7 @@ fn file_of(folder: &Path, table: &str) -> PathBuf {
 
 /// Refuses a folder that has a file of a name that a table would be saved under.
 fn check_free(folder: &Path) -> Result<()> {
-    let mut files = tables::TPCH.iter().map(|table| file_of(folder, table));
+    let mut files = TPCH.iter().map(|table| file_of(folder, table));
     // A link to nowhere is there, too.
     match files.find(|file| file.symlink_metadata().is_ok()) {
         None => Ok(()),
@@ -186,29 +165,25 @@ fn check_free(folder: &Path) -> Result<()> {
 /// Writes the tables of TPC-H, whose names are free. Their files appear together at the end: a demo that fails or is interrupted
 /// before leaves none of them in the way of the next.
 async fn save(tables: &Tables, folder: &Path) -> Result<()> {
-    let tables: Vec<&Local> = tables.iter().filter(|table| table.is_of_tpch()).collect();
-    let rows = tables.iter().map(|table| table.rows()).sum();
+    let rows = TPCH.iter().map(|name| tables.get(name).rows()).sum();
     let progress = Progress::of(&format!("writing files into {}", folder.display()), Some(rows));
-    let (mut names, mut files) = (Vec::with_capacity(tables.len()), Vec::with_capacity(tables.len()));
-    for table in tables {
-        let path = file_of(folder, table.name);
-        let mut file = Target::create(&path, None)?.start(&table.schema)?;
+    let mut files = Vec::new();
+    for table in TPCH.map(|name| tables.get(name)) {
+        let mut file = Target::create(&file_of(folder, table.name), None)?.start(&table.schema)?;
         for batch in &table.batches {
             file.write(batch.clone()).await?;
             progress.advance(batch.num_rows() as u64);
             progress.moved(batch_bytes(batch));
         }
         files.push(file.complete().await?);
-        names.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));
     }
     // That took a while, in which others may have put files there.
     check_free(folder)?;
     files.into_iter().try_for_each(Complete::appear)?;
     progress.finish();
-    if output::is_json() {
-        output::json(&json!({ "event": "save", "folder": folder.display().to_string(), "files": names }));
-    }
-    people(&format!("Wrote {} into {}", names.join(", "), folder.display()));
+    let (names, folder) = (TPCH.map(|name| format!("{name}.parquet")), folder.display().to_string());
+    event(json!({ "event": "save", "folder": folder, "files": names }));
+    people(&format!("Wrote {} into {folder}", names.join(", ")));
     Ok(())
 }
 
@@ -241,26 +216,21 @@ fn server_settings(args: &DemoArgs) -> Result<Settings> {
 }
 
 async fn remark_server(client: &Client, address: &str) -> Result<()> {
-    let mut answers = client.action("server_info", &Value::Null).await?;
-    let info = answers.pop().unwrap_or(Value::Null);
-    let devices = info["devices"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let info = client.action("server_info", &Value::Null).await?.pop().unwrap_or_default();
     let device = |device: &Value| {
-        let name = device["device"].as_str().or(device.as_str()).unwrap_or("?");
-        let memory = device["memory_bytes"].as_u64().map(|bytes| format!(" ({})", human_bytes(bytes)));
-        format!("{name}{}", memory.unwrap_or_default())
+        let memory = human_bytes(device["memory_bytes"].as_u64().unwrap_or(0));
+        format!("{} ({memory})", device["device"].as_str().unwrap_or("?"))
     };
-    let devices = devices.iter().map(device).collect::<Vec<_>>().join(", ");
-    heading(&format!("Server at {address}, devices: {devices}"));
+    let devices: Vec<String> = info["devices"].as_array().into_iter().flatten().map(device).collect();
+    heading(&format!("Server at {address}, devices: {}", devices.join(", ")));
     Ok(())
 }
 
-async fn upload(client: &Client, tables: &Tables, args: &DemoArgs) -> Result<()> {
-    let start = Instant::now();
-    let options = PutOptions { streams: args.streams.into(), ..PutOptions::default() };
-    let mut lines = Vec::new();
-    let mut total = 0;
-    for table in tables.iter() {
-        let started = Instant::now();
+async fn upload(client: &Client, tables: &Tables, streams: u16) -> Result<()> {
+    let options = PutOptions { streams: streams.into(), ..PutOptions::default() };
+    heading(&format!("Uploading {} tables through Flight", tables.uploads().count()));
+    for table in tables.uploads() {
+        let start = Instant::now();
         let progress = Progress::of(&format!("uploading {}", table.name), Some(table.rows()));
         let (reading, sending) = (progress.clone(), progress.clone());
         let batches = futures::stream::iter(table.batches.clone()).map(move |batch| {
@@ -271,44 +241,55 @@ async fn upload(client: &Client, tables: &Tables, args: &DemoArgs) -> Result<()>
         let put = client.put(table.name, &options, schema, batches.boxed(), moved, std::future::pending());
         let uploaded = put.await?;
         progress.finish();
-        let seconds = started.elapsed().as_secs_f64();
-        total += uploaded.bytes;
-        if output::is_json() {
-            output::json(&json!({ "event": "upload", "table": table.name, "rows": uploaded.rows,
-                                  "bytes": uploaded.bytes, "seconds": seconds }));
-        }
-        lines.push(vec![
-            table.name.to_owned(),
-            output::count(uploaded.rows),
-            human_bytes(uploaded.bytes),
-            output::seconds(seconds),
-            format!("{}/s", human_bytes((uploaded.bytes as f64 / seconds) as u64)),
-        ]);
+        let seconds = start.elapsed().as_secs_f64();
+        event(json!({ "event": "upload", "table": table.name, "rows": uploaded.rows,
+                      "bytes": uploaded.bytes, "seconds": seconds }));
+        people(&indented(&put::in_words(table.name, uploaded, seconds)));
     }
-    heading(&format!(
-        "Uploaded {} tables through Flight: {} in {}",
-        lines.len(),
-        human_bytes(total),
-        output::seconds(start.elapsed().as_secs_f64())
-    ));
-    let columns = ["table", "rows", "size", "time", "rate"];
-    let align = |at| if at == 0 { Align::Left } else { Align::Right };
-    let columns: Vec<_> = columns.into_iter().enumerate().map(|(at, name)| (name, align(at))).collect();
-    people(&indented(&output::table(&columns, &lines)));
     Ok(())
 }
 
+/// Runs a join, counts its rows independently, and tells both; true if they agree.
+async fn show_step(client: &Client, tables: &Tables, number: usize, step: &Step, args: &DemoArgs) -> Result<bool> {
+    let command = join::command_of(step.words)?;
+    let join = &command["join"];
+    let done = run_step(client, step.title, join.clone(), args).await?;
+    let counting = format!("counting independently: {}", step.title);
+    let counting = Progress::transfer(&counting, Some(count::bytes(join, tables)));
+    let expected = count::rows(join, tables, &counting)?;
+    counting.finish();
+    let is_right = done.rows == expected;
+    let rows_of = |side: &str| join[side].as_str().map_or(0, |table| tables.get(table).rows());
+    let rows_in = rows_of("left") + rows_of("right");
+    event(json!({
+        "event": "join", "title": step.title, "command": command, "rows": done.rows, "expected": expected,
+        "ok": is_right, "rows_in": rows_in, "bytes": done.bytes, "seconds": done.seconds,
+        "job": done.job, "plan": done.plan,
+    }));
+    let count = output::count(expected);
+    let verdict = match is_right {
+        true => output::styled(&format!("= independent count {count}"), Style::Good),
+        false => output::styled(&format!("WRONG: the independent count is {count}"), Style::Error),
+    };
+    heading(&format!("{number}  {}", step.title));
+    people(&indented(&output::styled(step.why, Style::Dim)));
+    labelled("join", &format!("dovetail join {}", step.words));
+    labelled("plan", &plan_of(&done));
+    labelled("rows", &format!("{}  {verdict}", output::count(done.rows)));
+    labelled("time", &time_of(&done, rows_in));
+    people(&indented(&rows::render(&done.schema, &done.sample)?));
+    Ok(is_right)
+}
+
 /// What a join did.
-struct Outcome {
-    /// Rows of both sides.
-    rows_in: u64,
+struct Done {
     /// Rows that came back, or that are in the table it was kept as.
     rows: u64,
     /// Bytes of them.
     bytes: u64,
     /// The first of them.
     sample: Vec<RecordBatch>,
-    schema: arrow::datatypes::SchemaRef,
+    schema: SchemaRef,
     /// What the server tells of the job.
     job: Value,
     /// What it tells of the plan, and how it went.
@@ -317,131 +298,76 @@ struct Outcome {
     seconds: f64,
 }
 
-async fn run_step(client: &Client, step: &Step, rows_in: u64, args: &DemoArgs) -> Result<Outcome> {
-    let mut command = step.command.clone();
-    command["join"]["strategy"] = args.strategy.clone().into();
+async fn run_step(client: &Client, title: &str, mut join: Value, args: &DemoArgs) -> Result<Done> {
     let start = Instant::now();
-    let info = client.info(command_descriptor(&command)).await?;
+    join["strategy"] = args.strategy.clone().into();
+    let mut info = client.info(command_descriptor(&json!({ "join": join }))).await?;
     let job = jobs::id_of(&info)?;
-    let mut info = info;
-    if let Some(into) = command["join"]["into"].as_str() {
+    if let Some(into) = join["into"].as_str() {
         // The table is there when the job is complete.
-        jobs::wait(client, job, step.title).await?;
+        jobs::wait(client, job, title).await?;
         info = client.info(table_descriptor(into)).await?;
     }
     let mut batches = client.fetch(&info)?;
     let schema = batches.schema();
-    let progress = get::progress_of(step.title, &info);
+    let progress = get::progress_of(title, &info);
+    let (mut rows, mut sample) = (0, Vec::new());
     let taken = async {
-        let (mut rows, mut sample) = (0, Vec::new());
         while let Some(batch) = batches.next().await {
             let batch = batch?;
-            if rows < args.sample as u64 {
-                sample.push(batch.slice(0, batch.num_rows().min(args.sample - rows as usize)));
-            }
-            rows += batch.num_rows() as u64;
+            let wanted = args.sample.saturating_sub(rows).min(batch.num_rows());
+            sample.extend((wanted > 0).then(|| batch.slice(0, wanted)));
+            rows += batch.num_rows();
             progress.moved(batch_bytes(&batch));
         }
-        Ok::<_, Error>((rows, sample))
+        Ok::<_, Error>(())
     };
-    let (rows, sample) = tokio::select! {
+    tokio::select! {
         taken = taken => taken?,
-        never = get::follow(client, step.title, &info, &progress) => match never {},
-    };
+        never = get::follow(client, title, &info, &progress) => match never {},
+    }
     progress.finish();
-    let (bytes, seconds) = (progress.moved_bytes(), start.elapsed().as_secs_f64());
-    let plan = client.action("explain", &json!({ "job": job })).await?.pop().unwrap_or(Value::Null);
+    let seconds = start.elapsed().as_secs_f64();
+    let plan = client.action("explain", &json!({ "job": job })).await?.pop().unwrap_or_default();
     let job = jobs::status(client, job).await?;
-    Ok(Outcome { rows_in, rows, bytes, sample, schema, job, plan, seconds })
+    Ok(Done { rows: rows as u64, bytes: progress.moved_bytes(), sample, schema, job, plan, seconds })
 }
 
-fn report(number: usize, step: &Step, outcome: &Outcome, expected: u64) -> Result<()> {
-    let (rows, right) = (outcome.rows, outcome.rows == expected);
-    if output::is_json() {
-        output::json(&json!({
-            "event": "join", "title": step.title, "command": step.command, "rows": rows, "expected": expected,
-            "ok": right, "rows_in": outcome.rows_in, "bytes": outcome.bytes, "seconds": outcome.seconds,
-            "job": outcome.job, "plan": outcome.plan,
-        }));
-        return Ok(());
-    }
-    heading(&format!("{number}  {}", step.title));
-    people(&indented(&output::styled(step.why, Style::Dim)));
-    let verdict = match right {
-        true => output::styled(&format!("= independent count {}", output::count(expected)), Style::Good),
-        false => output::styled(&format!("WRONG: the independent count is {}", output::count(expected)), Style::Error),
-    };
-    labelled("join", &in_words(&step.command["join"]));
-    labelled("plan", &plan_of(&outcome.job, &outcome.plan));
-    labelled("rows", &format!("{}  {verdict}", output::count(rows)));
-    labelled("time", &time_of(outcome));
-    people(&indented(&rows::render(&outcome.schema, &outcome.sample)?));
-    Ok(())
+/// The strategy, why, and the steps as a tree, in the server's words, and the phases with their times.
+fn plan_of(done: &Done) -> String {
+    let chosen = done.plan["text"].as_str().and_then(|text| text.split("\n\nresult:").next()).unwrap_or("?");
+    let phases = phases(&done.job).map(|(name, seconds)| format!("{name} {}", output::seconds(seconds)));
+    format!("{}\n{}", chosen.replace("\n\n", "\n"), phases.collect::<Vec<_>>().join(", "))
 }
 
-/// `customer left_anti orders on c_custkey = o_custkey`.
-fn in_words(join: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let pair = |pair: &Value| format!("{} = {}", text(&pair["left"]), text(&pair["right"]));
-    let on: Vec<String> = join["on"].as_array().map(|pairs| pairs.iter().map(pair).collect()).unwrap_or_default();
-    let how = join["how"].as_str().map_or_else(|| "⋈".into(), |how| format!("({how})"));
-    let into = join["into"].as_str().map(|into| format!(" -> {into}")).unwrap_or_default();
-    format!("{} {how} {} on {}{into}", text(&join["left"]), text(&join["right"]), on.join(", "))
-}
-
-/// The strategy and why, the steps as a tree, and the phases with their times.
-fn plan_of(job: &Value, plan: &Value) -> String {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let mut lines = Vec::new();
-    let strategy = text(&job["strategy"]).unwrap_or_else(|| "?".into());
-    let on = text(&plan["device"]["name"]).or_else(|| text(&job["device"])).map(|device| format!(" on {device}"));
-    let why = text(&plan["reason"]).map(|reason| format!(": {reason}"));
-    lines.push(format!("{strategy}{}{}", on.unwrap_or_default(), why.unwrap_or_default()));
-    match plan["tree"].as_array() {
-        Some(tree) => lines.extend(tree.iter().filter_map(text)),
-        None => lines.extend(text(&job["build_side"]).map(|side| format!("built on the {side} side"))),
-    }
-    let phase = |phase: &Value| {
-        let seconds = output::seconds(phase["seconds"].as_f64().unwrap_or(0.0));
-        format!("{} {seconds}", phase["name"].as_str().unwrap_or("?"))
-    };
-    let phases: Vec<String> =
-        job["phases"].as_array().map(|phases| phases.iter().map(phase).collect()).unwrap_or_default();
-    if !phases.is_empty() {
-        lines.push(phases.join(", "));
-    }
-    lines.join("\n")
+fn phases(job: &Value) -> impl Iterator<Item = (&str, f64)> {
+    let phases = job["phases"].as_array().into_iter().flatten();
+    phases.filter_map(|phase| Some((phase["name"].as_str()?, phase["seconds"].as_f64()?)))
 }
 
 /// Rates count the rows that go in and those that come out: an anti join may give hardly any, and a join of many to many
 /// takes its time for what it gives.
-fn time_of(outcome: &Outcome) -> String {
-    let phases = outcome.job["phases"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let engine: f64 = phases.iter().filter_map(|phase| phase["seconds"].as_f64()).sum();
-    let mut lines = Vec::new();
-    if engine > 0.0 {
-        let rate = output::short((outcome.rows_in + outcome.rows) as f64 / engine);
-        let (rows_in, rows_out) = (output::count(outcome.rows_in), output::count(outcome.rows));
-        lines.push(format!("{rows_in} rows in, {rows_out} out, in {}: {rate} rows/s", output::seconds(engine)));
-    }
-    lines.push(format!(
-        "with submitting and fetching {} in {}: {}/s",
-        human_bytes(outcome.bytes),
-        output::seconds(outcome.seconds),
-        human_bytes((outcome.bytes as f64 / outcome.seconds) as u64)
-    ));
-    lines.join("\n")
+fn time_of(done: &Done, rows_in: u64) -> String {
+    let engine: f64 = phases(&done.job).map(|(_, seconds)| seconds).sum();
+    format!(
+        "{} rows in, {} out, in {}: {} rows/s\nwith submitting and fetching {} in {}: {}/s",
+        output::count(rows_in),
+        output::count(done.rows),
+        output::seconds(engine),
+        output::short((rows_in + done.rows) as f64 / engine.max(1e-9)),
+        human_bytes(done.bytes),
+        output::seconds(done.seconds),
+        human_bytes((done.bytes as f64 / done.seconds) as u64)
+    )
 }
 
-fn conclude(right: usize, steps: usize, seconds: f64, args: &DemoArgs) -> Result<()> {
-    if output::is_json() {
-        output::json(&json!({ "event": "done", "joins": steps, "right": right, "seconds": seconds }));
-    }
+fn conclude(right: usize, steps: usize, seconds: f64, keep: bool) -> Result<()> {
+    event(json!({ "event": "done", "joins": steps, "right": right, "seconds": seconds }));
     if right < steps {
         return Err(Error::Internal(format!("{} of {steps} joins have a wrong number of rows", steps - right)));
     }
     heading(&format!("All {steps} joins have the rows they must have; the demo took {}", output::seconds(seconds)));
-    if !args.keep {
+    if !keep {
         people(
             "
 What to try next
@@ -469,12 +395,17 @@ fn people(text: &str) {
     }
 }
 
+fn event(value: Value) {
+    if output::is_json() {
+        output::json(&value);
+    }
+}
+
 /// A word in the margin, and what it says beside it.
 fn labelled(label: &str, text: &str) {
-    let wrapped = text.lines().map(|line| rows::wrap(line, TEXT_WIDTH)).collect::<Vec<_>>().join("\n");
-    for (at, line) in wrapped.lines().enumerate() {
-        let label = if at == 0 { label } else { "" };
-        people(&format!("   {label:6}  {line}"));
+    let lines = text.lines().map(|line| rows::wrap(line, TEXT_WIDTH)).collect::<Vec<_>>().join("\n");
+    for (at, line) in lines.lines().enumerate() {
+        people(&format!("   {:6}  {line}", if at == 0 { label } else { "" }));
     }
 }
 

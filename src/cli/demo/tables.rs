@@ -1,11 +1,11 @@
 //! The demo's tables: TPC-H as its generator makes them, and what the joins of the demo need besides.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, RecordBatch, StringArray, StructArray};
 use arrow::compute::{cast, filter_record_batch};
-use arrow::datatypes::{DataType, Date32Type, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Date32Type, Field, FieldRef, Fields, Int64Type, SchemaRef};
 use arrow::error::ArrowError;
 use rayon::prelude::*;
 use tpchgen::generators::{CustomerGenerator, LineItemGenerator, OrderGenerator, PartSuppGenerator, SupplierGenerator};
@@ -33,7 +33,7 @@ pub fn rows_to_generate(scale: f64) -> u64 {
 /// A table on the client's side.
 #[derive(Clone, Debug)]
 pub struct Local {
-    /// The name it is uploaded under.
+    /// The name that the server has it under.
     pub name: &'static str,
     /// Columns and their types.
     pub schema: SchemaRef,
@@ -42,14 +42,16 @@ pub struct Local {
 }
 
 impl Local {
+    /// A table of these batches, of which there is one at least.
+    pub fn of(name: &'static str, batches: Vec<RecordBatch>) -> Result<Self> {
+        let first =
+            batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
+        Ok(Self { name, schema: first.schema(), batches })
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.batches.iter().map(|batch| batch.num_rows() as u64).sum()
-    }
-
-    /// Whether it is of the benchmark, and not made of it for a join of the demo.
-    pub fn is_of_tpch(&self) -> bool {
-        TPCH.contains(&self.name)
     }
 
     /// A column, batch by batch.
@@ -57,9 +59,18 @@ impl Local {
         let at = self.schema.index_of(name).unwrap_or_else(|_| panic!("table {} has no column {name:?}", self.name));
         self.batches.iter().map(move |batch| batch.column(at))
     }
+
+    /// The rows that are to be kept, by a column of them.
+    fn filtered(&self, name: &'static str, by: &str, keep: impl Fn(&ArrayRef) -> BooleanArray) -> Result<Self> {
+        let filter = |(batch, column)| Ok(filter_record_batch(batch, &keep(column))?);
+        Self::of(name, self.batches.iter().zip(self.column(by)).map(filter).collect::<Result<_>>()?)
+    }
 }
 
-/// All tables of the demo, in the order of upload.
+/// The table that the demo's first join of query 3 leaves on the server.
+const MADE_BY_JOIN: &str = "q3_customer_orders";
+
+/// All tables of the demo.
 #[derive(Debug)]
 pub struct Tables {
     tables: Vec<Local>,
@@ -86,21 +97,31 @@ impl Tables {
         let supplier = generate!("supplier", SupplierGenerator, SupplierArrow);
         let partsupp = generate!("partsupp", PartSuppGenerator, PartSuppArrow);
         let clerks = clerks(&orders)?;
-        let building = |batch: &RecordBatch| {
-            let segments = column(batch, "c_mktsegment")?.as_string::<i32>().clone();
-            Ok(segments.iter().map(|segment| Some(segment == Some("BUILDING"))).collect())
+        let is_building = |segment: Option<&str>| Some(segment == Some("BUILDING"));
+        let q3_customer = customer.filtered("q3_customer", "c_mktsegment", |segments| {
+            segments.as_string::<i32>().iter().map(is_building).collect()
+        })?;
+        let days = |days: &ArrayRef, keep: fn(i32) -> bool| {
+            days.as_primitive::<Date32Type>().iter().map(|day| day.map(keep)).collect()
         };
-        let q3_customer = filtered("q3_customer", &customer, building)?;
-        let q3_orders = filtered("q3_orders", &orders, |batch| by_date(batch, "o_orderdate", |day| day < Q3_DATE))?;
-        let q3_lineitem =
-            filtered("q3_lineitem", &lineitem, |batch| by_date(batch, "l_shipdate", |day| day > Q3_DATE))?;
+        let q3_orders = orders.filtered("q3_orders", "o_orderdate", |dates| days(dates, |day| day < Q3_DATE))?;
+        let q3_lineitem = lineitem.filtered("q3_lineitem", "l_shipdate", |dates| days(dates, |day| day > Q3_DATE))?;
+        let customers: HashSet<i64> = q3_customer.column("c_custkey").flat_map(integers).collect();
+        let made_by_join = q3_orders.filtered(MADE_BY_JOIN, "o_custkey", |keys| {
+            integers(keys).map(|key| Some(customers.contains(&key))).collect()
+        })?;
         let tables = vec![customer, orders, lineitem, supplier, partsupp, clerks, q3_customer, q3_orders, q3_lineitem];
-        Ok(Self { tables })
+        Ok(Self::of(tables.into_iter().chain([made_by_join]).collect()))
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Local> {
-        self.tables.iter()
+    /// These tables.
+    pub fn of(tables: Vec<Local>) -> Self {
+        Self { tables }
+    }
+
+    /// Those that are uploaded, in that order.
+    pub fn uploads(&self) -> impl Iterator<Item = &Local> {
+        self.tables.iter().filter(|table| table.name != MADE_BY_JOIN)
     }
 
     /// The table of that name, which must be one of the demo's.
@@ -109,13 +130,17 @@ impl Tables {
     }
 }
 
+fn integers(keys: &ArrayRef) -> impl Iterator<Item = i64> {
+    keys.as_primitive::<Int64Type>().values().iter().copied()
+}
+
 /// Generates the parts of a table on all threads, and puts them together in order.
 fn parts_of<I>(name: &'static str, parts: i32, progress: &Progress, part: impl Fn(i32) -> I + Sync) -> Result<Local>
 where
     I: Iterator<Item = Result<RecordBatch, ArrowError>>,
 {
     let plain = |batch: Result<RecordBatch, ArrowError>| {
-        let batch = plain_strings(&batch?)?;
+        let batch = plain_strings(batch?)?;
         progress.advance(batch.num_rows() as u64);
         progress.moved(batch_bytes(&batch));
         Ok(batch)
@@ -123,22 +148,18 @@ where
     let generate = |at: i32| part(at).map(plain).collect::<Result<Vec<_>>>();
     let batches: Vec<RecordBatch> =
         (1..=parts).into_par_iter().map(generate).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
-    let first = batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
-    Ok(Local { name, schema: first.schema(), batches })
+    Local::of(name, batches)
 }
 
 /// The generator gives string views; plain strings are what most clients send.
-fn plain_strings(batch: &RecordBatch) -> Result<RecordBatch> {
-    let plain =
-        |data_type: &DataType| if *data_type == DataType::Utf8View { DataType::Utf8 } else { data_type.clone() };
-    let fields = batch
-        .schema_ref()
-        .fields()
-        .iter()
-        .map(|field| Field::new(field.name(), plain(field.data_type()), field.is_nullable()));
-    let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
-    let columns = batch.columns().iter().map(|column| cast(column, &plain(column.data_type())));
-    Ok(RecordBatch::try_new(schema, columns.collect::<Result<Vec<_>, _>>()?)?)
+fn plain_strings(batch: RecordBatch) -> Result<RecordBatch> {
+    let plain = |field: &FieldRef| match field.data_type() {
+        DataType::Utf8View => Field::clone(field).with_data_type(DataType::Utf8),
+        _ => Field::clone(field),
+    };
+    let plain: Fields = batch.schema_ref().fields().iter().map(plain).collect();
+    let columns = cast(&StructArray::from(batch), &DataType::Struct(plain))?;
+    Ok(columns.as_struct().into())
 }
 
 /// A table with a string for its key: the clerks that occur in orders, each with a desk.
@@ -151,22 +172,7 @@ fn clerks(orders: &Local) -> Result<Local> {
     let desks: StringArray = (0..names.len()).map(|at| Some(desk(at))).collect();
     let names = StringArray::from_iter_values(&names);
     let batch = RecordBatch::try_from_iter([("clerk", Arc::new(names) as ArrayRef), ("desk", Arc::new(desks) as _)])?;
-    Ok(Local { name: "clerks", schema: batch.schema(), batches: vec![batch] })
-}
-
-fn filtered(name: &'static str, table: &Local, keep: impl Fn(&RecordBatch) -> Result<BooleanArray>) -> Result<Local> {
-    let filter = |batch: &RecordBatch| Ok(filter_record_batch(batch, &keep(batch)?)?);
-    let batches = table.batches.iter().map(filter).collect::<Result<Vec<_>>>()?;
-    Ok(Local { name, schema: table.schema.clone(), batches })
-}
-
-fn by_date(batch: &RecordBatch, name: &str, keep: impl Fn(i32) -> bool) -> Result<BooleanArray> {
-    let dates = column(batch, name)?.as_primitive::<Date32Type>();
-    Ok(dates.iter().map(|day| day.map(&keep)).collect())
-}
-
-fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
-    batch.column_by_name(name).ok_or_else(|| Error::Internal(format!("the generator made no column {name:?}")))
+    Local::of("clerks", vec![batch])
 }
 
 #[cfg(test)]
