@@ -87,9 +87,9 @@ struct Options {
     /// The result has memory of its own, as one that becomes a table: it shares no columns with the tables
     #[arg(long)]
     own: bool,
-    /// Whether columns of the build side come in after the probe side [default: as the planner chooses]
-    #[arg(long)]
-    build_columns_last: Option<bool>,
+    /// Whether columns of the build side come in after the probe side, one after the other: true, false, or `auto` as the planner chooses
+    #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "true", "false"])]
+    build_columns_last: Vec<String>,
     /// Which integers cross the link narrowed, one after the other: nothing, before-rows (those that arrive before a row can leave), everything,
     /// or `auto` as the planner chooses
     #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "nothing", "before-rows", "everything"])]
@@ -97,6 +97,9 @@ struct Options {
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
+    /// How many such joins run at once, each four times without a break; the time shown is the device's for each
+    #[arg(long, default_value_t = 1)]
+    at_once: usize,
     /// Append the measurements to benches/results
     #[arg(long)]
     record: bool,
@@ -264,11 +267,14 @@ fn main() {
     let narrowings: Vec<Option<Narrowing>> = options.narrowing.iter().map(narrowing).collect();
     let gatherer = |name: &String| (name != "auto").then(|| name == "device");
     let gatherers: Vec<Option<bool>> = options.text_by.iter().map(gatherer).collect();
-    let cases = strategies.iter().flat_map(|&strategy| {
-        let of_strategy = narrowings.iter().flat_map(|&narrowing| gatherers.iter().map(move |&by| (narrowing, by)));
-        of_strategy.map(move |(narrowing, by)| (strategy, narrowing, by))
+    let orders: Vec<Option<bool>> = options.build_columns_last.iter().map(|last| last.parse().ok()).collect();
+    let decisions = narrowings.iter().flat_map(|&narrowing| {
+        let orders = orders.iter().map(move |&last| (narrowing, last));
+        orders.flat_map(|(narrowing, last)| gatherers.iter().map(move |&by| (narrowing, last, by)))
     });
-    for (strategy, narrowing, device_gathers_text) in cases {
+    let decisions: Vec<_> = decisions.collect();
+    let cases = strategies.iter().flat_map(|strategy| decisions.iter().map(move |decision| (*strategy, *decision)));
+    for (strategy, (narrowing, build_columns_last, device_gathers_text)) in cases {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
         let (mut columns_last, mut narrowed, mut text_by) = (false, "", "host");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
@@ -279,7 +285,6 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
-            let build_columns_last = options.build_columns_last;
             let forced = Forced { build_columns_last, narrowing, device_gathers_text, ..Forced::named(strategy) };
             let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
@@ -289,11 +294,24 @@ fn main() {
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
             predicted_seconds = plan.seconds;
-            let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
+            let task = plan.task().unwrap();
+            let join = || {
+                let (sink, monitor) = (Keep::default(), Monitor::new(CancelFlag::new()));
+                join::run(&task, device, &arena, &sink, &monitor).unwrap();
+                (sink.0.into_inner(), monitor.phases())
+            };
+            let rounds = if options.at_once == 1 { 1 } else { 4 };
             let start = Instant::now();
-            join::run(&plan.task().unwrap(), device, &arena, &sink, &monitor).unwrap();
-            let seconds = start.elapsed().as_secs_f64();
-            let batches = sink.0.into_inner();
+            let mut last = std::thread::scope(|scope| {
+                let all = || {
+                    (1..rounds).for_each(|_| drop(join()));
+                    join()
+                };
+                let threads: Vec<_> = (0..options.at_once).map(|_| scope.spawn(all)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            });
+            let seconds = start.elapsed().as_secs_f64() / (options.at_once * rounds) as f64;
+            let (batches, phases) = last.pop().unwrap();
             let rows = match options.count {
                 true => numbers(batches[0].column(0))[0] as usize,
                 false => batches.iter().map(RecordBatch::num_rows).sum(),
@@ -303,7 +321,7 @@ fn main() {
                 assert_eq!(Sums::of(&batches, options.payloads), expected, "what {name} has joined");
             }
             if run > 0 || !options.cached {
-                runs.push((seconds, monitor.phases()));
+                runs.push((seconds, phases));
             }
         }
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -316,7 +334,7 @@ fn main() {
             "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "auto_narrowing": narrowing.is_none(), "build_rows": options.build, "probe_rows": options.probe,
             "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowing": narrowed, "narrowed_bytes": narrowed_bytes,
             "text": options.text, "text_by": text_by, "auto_text": device_gathers_text.is_none(),
-            "match_every": options.match_every, "cached": options.cached, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
+            "match_every": options.match_every, "cached": options.cached, "at_once": options.at_once, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,
             "device_memory_max_bytes": device.memory().used_bytes_max(), "phases_seconds": phases,
             "predicted_phases_seconds": predicted, "predicted_seconds": microseconds(predicted_seconds),

@@ -1,6 +1,7 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,6 +48,8 @@ pub struct Measurable {
     pub boundaries: Boundaries,
     /// Whether results may share columns with the tables, as a server's may. Published experiments write every column.
     pub shares: bool,
+    /// How many runs are timed at once.
+    pub at_once: usize,
 }
 
 /// A device and the tables.
@@ -60,6 +63,8 @@ pub struct Engine {
     shares: bool,
     /// Whether columns stay on the device from run to run.
     keeps: bool,
+    /// How many runs are timed at once.
+    at_once: usize,
 }
 
 /// What was measured of one strategy on one case.
@@ -176,6 +181,9 @@ impl Measured {
     }
 }
 
+/// Runs of each of several at once, so that they meet in all their phases.
+const ROUNDS: usize = 4;
+
 /// Keeps all batches: the result is materialized, and freed when the clock has stopped.
 #[derive(Default)]
 struct Keep {
@@ -209,7 +217,7 @@ impl Measurable {
     /// A machine whose device has those rates.
     pub fn new(machine: Machine, device: &dyn Device, rates: Rates, boundaries: Boundaries) -> Self {
         let (device_name, device_memory_bytes) = (device.info().name.clone(), device.memory().limit_bytes());
-        Self { machine, device_name, device_memory_bytes, rates, boundaries, shares: false }
+        Self { machine, device_name, device_memory_bytes, rates, boundaries, shares: false, at_once: 1 }
     }
 }
 
@@ -227,12 +235,13 @@ impl Engine {
     /// # Errors
     /// [`Error::Exhausted`] when the tables do not fit.
     pub fn on_device(device: Arc<dyn Device>, on: &Measurable, prepared: &mut Prepared) -> Result<Self> {
-        let Measurable { machine, rates, shares, .. } = on;
+        let Measurable { machine, rates, shares, at_once, .. } = on;
         let arena = Arena::new(Budget::new("host memory", "--host-memory", machine.host_memory));
         arena.pin_by(device.pin());
         let target = Target::of(&*device, rates.clone());
-        let (joins, shares) = (prepared.joins.clone(), *shares);
-        let engine = Self { catalog: Catalog::new(arena), device, target, joins, shares, keeps: false };
+        let joins = prepared.joins.clone();
+        let (shares, at_once) = (*shares, *at_once);
+        let engine = Self { catalog: Catalog::new(arena), device, target, joins, shares, keeps: false, at_once };
         for (name, batches) in std::mem::take(&mut prepared.tables) {
             engine.put(&name, batches)?;
         }
@@ -373,11 +382,35 @@ impl Engine {
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
     pub fn time(&self, asked: &Asked, prepared: &Prepared) -> Result<Timed> {
+        if self.at_once > 1 {
+            return self.time_at_once(asked, prepared);
+        }
         drop(self.device.take_times());
         let run = self.run(asked, &*self.device)?;
         let times = self.device.take_times();
         run.verify(prepared)?;
         Ok(Timed { seconds: run.seconds, phases: run.phases, times })
+    }
+
+    /// Several runs at once on the same device, each [`ROUNDS`] times without a break: seconds of the device's for each run. Results are
+    /// let go of at once, as a server's are when they have been fetched, but for the last ones, which are checked. What the device's
+    /// work took is not told apart by run.
+    fn time_at_once(&self, asked: &Asked, prepared: &Prepared) -> Result<Timed> {
+        let rounds = || {
+            (1..ROUNDS).try_for_each(|_| self.run(asked, &*self.device).map(drop))?;
+            self.run(asked, &*self.device)
+        };
+        let start = Instant::now();
+        let last = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.at_once).map(|_| scope.spawn(rounds)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect::<Result<Vec<Run>>>()
+        })?;
+        let seconds = start.elapsed().as_secs_f64() / (self.at_once * ROUNDS) as f64;
+        last.iter().try_for_each(|run| run.verify(prepared).map(drop))?;
+        Ok(Timed { seconds, phases: Vec::new(), times: Vec::new() })
     }
 
     /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while

@@ -110,10 +110,18 @@ struct BenchArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cases: Option<u16>,
 
-    /// Suite choices compares each choice with itself but for one decision, too: the filter, the build side, the columns that move
+    /// Compares each of the planner's choices with itself but for one decision, too: the filter, the build side, the columns that move
     /// with the keys; and on a GPU all of it once more with columns on the device from earlier runs
     #[arg(long)]
     exhaustive: bool,
+
+    /// How many runs of a join are timed at once, on the same device; what is shown is the device's time for each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    at_once: u16,
+
+    /// Whether results may share columns with the tables, as a server's do; by default only those of suite choices
+    #[arg(long)]
+    shares: Option<bool>,
 
     /// Device to measure: host, or cuda:N for GPU number N
     #[arg(long, default_value = "host", value_parser = parse_device)]
@@ -168,9 +176,9 @@ fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
         return Ok(());
     };
     let suite = suites::find(name)?;
-    if args.exhaustive && !suite.is_of_choices() {
+    if args.exhaustive && !suite.is_of_choices() && !args.strategies.iter().any(|name| name == "auto") {
         return Err(Error::Invalid(format!(
-            "--exhaustive changes the planner's choices, and suite {name} compares strategies; leave it out, or run suite choices"
+            "--exhaustive changes the planner's choices, and suite {name} compares strategies; add --strategies auto, or run suite choices"
         )));
     }
     if args.cases.is_some() && !suite.is_of_choices() {
@@ -246,13 +254,17 @@ fn device_memory(suite: &Suite, scale: f64) -> Option<u64> {
 fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_stdout: bool) -> Result<()> {
     let cases = cases_of(suite, scale, args)?;
     let strategies = strategies(suite, &args.strategies)?;
+    // What the planner chooses, it chooses for a server.
+    let on = &Measurable {
+        shares: args.shares.unwrap_or(suite.is_of_choices()),
+        at_once: args.at_once.into(),
+        ..on.clone()
+    };
     let mut report = Report::begin(suite, scale, &cases, args.exhaustive, on, args.out.as_deref(), on_stdout)?;
     if on_stdout {
         output::remark(format!("{}: {}; scale {}", suite.name, suite.about, show_scale(scale)));
     }
     let mut choices = Choices::default();
-    // What the planner chooses, it chooses for a server.
-    let on = &Measurable { shares: suite.is_of_choices(), ..on.clone() };
     let asking = Asking {
         strategies: &strategies,
         runs: args.runs,

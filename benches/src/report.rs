@@ -80,6 +80,8 @@ impl Report {
             "date": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             "version": VERSION,
             "machine": describe(&on.machine),
+            "at_once": on.at_once,
+            "shares": on.shares,
             "command": format!("dovetail-bench {command}"),
             "suite": suite.name,
             "about": suite.about,
