@@ -20,7 +20,7 @@ use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::{CancelFlag, DeviceId, open_device, parse_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget, parse_bytes};
-use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Narrowing, Strategy, Target};
+use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Strategy, Target};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -50,7 +50,7 @@ struct Options {
     /// Payload columns of each side
     #[arg(long, default_value_t = 1)]
     payloads: usize,
-    /// Payload is drawn from so many bits, 30 at the most for columns of 4 bytes: of fewer than a column has, it may cross a link narrowed
+    /// Payload is drawn from so many bits, 30 at the most for columns of 4 bytes
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=62))]
     payload_bits: u32,
     /// Payload columns are text of so many bytes, 10 at the least, in batches of 2^24 rows unless --batch says otherwise
@@ -90,10 +90,6 @@ struct Options {
     /// Whether columns of the build side come in after the probe side, one after the other: true, false, or `auto` as the planner chooses
     #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "true", "false"])]
     build_columns_last: Vec<String>,
-    /// Which integers cross the link narrowed, one after the other: nothing, before-rows (those that arrive before a row can leave), everything,
-    /// or `auto` as the planner chooses
-    #[arg(long, value_delimiter = ',', default_value = "auto", value_parser = ["auto", "nothing", "before-rows", "everything"])]
-    narrowing: Vec<String>,
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
@@ -263,20 +259,14 @@ fn main() {
     };
     let target = Target::of(device, planner::calibrate(device));
     let mut recorder = Recorder::new("joins", options.record);
-    let narrowing = |name: &String| Narrowing::ALL.into_iter().find(|narrowing| narrowing.name() == name);
-    let narrowings: Vec<Option<Narrowing>> = options.narrowing.iter().map(narrowing).collect();
     let gatherer = |name: &String| (name != "auto").then(|| name == "device");
     let gatherers: Vec<Option<bool>> = options.text_by.iter().map(gatherer).collect();
     let orders: Vec<Option<bool>> = options.build_columns_last.iter().map(|last| last.parse().ok()).collect();
-    let decisions = narrowings.iter().flat_map(|&narrowing| {
-        let orders = orders.iter().map(move |&last| (narrowing, last));
-        orders.flat_map(|(narrowing, last)| gatherers.iter().map(move |&by| (narrowing, last, by)))
-    });
-    let decisions: Vec<_> = decisions.collect();
+    let decisions: Vec<_> = orders.iter().flat_map(|&last| gatherers.iter().map(move |&by| (last, by))).collect();
     let cases = strategies.iter().flat_map(|strategy| decisions.iter().map(move |decision| (*strategy, *decision)));
-    for (strategy, (narrowing, build_columns_last, device_gathers_text)) in cases {
+    for (strategy, (build_columns_last, device_gathers_text)) in cases {
         let (mut predicted, mut predicted_seconds, mut name) = (json!(null), 0.0, "auto".to_string());
-        let (mut columns_last, mut narrowed, mut text_by) = (false, "", "host");
+        let (mut columns_last, mut text_by) = (false, "host");
         let mut runs: Vec<(f64, Vec<PhaseRecord>)> = Vec::new();
         for run in 0..options.runs + usize::from(options.cached) {
             let (count, into) = (options.count, options.own.then(|| "own".to_string()));
@@ -285,11 +275,10 @@ fn main() {
             let join = planner::bind(spec, &catalog).unwrap();
             let kept =
                 [&join.left, &join.right].into_iter().flat_map(|table| Target::kept_rows(device, table)).collect();
-            let forced = Forced { build_columns_last, narrowing, device_gathers_text, ..Forced::named(strategy) };
+            let forced = Forced { build_columns_last, device_gathers_text, ..Forced::named(strategy) };
             let plan = planner::plan_forced(join, &forced, &Target { kept, ..target.clone() }).unwrap();
             name = plan.strategy.name().to_string();
             columns_last = plan.build_columns_last;
-            narrowed = plan.narrowing.name();
             text_by = if plan.device_gathers_text { "device" } else { "host" };
             predicted =
                 plan.phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
@@ -326,13 +315,12 @@ fn main() {
         }
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (median, phases) = &runs[runs.len() / 2];
-        let narrowed_bytes: u64 = phases.iter().map(|phase| phase.narrowed_bytes).sum();
         let phases: serde_json::Map<_, _> =
             phases.iter().map(|phase| (phase.name.to_string(), json!(microseconds(phase.seconds)))).collect();
         let rows = options.build + options.probe;
         let line = json!({
-            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "auto_narrowing": narrowing.is_none(), "build_rows": options.build, "probe_rows": options.probe,
-            "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits, "narrowing": narrowed, "narrowed_bytes": narrowed_bytes,
+            "device": device.info().name, "strategy": name, "auto": strategy.is_none(), "build_rows": options.build, "probe_rows": options.probe,
+            "width": options.width, "sparse": options.sparse, "payloads": options.payloads, "payload_bits": options.payload_bits,
             "text": options.text, "text_by": text_by, "auto_text": device_gathers_text.is_none(),
             "match_every": options.match_every, "cached": options.cached, "at_once": options.at_once, "count": options.count, "own": options.own, "build_columns_last": columns_last, "heavy": options.heavy, "result_rows": expected_rows, "batch": options.batch, "threads": options.threads, "runs": runs.len(),
             "seconds_median": median, "seconds_min": runs[0].0, "rows_per_second": rows as f64 / median,

@@ -14,9 +14,9 @@ use std::time::Instant;
 use arrow::buffer::{BooleanBuffer, Buffer};
 use clap::Parser;
 use dovetail::device::{
-    BitSlice, BytesPart, CancelFlag, Carry, Column, Device, DeviceId, FrameOfReference, Hashing, KeyEncoding, KeyField,
-    KeyValues, KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
-    RadixBits, Stream, Unmatched, ValueField, Which, Width, open_device, parse_device,
+    BitSlice, BytesPart, CancelFlag, Carry, Column, Device, DeviceId, Hashing, KeyEncoding, KeyField, KeyValues,
+    KeyWidth, Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits,
+    Stream, Unmatched, ValueField, Which, Width, open_device, parse_device,
 };
 use dovetail::memory::{Arena, Budget};
 use parking_lot::Mutex;
@@ -162,22 +162,10 @@ impl Bench<'_> {
         let rows = self.options.rows;
         let parts: Vec<Buffer> = (0..4).map(|_| Buffer::from_vec(vec![1u32; rows / 4])).collect();
         self.case("copy_in", rows, 4, 8 * rows, || self.device.copy_in(&parts, &self.stream).unwrap());
-        // From pinned memory, as they are and as offsets of fewer bytes.
-        let frame = |offset_bits: u32| FrameOfReference::of(Width::W8, 0, (1 << offset_bits) - 1);
         let mut numbers = self.arena.allocate(8 * rows, "numbers").unwrap();
         bytemuck::cast_slice_mut::<u8, u64>(&mut numbers).iter_mut().zip(0..).for_each(|(to, at)| *to = at % 200);
         let numbers = [numbers.freeze()];
-        for (name, frame) in [("copy_in_pinned", None)].into_iter().chain([
-            ("copy_in_narrowed_4", frame(32)),
-            ("copy_in_narrowed_2", frame(16)),
-            ("copy_in_narrowed_1", frame(8)),
-        ]) {
-            let copied = || match &frame {
-                Some(frame) => self.device.copy_in_framed(&numbers, frame, &self.stream),
-                None => self.device.copy_in(&numbers, &self.stream),
-            };
-            self.case(name, rows, 8, 16 * rows, || copied().unwrap());
-        }
+        self.case("copy_in_pinned", rows, 8, 16 * rows, || self.device.copy_in(&numbers, &self.stream).unwrap());
         drop(numbers);
         let bits = BooleanBuffer::collect_bool(rows, |row| row % 3 == 0).into_inner();
         let slices = [

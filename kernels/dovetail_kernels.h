@@ -821,24 +821,6 @@ struct DovetailWriteWords {
   uint32_t *to;
 };
 
-/// Makes values of their offsets from a base.
-struct DovetailWiden {
-  /// Inputs: offsets, unsigned.
-  const void *offsets;
-  /// Bytes per offset: 1, 2, 4 or 8.
-  uint32_t offset_bytes;
-  /// What is added to each; its lower half.
-  uint64_t base_low;
-  /// Its upper half, for values of 16 bytes.
-  uint64_t base_high;
-  /// How many.
-  uint64_t rows;
-  /// Bytes per value, more than an offset has: 2, 4, 8 or 16.
-  uint32_t value_bytes;
-  /// Output: values.
-  void *values;
-};
-
 /// Some of the entries of a list.
 struct DovetailList {
   /// The first.
@@ -946,8 +928,6 @@ extern int dovetail_filter_build(const struct DovetailFilterBuild *args, Dovetai
 extern int dovetail_read_back(const struct DovetailReadBack *args, DovetailStream stream);
 
 extern int dovetail_write_words(const struct DovetailWriteWords *args, DovetailStream stream);
-
-extern int dovetail_widen(const struct DovetailWiden *args, DovetailStream stream);
 
 extern int dovetail_concat(const struct DovetailConcat *args, DovetailStream stream);
 

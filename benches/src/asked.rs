@@ -1,6 +1,6 @@
 //! What the planner is asked for: a strategy, its own choice, or its own choice with one decision changed.
 
-use dovetail::planner::{Carried, Forced, Narrowing, Plan, Strategy};
+use dovetail::planner::{Carried, Forced, Plan, Strategy};
 
 /// What a run is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,8 +28,6 @@ pub enum Change {
     ColumnsLast,
     /// They come in first.
     ColumnsFirst,
-    /// These integers cross the link narrowed.
-    Narrowing(Narrowing),
     /// The device gathers text of the result, or the host does.
     TextBy(Gatherer),
 }
@@ -43,7 +41,7 @@ pub enum Gatherer {
 
 impl Change {
     /// Changes of one choice, at the most.
-    pub const OF_ONE_MAX: usize = 7;
+    pub const OF_ONE_MAX: usize = 5;
 
     /// In results.
     pub fn name(self) -> &'static str {
@@ -57,9 +55,6 @@ impl Change {
             Self::ColumnsFirst => "build columns first",
             Self::TextBy(Gatherer::Device) => "text by the device",
             Self::TextBy(Gatherer::Host) => "text by the host",
-            Self::Narrowing(Narrowing::Nothing) => "nothing narrowed",
-            Self::Narrowing(Narrowing::BeforeRows) => "narrowed before rows",
-            Self::Narrowing(Narrowing::Everything) => "everything narrowed",
         }
     }
 
@@ -70,7 +65,6 @@ impl Change {
             Self::OtherSide => "build side",
             Self::Carried | Self::Gathered => "columns",
             Self::ColumnsLast | Self::ColumnsFirst => "order of columns",
-            Self::Narrowing(_) => "narrowing",
             Self::TextBy(_) => "text",
         }
     }
@@ -94,7 +88,6 @@ impl Asked {
             build_side: Some(chosen.build_side),
             filter: Some(is_filtered),
             build_columns_last: None,
-            narrowing: None,
             device_gathers_text: None,
         };
         let filter = if is_filtered { Change::FilterOff } else { Change::FilterOn };
@@ -106,12 +99,6 @@ impl Asked {
             changes.push((Change::ColumnsFirst, Forced { build_columns_last: Some(false), ..as_chosen }));
         } else if chosen.strategy == Strategy::Hash {
             changes.push((Change::ColumnsLast, Forced { build_columns_last: Some(true), ..as_chosen }));
-        }
-        for narrowing in Narrowing::ALL.into_iter().filter(|&narrowing| chosen.would_narrow_otherwise(narrowing)) {
-            // With columns in the same order, which decides what is narrowed before rows leave.
-            let build_columns_last = (chosen.strategy == Strategy::Hash).then_some(chosen.build_columns_last);
-            let forced = Forced { narrowing: Some(narrowing), build_columns_last, ..as_chosen };
-            changes.push((Change::Narrowing(narrowing), forced));
         }
         if chosen.could_gather_text_otherwise() {
             let by = if chosen.device_gathers_text { Gatherer::Host } else { Gatherer::Device };

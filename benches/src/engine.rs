@@ -12,7 +12,6 @@ use super::asked::{Asked, Change};
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
 use dovetail::catalog::{Catalog, Upload, UploadMode, UploadOptions};
-use dovetail::columns::Role;
 use dovetail::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget};
@@ -333,12 +332,8 @@ impl Engine {
             let last = if *build_columns_last { " last" } else { "" };
             let keys = if plan.device_makes_keys { " keys by the device" } else { "" };
             let text = if plan.device_gathers_text { " text by the device" } else { "" };
-            let narrowed = match [Role::Build, Role::Probe].map(|role| plan.narrowed(role)) {
-                [build, probe] if build.is_empty() && probe.is_empty() => String::new(),
-                [build, probe] => format!(" narrowing {build:?} {probe:?}"),
-            };
             format!(
-                "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{keys}{text}{narrowed}",
+                "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{keys}{text}",
                 filtered_rows.is_some()
             )
         };
@@ -459,7 +454,6 @@ fn merge(all: &mut Vec<PhaseRecord>, more: Vec<PhaseRecord>) {
                 known.bytes += phase.bytes;
                 known.kept_bytes += phase.kept_bytes;
                 known.in_place_bytes += phase.in_place_bytes;
-                known.narrowed_bytes += phase.narrowed_bytes;
             }
             None => all.push(phase),
         }

@@ -117,10 +117,10 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Of what was measured. Columns that the device had kept cross no link, and those that were narrowed cross it as offsets.
+    /// Of what was measured. Columns that the device had kept cross no link.
     pub fn of(boundaries: &Boundaries, measured: &Measured) -> Self {
         let (bytes_in, bytes_out) = (measured.bytes_in as f64, measured.bytes_out as f64);
-        let spared: u64 = measured.phases.iter().map(|phase| phase.kept_bytes + phase.narrowed_bytes).sum();
+        let spared: u64 = measured.phases.iter().map(|phase| phase.kept_bytes).sum();
         let crossing = measured.bytes_in.saturating_sub(spared) as f64;
         let link = boundaries.link;
         Self {
@@ -164,16 +164,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_has_kept_or_is_spared_crosses_no_link() {
-        let phase = |kept_bytes, narrowed_bytes| PhaseRecord {
-            name: "copy in".into(),
-            seconds: 0.0,
-            bytes: 0,
-            kept_bytes,
-            in_place_bytes: 0,
-            narrowed_bytes,
-        };
-        let phases = vec![phase(600, 100), phase(150, 50)];
+    fn what_the_device_has_kept_crosses_no_link() {
+        let phase =
+            |kept_bytes| PhaseRecord { name: "copy in".into(), seconds: 0.0, bytes: 0, kept_bytes, in_place_bytes: 0 };
+        let phases = vec![phase(700), phase(200)];
         let measured = Measured { bytes_in: 1000, bytes_out: 200, phases, ..Measured::default() };
         let link = Some(LinkRates { into: 10.0, out: 10.0, both: 15.0 });
         let floor = Floor::of(&Boundaries { memory: 100.0, link }, &measured);

@@ -15,7 +15,6 @@
 #include <mutex>
 #include <unordered_set>
 
-#include <sched.h>
 #include <sys/mman.h>
 
 #include "cuda.h"
@@ -349,23 +348,6 @@ int cuStreamSynchronize(void* stream) {
 
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
     return is_stream(stream) && is_known(events, event) ? ready() : INVALID_HANDLE;
-}
-
-// Words of host memory, which other threads of the process write: whoever queues the wait waits.
-int cuStreamWaitValue64_v2(void* stream, std::uint64_t* word, std::uint64_t value, unsigned flags) {
-    constexpr unsigned GREATER_OR_EQUAL = 0;
-    if (!is_stream(stream)) return INVALID_HANDLE;
-    if (flags != GREATER_OR_EQUAL) return NOT_SUPPORTED;
-    while (std::int64_t(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0) sched_yield();
-    return ready();
-}
-
-int cuStreamWriteValue64_v2(void* stream, std::uint64_t* word, std::uint64_t value, unsigned flags) {
-    if (!is_stream(stream)) return INVALID_HANDLE;
-    if (flags != 0) return NOT_SUPPORTED;
-    if (const int code = ready()) return code;
-    __atomic_store_n(word, value, __ATOMIC_RELEASE);
-    return SUCCESS;
 }
 
 int cuEventCreate(void** event, unsigned flags) {

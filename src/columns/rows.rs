@@ -1,7 +1,6 @@
 //! Consecutive rows of one side of a join, as they lie in host memory, and their way to a device.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -11,7 +10,7 @@ use arrow::datatypes::{DataType, SchemaRef};
 
 use super::types::any_part;
 use crate::Result;
-use crate::device::{BitSlice, BytesColumn, BytesPart, Column, ColumnRows, Device, FrameOfReference, Stream, Width};
+use crate::device::{BitSlice, BytesColumn, BytesPart, Column, ColumnRows, Device, Stream, Width};
 
 /// Consecutive rows of a table: slices of its batches. Row numbers count from the first of these rows.
 #[derive(Clone, Debug)]
@@ -21,8 +20,6 @@ pub struct Rows {
     rows: usize,
     /// The table that they are of, and the first of them.
     origin: Option<(Weak<dyn Any + Send + Sync>, u64)>,
-    /// Of columns that may cross a link as offsets.
-    frames: Option<Arc<BTreeMap<usize, FrameOfReference>>>,
 }
 
 impl Rows {
@@ -44,20 +41,13 @@ impl Rows {
         }
         let rows = slices.iter().map(RecordBatch::num_rows).sum();
         assert_eq!(rows, wanted, "rows {range:?} of {batch_start}");
-        Self { schema: schema.clone(), batches: slices, rows, origin: None, frames: None }
+        Self { schema: schema.clone(), batches: slices, rows, origin: None }
     }
 
     /// The same, known as rows of that table from row `start` on, so that a device recognizes them.
     #[must_use]
     pub fn of_table(mut self, table: Weak<dyn Any + Send + Sync>, start: u64) -> Self {
         self.origin = Some((table, start));
-        self
-    }
-
-    /// The same, with frames of reference of columns, in which all of their values lie.
-    #[must_use]
-    pub fn framed(mut self, frames: Arc<BTreeMap<usize, FrameOfReference>>) -> Self {
-        self.frames = Some(frames);
         self
     }
 
@@ -126,15 +116,13 @@ impl Rows {
             data.buffers()[0].slice_with_length(data.offset() * width.bytes(), data.len() * width.bytes())
         };
         let parts: Vec<_> = self.column(index).map(part).collect();
-        let frame = self.frames.as_ref().and_then(|frames| frames.get(&index));
-        let data = match (&self.origin, frame) {
-            (Some((table, start)), _) => {
+        let data = match &self.origin {
+            Some((table, start)) => {
                 let rows = *start..start + self.rows as u64;
                 let rows = ColumnRows { table: table.clone(), column: index, rows };
-                device.copy_in_column(&rows, &parts, frame, stream)?
+                device.copy_in_column(&rows, &parts, stream)?
             }
-            (None, Some(frame)) => device.copy_in_framed(&parts, frame, stream)?,
-            (None, None) => device.copy_in(&parts, stream)?,
+            None => device.copy_in(&parts, stream)?,
         };
         let validity = match self.has_nulls(index) {
             true => Some(device.copy_in_bits(&self.validity(index), stream)?),

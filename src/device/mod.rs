@@ -57,9 +57,9 @@ pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
 pub use types::{
     BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,
-    DeviceMemory, Event, Filter, FrameOfReference, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding,
-    KeyField, KeyWidth, Keys, Matches, NO_ROW, NarrowedMin, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions,
-    Positions, ROWS_MAX, RadixBits, Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
+    DeviceMemory, Event, Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth,
+    Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits,
+    Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
 };
 pub use values::{
     BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
@@ -172,21 +172,9 @@ pub trait Device: Send + Sync + Debug {
     /// host device takes a single part as it is, without copying.
     fn copy_in(&self, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer>;
 
-    /// As [`Device::copy_in`], of values that lie in a frame of reference, unless they are null: they may cross a link as their offsets, and
-    /// the device has the values all the same.
-    fn copy_in_framed(&self, parts: &[Buffer], _frame: &FrameOfReference, stream: &Stream) -> Result<DeviceBuffer> {
-        self.copy_in(parts, stream)
-    }
-
-    /// As [`Device::copy_in`], or in a frame as [`Device::copy_in_framed`], for the values of those rows: a device that keeps columns may have
-    /// them already. What it answers is read only.
-    fn copy_in_column(
-        &self,
-        _rows: &ColumnRows,
-        parts: &[Buffer],
-        _frame: Option<&FrameOfReference>,
-        stream: &Stream,
-    ) -> Result<DeviceBuffer> {
+    /// As [`Device::copy_in`], for the values of those rows: a device that keeps columns may have them already. What it answers is read
+    /// only.
+    fn copy_in_column(&self, _rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         self.copy_in(parts, stream)
     }
 

@@ -5,7 +5,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use arrow::buffer::Buffer;
 use serde::{Deserialize, Serialize};
@@ -65,7 +64,7 @@ pub struct DeviceInfo {
     pub unit: String,
     /// CPU threads, or multiprocessors.
     pub parallelism: usize,
-    /// CPU threads that work for it: those of a host device, and of a GPU those that do what it cannot, and narrow what it is sent.
+    /// CPU threads that work for it: those of a host device, and of a GPU those that do what it cannot.
     pub cpu_threads: usize,
     /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 where a call is finished when
     /// it returns.
@@ -86,8 +85,6 @@ pub struct DeviceInfo {
     pub partition_rows: usize,
     /// The most bits that one partition pass resolves well.
     pub pass_bits_max: u32,
-    /// What crosses the link narrowed, where it is asked for.
-    pub narrowed_min: NarrowedMin,
     /// Whether partitions had better be joined in one go ([`join_partitions`](super::Device::join_partitions)) than matched first
     /// and gathered then.
     pub joins_partitions: bool,
@@ -95,17 +92,6 @@ pub struct DeviceInfo {
     /// [`hash_keys`](super::Device::hash_keys)), and gathers them ([`gather_bytes_to_host`](super::Device::gather_bytes_to_host)); else
     /// the host does.
     pub works_on_text: bool,
-}
-
-/// The least that a device narrows on its way ([`copy_in_framed`](super::Device::copy_in_framed)): less is not worth it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NarrowedMin {
-    /// Bytes of values that are copied at once.
-    pub copy_bytes: usize,
-    /// Bytes of these in a batch, on average.
-    pub batch_bytes: usize,
-    /// What it has to save a join of the link's time: threads have to wake up, and each column's first piece waits for them.
-    pub saved: Duration,
 }
 
 /// Memory of a device. Only the device's own room looks inside.
@@ -164,32 +150,6 @@ impl Width {
             Self::W16 => 16,
             Self::W32 => 32,
         }
-    }
-}
-
-/// How integers cross a link in fewer bytes than they take: each as its offset from a base (frame of reference).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FrameOfReference {
-    /// Bytes per value.
-    pub width: Width,
-    /// No value is less.
-    pub base: i128,
-    /// Bytes per offset, fewer than a value has.
-    pub offset_width: Width,
-}
-
-impl FrameOfReference {
-    /// That of integers of that width none of which lies outside a range; `None` where their offsets would take as many bytes.
-    pub fn of(width: Width, min: i128, max: i128) -> Option<Self> {
-        let bits = 128 - (max.wrapping_sub(min) as u128).leading_zeros() as usize;
-        let fits = |offset: &Width| 8 * offset.bytes() >= bits && offset.bytes() < width.bytes();
-        let offset_width = [Width::W1, Width::W2, Width::W4, Width::W8].into_iter().find(fits)?;
-        (width != Width::W32 && min <= max).then_some(Self { width, base: min, offset_width })
-    }
-
-    /// Bytes of offsets for each byte of values.
-    pub fn share(&self) -> f64 {
-        self.offset_width.bytes() as f64 / self.width.bytes() as f64
     }
 }
 
@@ -675,7 +635,6 @@ pub struct Stream {
 pub struct SparedBytes {
     kept: AtomicU64,
     in_place: AtomicU64,
-    narrowed: AtomicU64,
 }
 
 /// What [`SparedBytes`] have come to.
@@ -685,24 +644,18 @@ pub struct Spared {
     pub kept: u64,
     /// Bytes that it reads where they lie.
     pub in_place: u64,
-    /// Bytes by which what crossed the link was narrower than the values.
-    pub narrowed: u64,
 }
 
 impl Spared {
     /// All of them.
     pub fn bytes(&self) -> u64 {
-        self.kept + self.in_place + self.narrowed
+        self.kept + self.in_place
     }
 
     /// What came since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
-        Self {
-            kept: self.kept - before.kept,
-            in_place: self.in_place - before.in_place,
-            narrowed: self.narrowed - before.narrowed,
-        }
+        Self { kept: self.kept - before.kept, in_place: self.in_place - before.in_place }
     }
 }
 
@@ -717,19 +670,9 @@ impl SparedBytes {
         self.in_place.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Says that values crossed the link in so many bytes less than they take.
-    #[cfg(dovetail_cuda)]
-    pub(super) fn add_narrowed(&self, bytes: u64) {
-        self.narrowed.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     /// What has been spared so far.
     pub fn so_far(&self) -> Spared {
-        Spared {
-            kept: self.kept.load(Ordering::Relaxed),
-            in_place: self.in_place.load(Ordering::Relaxed),
-            narrowed: self.narrowed.load(Ordering::Relaxed),
-        }
+        Spared { kept: self.kept.load(Ordering::Relaxed), in_place: self.in_place.load(Ordering::Relaxed) }
     }
 }
 

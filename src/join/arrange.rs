@@ -148,10 +148,7 @@ pub(super) fn arrange(
         monitor.counted_phase("pack keys", |moved| {
             let value_bytes = row_count * layout.value_row_bytes(input.role);
             moved.bytes = 2 * key_bytes + value_bytes as u64 + layout.value_bytes(&rows, &input.key_columns);
-            let before = stream.spared.so_far();
-            let packed = layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream);
-            moved.narrowed_bytes = stream.spared.so_far().since(before).narrowed;
-            packed
+            layout.pack(input.role, &rows, &input.key_columns, device, shop.arena, stream)
         })
     };
     let (mut keys, mut key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
@@ -428,7 +425,6 @@ pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, col
         moved.bytes += ((rows.len() * copied.width.bytes()) as u64).saturating_sub(spared.bytes());
         moved.kept_bytes += spared.kept;
         moved.in_place_bytes += spared.in_place;
-        moved.narrowed_bytes += spared.narrowed;
         Ok(copied)
     })
 }

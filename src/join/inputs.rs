@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Side, Task};
 use crate::catalog::Table;
 use crate::columns::{Movable, Role, Rows, are_bytes, movable, value_bytes};
-use crate::device::{FrameOfReference, Width};
+use crate::device::Width;
 use crate::{Error, Result};
 
 /// One side of a join, by the role that it has.
@@ -27,8 +27,6 @@ pub(super) struct SideInput {
     pub(super) shares: bool,
     /// Those of them that are to move with the keys.
     pub(super) carried: BTreeSet<usize>,
-    /// Of columns that may cross a link as offsets.
-    frames: Arc<BTreeMap<usize, FrameOfReference>>,
     /// How devices move the columns of the result; without an entry here or below, a column is gathered on the host.
     movable: BTreeMap<usize, Movable>,
     /// Columns of the result of values of variable length that the device gathers.
@@ -74,7 +72,6 @@ impl SideInput {
             output_columns: of_task.output_columns.clone(),
             shares: of_task.shares,
             carried: of_task.carried.clone(),
-            frames: Arc::new(of_task.frames.clone()),
             movable,
             text,
         }
@@ -85,7 +82,7 @@ impl SideInput {
         let table: Arc<dyn Any + Send + Sync> = self.table.clone();
         let start = range.start;
         let rows = Rows::of(&self.table.schema, &self.table.batches, range);
-        rows.of_table(Arc::downgrade(&table), start).framed(self.frames.clone())
+        rows.of_table(Arc::downgrade(&table), start)
     }
 
     /// How devices move a column of the result, or `None`.

@@ -23,8 +23,6 @@ pub struct PhaseRecord {
     pub kept_bytes: u64,
     /// Bytes that did not have to be copied, because the device reads them where they lie.
     pub in_place_bytes: u64,
-    /// Bytes by which what crossed the link was narrower than the values.
-    pub narrowed_bytes: u64,
 }
 
 /// All that a join has told of itself.
@@ -47,8 +45,6 @@ pub(super) struct Moved {
     pub(super) kept_bytes: u64,
     /// Of [`PhaseRecord::in_place_bytes`].
     pub(super) in_place_bytes: u64,
-    /// Of [`PhaseRecord::narrowed_bytes`].
-    pub(super) narrowed_bytes: u64,
 }
 
 /// Between a join and whoever watches it: progress and phases come out, the wish to stop goes in.
@@ -120,7 +116,7 @@ impl Monitor {
         {
             *self.looks.lock().entry(name).or_default() += self.cancel.looks() - looks_before;
         }
-        let Moved { bytes, kept_bytes, in_place_bytes, narrowed_bytes } = moved;
+        let Moved { bytes, kept_bytes, in_place_bytes } = moved;
         let mut phases = self.phases.lock();
         match phases.iter_mut().find(|phase| phase.name == name) {
             Some(phase) => {
@@ -128,16 +124,8 @@ impl Monitor {
                 phase.bytes += bytes;
                 phase.kept_bytes += kept_bytes;
                 phase.in_place_bytes += in_place_bytes;
-                phase.narrowed_bytes += narrowed_bytes;
             }
-            None => phases.push(PhaseRecord {
-                name: name.into(),
-                seconds,
-                bytes,
-                kept_bytes,
-                in_place_bytes,
-                narrowed_bytes,
-            }),
+            None => phases.push(PhaseRecord { name: name.into(), seconds, bytes, kept_bytes, in_place_bytes }),
         }
         outcome
     }

@@ -3,7 +3,7 @@
 //! Whoever plans a join makes a task of it. A task is right whatever it expects: expectations choose sizes and steps of
 //! progress, and no row depends on them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -13,7 +13,7 @@ use super::{JoinKind, Side};
 use crate::Result;
 use crate::catalog::Table;
 use crate::columns::KeyFacts;
-use crate::device::{FrameOfReference, RadixBits};
+use crate::device::RadixBits;
 
 /// A join that is ready to run on one device. `T` stands for a table: the table itself, or the number by which another process knows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -117,8 +117,6 @@ pub struct TaskSide<T = Arc<Table>> {
     pub carried: BTreeSet<usize>,
     /// Columns of values of variable length that the device gathers, if it is one that works on text, and the host does else.
     pub device_text: BTreeSet<usize>,
-    /// Columns whose values cross a link as offsets, where a device has a way to do so, by the range that they lie in.
-    pub frames: BTreeMap<usize, FrameOfReference>,
 }
 
 impl<T> TaskSide<T> {
@@ -131,7 +129,6 @@ impl<T> TaskSide<T> {
             shares: self.shares,
             carried: self.carried,
             device_text: self.device_text,
-            frames: self.frames,
         })
     }
 }

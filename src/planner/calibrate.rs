@@ -12,8 +12,8 @@ use super::rates::{FAR_BYTES, HOST_ROWS_MAX, NEAR_BYTES};
 use crate::Result;
 use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
 use crate::device::{
-    CancelFlag, Carry, Column, Device, DeviceKind, FrameOfReference, KeyWidth, Keys, PackedKeys, PartitionMatches,
-    Positions, RadixBits, Stream, Unmatched, Wanted, Width,
+    CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits,
+    Stream, Unmatched, Wanted, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -22,11 +22,6 @@ const GPU_ROWS_MAX: usize = 1 << 22;
 
 /// Fewer rows than these measure the cost of a call, not a rate.
 const ROWS_MIN: usize = 1 << 10;
-
-/// So many times as many rows are narrowed on their way to a device, and so often: threads have to wake up for them, which takes as long as
-/// some hundred thousand rows.
-const NARROWED_TIMES: usize = 2;
-const NARROWED_COPIES: usize = 8;
 
 /// Rows of a call that has next to nothing to do, and how often it is repeated.
 const CALL_ROWS: usize = 64;
@@ -141,7 +136,6 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let halves = parts(row_count)?;
     let (copied, seconds) = bench.time(|| device.copy_in(&halves, &stream))?;
     rates.copy_in = host.len() as f64 / seconds;
-    rates.copy_in_narrowed = copy_in_narrowed(&bench, &arena, NARROWED_TIMES * row_count)?;
     let (_, seconds) = bench.time(|| device.copy_out(&copied, host.len(), &arena, &stream))?;
     rates.copy_out = host.len() as f64 / seconds;
 
@@ -376,23 +370,6 @@ impl Bench<'_> {
             outcome
         })
     }
-}
-
-/// Bytes per second of values that a device takes as offsets, zero where it takes them as they are.
-fn copy_in_narrowed(bench: &Bench<'_>, arena: &Arena, rows: usize) -> Result<f64> {
-    let frame = FrameOfReference::of(Width::W8, 0, rows as i128).expect("no more rows than four bytes tell apart");
-    let mut values = arena.allocate(8 * rows, "calibration")?;
-    values.copy_from_slice(&ascending_keys(rows));
-    let values = [values.freeze()];
-    let before = bench.stream.spared.so_far();
-    let copy = || bench.device.copy_in_framed(&values, &frame, bench.stream);
-    copy()?;
-    if bench.stream.spared.so_far().since(before).narrowed == 0 {
-        return Ok(0.0);
-    }
-    // One after the other, as the chunks of a join come: each is narrowed while the one before crosses the link.
-    let (_, seconds) = bench.time(|| (0..NARROWED_COPIES).try_for_each(|_| copy().map(drop)))?;
-    Ok((NARROWED_COPIES * values[0].len()) as f64 / seconds)
 }
 
 /// As few bits as give partitions of a size that the device likes, but enough for a pass to be one.

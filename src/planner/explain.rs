@@ -8,7 +8,6 @@ use super::cost::{MemoryNeed, PredictedPhase};
 use super::inputs::{Inputs, TextWork};
 use super::{Carried, Plan, Rates, Side, Strategy};
 use crate::Error;
-use crate::columns::Role;
 use crate::human;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
@@ -126,8 +125,6 @@ pub struct ExplainedPhase {
     pub kept_bytes: Option<u64>,
     /// Bytes that did not have to be copied, because the device reads them where they lie. `None`: it has not run.
     pub in_place_bytes: Option<u64>,
-    /// Bytes by which what crossed the link was narrower than the values. `None`: it has not run.
-    pub narrowed_bytes: Option<u64>,
     /// What the bytes cross: `device memory`, or the way between host and device.
     pub boundary: &'static str,
     /// The measured rate of that boundary, in bytes per second: no phase can be faster.
@@ -240,7 +237,6 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Ra
             measured_bytes_per_second: rate.map(|phase| phase.bytes as f64 / phase.seconds),
             kept_bytes: found.map(|phase| phase.kept_bytes),
             in_place_bytes: found.map(|phase| phase.in_place_bytes),
-            narrowed_bytes: found.map(|phase| phase.narrowed_bytes),
             boundary,
             boundary_bytes_per_second,
         }
@@ -327,13 +323,7 @@ fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
             true => ", its other columns after the probe side",
             false => "",
         };
-        let narrowed = plan.narrowed(if side == plan.build_side { Role::Build } else { Role::Probe });
-        let narrowed: Vec<&str> = narrowed.iter().map(|&column| table.schema.field(column).name().as_str()).collect();
-        let narrowed = match narrowed.is_empty() {
-            true => String::new(),
-            false => format!(", {} narrowed on the way", human::first_of(narrowed.iter())),
-        };
-        lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}{narrowed}"));
+        lines.push(format!("   {branch} {role}: {filtered}{arranged}{later}"));
         let stem = if branch == "├─" { "│ " } else { "  " };
         lines.push(format!(
             "   {stem} └─ table {:?}, {}, {}",
@@ -440,8 +430,7 @@ impl fmt::Display for Explanation {
             };
             let kept = spared(phase.kept_bytes, "kept on the device");
             let in_place = spared(phase.in_place_bytes, "read where they lie");
-            let narrowed = spared(phase.narrowed_bytes, "spared by narrower integers");
-            let told: Vec<String> = [achieved, kept, in_place, narrowed].into_iter().flatten().collect();
+            let told: Vec<String> = [achieved, kept, in_place].into_iter().flatten().collect();
             let achieved = if told.is_empty() { "-".into() } else { told.join("; ") };
             writeln!(
                 f,

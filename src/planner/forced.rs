@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::cost::Costed;
-use super::{Narrowing, Side, Strategy};
+use super::{Side, Strategy};
 
 /// What is decided beforehand. The planner decides all else, and so that it goes with this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +19,6 @@ pub struct Forced {
     pub filter: Option<bool>,
     /// Whether columns of the build side come in after the probe side, where they can.
     pub build_columns_last: Option<bool>,
-    /// Which integers cross the link narrowed, to a device that takes them so.
-    pub narrowing: Option<Narrowing>,
     /// Whether the device gathers text of the result.
     pub device_gathers_text: Option<bool>,
 }
@@ -42,7 +40,6 @@ impl Forced {
             && self.build_side.is_none_or(|side| side == build_side)
             && self.filter.is_none_or(|is_filtered| is_filtered == costed.filtered_rows.is_some())
             && self.build_columns_last.is_none_or(|last| last == costed.build_columns_last)
-            && self.narrowing.is_none_or(|narrowing| narrowing == costed.narrowing)
     }
 }
 
@@ -54,7 +51,6 @@ impl fmt::Display for Forced {
             self.build_side.map(|side| format!("built on the {side} side")),
             self.filter.map(|is_filtered| format!("{} a filter", if is_filtered { "with" } else { "without" })),
             self.build_columns_last.map(|last| format!("build columns {}", if last { "last" } else { "first" })),
-            self.narrowing.map(|narrowing| format!("narrowing {}", narrowing.name())),
             self.device_gathers_text
                 .map(|gathers| format!("text gathered by the {}", if gathers { "device" } else { "host" })),
         ];

@@ -213,8 +213,6 @@ pub(super) struct FixedColumn {
     pub(super) nullable: bool,
     /// The one key column, bit for bit the packed key: partitioned and sorted rows have it already.
     pub(super) raw_key: bool,
-    /// True if it is one of its side's key columns.
-    pub(super) is_key: bool,
     /// Whether it came in to be a key, so that it need not come in again.
     pub(super) came_as_key: bool,
     /// Whether it moves with the keys. Nobody has said so until a strategy is priced.
@@ -324,7 +322,7 @@ impl Input {
                     let nullable = table.statistics[index].nulls > 0;
                     let raw_key = raw && join.keys[0].column(side) == index && !nullable;
                     let (bytes, came_as_key) = (width.bytes() as f64, copied.contains(&index));
-                    let column = FixedColumn { index, bytes, nullable, raw_key, is_key, came_as_key, carried: false };
+                    let column = FixedColumn { index, bytes, nullable, raw_key, came_as_key, carried: false };
                     columns.push(column);
                 }
                 None => match join.device_text(side, index).filter(|_| gathers_text) {

@@ -44,7 +44,7 @@ pub struct DeviceModel {
     pub name: String,
     /// Threads or multiprocessors.
     pub parallelism: usize,
-    /// CPU threads that work for it: how fast those of a GPU narrow integers decides how these cross its link.
+    /// CPU threads that work for it.
     pub cpu_threads: usize,
     /// Bytes of its memory, rounded down to a power of two: a device of little memory is measured with little, and how much of a GPU's
     /// is free varies from start to start.

@@ -23,7 +23,6 @@ mod estimate;
 mod explain;
 mod filter;
 mod forced;
-mod frames;
 mod inputs;
 mod kept_rates;
 mod plan;
@@ -45,7 +44,6 @@ pub use explain::{
     Explanation, Measured,
 };
 pub use forced::Forced;
-pub use frames::Narrowing;
 pub use kept_rates::{DeviceModel, KeptRates, RatesFile};
 pub use plan::{Alternative, Plan, plan, plan_forced, plan_on, propose};
 pub use rates::Rates;

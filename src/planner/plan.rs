@@ -4,7 +4,6 @@ use std::cmp::Ordering;
 
 use super::carried::Carried;
 use super::cost::{Chunks, Costed, Links, MemoryNeed, PredictedPhase, Question};
-use super::frames::Narrowing;
 use super::inputs::{Input, Inputs, TextWork};
 use super::{BoundJoin, Estimates, Forced, OutputSource, Side, Strategy, Target};
 use crate::catalog::Table;
@@ -36,8 +35,6 @@ pub struct Plan {
     pub probe_at_once: bool,
     /// Whether columns of the build side come in after the probe side, so that rows of the result begin to leave before.
     pub build_columns_last: bool,
-    /// Which integers cross the link narrowed, in no more bytes than their range needs.
-    pub narrowing: Narrowing,
     /// Whether the device makes keys of text, and hashes and compares what is too wide to be packed; the host does where the device cannot,
     /// where its memory does not hold the values, or where that takes longer.
     pub device_makes_keys: bool,
@@ -161,8 +158,8 @@ fn propose_forced(
     let Some(chosen) = candidates.iter().position(wanted) else {
         return Err(Error::Unsupported(format!(
             "no plan of this join on {} is as it was asked for: {forced}; a build side has at most {ROWS_MAX} rows, a filter goes \
-             with a kind of join that drops probe rows without a match, on a device that has filters, integers are narrowed on their \
-             way to a GPU, and it gathers text if there is some that it can",
+             with a kind of join that drops probe rows without a match, on a device that has filters, and a GPU gathers text if \
+             there is some that it can",
             target.name
         )));
     };
@@ -193,7 +190,6 @@ fn propose_forced(
         filtered_rows: chosen.costed.filtered_rows,
         probe_at_once: chosen.costed.probe_at_once,
         build_columns_last: chosen.costed.build_columns_last,
-        narrowing: chosen.costed.narrowing,
         device_makes_keys: chosen.inputs.device_makes_keys,
         device_gathers_text: chosen.inputs.device_gathers_text(),
         build_sorted: chosen.inputs.build.sorted,

@@ -21,9 +21,6 @@ pub(super) const FAR_BYTES: u64 = 64 << 20;
 pub struct Rates {
     /// Bytes per second from host memory to the device.
     pub copy_in: f64,
-    /// Bytes per second of values of 8 bytes that cross the link as offsets of 4, which the CPU makes of them on their way; zero for a device
-    /// that takes values as they are.
-    pub copy_in_narrowed: f64,
     /// Bytes per second from the device to host memory.
     pub copy_out: f64,
     /// Whether host memory in one piece is used where it lies, without a copy.
@@ -96,7 +93,6 @@ impl Rates {
         let threads = threads.max(1) as f64;
         Self {
             copy_in: 4e9 * threads,
-            copy_in_narrowed: 0.0,
             copy_out: 4e9 * threads,
             reads_host_memory: true,
             copies_overlap: false,
@@ -136,8 +132,6 @@ impl Rates {
     pub fn h200() -> Self {
         Self {
             copy_in: 55.6e9,
-            // Nobody knows how many CPU threads there are for it.
-            copy_in_narrowed: 0.0,
             copy_out: 55.4e9,
             reads_host_memory: false,
             copies_overlap: true,
@@ -186,7 +180,6 @@ impl Rates {
     pub(super) fn are_sound(&self) -> bool {
         let Self {
             copy_in,
-            copy_in_narrowed,
             copy_out,
             reads_host_memory: _,
             copies_overlap: _,
@@ -226,7 +219,7 @@ impl Rates {
         let matching = [build_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
         let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
         // Those of what a device does without are zero.
-        let without = [copy_in_narrowed, filter_rows, join_rows_4, join_rows_8, join_rows_16];
+        let without = [filter_rows, join_rows_4, join_rows_8, join_rows_16];
         without.into_iter().all(|rate| rate.is_finite() && rate >= 0.0)
             && copies
                 .into_iter()
@@ -253,7 +246,6 @@ impl Rates {
         let last = rounds.last().expect("there is a round");
         Self {
             copy_in: best(&|rates| rates.copy_in),
-            copy_in_narrowed: best(&|rates| rates.copy_in_narrowed),
             copy_out: best(&|rates| rates.copy_out),
             stream: best(&|rates| rates.stream),
             partition: best(&|rates| rates.partition),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::Rates;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind, NarrowedMin};
+use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
 use crate::memory::Budget;
 
 /// Partitions that a multiprocessor of a GPU joins at a time, as if each took its share of that. Four blocks of threads are there at a time
@@ -44,8 +44,6 @@ pub struct Target {
     pub row_scratch_bytes: Option<usize>,
     /// [`DeviceInfo::works_on_text`](crate::device::DeviceInfo::works_on_text).
     pub works_on_text: bool,
-    /// The least that crosses its link narrowed.
-    pub narrowed_min: NarrowedMin,
     /// What it does how fast.
     pub rates: Rates,
     /// Columns that are there already from earlier joins, as they were when the plan was made.
@@ -77,7 +75,6 @@ impl Target {
             gather_bytes: info.gather_bytes.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
             works_on_text: info.works_on_text,
-            narrowed_min: info.narrowed_min,
             rates,
             kept: Vec::new(),
         }
@@ -135,7 +132,6 @@ impl Default for Target {
             gather_bytes: 4 << 20,
             row_scratch_bytes: None,
             works_on_text: false,
-            narrowed_min: NarrowedMin::default(),
             rates: Rates::host(1),
             kept: Vec::new(),
         }

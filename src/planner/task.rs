@@ -1,13 +1,12 @@
 //! From a plan to what runs.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
-use super::frames::frame_of;
-use super::{Narrowing, Plan};
+use super::Plan;
 use crate::Result;
 use crate::catalog::Value;
 use crate::columns::Role;
-use crate::device::{FrameOfReference, RadixBits, Which};
+use crate::device::{RadixBits, Which};
 use crate::join::{Arrangement, Expected, Side, Strategy, Stretches, Task, TaskSide};
 
 impl Plan {
@@ -56,7 +55,6 @@ impl Plan {
         TaskSide {
             side,
             table: self.join.table(side).clone(),
-            frames: self.frames(role, self.narrowing),
             key_columns: self.key_columns(side),
             shares: self.join.may_share(side, &output_columns),
             carried: self.carried.of_side(side, &output_columns),
@@ -70,34 +68,6 @@ impl Plan {
 
     fn key_columns(&self, side: Side) -> Vec<usize> {
         self.join.keys.iter().map(|key| key.column(side)).collect()
-    }
-
-    /// The columns of a side that would cross the link narrowed.
-    fn frames(&self, role: Role, narrowing: Narrowing) -> BTreeMap<usize, FrameOfReference> {
-        let side = self.side(role);
-        let (table, least) = (self.join.table(side), &self.target.narrowed_min);
-        let (output, keys) = (self.join.output_columns(side, self.build_side), self.key_columns(side));
-        let is_key: HashSet<usize> = keys.iter().copied().collect();
-        let is_narrowed = |column: &usize| narrowing.includes(role, is_key.contains(column), self.build_columns_last);
-        let columns = output.iter().chain(&keys).copied().filter(is_narrowed);
-        columns.filter_map(|column| Some((column, frame_of(table, column, least)?))).collect()
-    }
-
-    /// Which columns of a side cross the link narrowed, by their places in its table.
-    pub fn narrowed(&self, role: Role) -> Vec<usize> {
-        self.frames(role, self.narrowing).into_keys().collect()
-    }
-
-    /// Whether other columns would be narrowed than with this plan, on its device.
-    pub fn would_narrow_otherwise(&self, narrowing: Narrowing) -> bool {
-        let moved = |role: Role, narrowing: Narrowing| {
-            let table = self.join.table(self.side(role));
-            let kept = self.target.kept_rows_of(table);
-            let is_moved = |column: &usize| kept.get(column).is_none_or(|kept| kept.share(table.rows, false) < 1.0);
-            self.frames(role, narrowing).into_keys().filter(is_moved).collect::<Vec<_>>()
-        };
-        let differs = |role: Role| moved(role, narrowing) != moved(role, self.narrowing);
-        self.target.rates.copy_in_narrowed > 0.0 && (differs(Role::Build) || differs(Role::Probe))
     }
 
     /// The extent of the build keys, where the plan counts on a perfect-hash table.

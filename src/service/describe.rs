@@ -52,7 +52,6 @@ pub fn job(job: &Job) -> Value {
             "bytes": phase.bytes,
             "kept_bytes": phase.kept_bytes,
             "in_place_bytes": phase.in_place_bytes,
-            "narrowed_bytes": phase.narrowed_bytes,
         })
     };
     let times = JobTimes::of(job.submitted, &status);

@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
-use arrow::buffer::{Buffer, NullBuffer};
+use arrow::array::{ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch};
+use arrow::buffer::Buffer;
 use arrow::datatypes::Int64Type;
 use data::{Case, KeyKind};
 use dovetail::catalog::{Catalog, Upload, UploadOptions};
 use dovetail::device::host::{EmulatedLink, HostDevice};
-use dovetail::device::{CancelFlag, ColumnRows, Device, DeviceKind, open_gpu};
+use dovetail::device::{CancelFlag, ColumnRows, Device, open_gpu};
 use dovetail::join::{self, BatchSink, Monitor, Task};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Narrowing, Plan, Side, Strategy};
+use dovetail::planner::{self, Carried, JoinKind, JoinSpec, KeyPair, Plan, Side, Strategy};
 use naive::NullsEqual;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -89,8 +89,6 @@ impl Bench {
         let strategy = spec.strategy;
         let mut plan = planner::plan(planner::bind(spec, &self.catalog)?, strategy)?;
         let planned = plan.build_side;
-        // Integers cross the link narrowed, on devices that can do so.
-        plan.narrowing = Narrowing::Everything;
         // A device that hashes keys does so, if it can read them.
         plan.device_makes_keys = self.device.info().works_on_text;
         plan.device_gathers_text = plan.device_makes_keys;
@@ -122,8 +120,6 @@ struct Composed {
     chunk_rows_min: Option<u64>,
     /// Whether columns of the build side come last, where they can.
     build_columns_last: bool,
-    /// Which integers cross the link narrowed, to devices that take them so.
-    narrowing: Narrowing,
     /// Whether a device that can do so hashes keys that are too wide to be packed, in the place of the host.
     device_makes_keys: bool,
     /// Whether it gathers text of the result.
@@ -139,7 +135,6 @@ impl Composed {
             radix_bits: rng.random_bool(0.1).then_some(13),
             chunk_rows_min: rng.random::<bool>().then(|| rng.random_range(1..300)),
             build_columns_last: rng.random(),
-            narrowing: Narrowing::ALL[rng.random_range(0..Narrowing::ALL.len())],
             device_makes_keys: rng.random_bool(0.75),
             device_gathers_text: rng.random_bool(0.75),
         }
@@ -148,7 +143,6 @@ impl Composed {
     fn change(&self, plan: &mut Plan) {
         plan.build_side = self.build_side;
         plan.build_columns_last = self.build_columns_last;
-        plan.narrowing = self.narrowing;
         plan.device_makes_keys = self.device_makes_keys;
         plan.device_gathers_text = self.device_gathers_text;
         plan.filtered_rows = self.filter.then_some(1.0);
@@ -291,7 +285,7 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
         let part = host.slice_with_length(bytes.start, bytes.len());
         let asked: Arc<dyn Any + Send + Sync> = table.clone();
         let asked = ColumnRows { table: Arc::downgrade(&asked), column: 0, rows: rows.clone() };
-        let buffer = device.copy_in_column(&asked, std::slice::from_ref(&part), None, &stream).unwrap();
+        let buffer = device.copy_in_column(&asked, std::slice::from_ref(&part), &stream).unwrap();
         assert_eq!(buffer.size_bytes(), bytes.len(), "{rows:?}");
         let found = device.copy_out(&buffer, bytes.len(), &arena, &stream).unwrap();
         assert!(found.as_slice() == part.as_slice(), "{rows:?}");
@@ -428,49 +422,6 @@ fn counts_go_beyond_32_bits() {
             let counted = bench.join(JoinSpec { count: true, ..spec(1, how, strategy) }).unwrap();
             assert_eq!(counted[0].column(0).as_primitive::<Int64Type>().value(0), rows, "{how} by {strategy}");
         }
-    }
-}
-
-/// Keys and payload of 8 bytes whose ranges need two and four, with nulls over values that are outside of them.
-#[test]
-fn integers_that_cross_the_link_narrowed_are_what_they_were() {
-    const ROWS: usize = 600_000;
-    let mut rng = StdRng::seed_from_u64(seed() ^ 15);
-    let bench = Bench::new(2, 256 << 20);
-    let side = |rng: &mut StdRng, payload: &str| {
-        let mut keys: Vec<i64> = (0..ROWS as i64).map(|row| row % 50_000 - 70_000).collect();
-        keys.shuffle(rng);
-        let values: Vec<i64> = keys.iter().map(|key| key * 3).collect();
-        let hidden = NullBuffer::from_iter((0..ROWS).map(|row| row % 7 != 3));
-        let values = values.iter().zip(&hidden).map(|(&value, is_there)| if is_there { value } else { i64::MAX });
-        let values = Int64Array::new(values.collect(), Some(hidden));
-        let columns: [(&str, ArrayRef); 2] = [("k0", Arc::new(Int64Array::from(keys))), (payload, Arc::new(values))];
-        RecordBatch::try_from_iter(columns).unwrap()
-    };
-    bench.put("l", &[side(&mut rng, "a")]);
-    bench.put("r", &[side(&mut rng, "b")]);
-    for strategy in Strategy::ALL {
-        let bound = planner::bind(spec(1, JoinKind::Inner, strategy), &bench.catalog).unwrap();
-        let mut plan = planner::plan(bound, Some(strategy)).unwrap();
-        plan.narrowing = Narrowing::Everything;
-        let (sink, monitor) = (Collect::default(), Monitor::new(CancelFlag::new()));
-        join::run(&plan.task().unwrap(), &*bench.device, bench.catalog.arena(), &sink, &monitor).unwrap();
-        let mut rows = 0;
-        for batch in sink.batches.into_inner() {
-            let column = |name: &str| batch.column_by_name(name).unwrap().as_primitive::<Int64Type>();
-            let (keys, a, b) = (column("k0"), column("a"), column("b"));
-            assert!(keys.values().iter().all(|key| (-70_000..-20_000).contains(key)), "{strategy}");
-            for values in [a, b] {
-                let is_right = |row: usize| values.is_null(row) || values.value(row) == 3 * keys.value(row);
-                assert!((0..batch.num_rows()).all(is_right), "{strategy}");
-            }
-            rows += batch.num_rows();
-        }
-        assert_eq!(rows, ROWS * ROWS / 50_000, "{strategy}");
-        // Where there is a link, keys cross in two bytes of eight, and payload in four: so many are worth it.
-        let narrowed: u64 = monitor.phases().iter().map(|phase| phase.narrowed_bytes).sum();
-        let is_gpu = bench.device.id().kind == DeviceKind::Cuda;
-        assert_eq!(narrowed, if is_gpu { (2 * 6 + 2 * 4) * ROWS as u64 } else { 0 }, "{strategy}");
     }
 }
 

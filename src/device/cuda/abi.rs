@@ -894,26 +894,6 @@ pub struct DovetailWriteWords {
     pub to: *mut u32,
 }
 
-/// Makes values of their offsets from a base.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct DovetailWiden {
-    /// Inputs: offsets, unsigned.
-    pub offsets: *const c_void,
-    /// Bytes per offset: 1, 2, 4 or 8.
-    pub offset_bytes: u32,
-    /// What is added to each; its lower half.
-    pub base_low: u64,
-    /// Its upper half, for values of 16 bytes.
-    pub base_high: u64,
-    /// How many.
-    pub rows: u64,
-    /// Bytes per value, more than an offset has: 2, 4, 8 or 16.
-    pub value_bytes: u32,
-    /// Output: values.
-    pub values: *mut c_void,
-}
-
 /// Some of the entries of a list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -986,7 +966,6 @@ unsafe extern "C" {
     pub fn dovetail_filter_build(args: *const DovetailFilterBuild, stream: DovetailStream) -> c_int;
     pub fn dovetail_read_back(args: *const DovetailReadBack, stream: DovetailStream) -> c_int;
     pub fn dovetail_write_words(args: *const DovetailWriteWords, stream: DovetailStream) -> c_int;
-    pub fn dovetail_widen(args: *const DovetailWiden, stream: DovetailStream) -> c_int;
     pub fn dovetail_concat(args: *const DovetailConcat, stream: DovetailStream) -> c_int;
     pub fn dovetail_illegal_access(args: *const DovetailIllegalAccess, stream: DovetailStream) -> c_int;
     pub fn dovetail_range_begin(name: *const c_char);

@@ -19,10 +19,9 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::buffer::Buffer;
 use cudarc::driver::result::{self, DriverError};
@@ -186,12 +185,6 @@ impl Gpu {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = self.answer(self.context.attribute(attribute), "reading the GPU's multiprocessors")?;
         Ok(usize::try_from(count).unwrap_or(1))
-    }
-
-    /// Whether its streams wait for words of host memory, and write them.
-    pub(super) fn has_stream_words(&self) -> bool {
-        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
-        self.context.attribute(attribute).is_ok_and(|can| can != 0)
     }
 
     /// Bytes of memory that are free now.
@@ -375,45 +368,6 @@ impl Lane {
     }
 }
 
-/// Host memory of its own that the GPU reads and writes, by the same address.
-#[derive(Debug)]
-pub(super) struct Pinned {
-    start: *mut u8,
-    bytes: usize,
-    gpu: Arc<Gpu>,
-}
-
-// SAFETY: memory may be used by any thread; who does so sees to it that no two write to the same bytes.
-unsafe impl Send for Pinned {}
-// SAFETY: as above.
-unsafe impl Sync for Pinned {}
-
-impl Pinned {
-    /// So many bytes, of whatever contents, at a multiple of the size of a page.
-    pub(super) fn new(gpu: &Arc<Gpu>, bytes: usize, purpose: &str) -> Result<Self> {
-        gpu.bind()?;
-        // SAFETY: the memory is freed once, on drop.
-        let start = unsafe { result::malloc_host(bytes, 0) };
-        Ok(Self { start: gpu.answer(start, purpose)?.cast(), bytes, gpu: gpu.clone() })
-    }
-
-    /// Where those bytes of it begin.
-    pub(super) fn at(&self, bytes: Range<usize>) -> *mut u8 {
-        assert!(bytes.start <= bytes.end && bytes.end <= self.bytes, "bytes {bytes:?} of {}", self.bytes);
-        // SAFETY: it lies within the piece, as was just asserted.
-        unsafe { self.start.add(bytes.start) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.gpu.context.bind_to_thread().is_ok() {
-            // SAFETY: nobody uses it any more, and the driver waits for what the GPU does with it.
-            let _ = unsafe { result::free_host(self.start.cast()) };
-        }
-    }
-}
-
 /// A CUDA stream, and what must live until its work is done.
 pub(super) struct Queue {
     pub(super) gpu: Arc<Gpu>,
@@ -491,8 +445,7 @@ impl Queue {
         let held = self.in_flight.lock().held();
         // SAFETY: the stream lives as long as the queue.
         let waited = unsafe { result::stream::synchronize(self.raw) };
-        // What waited for narrowed columns goes on without them on a GPU that is lost.
-        let waited = self.gpu.check(waited, attempt).and_then(|()| self.gpu.check_not_lost());
+        let waited = self.gpu.check(waited, attempt);
         if !self.may_go_on_after(&waited) {
             let held = self.in_flight.lock().let_go_before(held);
             drop(held);
@@ -503,22 +456,6 @@ impl Queue {
     /// Whether work may be under way although it was waited for: after an error that passes. A lost GPU does nothing any more.
     fn may_go_on_after(&self, waited: &Result<()>) -> bool {
         waited.is_err() && self.gpu.check_not_lost().is_ok()
-    }
-
-    /// Makes later work wait until the word is no less than `value`. Whoever writes the word does so whatever becomes of the stream.
-    pub(super) fn wait_for_word(&self, word: &AtomicU64, value: u64, attempt: &str) -> Result<()> {
-        const GEQ: u32 = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        // SAFETY: the word is of pinned memory, which the GPU knows by the same address, and which is not freed before its work is done.
-        let waits = unsafe { sys::cuStreamWaitValue64_v2(self.raw, word.as_ptr() as u64, value, GEQ) };
-        self.gpu.check(waits.result(), attempt)
-    }
-
-    /// The word becomes `value` when all work before has been done.
-    pub(super) fn write_word(&self, word: &AtomicU64, value: u64, attempt: &str) -> Result<()> {
-        const DEFAULT: u32 = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: as above.
-        let writes = unsafe { sys::cuStreamWriteValue64_v2(self.raw, word.as_ptr() as u64, value, DEFAULT) };
-        self.gpu.check(writes.result(), attempt)
     }
 
     /// Reads values back, when all work before has been done.

@@ -4,8 +4,7 @@
 //!   mod.rs         the device itself; hands each call to the file named for it
 //!   driver.rs      context, streams, events, and what errors mean        buffer.rs   charged memory
 //!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches and fills
-//!   transfer.rs    host memory in and out                                narrow.rs   integers that come in as offsets
-//!   keys.rs        packing, sorting
+//!   transfer.rs    host memory in and out                                keys.rs     packing, sorting
 //!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
 //!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
 //!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
@@ -30,7 +29,6 @@ mod gather_bytes;
 mod join_partitions;
 mod keys;
 mod matching;
-mod narrow;
 mod observe;
 mod partition;
 mod positions;
@@ -48,16 +46,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use arrow::buffer::Buffer;
 
 use self::driver::{Gpu, Mark, Queue};
-use self::narrow::Narrower;
 use self::positions::KnownPairs;
 use self::work::Work;
 use super::cache::{ColumnCache, CopyFrom};
 use super::crew::{Crew, Crews};
 use super::{
     BitSlice, BytesColumn, BytesPart, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer,
-    DeviceId, DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, Hashing, HostBytes, HostColumn,
-    JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions,
-    RadixBits, Sorted, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
+    DeviceId, DeviceInfo, DeviceKind, Event, Filter, Hashing, HostBytes, HostColumn, JoinedPartitions, KeyField,
+    KeyWidth, Keys, Matches, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream,
+    Table, Unmatched, ValueField, Wanted, Which, Width, WorkTime,
 };
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
@@ -90,8 +87,6 @@ pub struct CudaDevice {
     stream_threads: Arc<Crews>,
     /// Shared by the views of all jobs.
     kept: Arc<OnceLock<Kept>>,
-    /// As well.
-    narrower: Arc<Narrower>,
 }
 
 /// Columns that stay from join to join.
@@ -133,7 +128,6 @@ impl CudaDevice {
             // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
-            narrowed_min: narrow::least(),
             joins_partitions: true,
             works_on_text: true,
         };
@@ -141,29 +135,12 @@ impl CudaDevice {
         Ok(Self {
             id,
             memory: budget(gpu.free_bytes()?),
-            narrower: Arc::new(Narrower::new(gpu.clone(), threads, &info)),
             gpu,
             threads: Crews::new(id, threads).crew()?,
             stream_threads: Crews::of_streams(id, info.streams),
             info,
             kept: Default::default(),
         })
-    }
-
-    /// Copies values in as offsets, where that is of use.
-    fn copy_in_frame(
-        &self,
-        work: &Work<'_>,
-        parts: &[Buffer],
-        frame: &FrameOfReference,
-        stream: &Stream,
-    ) -> Result<DeviceBuffer> {
-        let (buffer, is_narrowed) = transfer::copy_in_narrowed(work, parts, frame, &self.narrower)?;
-        if is_narrowed {
-            let [width, offset_width] = [frame.width, frame.offset_width].map(|width| width.bytes() as u64);
-            stream.spared.add_narrowed(bytes_of(parts) / width * (width - offset_width));
-        }
-        Ok(buffer)
     }
 
     /// Starts a primitive, unless its job was stopped.
@@ -247,9 +224,8 @@ impl Device for CudaDevice {
 
     fn for_job(&self, memory: Budget) -> Result<Arc<dyn Device>> {
         let (gpu, kept, threads) = (self.gpu.clone(), self.kept.clone(), self.threads.another()?);
-        let (stream_threads, narrower) = (self.stream_threads.clone(), self.narrower.clone());
-        let info = self.info.clone();
-        Ok(Arc::new(Self { id: self.id, info, memory, gpu, threads, stream_threads, kept, narrower }))
+        let (stream_threads, info) = (self.stream_threads.clone(), self.info.clone());
+        Ok(Arc::new(Self { id: self.id, info, memory, gpu, threads, stream_threads, kept }))
     }
 
     fn stream(&self, cancel: CancelFlag) -> Result<Stream> {
@@ -286,22 +262,8 @@ impl Device for CudaDevice {
         transfer::copy_in(&self.work(stream)?, parts)
     }
 
-    fn copy_in_framed(&self, parts: &[Buffer], frame: &FrameOfReference, stream: &Stream) -> Result<DeviceBuffer> {
-        self.copy_in_frame(&self.work(stream)?, parts, frame, stream)
-    }
-
-    fn copy_in_column(
-        &self,
-        rows: &ColumnRows,
-        parts: &[Buffer],
-        frame: Option<&FrameOfReference>,
-        stream: &Stream,
-    ) -> Result<DeviceBuffer> {
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let bytes = bytes_of(parts);
-        let from_host = |work: &Work<'_>| match frame {
-            Some(frame) => self.copy_in_frame(work, parts, frame, stream),
-            None => transfer::copy_in(work, parts),
-        };
         let copy = |from: CopyFrom<'_>| {
             let work = self.work(stream)?;
             let charged = |memory: Option<&Budget>, copy: &dyn Fn(&Work<'_>) -> Result<DeviceBuffer>| match memory {
@@ -309,7 +271,7 @@ impl Device for CudaDevice {
                 None => copy(&work),
             };
             match from {
-                CopyFrom::Host(memory) => charged(memory, &from_host),
+                CopyFrom::Host(memory) => charged(memory, &|work| transfer::copy_in(work, parts)),
                 CopyFrom::Kept(kept, memory) => charged(memory, &|work| transfer::put_together(work, kept)),
             }
         };

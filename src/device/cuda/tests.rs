@@ -22,10 +22,9 @@ use crate::Error;
 use crate::device::host::HostDevice;
 use crate::device::host::testing::{patterns, random};
 use crate::device::{
-    BitSlice, BytesColumn, BytesPart, CancelFlag, Carry, Column, Device, DeviceBuffer, FrameOfReference, Hashing,
-    HostColumn, JoinedRows, KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs,
-    PartitionMatches, Partitions, Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width,
-    length_bits,
+    BitSlice, BytesColumn, BytesPart, CancelFlag, Carry, Column, Device, DeviceBuffer, Hashing, HostColumn, JoinedRows,
+    KeyEncoding, KeyField, KeyValues, KeyWidth, Keys, Matches, NO_ROW, PackedKeys, Pairs, PartitionMatches, Partitions,
+    Positions, RadixBits, Stream, Table, Unmatched, ValueField, Wanted, Which, Width, length_bits,
 };
 use crate::memory::{Arena, Budget};
 
@@ -313,127 +312,6 @@ fn bytes_and_bits_go_in_and_come_back() {
         assert_eq!((&gpu.0, &gpu.2), (&parts.concat(), &gpu.0));
         assert_eq!(gpu, host);
     }
-}
-
-/// Values of that width in `parts` parts, some of them empty, as they lie in a frame; what a null hides may lie outside.
-fn framed_parts(
-    frame: &FrameOfReference,
-    values: usize,
-    parts: usize,
-    strays: bool,
-    random: &mut StdRng,
-) -> (Vec<u8>, Vec<Buffer>) {
-    let width = frame.width.bytes();
-    let largest = u64::MAX >> (64 - 8 * frame.offset_width.bytes());
-    let mut bytes = vec![0u128; (values * width).div_ceil(16)];
-    let all: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut bytes)[..values * width];
-    for (at, to) in all.chunks_exact_mut(width).enumerate() {
-        let offset = match at % 5 {
-            0 => 0,
-            1 => largest,
-            _ => random.random::<u64>() & largest,
-        };
-        let value = if strays { random.random() } else { frame.base.wrapping_add(i128::from(offset)) };
-        to.copy_from_slice(&value.to_le_bytes()[..width]);
-    }
-    let all = all.to_vec();
-    let whole = Buffer::from_vec(bytes);
-    let mut cuts: Vec<usize> = (1..parts).map(|_| random.random_range(0..=values)).chain([0, values]).collect();
-    cuts.sort_unstable();
-    let part = |cut: &[usize]| whole.slice_with_length(cut[0] * width, (cut[1] - cut[0]) * width);
-    (all, cuts.windows(2).map(part).collect())
-}
-
-fn copy_in_framed(side: &Side, parts: &[Buffer], frame: &FrameOfReference) -> crate::Result<DeviceBuffer> {
-    side.device.copy_in_framed(parts, frame, &side.stream)
-}
-
-#[test]
-fn columns_come_in_as_offsets_and_are_what_they_were() {
-    let Some(gpu) = gpu_with(8 << 30) else { return };
-    let mut random = random(231);
-    let ranges = [(Width::W2, 0, 255), (Width::W4, -7, 248), (Width::W4, -40_000, 25_535), (Width::W8, 3, 200)];
-    let ranges = ranges.into_iter().chain([
-        (Width::W8, i128::from(i64::MIN), i128::from(i64::MIN) + 60_000),
-        (Width::W8, i128::from(u64::MAX) - 0xffff_ffff, u64::MAX.into()),
-        (Width::W16, -100, 100),
-        (Width::W16, i128::MIN, i128::MIN + 0xffff),
-        (Width::W16, i128::MAX - 0xffff_ffff, i128::MAX),
-        (Width::W16, -(1 << 70), -(1 << 70) + i128::from(u64::MAX)),
-    ]);
-    for (width, min, max) in ranges {
-        let frame = FrameOfReference::of(width, min, max).unwrap();
-        // One piece that is not full, pieces that go round several times, and parts that end within tasks and pieces.
-        for (values, parts) in [(40_000, 1), (100_003, 1), (500_000, 7), (300_001, 40)] {
-            let story = format!("{values} values in {parts} parts, {frame:?}");
-            let (all, parts) = framed_parts(&frame, values, parts, false, &mut random);
-            let before = gpu.stream.spared.so_far();
-            let column = copy_in_framed(&gpu, &parts, &frame).unwrap();
-            let spared = gpu.stream.spared.so_far().since(before);
-            assert_eq!(spared.narrowed, (values * (width.bytes() - frame.offset_width.bytes())) as u64, "{story}");
-            assert!(gpu.get::<u8>(&column, all.len()) == all, "{story}");
-        }
-        // Whatever lies outside of the frame is under a null, and disturbs nobody.
-        let (_, parts) = framed_parts(&frame, 100_000, 3, true, &mut random);
-        copy_in_framed(&gpu, &parts, &frame).unwrap();
-    }
-    gpu.device.synchronize(&gpu.stream).unwrap();
-    assert_eq!(gpu.device.memory().used_bytes(), 0);
-}
-
-#[test]
-fn what_is_small_or_in_tiny_or_misplaced_pieces_comes_in_as_it_is() {
-    let Some(gpu) = gpu_with(8 << 30) else { return };
-    let mut random = random(232);
-    let frame = FrameOfReference::of(Width::W8, 0, 1000).unwrap();
-    let (_, lying_well) = framed_parts(&frame, 100_000, 1, false, &mut random);
-    let misplaced = Buffer::from_vec([vec![0; 3], lying_well[0].to_vec()].concat()).slice(3);
-    let tiny = (0..10_000).map(|at| lying_well[0].slice_with_length(at * 80, 80)).collect();
-    for parts in [vec![lying_well[0].slice_with_length(0, 8000)], tiny, vec![misplaced], Vec::new()] {
-        let column = copy_in_framed(&gpu, &parts, &frame).unwrap();
-        let all: Vec<u8> = parts.iter().flat_map(|part| part.to_vec()).collect();
-        assert!(gpu.get::<u8>(&column, all.len()) == all);
-    }
-    assert_eq!(gpu.stream.spared.so_far().narrowed, 0);
-}
-
-/// Several streams share slots and threads; one is stopped, and one waits for nothing before it and its device are dropped.
-#[test]
-fn streams_that_narrow_at_once_do_not_wait_for_each_other_for_ever() {
-    let Some(gpu) = gpu_with(8 << 30) else { return };
-    let frame = FrameOfReference::of(Width::W8, -5, 60_000).unwrap();
-    std::thread::scope(|scope| {
-        for thread in 0..6 {
-            let (device, arena) = (gpu.device.clone(), gpu.arena.clone());
-            scope.spawn(move || {
-                let mut random = random(233 + thread);
-                let cancel = CancelFlag::new();
-                let stream = device.stream(cancel.clone()).unwrap();
-                let side = Side { device, stream, arena, _among_others: None };
-                for round in 0..8 {
-                    let (all, parts) = framed_parts(&frame, 150_000, 5, false, &mut random);
-                    if thread == 0 && round == 3 {
-                        cancel.raise();
-                        let stopped = copy_in_framed(&side, &parts, &frame);
-                        assert!(matches!(stopped, Err(Error::Cancelled(_))), "{stopped:?}");
-                        return;
-                    }
-                    let column = copy_in_framed(&side, &parts, &frame).unwrap();
-                    if thread % 2 == 0 {
-                        drop(parts);
-                    }
-                    if round % 3 > 0 {
-                        assert!(side.get::<u8>(&column, all.len()) == all, "stream {thread}, column {round}");
-                    }
-                }
-            });
-        }
-    });
-    let (_, parts) = framed_parts(&frame, 400_000, 2, false, &mut random(240));
-    let column = copy_in_framed(&gpu, &parts, &frame).unwrap();
-    let Side { device, stream, arena, _among_others } = gpu;
-    drop((parts, device));
-    drop((column, stream, arena));
 }
 
 #[test]
@@ -1000,7 +878,7 @@ fn keys_that_are_still_arriving_are_all_entered() {
     numbers.shuffle(&mut random);
     let mut repeated = numbers.clone();
     repeated[ROWS - 1] = repeated[7];
-    let mut arriving = |numbers: &[u32], width: KeyWidth, is_framed: bool| {
+    let mut arriving = |numbers: &[u32], width: KeyWidth| {
         let mut bytes = gpu.arena.allocate(numbers.len() * width.bytes(), "keys of a test").unwrap();
         for (to, &number) in bytes.chunks_exact_mut(width.bytes()).zip(numbers) {
             to.copy_from_slice(&u128::from(number).to_le_bytes()[..width.bytes()]);
@@ -1013,12 +891,7 @@ fn keys_that_are_still_arriving_are_all_entered() {
         }
         // Nothing is there before this has looked. An emulated GPU says so of what is done.
         let gate = (!cfg!(dovetail_emulated)).then(|| hold(&gpu.stream));
-        let last = i128::from(MIN) + ROWS as i128 - 1;
-        let frame = FrameOfReference::of(Width::from_bytes(width.bytes()).unwrap(), i128::from(MIN), last);
-        let data = match frame.filter(|_| is_framed) {
-            Some(frame) => copy_in_framed(&gpu, &parts, &frame).unwrap(),
-            None => gpu.device.copy_in(&parts, &gpu.stream).unwrap(),
-        };
+        let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
         assert!(super::buffer::cuda(&data).is_arriving(), "{width:?}: copies are done before anything is entered");
         // And not much while it is entered.
         std::thread::spawn(move || {
@@ -1027,29 +900,22 @@ fn keys_that_are_still_arriving_are_all_entered() {
         });
         Keys { data, width, rows: numbers.len() }
     };
-    // As they are, and as offsets, which keys of 4 bytes are already.
-    for (width, is_framed) in [
-        (KeyWidth::W4, false),
-        (KeyWidth::W8, false),
-        (KeyWidth::W8, true),
-        (KeyWidth::W16, false),
-        (KeyWidth::W16, true),
-    ] {
+    for width in KEY_WIDTHS {
         let last = u128::from(MIN) + ROWS as u128 - 1;
         let dense = |keys: &Keys| gpu.device.build_dense_table(keys, u128::from(MIN), last, &gpu.stream).unwrap();
         let hashed = |keys: &Keys| gpu.device.build_table(keys, false, &gpu.stream).unwrap();
         let values: Vec<u128> = numbers.iter().map(|&number| number.into()).collect();
-        let probe = arriving(&numbers, width, is_framed);
-        let array = dense(&arriving(&numbers, width, is_framed)).expect("all keys are distinct");
-        for (table, story) in [(array, "an array"), (hashed(&arriving(&numbers, width, is_framed)), "a hash table")] {
+        let probe = arriving(&numbers, width);
+        let array = dense(&arriving(&numbers, width)).expect("all keys are distinct");
+        for (table, story) in [(array, "an array"), (hashed(&arriving(&numbers, width)), "a hash table")] {
             assert!(table.order.is_none(), "{story}, {width:?}");
             let matches = gpu.device.probe_table(&table, &probe, 0..ROWS, &gpu.stream).unwrap();
             gpu.assert_matches(&matches, &values, &values, story);
             let rows: Vec<u32> = gpu.runs(&matches).into_iter().map(|(first, _)| first).collect();
             assert!(rows == (0..ROWS as u32).collect::<Vec<_>>(), "{story}, {width:?}");
         }
-        assert!(dense(&arriving(&repeated, width, is_framed)).is_none(), "a key repeats, {width:?}");
-        assert!(hashed(&arriving(&repeated, width, is_framed)).order.is_some(), "a key repeats, {width:?}");
+        assert!(dense(&arriving(&repeated, width)).is_none(), "a key repeats, {width:?}");
+        assert!(hashed(&arriving(&repeated, width)).order.is_some(), "a key repeats, {width:?}");
     }
 }
 

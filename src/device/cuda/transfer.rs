@@ -10,11 +10,10 @@ use cudarc::driver::result;
 
 use super::buffer::{CudaBuffer, GRANULE_BYTES, cuda};
 use super::fault;
-use super::narrow::Narrower;
 use super::work::Work;
 use crate::Result;
 use crate::device::cache::KeptPart;
-use crate::device::{BitSlice, DeviceBuffer, FrameOfReference};
+use crate::device::{BitSlice, DeviceBuffer};
 use crate::memory::{Arena, ArenaBuffer};
 
 const COPY_IN: &str = "copying a column to the device";
@@ -22,20 +21,6 @@ const COPY_IN: &str = "copying a column to the device";
 pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer> {
     fault::before_copy(work.queue, COPY_IN)?;
     Ok(Arc::new(work.copy_from_host(parts, COPY_IN)?))
-}
-
-/// The same of values that lie in a frame of reference, and whether they cross the link as their offsets.
-pub(super) fn copy_in_narrowed(
-    work: &Work<'_>,
-    parts: &[Buffer],
-    frame: &FrameOfReference,
-    narrower: &Narrower,
-) -> Result<(DeviceBuffer, bool)> {
-    fault::before_copy(work.queue, COPY_IN)?;
-    Ok(match narrower.copy_in(work, parts, frame, COPY_IN)? {
-        Some(narrowed) => (Arc::new(narrowed), true),
-        None => (Arc::new(work.copy_from_host(parts, COPY_IN)?), false),
-    })
 }
 
 /// Parts of what is on the GPU already, one after the other. One alone is read where it lies, if that is where a buffer could begin.

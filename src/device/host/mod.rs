@@ -68,9 +68,8 @@ use super::crew::{Crew, Crews};
 use super::fault::Trigger;
 use super::{
     BitSlice, CacheStats, CancelFlag, Carry, Column, ColumnRows, Device, DeviceBuffer, DeviceHandle, DeviceId,
-    DeviceInfo, DeviceKind, Event, Filter, FrameOfReference, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys,
-    Matches, NarrowedMin, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table,
-    Unmatched, Wanted, Which,
+    DeviceInfo, DeviceKind, Event, Filter, HostColumn, JoinedPartitions, KeyField, KeyWidth, Keys, Matches, PackedKeys,
+    Pairs, PartitionMatches, Partitions, Positions, RadixBits, Sorted, Stream, Table, Unmatched, Wanted, Which,
 };
 use crate::memory::{Arena, Budget};
 use crate::{Context, Error, Result};
@@ -185,7 +184,6 @@ fn info(threads: usize) -> DeviceInfo {
         row_scratch_bytes: None,
         partition_rows: 1 << 15,
         pass_bits_max: 11,
-        narrowed_min: NarrowedMin::default(),
         joins_partitions: false,
         works_on_text: false,
     }
@@ -305,13 +303,7 @@ impl Device for HostDevice {
         self.copy_in_to(&self.pool, parts, stream)
     }
 
-    fn copy_in_column(
-        &self,
-        rows: &ColumnRows,
-        parts: &[Buffer],
-        _frame: Option<&FrameOfReference>,
-        stream: &Stream,
-    ) -> Result<DeviceBuffer> {
+    fn copy_in_column(&self, rows: &ColumnRows, parts: &[Buffer], stream: &Stream) -> Result<DeviceBuffer> {
         let Some(cache) = self.kept.get() else { return self.copy_in(parts, stream) };
         let charged = |memory: Option<&Budget>| match memory {
             Some(memory) => self.pool.charged_to(memory.clone()),

@@ -3,12 +3,11 @@
 
 use super::super::carried::Carried;
 use super::super::filter;
-use super::super::frames::Narrowing;
 use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
-use super::phases::{Step, link_seconds, phases_of, total_seconds};
+use super::phases::{phases_of, total_seconds};
 use super::{Costed, Filter, Model};
 use crate::Result;
 use crate::columns::Role;
@@ -132,7 +131,6 @@ impl Choice<'_> {
             passes,
             partitions,
             filter,
-            narrowing: Narrowing::Nothing,
         }
     }
 
@@ -165,8 +163,8 @@ impl Choice<'_> {
 
     fn costed_with(&self, inputs: &Inputs, memory: MemoryNeed, chunks: Chunks) -> Costed {
         let rates = &self.question.target.rates;
-        let mut model = self.model(inputs);
-        let steps = self.steps(&mut model, chunks);
+        let model = self.model(inputs);
+        let steps = model.steps(chunks);
         Costed {
             strategy: self.strategy,
             seconds: total_seconds(&steps, chunks, rates),
@@ -177,56 +175,13 @@ impl Choice<'_> {
             filtered_rows: self.filtered_rows,
             probe_at_once: chunks.is_all_at_once,
             build_columns_last: chunks.build_columns_last,
-            narrowing: model.narrowing,
         }
-    }
-
-    /// The steps of a join that narrows nothing yet, with what had better be narrowed, as `model` says from then on.
-    fn steps(&self, model: &mut Model<'_>, chunks: Chunks) -> Vec<Step> {
-        let Question { forced, target, .. } = *self.question;
-        let rates = &target.rates;
-        let forced = match forced.narrowing {
-            _ if rates.copy_in_narrowed <= 0.0 => Some(Narrowing::Nothing),
-            None if !rates.narrows() => Some(Narrowing::Nothing),
-            forced => forced,
-        };
-        if let Some(forced) = forced {
-            model.narrowing = forced;
-            return model.steps(chunks);
-        }
-        let as_they_are = model.steps(chunks);
-        let (seconds, out) = link_seconds(&as_they_are);
-        // Of one chunk no row leaves while others arrive.
-        let leaves_meanwhile = chunks.at_once > 1.0 && out > NARROWED_OUT_SHARE_MAX * seconds;
-        let (meant, share_max) = match leaves_meanwhile {
-            true => (Narrowing::BeforeRows, 1.0),
-            false => (Narrowing::Everything, NARROWED_IN_SHARE_MAX),
-        };
-        model.narrowing = meant;
-        let steps = model.steps(chunks);
-        let (narrowed, _) = link_seconds(&steps);
-        let least = target.narrowed_min.saved.as_secs_f64();
-        if narrowed < seconds && narrowed <= share_max * seconds && seconds - narrowed >= least {
-            return steps;
-        }
-        model.narrowing = Narrowing::Nothing;
-        as_they_are
     }
 }
 
 /// What columns of the build side that come last have to save: they take a millisecond more than their price says, in relation to those that
 /// come first, for streams begin twice (an H200, both sides of 2^24 rows of 12 bytes: 10.9 ms in the place of 11.8, predicted 9.6 and 11.7).
 const COLUMNS_LAST_SECONDS: f64 = 1.5e-3;
-
-/// All columns come in narrowed where what goes out takes the link no longer than such a share of the time for what comes in, as it is. Rows of
-/// 16 bytes, 2^26 on both sides, all columns of the result written, take 45.4 ms either way, on an H200 with 16 threads, and counted 16.6 ms in
-/// the place of 20.5 (builds that were not kept).
-const NARROWED_OUT_SHARE_MAX: f64 = 0.5;
-
-/// All columns come in narrowed only where the link then takes no longer than such a share of the time that they take as they are. Where only
-/// keys are narrowed, beside payload that cannot be, joins take as long or longer: 37.8 ms in the place of 31.2 for 7 with 63 million
-/// rows of an 8-byte key and four columns of 4 bytes, predicted 26.9 and 31.2 (an H200, 76f666f).
-const NARROWED_IN_SHARE_MAX: f64 = 0.75;
 
 /// Carries the columns of a side whose reads at random places would take longer than moving them.
 fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {

@@ -2,12 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::super::frames::frame_of;
 use super::super::inputs::{Input, Inputs};
 use super::super::target::KeptRows;
 use super::super::{BoundJoin, Target};
 use crate::columns::{Role, fixed_width};
-use crate::device::FrameOfReference;
 
 /// How a column crosses the link.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +16,6 @@ pub(super) struct Link {
     pub(super) kept_share: f64,
     /// The same for a reader of all rows at once, which is all or nothing.
     pub(super) kept_share_at_once: f64,
-    /// The frame that its values would be narrowed to.
-    pub(super) frame: Option<FrameOfReference>,
 }
 
 /// The columns of one side.
@@ -55,14 +51,12 @@ impl SideLinks {
     fn new(join: &BoundJoin, input: &Input, target: &Target) -> Self {
         let table = join.table(input.side);
         let kept: HashMap<usize, KeptRows> = target.kept_rows_of(table);
-        let narrows = target.rates.copy_in_narrowed > 0.0;
         let link = |column: usize| {
             let share = |at_once| kept.get(&column).map_or(0.0, |kept| kept.share(table.rows, at_once));
             Link {
                 bytes: fixed_width(table.schema.field(column).data_type()).map_or(0.0, |width| width.bytes() as f64),
                 kept_share: share(false),
                 kept_share_at_once: share(true),
-                frame: if narrows { frame_of(table, column, &target.narrowed_min) } else { None },
             }
         };
         Self {

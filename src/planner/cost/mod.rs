@@ -23,7 +23,6 @@ pub use memory::MemoryNeed;
 pub use phases::PredictedPhase;
 
 use super::carried::Carried;
-use super::frames::Narrowing;
 use super::inputs::{Input, Inputs};
 use super::rates::of_width;
 use super::{BoundJoin, Estimates, JoinKind, Rates, Strategy, Target};
@@ -47,8 +46,6 @@ pub(super) struct Costed {
     pub(super) probe_at_once: bool,
     /// Whether columns of the build side come in after the probe side.
     pub(super) build_columns_last: bool,
-    /// Which integers cross the link narrowed.
-    pub(super) narrowing: Narrowing,
 }
 
 /// A strategy on a side, with all that is decided about it: what phases and memory are reckoned from.
@@ -63,8 +60,6 @@ struct Model<'a> {
     passes: f64,
     partitions: f64,
     filter: Option<Filter>,
-    /// Which integers cross the link narrowed, as far as their range allows.
-    narrowing: Narrowing,
 }
 
 /// A filter of the build keys, over which probe rows pass before they are arranged.

@@ -127,12 +127,6 @@ pub(super) fn phases_of(steps: &[Step], rates: &Rates) -> Vec<PredictedPhase> {
     phases
 }
 
-/// Seconds of the link for what comes in, and for what goes out.
-pub(super) fn link_seconds(steps: &[Step]) -> (f64, f64) {
-    let sum = |of: fn(&Step) -> f64| steps.iter().map(of).sum();
-    (sum(|step| step.copy_in), sum(|step| step.copy_out))
-}
-
 /// What all steps take together.
 ///
 /// Where nothing overlaps, that is their sum. Where copies run beside primitives, what is arranged of the build side must have
@@ -339,7 +333,7 @@ impl Model<'_> {
         let key_columns = if source > 0.0 { &self.links.of(role).keys[..] } else { &[] };
         let copied = key_columns.iter().map(|link| {
             let bytes = link.bytes * self.copied_rows(role, link, chunks);
-            self.crossing(role, true, link, bytes, chunks).1
+            self.crossing_seconds(input, bytes)
         });
         let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
@@ -360,8 +354,8 @@ impl Model<'_> {
         let columns = input.columns.iter().zip(&self.links.of(role).columns);
         for (column, link) in columns.filter(|(column, _)| !column.came_as_key && !is_shared) {
             let lying = column.bytes * self.copied_rows(role, link, chunks);
-            let (crossing, seconds) = self.crossing(role, column.is_key, link, lying, chunks);
-            bytes += crossing;
+            let seconds = self.crossing_seconds(input, lying);
+            bytes += lying;
             copy_in += seconds;
             beside += if column.carried { 0.0 } else { seconds };
             copied += 1.0;
@@ -394,18 +388,9 @@ impl Model<'_> {
         self.inputs.of(role).rows * (1.0 - kept_share)
     }
 
-    /// What so many bytes of a column are on the link, and the seconds in which they cross it. What lies in one piece is not copied by a device
-    /// that reads host memory.
-    fn crossing(&self, role: Role, is_key: bool, link: &Link, bytes: f64, chunks: Chunks) -> (f64, f64) {
-        let input = self.inputs.of(role);
-        if self.is_read_in_place(input) {
-            return (bytes, 0.0);
-        }
-        let is_meant = self.narrowing.includes(role, is_key, chunks.build_columns_last) && !(is_key && input.host_keys);
-        let is_large = bytes >= self.target.narrowed_min.copy_bytes as f64 * self.times(role, chunks);
-        let frame = link.frame.filter(|_| is_meant && is_large);
-        let Some(frame) = frame else { return (bytes, bytes / self.rates.copy_in) };
-        (bytes * frame.share(), self.rates.narrowed_seconds(&frame, bytes))
+    /// Seconds in which bytes of a column cross the link. A device that reads host memory copies nothing that lies in one piece.
+    fn crossing_seconds(&self, input: &Input, bytes: f64) -> f64 {
+        if self.is_read_in_place(input) { 0.0 } else { bytes / self.rates.copy_in }
     }
 
     fn copy_calls(&self, input: &Input, columns: f64) -> f64 {

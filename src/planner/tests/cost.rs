@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Weak;
 
 use super::*;
-use crate::device::{ColumnRows, FrameOfReference, Width};
+use crate::device::ColumnRows;
 use crate::join::PhaseRecord;
 use crate::memory::Interrupt;
 
@@ -364,80 +364,6 @@ fn a_table_is_as_large_as_its_keys_are_many() {
 }
 
 #[test]
-fn integers_of_a_small_range_cross_the_link_in_fewer_bytes_where_that_is_faster() {
-    let wide = |rows: u64, max: i128| TableSpec { key: DataType::Int64, range: (1, max), ..sparse(rows, 1) };
-    let planned_with = |max: i128, narrowed: f64, copy_out: f64| {
-        let join = bound(&wide(1 << 24, max), &wide(1 << 24, max), JoinKind::Inner);
-        let mut target = two_pass(a100());
-        (target.rates.copy_in, target.rates.copy_in_narrowed, target.rates.copy_out) = (50e9, narrowed, copy_out);
-        let plan = plan_on(join, Some(Strategy::SortMerge), &target).unwrap();
-        let task = plan.task().unwrap();
-        (task.build.frames.into_iter().chain(task.probe.frames).collect::<Vec<_>>(), plan.seconds)
-    };
-    let planned = |max: i128, narrowed: f64| planned_with(max, narrowed, 1e15);
-    let (none, as_they_are) = planned(1 << 30, 0.0);
-    assert!(none.is_empty());
-    // Payload of four bytes without statistics crosses as it is.
-    let (framed, narrowed) = planned(1 << 30, 90e9);
-    let frame = FrameOfReference { width: Width::W8, base: 1, offset_width: Width::W4 };
-    assert_eq!(framed, [(0, frame); 2]);
-    let saved = 2.0 * 8.0 * f64::from(1u32 << 24) * (1.0 / 50e9 - 1.0 / 90e9);
-    assert!((as_they_are - narrowed - saved).abs() < 1e-6, "{as_they_are} - {narrowed} - {saved}");
-    // However fast the CPU is, the link carries half of the bytes.
-    let (_, narrowed) = planned(1 << 30, 1e15);
-    let saved = 2.0 * 8.0 * f64::from(1u32 << 24) * (0.5 / 50e9);
-    assert!((as_they_are - narrowed - saved).abs() < 1e-6, "{as_they_are} - {narrowed} - {saved}");
-    // Not where it gains next to nothing, nor where all bytes are needed.
-    assert_eq!(planned(1 << 30, 54e9), (Vec::new(), as_they_are));
-    assert_eq!(planned(1 << 33, 90e9), (Vec::new(), as_they_are));
-    // In one chunk nothing leaves while the columns arrive, however long that takes.
-    assert_eq!(planned_with(1 << 30, 90e9, 50e9).0.len(), 2);
-}
-
-#[test]
-fn little_is_not_narrowed_nor_keys_beside_more_payload_that_cannot_be() {
-    let framed = |rows: u64, payload: DataType| {
-        let table = TableSpec { key: DataType::Int64, range: (1, 1 << 30), payload: vec![payload], ..sparse(rows, 1) };
-        let mut target = two_pass(a100());
-        (target.rates.copy_in, target.rates.copy_in_narrowed, target.rates.copy_out) = (50e9, 90e9, 1e15);
-        let plan = plan_on(bound(&table, &table, JoinKind::Inner), Some(Strategy::SortMerge), &target).unwrap();
-        let task = plan.task().unwrap();
-        task.build.frames.len() + task.probe.frames.len()
-    };
-    assert_eq!(framed(1 << 24, DataType::Int32), 2);
-    // It would save a third of a millisecond.
-    assert_eq!(framed(1 << 21, DataType::Int32), 0);
-    // It would save a fifth of the link's time.
-    assert_eq!(framed(1 << 24, DataType::Int64), 0);
-}
-
-#[test]
-fn where_many_bytes_go_out_only_what_arrives_before_them_is_narrowed() {
-    let table = TableSpec { key: DataType::Int64, payload: vec![DataType::Int64], ..sparse(1 << 24, 1) };
-    let mut join = bound(&table, &table, JoinKind::Inner);
-    // With every column of the result written.
-    join.spec.into = Some("joined".into());
-    for table in [&mut join.left, &mut join.right] {
-        let (min, max) = (Some(Value::Integer(0)), Some(Value::Integer(1000)));
-        Arc::get_mut(table).unwrap().statistics[1] = ColumnStatistics { min, max, ..ColumnStatistics::default() };
-    }
-    let frames = |copy_out: f64, build_columns_last: bool| {
-        let mut target = Target { streams: 5, ..two_pass(a100()) };
-        (target.rates.copy_in, target.rates.copy_in_narrowed, target.rates.copy_out) = (50e9, 90e9, copy_out);
-        let strategy = Some(Strategy::Hash);
-        let forced = Forced { build_columns_last: Some(build_columns_last), ..Forced::named(strategy) };
-        let plan = plan_forced(join.clone(), &forced, &target).unwrap();
-        assert_eq!(plan.build_columns_last, build_columns_last);
-        let task = plan.task().unwrap();
-        [task.build, task.probe].map(|side| side.frames.into_keys().collect::<Vec<_>>())
-    };
-    assert_eq!(frames(1e15, false), [vec![0, 1], vec![0, 1]]);
-    assert_eq!(frames(1e15, true), [vec![0, 1], vec![0, 1]]);
-    assert_eq!(frames(50e9, false), [vec![0, 1], vec![]]);
-    assert_eq!(frames(50e9, true), [vec![0], vec![]]);
-}
-
-#[test]
 fn what_a_device_has_kept_is_not_copied_again() {
     let join = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     let seconds = |copy_in: f64, kept: &[ColumnRows]| {
@@ -525,7 +451,6 @@ fn an_explanation_lines_up_what_was_predicted_with_what_was_measured() {
         bytes,
         kept_bytes,
         in_place_bytes,
-        narrowed_bytes: 0,
     };
     let phases = vec![
         phase("copy in", 0.0, 0, 3 << 20, 5 << 20),
@@ -589,11 +514,6 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
             // Partitions are joined in one go where a GPU is emulated, which is where there is a link.
             if name == "join_rows" && link.is_none() {
                 assert_eq!(numbers, [0.0; 3]);
-                continue;
-            }
-            // Host devices take values as they are.
-            if name == "copy_in_narrowed" {
-                assert_eq!(numbers, [0.0]);
                 continue;
             }
             assert!(numbers.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{name} is {value}");

@@ -7,14 +7,12 @@ mod wide;
 mod wu_2024;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema};
 
 use super::*;
 use crate::Error;
 use crate::catalog::{Catalog, ColumnStatistics, HeavyValue, Table, Value};
-use crate::device::NarrowedMin;
 use crate::device::host::{EmulatedLink, HostDevice};
 use crate::memory::{Arena, Budget};
 
@@ -92,7 +90,6 @@ fn a100() -> Target {
     let sort_seconds = unclustered / 1.23 - clustered;
     let pair_bytes = 2.0 * 8.0 + 4.0;
     let rates = Rates {
-        copy_in_narrowed: 0.0,
         copy_in: 1e15,
         copy_out: 1e15,
         reads_host_memory: false,
@@ -141,7 +138,6 @@ fn a100() -> Target {
         gather_bytes: usize::MAX,
         row_scratch_bytes: None,
         works_on_text: false,
-        narrowed_min: NarrowedMin { copy_bytes: 4 << 20, batch_bytes: 16 << 10, saved: Duration::from_millis(1) },
         rates,
         kept: Vec::new(),
     }

@@ -1,7 +1,7 @@
 //! Joins of very many columns, and of very many keys: planning takes no more than in proportion.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::memory::Interrupt;
@@ -40,10 +40,10 @@ fn catalog(name: impl Fn(usize) -> String) -> Catalog {
     catalog
 }
 
-/// A GPU whose planner looks at everything: what may be narrowed, what comes last, and who works on text.
+/// A GPU whose planner looks at everything: what comes last, and who works on text.
 fn gpu() -> Target {
     let mut target = a100();
-    target.rates = Rates { copy_in: 50e9, copy_out: 50e9, copy_in_narrowed: 100e9, filter_rows: 10e9, ..target.rates };
+    target.rates = Rates { copy_in: 50e9, copy_out: 50e9, filter_rows: 10e9, ..target.rates };
     target.memory_bytes = u64::MAX;
     Target { streams: 4, works_on_text: true, wave_rows: 1 << 22, gather_bytes: 64 << 20, ..target }
 }
