@@ -106,8 +106,6 @@ pub struct SpoolOptions {
     pub interrupt: Interrupt,
     /// When its memory goes to whoever needs it once it was read; `None`: not before its lease ends.
     pub spending: Option<Spending>,
-    /// What would help when there is no room for it.
-    pub room_advice: &'static str,
 }
 
 impl Default for SpoolOptions {
@@ -123,7 +121,6 @@ impl Default for SpoolOptions {
             tables: Vec::new(),
             interrupt: Interrupt::default(),
             spending: None,
-            room_advice: "drop what is no longer needed, or raise the server's --host-memory",
         }
     }
 }
@@ -146,7 +143,6 @@ struct Inner {
     budget: Option<Budget>,
     interrupt: Interrupt,
     spending: Option<Spending>,
-    room_advice: &'static str,
     held: Mutex<Held>,
     /// Told when batches were taken, or the result was released.
     room: Condvar,
@@ -218,19 +214,8 @@ impl ResultSpool {
 
     /// An empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
-        let SpoolOptions {
-            retain,
-            bytes_max,
-            stall,
-            wait_max,
-            give_way,
-            arena,
-            charge,
-            tables,
-            interrupt,
-            spending,
-            room_advice,
-        } = options;
+        let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt, spending } =
+            options;
         let (progress, _) = watch::channel((0, SpoolState::Open));
         let budget = arena.as_ref().map(|arena| arena.budget().clone());
         let held = Mutex::new(Held { adopter: arena.map(Adopter::new), charge, ..Held::default() });
@@ -246,7 +231,6 @@ impl ResultSpool {
             budget,
             interrupt,
             spending,
-            room_advice,
             held,
             room,
             progress,
@@ -288,7 +272,7 @@ impl ResultSpool {
         }
         let mut held = self.inner.held.lock();
         let batch = match &mut held.adopter {
-            Some(adopter) => adopter.adopt(batch).map_err(|error| self.too_large(held.bytes, error))?,
+            Some(adopter) => adopter.adopt(batch)?,
             None => batch,
         };
         if self.is_consumed_by_reading() {
@@ -304,7 +288,7 @@ impl ResultSpool {
             self.wait_for_room(&mut held, bytes)?;
         } else if held.bytes + bytes > self.inner.bytes_max {
             let limit = human_bytes(self.inner.bytes_max);
-            return Err(self.too_large(held.bytes + bytes, Error::Exhausted(format!("a result may take {limit}"))));
+            return Err(Error::Exhausted(format!("the result is too large: it may take {limit}")));
         }
         self.check_not_released()?;
         if let (Some(charge), false) = (&mut held.charge, self.is_consumed_by_reading()) {
@@ -573,10 +557,6 @@ impl ResultSpool {
             SpoolState::Failed(error) => Err(error.clone()),
             _ => Ok(()),
         }
-    }
-
-    fn too_large(&self, bytes: u64, cause: Error) -> Error {
-        cause.context(format!("the result is too large, after {}; {}", human_bytes(bytes), self.inner.room_advice))
     }
 }
 

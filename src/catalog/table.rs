@@ -19,8 +19,6 @@ use crate::{Error, Result, listed};
 /// What is known of a column once somebody has asked.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// How many rows have each value of its sample, by the value's hash.
-    values: OnceLock<HashMap<u64, u64>>,
     /// Which different values it has; `None` where nobody can tell.
     sketch: OnceLock<Option<Sketch>>,
     /// The type that it has in a result of this table alone.
@@ -160,17 +158,6 @@ impl Table {
             collectors: Vec::new(),
             charges: Vec::new(),
         }
-    }
-
-    /// How many rows have each value that a sample of the column holds, exactly, by hashes as in
-    /// [`HeavyValue`](super::HeavyValue). The first call passes over the column, which takes some nanoseconds per row.
-    ///
-    /// # Errors
-    /// The interrupt's.
-    pub fn counted_values(&self, column: usize, interrupt: &Interrupt) -> Result<&HashMap<u64, u64>> {
-        let asked = &self.asked[column];
-        let count = || self.collectors[column].count_sampled(self.arrays(column), interrupt);
-        asked.once(&asked.values, interrupt, count)
     }
 
     /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.

@@ -11,7 +11,7 @@
 //! statistics only, there are as many as the columns could make, each on as many rows as any other.
 //!
 //! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
-//! correctness. What a join gives at the least is told by [`certain`](super::certain).
+//! correctness.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

@@ -17,7 +17,6 @@
 mod bind;
 mod calibrate;
 mod carried;
-mod certain;
 mod cost;
 mod estimate;
 mod explain;
@@ -36,7 +35,6 @@ mod tests;
 pub use bind::{BoundJoin, bind, bind_interruptible};
 pub use calibrate::{calibrate, calibrate_telling, measure_rates};
 pub use carried::Carried;
-pub use certain::AtLeast;
 pub use cost::{MemoryNeed, PredictedPhase};
 pub use estimate::Estimates;
 pub use explain::{

@@ -7,7 +7,7 @@ use super::placing::Place;
 use crate::catalog::Catalog;
 use crate::human;
 use crate::memory::{Interrupt, human_bytes};
-use crate::planner::{self, AtLeast, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
+use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
 use crate::{Error, Result};
 
 /// What was admitted.
@@ -65,7 +65,7 @@ pub(super) struct Proposed {
 }
 
 /// As [`admit`], without a queue in mind. A join that does not fit has a plan all the same: that of the device that lacks the least
-/// for it, or the fastest where only host memory is too small for the result.
+/// for it, or the fastest where only host memory is too small for its keys.
 ///
 /// # Errors
 /// What is wrong with the request.
@@ -146,7 +146,7 @@ fn plan_for_each(
 /// Plans a join for the devices that it asks for and fits on, and finds what it takes where.
 ///
 /// # Errors
-/// What is wrong with the request; [`Error::Exhausted`] when it fits no device, or its result cannot fit in host memory.
+/// What is wrong with the request; [`Error::Exhausted`] when it fits no device, or its keys do not fit in host memory.
 pub(super) fn admit(
     spec: JoinSpec,
     catalog: &Catalog,
@@ -225,13 +225,15 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
     }
 }
 
-/// The host memory that a join takes as it is predicted: its result, or what of it may pile up when it is consumed as it is
-/// read, and the keys that the host makes. A prediction that rests on no statistics asks for no more than an eighth of all, and
-/// any other one for no more than there will ever be; the join takes more while there is some.
+/// The host memory that a join is predicted to take: its result, or the part of it that may pile up
+/// when it is consumed as it is read, and the keys that the host makes. A prediction that rests on no
+/// statistics asks for at most an eighth of all memory, and any other one for at most what there will
+/// ever be. The join takes more while there is some.
 ///
 /// # Errors
-/// [`Error::Exhausted`] for a join that certainly takes more than there will be, however many jobs and leases end: what tables
-/// take stays taken. A prediction refuses nothing, because it errs.
+/// [`Error::Exhausted`] for a join whose keys alone take more than there will be, however many jobs
+/// and leases end: the memory of tables stays taken. The size of the result refuses nothing, because
+/// its prediction errs.
 fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });
@@ -247,23 +249,16 @@ fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNee
     if bytes <= there_will_be {
         return all(bytes);
     }
-    // What is not kept is read away.
-    let at_least = if is_kept { plan.at_least(terms.interrupt)? } else { AtLeast::default() };
-    let least_bytes = at_least.bytes.max(plan.host_scratch_bytes);
+    let least_bytes = plan.host_scratch_bytes;
     if least_bytes <= there_will_be {
         return Ok(HostNeed { bytes: there_will_be, least_bytes });
     }
-    let made = match plan.host_scratch_bytes {
-        0 => String::new(),
-        bytes => format!(", and the keys that the host makes for it take {}", human_bytes(bytes)),
-    };
     Err(Error::Exhausted(format!(
-        "the result of this join has at least {} of {} in all{made}; host memory is {}, of which tables take {}; {}",
-        human::counted(at_least.rows, "row"),
-        human_bytes(at_least.bytes),
+        "the keys that the host makes for this join take {}; host memory is {}, of which tables take {}; drop tables, or raise \
+         the server's --host-memory",
+        human_bytes(least_bytes),
         human_bytes(budget.limit_bytes()),
         human_bytes(table_bytes),
-        plan.join.spec.room_advice(),
     )))
 }
 

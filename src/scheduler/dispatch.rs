@@ -96,7 +96,6 @@ impl Shared {
             give_way: Some(GiveWay::when(is_device_wanted.clone())),
             spending: may_give_way
                 .then(|| Spending { results: self.catalog.spent_results().clone(), owner: owner.clone() }),
-            room_advice: spec.room_advice(),
             ..SpoolOptions::default()
         };
         let result = ResultSpool::with_options(plan.join.schema.clone(), options);

@@ -24,7 +24,7 @@
 //! * of the host, what its result and the keys that the host makes are predicted to take. Its pieces of the arena are
 //!   drawn from that, and from what is free beyond it when the prediction was too low; what it did not use goes back at its
 //!   end. A prediction of more than there is beside the tables is given all of that, or of what comes back by itself if that
-//!   is less; a join whose result certainly has more is refused when it is submitted.
+//!   is less. The job fails when memory is full, if the prediction was right.
 //!
 //! # Why nobody waits for ever
 //! Device memory is held by jobs that run, and these end. Host memory is held by tables, by jobs that run, and by results until

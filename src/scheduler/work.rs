@@ -13,7 +13,7 @@ use super::state::{Leftovers, Shared, State, Taken};
 use crate::catalog::ResultSpool;
 use crate::engine::Grant;
 use crate::join::{BatchSink, Monitor};
-use crate::memory::Budget;
+use crate::memory::{Budget, human_bytes};
 use crate::{Context, Error, Result, panics};
 
 impl Shared {
@@ -115,11 +115,21 @@ impl Shared {
             .ok_or_else(|| Error::Internal(format!("job {} has no plan for {device_id}", job.id)))?;
         let runner = &self.executors[device].runner;
         let caught = catch_unwind(AssertUnwindSafe(|| runner.run(&work, grant, &job.result, &monitor)));
-        caught.unwrap_or_else(|panic| {
+        let outcome = caught.unwrap_or_else(|panic| {
             let message = panics::message(&*panic);
             tracing::error!(job = job.id.0, device = %self.executors[device].id, message, "a job panicked");
             Err(Error::Internal(format!("job {} panicked on {}: {message}", job.id, self.executors[device].id)))
-        })
+        });
+        outcome.map_err(|error| self.with_advice(job, error))
+    }
+
+    /// The error of a job, with what would help it if it found no host memory.
+    fn with_advice(&self, job: &Job, error: Error) -> Error {
+        if !matches!(error, Error::Exhausted(_)) || !error.message().contains(self.host_budget().knob()) {
+            return error;
+        }
+        let (held, advice) = (human_bytes(job.result.held_bytes()), job.plan.join.spec.room_advice());
+        error.context(format!("the join ran out of host memory after {held} of its result; {advice}"))
     }
 
     /// What follows a run: the next attempt elsewhere, or the job's end.

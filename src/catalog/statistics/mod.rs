@@ -10,14 +10,11 @@
 //! only its batches are, as when several streams filled a table with what was in order. A column in order
 //! costs one pass over its values, any other one as well: the check for order ends at the first row that breaks it.
 //!
-//! A sample of rows cannot tell a column of ten million values from one of twenty. Two more things are known of columns that are
-//! keys of joins, and not taken on the way in, because they would cost every column of every upload a slower pass than all else
-//! together. Each is taken when it is first asked for, and then kept:
-//!
-//! - [`Sketch`], which different values there are, when a join is planned ([`Table::sketch`](super::Table::sketch)), and
-//!   [`Combination`], the same of several columns together ([`Table::combination`](super::Table::combination));
-//! - how many rows have each sampled value, exactly, where it decides whether a join is refused
-//!   ([`Table::counted_values`](super::Table::counted_values)).
+//! A sample of rows cannot tell a column of ten million values from one of twenty. A [`Sketch`] tells
+//! which different values a column has ([`Table::sketch`](super::Table::sketch)), and a
+//! [`Combination`] does for several columns together ([`Table::combination`](super::Table::combination)).
+//! Taken from every column of every upload, they would cost a slower pass than all else together. So
+//! each is taken when a join is first planned that needs it, and then kept.
 
 mod combination;
 mod dictionary;
@@ -28,8 +25,6 @@ mod sketch;
 mod strings;
 mod summary;
 mod value;
-
-use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::DataType;
@@ -181,28 +176,6 @@ impl StatisticsCollector {
             heavy: self.sample.as_ref().map_or_else(Vec::new, Sample::heavy_values),
             max_value_bytes: self.max_value_bytes,
         }
-    }
-
-    /// How many rows of those arrays, which are all of the column, have each value of the sample, by its hash.
-    ///
-    /// # Errors
-    /// The interrupt's.
-    pub(super) fn count_sampled<'a>(
-        &self,
-        arrays: impl Iterator<Item = &'a ArrayRef>,
-        interrupt: &Interrupt,
-    ) -> Result<HashMap<u64, u64>> {
-        let Some(sample) = &self.sample else { return Ok(HashMap::new()) };
-        let mut counts = sample.uncounted();
-        for piece in arrays.flat_map(pieces) {
-            interrupt.check()?;
-            for hash in hash::hashes(&piece) {
-                if let Some(count) = counts.get_mut(&hash) {
-                    *count += 1;
-                }
-            }
-        }
-        Ok(counts)
     }
 
     /// The different values of those arrays, which are all of the column; `None` of a type that is not sampled.

@@ -151,11 +151,6 @@ impl Sample {
         counts.into_iter().map(heavy).collect()
     }
 
-    /// The hash of every value in the sample, to be counted: no row so far.
-    pub(super) fn uncounted(&self) -> HashMap<u64, u64> {
-        self.counts().into_keys().map(|hash| (hash, 0)).collect()
-    }
-
     /// How often each value was sampled.
     fn counts(&self) -> HashMap<u64, u64> {
         let mut counts = HashMap::with_capacity(self.picked.len());

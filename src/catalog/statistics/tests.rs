@@ -589,23 +589,3 @@ fn values_that_are_equal_as_keys_have_equal_hashes() {
     assert_eq!((found[0], found[2]), (found[1], found[3]));
     assert_eq!(found, hashes(&cast(&floats, dictionary(DataType::Float64))));
 }
-
-#[test]
-fn sampled_values_are_counted_exactly() {
-    let mut random = StdRng::seed_from_u64(crate::testing::seed());
-    let numbers: Vec<Option<i64>> =
-        (0..50_000).map(|_| (!random.random_bool(0.1)).then(|| random.random_range(0..300))).collect();
-    for array in columns(&numbers) {
-        let batches = cut(&array, &mut random);
-        let mut collector = StatisticsCollector::new(array.data_type());
-        batches.iter().for_each(|batch| collector.update(batch));
-        let mut expected = HashMap::new();
-        for hash in hash::hashes(&array) {
-            *expected.entry(hash).or_insert(0u64) += 1;
-        }
-        expected.remove(&hash::NULL);
-        let counted = collector.count_sampled(batches.iter(), &Interrupt::default()).unwrap();
-        // Three hundred values are all in the sample.
-        assert_eq!(counted, expected, "{}", array.data_type());
-    }
-}

@@ -1,5 +1,7 @@
 //! Host memory: reserved before a job runs, waited for, and given back.
 
+use arrow::array::{ArrayRef, StringArray};
+
 use super::super::placing::CLAIM_AFTER;
 use super::*;
 use crate::memory::Interrupt;
@@ -240,52 +242,80 @@ fn waiting_for_memory_ends_at_a_limit() {
     assert!(text.contains("waited 60 s"), "{text}");
 }
 
+/// A join of 20 million rows and more, by statistics: more than host memory holds.
+fn over_all(stage: &Stage) -> JoinSpec {
+    for name in ["e", "o"] {
+        stage.catalog.create(table_with(name, (0..20_000).map(|row| row % 6))).unwrap();
+    }
+    let columns = vec!["k".into(), "left.e0".into()];
+    JoinSpec { columns, ..JoinSpec::inner("e", "o", vec![KeyPair::new("k", "k")]) }
+}
+
 #[test]
-fn a_result_that_can_never_fit_is_refused_with_the_numbers() {
+fn a_result_that_does_not_fit_fails_with_the_numbers_and_leaves_no_memory_in_use() {
     let stage = stage(1);
-    stage.catalog.create(table_with("e", (0..3000).map(|_| 0))).unwrap();
-    let spec = JoinSpec {
-        columns: vec!["k".into(), "left.e0".into()],
-        ..JoinSpec::inner("e", "e", vec![KeyPair::new("k", "k")])
+    let spec = over_all(&stage);
+    let host = budget(&stage);
+    let failed = |spec: JoinSpec| {
+        let job = stage.scheduler.submit(spec, "").unwrap();
+        stage.next();
+        let pushed = stage.ask(0, |sink, _| {
+            let pushed = (0..9).try_for_each(|_| sink.push(batch_of("e0", 1_000_000)));
+            (pushed.clone(), pushed)
+        });
+        assert!(pushed.is_err(), "72 MB fit into 64 MiB");
+        let JobState::Failed(Error::Exhausted(text)) = stage.ended(&job) else { panic!("it ended otherwise") };
+        stage.idle();
+        assert_eq!(host.used_bytes(), 0);
+        text
     };
-    let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
-    let Error::Exhausted(text) = &refusal else { panic!("{refusal:?}") };
-    for needed in ["9,000,000 rows", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
+    let text = failed(spec.clone());
+    for needed in ["ran out of host memory after", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
         assert!(text.contains(needed), "{text}");
     }
-    // Explaining it tells the same, with the plan that would have run.
-    let explained = stage.scheduler.explain(spec.clone(), &Interrupt::default()).unwrap();
-    assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
-    assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
-    // What becomes a table has to fit, whatever is said of how long its result is kept.
+    // A result that becomes a table has to fit, however long it is asked to be kept.
     for retain_seconds in [None, Some(0)] {
-        let spec = JoinSpec { into: Some("t".into()), retain_seconds, ..spec.clone() };
-        let Error::Exhausted(text) = stage.scheduler.submit(spec, "").unwrap_err() else {
-            panic!("it is of another kind")
-        };
+        let text = failed(JoinSpec { into: Some("t".into()), retain_seconds, ..spec.clone() });
         assert!(text.contains("--host-memory") && text.contains("becomes a table"), "{text}");
         assert!(!text.contains("retain_seconds"), "{text}");
     }
-    // As it is read, no more than the window is kept.
+    // No more than the window is kept of a result that is read as it is made.
     let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
     stage.next();
-    let reserved = budget(&stage).used_bytes();
+    let reserved = host.used_bytes();
     assert!((1..=8 * MIB).contains(&reserved), "{reserved} B are reserved for a window of an eighth of 64 MiB");
     stage.finish(0);
     assert_eq!(stage.ended(&job), JobState::Complete);
 }
 
 #[test]
+fn keys_that_fit_no_host_memory_are_refused_with_the_numbers() {
+    let stage = stage(1);
+    for name in ["t", "u"] {
+        let texts = StringArray::from_iter_values((0..5000).map(|row| format!("a text of some length {row}")));
+        let batch = RecordBatch::try_from_iter([("k", Arc::new(texts) as ArrayRef)]).unwrap();
+        stage.catalog.create(Table::from_batches(name, batch.schema(), vec![batch]).unwrap()).unwrap();
+    }
+    let spec = JoinSpec::inner("t", "u", vec![KeyPair::new("k", "k")]);
+    assert_eq!(stage.scheduler.explain(spec.clone(), &Interrupt::default()).unwrap().refusal, None);
+    // A table that leaves 50 KiB, where two sides of hashes of 16 bytes take more.
+    let _table = budget(&stage).reserve(64 * MIB - (50 << 10), "a table").unwrap();
+    stage.catalog.create(table_with("large", 0..1_600_000)).unwrap();
+    let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
+    let Error::Exhausted(text) = &refusal else { panic!("{refusal:?}") };
+    for needed in ["the keys that the host makes", "64.0 MiB", "of which tables take", "--host-memory"] {
+        assert!(text.contains(needed), "{text}");
+    }
+    // Explaining it tells the same, with the plan that would have run.
+    let explained = stage.scheduler.explain(spec, &Interrupt::default()).unwrap();
+    assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
+    assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
+}
+
+#[test]
 fn a_result_that_is_only_predicted_not_to_fit_is_not_refused() {
     let stage = stage(1);
-    // Six keys on each side make millions of pairs. These are counted of single columns only, and of two they are predicted.
-    stage.catalog.create(table_with("e", (0..20_000).map(|row| row % 6))).unwrap();
-    stage.catalog.create(table_with("o", (0..20_000).map(|row| row % 6))).unwrap();
-    let spec = JoinSpec {
-        columns: vec!["k".into(), "left.e0".into()],
-        ..JoinSpec::inner("e", "o", vec![KeyPair::new("k", "k"); 2])
-    };
-    let job = stage.scheduler.submit(spec, "").unwrap();
+    let job = stage.scheduler.submit(over_all(&stage), "").unwrap();
     assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
     stage.next();
     stage.finish(0);
@@ -295,13 +325,10 @@ fn a_result_that_is_only_predicted_not_to_fit_is_not_refused() {
 #[test]
 fn a_join_that_is_predicted_to_take_more_than_there_is_does_not_wait_for_what_nobody_gives_back() {
     let stage = stage(1);
-    stage.catalog.create(table_with("e", (0..20_000).map(|row| row % 6))).unwrap();
-    stage.catalog.create(table_with("o", (0..20_000).map(|row| row % 6))).unwrap();
+    let spec = over_all(&stage);
     let host = budget(&stage);
     // Something has host memory, and is no table: as do the holes that pieces of the arena leave.
     let held = host.reserve(4096, "a test").unwrap();
-    let columns = vec!["k".into(), "left.e0".into()];
-    let spec = JoinSpec { columns, ..JoinSpec::inner("e", "o", vec![KeyPair::new("k", "k"); 2]) };
     let job = stage.scheduler.submit(spec, "").unwrap();
     assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);
     stage.next();

@@ -414,8 +414,8 @@ class Client:
     ) -> Explanation:
         """How a join would run, and why, without running it. Takes what :meth:`join` takes.
 
-        Of a join that would be refused because it does not fit, it tells that too: the detail ``refusal`` says what is
-        too small and what would help, and is ``None`` for a join that may run.
+        Of a join that would be refused because it fits on no device, it tells that too: the detail ``refusal`` says
+        what is too small and what would help, and is ``None`` for a join that may run.
         """
         _arguments.known("explain", options, OPTIONS)
         return Explanation(self._answer("explain", join_command(left, right, on, how, **options)))
