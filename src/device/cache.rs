@@ -1,25 +1,16 @@
-//! Columns that stay on a device after a join, in memory that no job needs, so that the next join on their table does not bring them in
-//! again.
+//! Columns that stay on a device after a join, in memory that no job needs, so that the next join
+//! on their table does not bring them in again.
 //!
-//! What is kept is what was copied: some consecutive rows of a column of a table, known by the table itself and not by its name, so
-//! that a table which is replaced is another one. Joins cut a table of one size in one of two ways, of which one halves what the
-//! other cuts, so that most ask for the same rows.
-//! Who asks for other rows of a column all of which are there gets these: out of the midst of what is kept, or put together on the
-//! device of several parts, and then kept as well, because the next will ask for the same. The parts are of no more use to anybody but who
-//! asks for the very same.
-//! Kept columns are charged to the device's memory, and give way when a job asks for it: those of tables that are gone before
-//! all and those that are there twice, then those that were asked for once, and last those that were asked for again; of each, the least
-//! recently used first.
+//! A range of consecutive rows of a column is kept as it was copied. It is known by the table itself
+//! and not by its name, so a table that replaces another is a new one.
 //!
-//! ```text
-//!   copied in ─► on probation ── asked for again ─► protected: at most PROTECTED_SHARE of the bytes
-//!                  │      ▲                             │
-//!                  ▼      └── the least recently used ──┘
-//!               gives way
-//! ```
+//! Joins ask for different ranges of one column. A build side asks for all rows, and a probe side for
+//! chunks; once its columns are kept, the planner may prefer one chunk to many. So a range is also
+//! read out of a larger one that is kept. Or it is put together on the device of several that are
+//! kept, and then kept as well.
 //!
-//! So one pass over a large table that nobody asks for again takes the place of others like it, and not of what every join
-//! reads. (Segmented LRU: Karedla, Love and Wherry 1994.)
+//! Kept columns are charged to the device's memory and give way when a job asks for it: first those
+//! of tables that are gone, then the least recently used.
 
 use std::any::Any;
 use std::collections::{HashMap, hash_map};
@@ -76,10 +67,6 @@ impl CacheStats {
     }
 }
 
-/// What protected columns may take of the bytes that are kept, as (numerator, denominator). The rest is for columns that may yet be
-/// asked for again.
-const PROTECTED_SHARE: (u64, u64) = (4, 5);
-
 /// The columns that one device keeps.
 pub(super) struct ColumnCache {
     /// All of the device's memory.
@@ -108,25 +95,7 @@ struct Inner {
     clock: u64,
     /// Bytes that are being copied, and have room.
     coming_bytes: u64,
-    /// Bytes of the entries that are protected.
-    protected_bytes: u64,
     stats: CacheStats,
-}
-
-impl Inner {
-    /// Protects what was asked for again, and puts others back on probation, from where they may rise again, when that is too much.
-    fn protect(&mut self, key: Key, bytes_max: u64) {
-        let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.is_protected) else { return };
-        entry.is_protected = true;
-        self.protected_bytes += entry.bytes();
-        while self.protected_bytes > bytes_max {
-            let protected = self.entries.values_mut().filter(|entry| entry.is_protected);
-            let Some(oldest) = protected.min_by_key(|entry| entry.last_used) else { break };
-            oldest.is_protected = false;
-            oldest.last_used = self.clock;
-            self.protected_bytes -= oldest.bytes();
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,14 +111,6 @@ impl Key {
         let table = rows.table.as_ptr().cast::<()>() as usize;
         Self { table, column: rows.column, start: rows.rows.start, end: rows.rows.end }
     }
-
-    /// Whether it is some of those rows, and not all of them.
-    fn is_part_of(&self, whole: &Self) -> bool {
-        (self.table, self.column) == (whole.table, whole.column)
-            && whole.start <= self.start
-            && self.end <= whole.end
-            && self != whole
-    }
 }
 
 struct Entry {
@@ -158,10 +119,6 @@ struct Entry {
     /// When the copy is complete.
     ready: Event,
     last_used: u64,
-    /// Whether it was asked for again.
-    is_protected: bool,
-    /// Whether its rows were put together with others, in what is or was kept beside it.
-    is_double: bool,
     /// The buffer in the hands of those who use it.
     lent: Weak<Lent>,
 }
@@ -320,19 +277,15 @@ impl ColumnCache {
     fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
         let mut inner = self.inner.lock();
         inner.clock += 1;
-        let key = Key::of(rows);
         let Inner { entries, clock, stats, .. } = &mut *inner;
-        let Some(entry) = entries.get_mut(&key) else {
+        let Some(entry) = entries.get_mut(&Key::of(rows)) else {
             stats.misses += 1;
             return None;
         };
         entry.last_used = *clock;
         stats.hits += 1;
         stats.hit_bytes += entry.bytes();
-        let found = (entry.lend(&self.totals), entry.ready.clone());
-        let (numerator, denominator) = PROTECTED_SHARE;
-        inner.protect(key, self.limit_bytes / denominator * numerator);
-        Some(found)
+        Some((entry.lend(&self.totals), entry.ready.clone()))
     }
 
     /// Those rows as parts of others that are kept, if all of them are there.
@@ -359,9 +312,13 @@ impl ColumnCache {
         stats.misses -= 1;
         stats.hits += 1;
         stats.hit_bytes += bytes;
+        let is_one = parts.len() == 1;
         let mut lent = |(key, rows): (Key, Range<u64>)| {
             let entry = entries.get_mut(&key)?;
-            entry.last_used = *clock;
+            if is_one {
+                // Several are put together to one that is kept instead, so they may give way.
+                entry.last_used = *clock;
+            }
             let byte = |row: u64| ((row - key.start) * row_bytes) as usize;
             let (bytes, ready) = (byte(rows.start)..byte(rows.end), entry.ready.clone());
             Some(KeptPart { buffer: entry.lend(&self.totals), bytes, ready })
@@ -384,7 +341,7 @@ impl ColumnCache {
         };
         if surplus > 0 {
             // Several at once, because each time everything on the device is waited for.
-            self.give_way(surplus, self.limit_bytes / 16);
+            self.give_way(surplus.max(self.limit_bytes / 16));
         }
         let mut inner = self.inner.lock();
         let fits = inner.stats.bytes + inner.coming_bytes + bytes <= self.limit_bytes;
@@ -415,15 +372,8 @@ impl ColumnCache {
             hash_map::Entry::Vacant(place) => {
                 let (table, buffer) = (rows.table.clone(), buffer.clone());
                 let lent = Weak::new();
-                let entry = Entry { table, buffer, ready, last_used, is_protected: false, is_double: false, lent };
-                let entry = place.insert(entry);
+                let entry = place.insert(Entry { table, buffer, ready, last_used, lent });
                 let (kept, bytes) = (entry.lend(&self.totals), entry.bytes());
-                let whole = Key::of(rows);
-                inner
-                    .entries
-                    .iter_mut()
-                    .filter(|(key, _)| key.is_part_of(&whole))
-                    .for_each(|(_, part)| part.is_double = true);
                 inner.stats.bytes += bytes;
                 self.totals.kept.store(inner.stats.bytes, Ordering::Relaxed);
                 (kept, None)
@@ -444,28 +394,22 @@ impl ColumnCache {
         CacheStats { limit_bytes: self.limit_bytes, ..self.inner.lock().stats }
     }
 
-    /// Lets go of columns that nobody uses until `bytes` are free, of those that are not protected until `more_bytes` are, or
-    /// no such column is left; the bytes that became free.
-    fn give_way(&self, bytes: u64, more_bytes: u64) -> u64 {
+    /// Lets go of columns that no job uses, until `bytes` are free or no such column is left. Those of
+    /// tables that are gone all go. Returns the bytes that became free.
+    fn give_way(&self, bytes: u64) -> u64 {
         let mut inner = self.inner.lock();
         let unused = inner.entries.iter().filter(|(_, entry)| !entry.is_in_use());
-        // The tables that are gone first and what is there twice, then what is on probation, then by last use.
-        let turn = |entry: &Entry| {
-            let is_of_use = entry.table.strong_count() > 0 && !entry.is_double;
-            (is_of_use, entry.is_protected, entry.last_used)
-        };
-        let mut victims: Vec<_> = unused.map(|(&key, entry)| (turn(entry), key)).collect();
-        victims.sort_unstable_by_key(|&(turn, _)| turn);
+        let mut victims: Vec<_> =
+            unused.map(|(&key, entry)| (entry.table.strong_count() > 0, entry.last_used, key)).collect();
+        victims.sort_unstable_by_key(|&(has_table, last_used, _)| (has_table, last_used));
         let mut gone = Vec::new();
         let mut free = 0;
-        for ((is_of_use, is_protected, _), key) in victims {
-            let wanted = if is_protected { bytes } else { bytes.max(more_bytes) };
-            if free >= wanted && is_of_use {
+        for (has_table, _, key) in victims {
+            if free >= bytes && has_table {
                 break;
             }
             let Some(entry) = inner.entries.remove(&key) else { continue };
             free += entry.bytes();
-            inner.protected_bytes -= if entry.is_protected { entry.bytes() } else { 0 };
             gone.push(entry);
         }
         inner.stats.bytes -= free;
@@ -487,7 +431,7 @@ impl Reclaim for ColumnCache {
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        self.give_way(bytes, 0)
+        self.give_way(bytes)
     }
 }
 
@@ -601,21 +545,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_twice_gives_way_first() {
+    fn parts_that_were_put_together_give_way_before_the_whole() {
         let bench = bench(1000, 500);
         let table = Arc::new("t".to_string());
+        for range in [0..10, 10..20] {
+            bench.copy_in(&rows(&table, 0, range), 100);
+        }
         bench.copy_in(&rows(&table, 1, 0..10), 100);
-        for range in [0..10, 10..20, 0..20] {
-            let pieces = 10 * (range.end - range.start);
-            bench.copy_in(&rows(&table, 0, range.clone()), pieces);
-            bench.copy_in(&rows(&table, 0, range), pieces);
+        let whole = rows(&table, 0, 0..20);
+        assert_eq!(bench.cache.find_parts(&whole, 200 * PIECE).unwrap().len(), 2);
+        bench.copy_in(&whole, 200);
+        bench.copy_in(&rows(&table, 2, 0..10), 200);
+        for (column, part, stays) in [(0, 0..10, false), (0, 10..20, false), (0, 0..20, true), (1, 0..10, true)] {
+            assert_eq!(bench.cache.find(&rows(&table, column, part.clone())).is_some(), stays, "{column} {part:?}");
         }
+    }
+
+    #[test]
+    fn what_a_part_is_read_out_of_counts_as_used() {
+        let bench = bench(1000, 200);
+        let table = Arc::new("t".to_string());
+        for column in 0..2 {
+            bench.copy_in(&rows(&table, column, 0..10), 100);
+        }
+        let part = rows(&table, 0, 3..9);
+        assert!(bench.cache.find(&part).is_none());
+        assert_eq!(bench.cache.find_parts(&part, 60 * PIECE).unwrap().len(), 1);
         bench.copy_in(&rows(&table, 2, 0..10), 100);
-        for (part, stays) in [(0..10, false), (10..20, false), (0..20, true)] {
-            assert_eq!(bench.cache.find(&rows(&table, 0, part.clone())).is_some(), stays, "{part:?}");
-        }
-        for column in [1, 2] {
-            assert!(bench.cache.find(&rows(&table, column, 0..10)).is_some(), "{column}");
+        for (column, stays) in [(0, true), (1, false), (2, true)] {
+            assert_eq!(bench.cache.find(&rows(&table, column, 0..10)).is_some(), stays, "column {column}");
         }
     }
 
@@ -687,44 +645,6 @@ mod tests {
     }
 
     #[test]
-    fn one_pass_over_a_large_table_leaves_what_was_asked_for_again() {
-        let bench = bench(2000, 500);
-        let (hot, cold) = (Arc::new("hot".to_string()), Arc::new("cold".to_string()));
-        for _ in 0..2 {
-            for column in 0..4 {
-                bench.copy_in(&rows(&hot, column, 0..10), 100);
-            }
-        }
-        for chunk in 0..20 {
-            bench.copy_in(&rows(&cold, 0, 10 * chunk..10 * chunk + 10), 100);
-        }
-        assert_eq!(bench.cache.stats().hits, 4);
-        for column in 0..4 {
-            assert!(bench.cache.find(&rows(&hot, column, 0..10)).is_some(), "column {column}");
-        }
-        assert_eq!(bench.cache.stats().evictions, 19, "each chunk but the first took the place of the one before");
-        // A job needs the memory more than any column does.
-        drop(bench.memory.reserve(2000 * PIECE, "a job").unwrap());
-        assert_eq!(bench.cache.stats().bytes, 0);
-    }
-
-    #[test]
-    fn what_nobody_asks_for_any_more_gives_way_to_what_is_asked_for_now() {
-        let bench = bench(2000, 500);
-        let (before, now) = (Arc::new("before".to_string()), Arc::new("now".to_string()));
-        let column = |table: &Arc<String>, at: usize| rows(table, at, 0..10);
-        for _ in 0..2 {
-            (0..4).for_each(|at| drop(bench.copy_in(&column(&before, at), 100)));
-        }
-        for at in 0..4 {
-            (0..2).for_each(|_| drop(bench.copy_in(&column(&now, at), 100)));
-        }
-        (0..4).for_each(|at| assert!(bench.cache.find(&column(&now, at)).is_some(), "column {at}"));
-        let left = (0..4).filter(|&at| bench.cache.find(&column(&before, at)).is_some()).count();
-        assert_eq!(left, 1, "of five places, the new ones have four");
-    }
-
-    #[test]
     fn what_could_be_given_back_is_known_whoever_uses_what() {
         let bench = bench(1000, 900);
         let table = Arc::new("t".to_string());
@@ -740,10 +660,10 @@ mod tests {
         assert_eq!(reclaimable(), 100);
         drop(other);
         assert_eq!(reclaimable(), 400);
-        bench.cache.give_way(100 * PIECE, 0);
-        assert_eq!(reclaimable(), 100, "the larger one was on probation");
-        let first = bench.copy_in(&column(0), 100);
-        assert_eq!((reclaimable(), first.size_bytes() as u64), (0, 100 * PIECE));
+        bench.cache.give_way(100 * PIECE);
+        assert_eq!(reclaimable(), 300, "the other one was used later");
+        let other = bench.copy_in(&column(1), 300);
+        assert_eq!((reclaimable(), other.size_bytes() as u64), (0, 300 * PIECE));
     }
 
     #[test]

@@ -312,7 +312,7 @@ fn a_column_that_stays_on_a_device_is_read_whole_in_parts_and_from_its_midst() {
     }
     let kept = device.cache_stats().unwrap();
     assert_eq!((device.memory().used_bytes(), kept.evictions), (kept.bytes, 0), "nothing else is there");
-    // A job needs most of the memory: what is there twice goes first.
+    // A job needs most of the memory: what was used last stays.
     let job = device.memory().reserve(device.memory().limit_bytes() - 20_000, "a job").unwrap();
     check(0..ROWS, false, false);
     check(1024..2048, false, false);
