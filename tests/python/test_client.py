@@ -249,9 +249,7 @@ def test_types_are_shown_by_the_names_by_which_they_are_asked_for(client: doveta
     client.put("t", tmp_path / "t.csv", types=types)
     shown = ", ".join(f"{name}: {kind}" for name, kind in types.items())
     assert repr(client.tables()["t"]).endswith(f"; {shown}>")
-    with pytest.raises(
-        ValueError, match=r"'decimal\(40,2\)' of column 'p': a decimal\(PRECISION,SCALE\) has a precision"
-    ):
+    with pytest.raises(ValueError, match=r"'decimal\(40,2\)' of column 'p', which is no type .* of at most 38 digits"):
         client.put("u", tmp_path / "t.csv", types={"p": "decimal(40,2)"})
 
 

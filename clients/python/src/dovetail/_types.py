@@ -2,112 +2,81 @@
 
 from __future__ import annotations
 
-import decimal
-import math
 import re
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-NAMES = {
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int": pa.int32(),
-    "int64": pa.int64(),
-    "bigint": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float16": pa.float16(),
-    "float32": pa.float32(),
-    "float": pa.float32(),
-    "float64": pa.float64(),
-    "double": pa.float64(),
-    "bool": pa.bool_(),
-    "boolean": pa.bool_(),
-    "string": pa.string(),
-    "utf8": pa.string(),
-    "text": pa.string(),
-    "large_string": pa.large_string(),
-    "largeutf8": pa.large_string(),
-    "string_view": pa.string_view(),
-    "utf8view": pa.string_view(),
-    "date": pa.date32(),
-    "date32": pa.date32(),
-    "date64": pa.date64(),
-    "time32(s)": pa.time32("s"),
-    "time32(ms)": pa.time32("ms"),
-    "time64(us)": pa.time64("us"),
-    "time64(ns)": pa.time64("ns"),
-    "timestamp": pa.timestamp("us"),
-    "timestamp(s)": pa.timestamp("s"),
-    "timestamp(ms)": pa.timestamp("ms"),
-    "timestamp(us)": pa.timestamp("us"),
-    "timestamp(ns)": pa.timestamp("ns"),
+NOT_READ = (
+    "is no type that CSV is read as; write one such as int64, float64, bool, string, date, timestamp, "
+    '"timestamp(us, UTC)" of a known zone, or decimal(15,2) of at most 38 digits'
+)
+"""What is wrong with a type."""
+
+INFERRED = [pa.bool_(), pa.int64(), pa.float64(), pa.date32()]
+INFERRED += [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
+"""Types that are inferred, the narrower first. A column that none of them fits is text."""
+
+_SPELLED = {
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+    "date32[day]": "date",
+    "date64[ms]": "date64",
+    "timestamp[us]": "timestamp",
 }
-"""The types by the names that the command line takes too; of several names for one, people are told the first."""
+"""Names that are not pyarrow's, by pyarrow's."""
 
-UNITS = ("s", "ms", "us", "ns")
-"""The units of times."""
-
-DECIMALS = "a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that"
-"""Which decimals CSV is read as."""
+_DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_FRACTION = {"s": "", "ms": r"(\.[0-9]{1,3})?", "us": r"(\.[0-9]{1,6})?", "ns": r"(\.[0-9]{1,9})?"}
+_ZONE = "(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)"
 
 
 def named(name: str) -> pa.DataType | None:
-    """A type by its name, of those that CSV is read as.
+    """A type by the name that :func:`name_of` gives it, of those that CSV is read as.
 
-    >>> named("decimal(15, 2)"), named("Timestamp"), named("integerish")
-    (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None)
-    >>> named("timestamp(us, Europe/Berlin)"), named("timestamp(ns, +02)")
-    (TimestampType(timestamp[us, tz=Europe/Berlin]), TimestampType(timestamp[ns, tz=+02:00]))
-    >>> named("time32(s)"), named("Time64(µs)"), named("time32(us)"), named("Utf8View"), named("Timestamp(s, None)")
-    (Time32Type(time32[s]), Time64Type(time64[us]), None, DataType(string_view), TimestampType(timestamp[s]))
-    >>> named("decimal(40,2)")
-    Traceback (most recent call last):
-    ValueError: a decimal(PRECISION,SCALE) has a precision of 1 to 38, and a scale of 0 to that
+    >>> named("decimal(15, 2)"), named("timestamp"), named("integerish"), named("decimal(40,2)")
+    (Decimal128Type(decimal128(15, 2)), TimestampType(timestamp[us]), None, None)
+    >>> named("timestamp(us, Europe/Berlin)"), named("timestamp(us, Nowhere)"), named("timestamp(ns)")
+    (TimestampType(timestamp[us, tz=Europe/Berlin]), None, TimestampType(timestamp[ns]))
     """
-    name = name.strip()
-    parts = re.fullmatch(r"([^(]*)\((.*)\)", name, re.DOTALL)
-    if parts is None:
-        return NAMES.get(name.lower())
-    kind, inside = parts[1].strip().lower(), parts[2].strip()
-    if kind in ("decimal", "decimal128"):
-        numbers = re.fullmatch(r"(\d+)\s*,\s*(\d+)", inside, re.ASCII)
-        precision, scale = map(int, numbers.groups()) if numbers else (0, 0)
-        if not 1 <= precision <= 38 or scale > precision:
-            raise ValueError(DECIMALS)
-        return pa.decimal128(precision, scale)
-    unit, comma, zone = inside.partition(",")
-    unit = unit.strip().lower().replace("µs", "us")
-    if kind == "timestamp" and comma and unit in UNITS:
-        return pa.timestamp(unit, _time_zone(zone))
-    return None if comma else NAMES.get(f"{kind}({unit})")
+    if numbers := re.fullmatch(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)", name, re.ASCII):
+        precision, scale = map(int, numbers.groups())
+        return pa.decimal128(precision, scale) if 1 <= precision <= 38 and scale <= precision else None
+    if stamp := re.fullmatch(r"timestamp\(\s*(s|ms|us|ns)\s*(?:,\s*(.*?)\s*)?\)", name):
+        try:
+            pc.assume_timezone(pa.array([0], pa.timestamp("s")), stamp[2] or "UTC")
+        except pa.ArrowInvalid:
+            return None
+        return pa.timestamp(stamp[1], stamp[2])
+    return _SIMPLE.get(name)
 
 
-def _time_zone(name: str) -> str | None:
-    """A zone as Arrow knows it, by its name or its hours and minutes; ``None`` for Arrow's word for no zone."""
-    zone = name.strip().strip('"')
-    if zone.lower() == "none":
-        return None
-    if zone.lower() in ("utc", "z"):
-        zone = "UTC"
-    elif offset := re.fullmatch(r"([+-])(\d\d)(?::?(\d\d))?", zone):
-        zone = f"{offset[1]}{offset[2]}:{offset[3] or '00'}"
-    try:
-        pc.assume_timezone(pa.array([0], pa.timestamp("s")), zone)
-    except pa.ArrowInvalid:
-        raise ValueError(f"there is no time zone {zone!r}; write one such as UTC, Europe/Berlin or +02:00") from None
-    return zone
+def form(data_type: pa.DataType) -> str | None:
+    """The form of a type's values, a regular expression; ``None`` for a type that CSV is not read as.
 
-
-def can_be_read(data_type: pa.DataType) -> bool:
-    """Whether CSV is read as a type."""
-    if pa.types.is_decimal128(data_type):
-        return bool(data_type.scale >= 0)
-    return pa.types.is_timestamp(data_type) or data_type in NAMES.values()
+    The command line has the same (``form`` in ``src/cli/files/csv/types.rs``).
+    """
+    known = pa.types
+    if data_type in (pa.string(), pa.large_string(), pa.string_view()):
+        return ""
+    if known.is_boolean(data_type):
+        return "^(?i:true|false)$"
+    if known.is_decimal128(data_type) and data_type.scale >= 0:
+        # pyarrow makes another number of one with more than 38 digits.
+        whole = data_type.precision - data_type.scale
+        return rf"^-?0*[0-9]{{0,{whole}}}(\.[0-9]{{0,{data_type.scale}}})?$"
+    if known.is_date(data_type):
+        return f"^{_DATE}$"
+    if known.is_time(data_type):
+        return f"^{_TIME}{_FRACTION[data_type.unit]}$"
+    if known.is_timestamp(data_type):
+        time = f"[T ]{_TIME}{_FRACTION[data_type.unit]}"
+        return f"^{_DATE}({time})?$" if data_type.tz is None else f"^{_DATE}{time}{_ZONE}$"
+    if known.is_integer(data_type):
+        return "^[0-9]+$" if known.is_unsigned_integer(data_type) else "^-?[0-9]+$"
+    return "^-?([0-9.]+([eE][-+]?[0-9]+)?|(?i:nan|inf|infinity))$" if known.is_floating(data_type) else None
 
 
 def name_of(data_type: pa.DataType) -> str:
@@ -127,14 +96,14 @@ def name_of(data_type: pa.DataType) -> str:
     ('run_end_encoded(int32, string)', 'month_day_nano_interval')
     """
     known = pa.types
-    if (found := next((name for name, of in NAMES.items() if of == data_type), None)) is not None:
-        return found
+    if (spelled := _SPELLED.get(str(data_type))) is not None:
+        return spelled
     if known.is_decimal(data_type):
         width = "" if known.is_decimal128(data_type) else data_type.bit_width
         return f"decimal{width}({data_type.precision},{data_type.scale})"
-    if known.is_timestamp(data_type):
+    if known.is_timestamp(data_type) and data_type.tz is not None:
         return f"timestamp({data_type.unit}, {data_type.tz})"
-    if known.is_duration(data_type):
+    if known.is_temporal(data_type):
         return str(data_type).replace("[", "(").replace("]", ")")
     if known.is_dictionary(data_type):
         return f"dictionary({name_of(data_type.index_type)}, {name_of(data_type.value_type)})"
@@ -161,73 +130,6 @@ def name_of(data_type: pa.DataType) -> str:
     return str(data_type)
 
 
-def taking(data_type: pa.DataType, value: str) -> list[pa.DataType]:
-    """Types that may have a value, and have those of another type: none where only text has both.
-
-    The command line advises the same (``taking`` in ``src/cli/files/csv/types.rs``).
-
-    >>> taking(pa.int64(), "9223372036854775808"), taking(pa.int8(), "300"), taking(pa.int64(), "2.5")
-    ([DataType(uint64), Decimal128Type(decimal128(38, 0))], [DataType(int64)], [DataType(double)])
-    >>> taking(pa.decimal128(9, 2), "12345678.125"), taking(pa.date32(), "2026-01-31 10:11:12")
-    ([Decimal128Type(decimal128(11, 3))], [TimestampType(timestamp[us])])
-    >>> taking(pa.int64(), "x"), taking(pa.bool_(), "2")
-    ([], [])
-    """
-    known = pa.types
-    number = None
-    if known.is_integer(data_type) or known.is_floating(data_type) or known.is_decimal(data_type):
-        number = _number(value.strip(" \t"))
-    if known.is_integer(data_type):
-        if number is None:
-            return []
-        if not re.fullmatch(r"[+-]?\d+", value.strip(" \t"), re.ASCII) or abs(number) >= 10**38:
-            return _float(number)
-        if -(2**63) <= number < 2**63:
-            return [pa.int64()]
-        if known.is_uint64(data_type):
-            return [pa.decimal128(38, 0)]
-        return [pa.uint64(), pa.decimal128(38, 0)] if 0 <= number < 2**64 else [pa.decimal128(38, 0), pa.float64()]
-    if known.is_decimal(data_type):
-        if number is None:
-            return []
-        _, digits, exponent = number.normalize(_ALL_DIGITS).as_tuple()
-        places = max(-int(exponent), data_type.scale)
-        before = max(len(digits) + int(exponent) if number else 0, data_type.precision - data_type.scale)
-        return [pa.decimal128(before + places, places)] if before + places <= 38 else _float(number)
-    if known.is_floating(data_type):
-        return [] if number is None else _float(number)
-    fraction = re.search(r"\.(\d*)", value)
-    is_fine = fraction is not None and len(fraction[1]) > 6
-    if known.is_date(data_type):
-        if len(value) <= len("2026-01-31") or re.search("[zZ+-]", value[len("2026-01-31") :]):
-            return []
-        return [pa.timestamp("ns" if is_fine else "us")]
-    if known.is_timestamp(data_type):
-        unit = "us" if data_type.unit in ("s", "ms") and not is_fine else "ns"
-        return [] if data_type.unit == "ns" else [pa.timestamp(unit, data_type.tz)]
-    if known.is_time(data_type) and data_type.unit != "ns":
-        return [pa.time64("us" if known.is_time32(data_type) and not is_fine else "ns")]
-    return []
-
-
-_ALL_DIGITS = decimal.Context(prec=10_000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
-"""In which no digit of a field is lost."""
-
-
-def _number(text: str) -> decimal.Decimal | None:
-    """A finite number; ``None`` for what is none."""
-    if re.fullmatch(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text, re.ASCII) is None:
-        return None
-    try:
-        return _ALL_DIGITS.create_decimal(text)
-    except decimal.InvalidOperation:
-        return None
-
-
-def _float(number: decimal.Decimal) -> list[pa.DataType]:
-    return [pa.float64()] if math.isfinite(float(number)) else []
-
-
 def wider(one: pa.DataType, other: pa.DataType) -> str:
     """A type of CSV, by its name, that has the values of both.
 
@@ -237,3 +139,15 @@ def wider(one: pa.DataType, other: pa.DataType) -> str:
     names = {name_of(one), name_of(other)}
     both = ({"int64", "float64"}, "float64"), ({"date", "timestamp"}, "timestamp")
     return next((name for pair, name in both if pair == names), "string")
+
+
+_SIMPLE = {
+    name_of(of): of
+    for of in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(), pa.string_view()),
+        *(pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+        pa.timestamp("us"),
+    )
+}
+"""Types without parameters, by their names."""

@@ -155,7 +155,7 @@ class Client:
             delimiter: Of CSV: the ASCII character between fields; by default a comma, and a tab in files named .tsv.
             header: Of CSV: whether the first line names the columns, as it does by default; else they are column_1, ...
             infer_rows: Of CSV: rows from which types are inferred; 10,000 by default.
-            null_values: Of CSV: words that stand for null, beside the empty field: a sequence of them such as
+            null_values: Of CSV: words that stand for null, in addition to the empty field: a sequence of them such as
                 ``["NA", "NULL"]``, or a string with commas between them, ``"NA,NULL"``, as ``--null-values`` takes it.
 
         Returns:
