@@ -133,6 +133,7 @@ class _File:
         batches = self._batches(text)
         first: list[pa.RecordBatch] = []
         rows = 0
+        batches = self._with_closed_quotes(batches, names[-1] if self._options.header else "")
         while rows < self._options.infer_rows and (batch := next(batches, None)) is not None:
             first.append(batch)
             rows += batch.num_rows
@@ -184,6 +185,21 @@ class _File:
             raise self._malformed(len(text), error) from None
         except OSError as error:
             raise self._unread(error) from None
+
+    def _with_closed_quotes(self, batches: Iterator[pa.RecordBatch], heading: str) -> Iterator[pa.RecordBatch]:
+        """The batches; refuses a quote that is not closed, where pyarrow takes all that follows for one value."""
+        rows, last = 0, heading
+        for batch in batches:
+            if batch.num_rows:
+                rows, last = rows + batch.num_rows, batch.column(batch.num_columns - 1)[-1].as_py() or ""
+            yield batch
+        # Only a quoted value has a line end in it.
+        if ("\n" in last or "\r" in last) and not self._end().endswith(b'"'):
+            line = self._line_of(max(0, rows - 1 + int(self._options.header)))
+            raise self._error(
+                f"a quote is opened on line {line} or below it, and not closed before the end of the file; close it, "
+                "or double the quotes within quoted values"
+            )
 
     # What is wrong
 
@@ -251,6 +267,14 @@ class _File:
                     line = reader.line_num + 1
         except (OSError, EOFError, zlib.error) as error:
             raise self._unread(error) from None
+
+    def _end(self) -> bytes:
+        """The end of the file, without white space."""
+        end = b""
+        with self._bytes() as file:
+            while block := file.read(_BLOCK_BYTES):
+                end = (end + block).rstrip()[-1:]
+        return end
 
     def _bytes(self) -> Any:
         return gzip.open(self._path, "rb") if self._is_gzip else open(self._path, "rb")

@@ -58,18 +58,21 @@ impl<R: Read> Records<R> {
 
     fn read(&mut self) -> Result<Option<Rows>> {
         let lines = &mut self.lines;
-        loop {
+        let is_end = loop {
             let buffer = self.input.fill_buf()?;
             let used = self.decoder.decode(buffer);
             lines.bytes.extend_from_slice(&buffer[..*used.as_ref().unwrap_or(&buffer.len())]);
             let used = used.map_err(|error| lines.ragged(&error, self.rows - self.decoder.capacity()))?;
             self.input.consume(used);
             if used == 0 || self.decoder.capacity() == 0 {
-                break;
+                break used == 0;
             }
             lines.check_length(self.bytes_max)?;
-        }
+        };
         let batch = self.decoder.flush().map_err(|_| not_utf8(&lines.bytes, lines.first))?;
+        if let Some(batch) = batch.as_ref().filter(|_| is_end) {
+            lines.check_last_quote(batch)?;
+        }
         let first = lines.first + newlines(&lines.bytes);
         let next =
             Lines { bytes: Vec::new(), first, headings: 0, text: lines.text.clone(), format: lines.format.clone() };
@@ -140,6 +143,16 @@ impl Lines {
         ))
     }
 
+    /// Refuses a quote that is not closed before the end of the file: Arrow's reader takes all that follows for one value.
+    fn check_last_quote(&self, batch: &RecordBatch) -> Result<()> {
+        let (row, columns) = (batch.num_rows() - 1, batch.columns());
+        let last = columns.last().map_or("", |column| column.as_string::<i32>().value(row));
+        match is_quote_open(last, &self.bytes) {
+            true => Err(quote_open(self.of(row))),
+            false => Ok(()),
+        }
+    }
+
     fn check_length(&self, max: usize) -> Result<()> {
         if self.bytes.len() <= max {
             return Ok(());
@@ -150,6 +163,19 @@ impl Lines {
             human_bytes(max as u64)
         )))
     }
+}
+
+/// Whether the last value of a file was quoted and has no closing quote. Only a quoted value has a line end in it.
+pub(super) fn is_quote_open(last: &str, file: &[u8]) -> bool {
+    last.contains(['\n', '\r']) && !file.trim_ascii_end().ends_with(b"\"")
+}
+
+/// What is wrong with such a file.
+pub(super) fn quote_open(line: usize) -> Error {
+    Error::Invalid(format!(
+        "a quote is opened on line {line} or below it, and not closed before the end of the file; close it, or double the quotes \
+         within quoted values"
+    ))
 }
 
 /// Bytes that are not UTF-8. They begin on line `first`.
