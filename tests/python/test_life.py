@@ -209,9 +209,7 @@ def record(long_run: bool, **totals: object) -> None:
     from common import Recorder
 
     command = "./test long life" if long_run else "DOVETAIL_RECORD=1 ./test python -k 64_clients"
-    Recorder("life", command=command).write(
-        benchmark="life", build=binary().parent.name, **totals
-    )
+    Recorder("life", command=command).write(benchmark="life", build=binary().parent.name, **totals)
 
 
 def test_64_clients_upload_join_and_fetch_with_right_checksums(start: Start, seed: int, long_run: bool) -> None:

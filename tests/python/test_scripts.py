@@ -85,7 +85,13 @@ def archive(tmp_path: Path) -> Path:
     tools.mkdir()
     made.mkdir()
     built = {
-        "build": [("dovetail", "bin"), ("dovetail-bench", "bin"), ("joins", "bench"), ("primitives", "bench"), ("resident", "bench")],
+        "build": [
+            ("dovetail", "bin"),
+            ("dovetail-bench", "bin"),
+            ("joins", "bench"),
+            ("primitives", "bench"),
+            ("resident", "bench"),
+        ],
         "test": [("dovetail", "lib"), ("joins", "test")],
     }
     for command, targets in built.items():
