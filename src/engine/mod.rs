@@ -13,16 +13,19 @@
 //! Between the two processes go messages (`messages`, over `channel`), and no bytes of columns: a table is told once by where its
 //! buffers lie, and so is each batch of a result. Memory for results is the server's: the device's process borrows each piece
 //! ([`Lender`](crate::memory::Lender)), so that budgets, promises to jobs and the wish to stop hold there as they do here.
-//! What a process that has ended had borrowed goes back once the system has buried it, since until then its GPU may write there; then
+//! What a process that has ended had borrowed goes back once the system has ended it, since until then its GPU may write there; then
 //! another one is started in its place.
 //!
 //! This room knows of tasks, devices, their rates and memory, and nothing of queues or the wire.
 
 mod channel;
+mod child;
+mod link;
 mod messages;
 mod own_process;
 mod process;
 mod restarting;
+mod restored;
 #[cfg(test)]
 mod tests;
 
@@ -30,7 +33,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-pub use own_process::{OwnProcess, SharedSlabs};
+pub use link::SharedSlabs;
+pub use own_process::OwnProcess;
 pub use process::run as run_process;
 pub use restarting::Restarting;
 use serde::{Deserialize, Serialize};

@@ -220,7 +220,7 @@ impl Shared {
         let mut serves_since = Some(Instant::now());
         while !self.is_over_within(LOOK_INTERVAL) {
             let process = self.process.read().clone();
-            // The GPU of one that the system has not buried yet may still write to memory that was lent.
+            // The GPU of one that the system has not ended yet may still write to memory that was lent.
             if process.check().is_ok() || !process.has_ended() {
                 continue;
             }

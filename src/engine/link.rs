@@ -1,0 +1,465 @@
+//! The connection to the process of a device, and the memory that it was lent.
+//!
+//! ```text
+//!   run() ── one thread per job: pushes batches, hands on progress ──────────┐
+//!   clerks ── lend what has to be waited for ────────────────────────────────┤◄── reader ◄── socket
+//!   whoever asks: what is kept, rates ───────────────────────────────────────┘
+//! ```
+//!
+//! The reader waits for nobody but the process, which always takes what it is sent. What is there it lends itself. What is given back it takes
+//! back itself, in the order in which it hears of it, and it may unmap a slab for it: a process gives the pieces of a batch back as soon as
+//! it has sent it, so the reader holds them for whoever is to push it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use arrow::buffer::Buffer;
+use parking_lot::Mutex;
+
+use super::channel::{Receiver, Sender};
+use super::child::{ChildGuard, KILLED_WAIT};
+use super::messages::{Answer, BatchParts, FromDevice, State, ToDevice, Want};
+use super::restored::Pieces;
+use crate::catalog::Table;
+use crate::join::Report;
+use crate::memory::{Arena, ArenaBuffer, Held, Pin, Place, holding};
+use crate::{Error, Result, panics};
+
+/// The slabs of an arena, for processes that come and go. It takes the place of what pins slabs: each process pins its view.
+#[derive(Debug, Default)]
+pub struct SharedSlabs {
+    inner: Mutex<Shown>,
+}
+
+/// Length and file of each slab, by its address.
+type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
+
+/// A process is shown so few slabs while whoever takes one, or gives one back, waits.
+const LAST_SLABS: usize = 8;
+
+#[derive(Debug, Default)]
+struct Shown {
+    slabs: Slabs,
+    to: Vec<Weak<Link>>,
+}
+
+impl SharedSlabs {
+    /// Shows all slabs to a process, those that are there and those to come. It maps and pins each before it takes the next, which may take
+    /// seconds for all of them: nobody who takes a slab, or gives one back, waits for more than the last few.
+    pub(super) fn show_to(&self, link: &Arc<Link>) -> Result<()> {
+        let mut seen = Slabs::new();
+        loop {
+            let now = self.inner.lock().slabs.clone();
+            if now.len().abs_diff(seen.len()) <= LAST_SLABS {
+                break;
+            }
+            link.show(&mut seen, &now)?;
+        }
+        let mut shown = self.inner.lock();
+        link.show(&mut seen, &shown.slabs)?;
+        shown.to.push(Arc::downgrade(link));
+        Ok(())
+    }
+}
+
+impl Pin for SharedSlabs {
+    fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool {
+        let Some(file) = file else {
+            tracing::warn!(
+                "a slab of host memory has no file, so that processes of devices cannot join what lies in it"
+            );
+            return false;
+        };
+        let (address, len) = (start as u64, len as u64);
+        let mut shown = self.inner.lock();
+        let tell = |link: &Weak<Link>| {
+            let Some(link) = link.upgrade() else { return false };
+            // Of a process that does not hear, its reader will tell.
+            let _ = link.sender.send(&ToDevice::Slab { address, len }, Some(file.as_fd()));
+            true
+        };
+        shown.to.retain(tell);
+        shown.slabs.insert(address, (len, file.clone()));
+        true
+    }
+
+    fn unpin(&self, start: *mut u8) {
+        let address = start as u64;
+        // Links are let go of without the lock: with the last of one go pieces, and with these maybe a slab.
+        let links: Vec<Arc<Link>>;
+        {
+            let mut shown = self.inner.lock();
+            shown.slabs.remove(&address);
+            links = shown.to.iter().filter_map(Weak::upgrade).collect();
+            for link in &links {
+                // What lay in it was a table's that is gone, which the process has still mapped.
+                link.forget_gone_tables();
+                let _ = link.sender.send(&ToDevice::Unmapped { address }, None);
+            }
+        }
+    }
+}
+
+/// Tables that a process knows, by their address, which is not used again while the table can be named.
+pub(super) type Tables = HashMap<usize, (u64, Weak<Table>)>;
+
+/// The connection to a process, and what was lent to it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) sender: Sender,
+    /// Who listens to which job.
+    jobs: Mutex<HashMap<u64, Door>>,
+    /// Who waits for which answer.
+    pub(super) questions: Mutex<HashMap<u64, mpsc::SyncSender<FromDevice>>>,
+    lent: Mutex<Lent>,
+    pub(super) tables: Mutex<Tables>,
+    /// Whether the server has no use for it any more.
+    pub(super) is_hung_up: AtomicBool,
+    pub(super) state: Mutex<State>,
+    /// Why the device is out of service.
+    pub(super) lost: OnceLock<Error>,
+}
+
+/// What the process has of the server's memory.
+#[derive(Debug, Default)]
+struct Lent {
+    /// Pieces by their address.
+    pieces: BTreeMap<u64, Piece>,
+    held: HashMap<u64, Held>,
+    last_held: u64,
+    /// Whether the process has ended, so that nothing is lent to it any more.
+    is_closed: bool,
+}
+
+/// A piece that was lent.
+#[derive(Debug)]
+enum Piece {
+    /// The process writes to it.
+    Open(ArenaBuffer),
+    /// It is part of a batch.
+    Written(Buffer),
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Open(open) => open.len(),
+            Self::Written(written) => written.len(),
+        }
+    }
+}
+
+/// Where what a job says goes.
+#[derive(Clone, Debug)]
+pub(super) struct Door {
+    /// What the job's pieces come from.
+    pub(super) arena: Arena,
+    pub(super) messages: mpsc::Sender<OfJob>,
+}
+
+/// What a job says.
+#[derive(Debug)]
+pub(super) enum OfJob {
+    Push { call: u64, batch: BatchParts, pieces: Pieces, shared: Option<Vec<bool>> },
+    ReadersMayHelp { call: u64, waited: Duration },
+    Progress(Report),
+    Ended { outcome: Result<()>, report: Report },
+}
+
+/// What clerks do.
+pub(super) enum Chore {
+    Piece {
+        call: u64,
+        arena: Arena,
+        len: usize,
+        purpose: String,
+    },
+    Hold {
+        call: u64,
+        arena: Arena,
+        bytes: u64,
+        purpose: String,
+    },
+    FreeBytes {
+        call: u64,
+        arena: Arena,
+    },
+    /// Nobody listens to the job any more.
+    Refuse {
+        call: u64,
+    },
+}
+
+impl Chore {
+    /// The call that it is for.
+    fn call(&self) -> u64 {
+        match self {
+            Self::Piece { call, .. }
+            | Self::Hold { call, .. }
+            | Self::FreeBytes { call, .. }
+            | Self::Refuse { call } => *call,
+        }
+    }
+}
+
+/// A door that is open as long as this lives.
+pub(super) struct Listening<'a> {
+    link: &'a Link,
+    pub(super) job: u64,
+    pub(super) messages: mpsc::Receiver<OfJob>,
+}
+
+impl<'a> Listening<'a> {
+    pub(super) fn begin(link: &'a Link, job: u64, door: Door, messages: mpsc::Receiver<OfJob>) -> Result<Self> {
+        link.jobs.lock().insert(job, door);
+        let listening = Self { link, job, messages };
+        // Whoever closes the doors has said before that the device is lost.
+        link.check()?;
+        Ok(listening)
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.link.jobs.lock().remove(&self.job);
+        // Whatever it has said and nobody has heard, it waits for the answer.
+        for said in self.messages.try_iter() {
+            if let OfJob::Push { call, .. } | OfJob::ReadersMayHelp { call, .. } = said {
+                self.link.work(Chore::Refuse { call });
+            }
+        }
+    }
+}
+
+impl Link {
+    /// A link over which nothing was lent yet.
+    pub(super) fn new(sender: Sender) -> Self {
+        Self {
+            sender,
+            jobs: Mutex::default(),
+            questions: Mutex::default(),
+            lent: Mutex::default(),
+            tables: Mutex::default(),
+            is_hung_up: AtomicBool::new(false),
+            state: Mutex::default(),
+            lost: OnceLock::new(),
+        }
+    }
+
+    /// Tells the process in what way there are other slabs now than it has seen.
+    fn show(&self, seen: &mut Slabs, now: &Slabs) -> Result<()> {
+        let is_same = |slabs: &Slabs, address: u64, file: &Arc<OwnedFd>| {
+            slabs.get(&address).is_some_and(|(_, other)| Arc::ptr_eq(file, other))
+        };
+        for (&address, _) in seen.iter().filter(|&(&address, (_, file))| !is_same(now, address, file)) {
+            self.sender.send(&ToDevice::Unmapped { address }, None)?;
+        }
+        for (&address, (len, file)) in now.iter().filter(|&(&address, (_, file))| !is_same(seen, address, file)) {
+            self.sender.send(&ToDevice::Slab { address, len: *len }, Some(file.as_fd()))?;
+        }
+        seen.clone_from(now);
+        Ok(())
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |lost| Err(lost.clone()))
+    }
+
+    /// Tells the process of the tables that are gone, whose memory it would otherwise keep.
+    pub(super) fn forget_gone_tables(&self) {
+        let mut gone = Vec::new();
+        let mut known = self.tables.lock();
+        known.retain(|_, (number, table)| {
+            let is_here = table.strong_count() > 0;
+            gone.extend((!is_here).then_some(*number));
+            is_here
+        });
+        if !gone.is_empty() {
+            // Of a process that does not hear, its reader will tell.
+            let _ = self.sender.send(&ToDevice::Forget { tables: gone }, None);
+        }
+    }
+
+    /// Waits until the process has ended, for as long as the system may take to end it.
+    pub(super) fn wait_until_lost(&self) {
+        let since = Instant::now();
+        while self.lost.get().is_none() && since.elapsed() < 2 * KILLED_WAIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The reader's life.
+    pub(super) fn read(&self, mut messages: Receiver, work: &mpsc::Sender<Chore>, mut child: ChildGuard) {
+        let lost = loop {
+            match messages.receive() {
+                // Of a process whose device is lost nothing more is wanted.
+                Ok(Some(FromDevice::Ended { lost: Some(lost), .. })) => break Some(lost),
+                Ok(Some(message)) => self.take(message, work),
+                Ok(None) => break None,
+                Err(error) => {
+                    tracing::warn!(device = %child.id, "the process is not understood any more: {error}");
+                    break None;
+                }
+            }
+        };
+        let has_ended = child.end();
+        let lost = lost.unwrap_or_else(|| child.failure());
+        if !has_ended {
+            // Who waits for it need not wait for ever, but its GPU may yet write where it was told to.
+            tracing::error!(device = %child.id, "the process does not end; what it had borrowed stays taken until it does");
+            self.close(lost.clone());
+            child.wait();
+        }
+        let lent = std::mem::replace(&mut *self.lent.lock(), Lent { is_closed: true, ..Lent::default() });
+        drop(lent);
+        self.close(lost);
+    }
+
+    /// Tells everybody that the device is lost.
+    fn close(&self, lost: Error) {
+        if self.lost.set(lost).is_ok() && !self.is_hung_up.load(Ordering::Relaxed) {
+            tracing::error!("{}", self.lost.get().map_or("", |lost| lost.message()));
+        }
+        self.jobs.lock().clear();
+        self.questions.lock().clear();
+        let mut state = self.state.lock();
+        state.memory.used_bytes = 0;
+        state.cache.iter_mut().for_each(|cache| cache.bytes = 0);
+    }
+
+    /// Hands a message to whom it is for.
+    fn take(&self, message: FromDevice, work: &mpsc::Sender<Chore>) {
+        let chore = |chore: Chore| work.send(chore).expect("clerks end after the reader");
+        match message {
+            FromDevice::Opened(_) => {}
+            FromDevice::Call { call, job, want } => {
+                let Some(Door { arena, messages }) = self.jobs.lock().get(&job).cloned() else {
+                    return chore(Chore::Refuse { call });
+                };
+                let say = |said: OfJob| drop(messages.send(said));
+                match want {
+                    Want::Piece { len, purpose } => match arena.allocate_at_once(len as usize) {
+                        Some(piece) => self.answer(call, self.lend(piece)),
+                        None => chore(Chore::Piece { call, arena, len: len as usize, purpose }),
+                    },
+                    Want::Hold { bytes, purpose } => chore(Chore::Hold { call, arena, bytes, purpose }),
+                    Want::FreeBytes => chore(Chore::FreeBytes { call, arena }),
+                    Want::Push { batch, shared } => {
+                        let pieces = self.lent.lock().pieces_of(&batch);
+                        say(OfJob::Push { call, batch, pieces, shared });
+                    }
+                    Want::ReadersMayHelp { waited_seconds } => {
+                        let waited = Duration::try_from_secs_f64(waited_seconds).unwrap_or_default();
+                        say(OfJob::ReadersMayHelp { call, waited });
+                    }
+                }
+            }
+            // A piece that becomes shorter leaves its slab in use: nothing is unmapped.
+            FromDevice::Shorten { address, len } => {
+                if let Some(Piece::Open(piece)) = self.lent.lock().pieces.get_mut(&address) {
+                    piece.truncate(len as usize);
+                }
+            }
+            // Here, so that what a job does next, or the next job, finds it free.
+            FromDevice::GiveBack { address } => {
+                let piece = self.lent.lock().pieces.remove(&address);
+                drop(piece);
+            }
+            FromDevice::LetGo { held } => {
+                let held = self.lent.lock().held.remove(&held);
+                drop(held);
+            }
+            FromDevice::Progress { job, report } => self.tell(job, OfJob::Progress(report)),
+            FromDevice::State(state) => *self.state.lock() = state,
+            FromDevice::KeptRows { question, .. } | FromDevice::Rates { question, .. } => {
+                if let Some(asker) = self.questions.lock().remove(&question) {
+                    // It may have waited long enough.
+                    let _ = asker.send(message);
+                }
+            }
+            FromDevice::Ended { job, outcome, report, .. } => self.tell(job, OfJob::Ended { outcome, report }),
+        }
+    }
+
+    fn tell(&self, job: u64, said: OfJob) {
+        if let Some(door) = self.jobs.lock().get(&job) {
+            let _ = door.messages.send(said);
+        }
+    }
+
+    /// Does a chore and answers the call that it is for.
+    fn work(&self, chore: Chore) {
+        let (call, answer) = match chore {
+            Chore::Piece { call, arena, len, purpose } => {
+                (call, arena.allocate(len, &purpose).and_then(|piece| self.lend(piece)))
+            }
+            Chore::Hold { call, arena, bytes, purpose } => {
+                let held = arena.reserve(bytes, &purpose).and_then(|reserved| {
+                    let mut lent = self.lent.lock();
+                    let lent = lent.open()?;
+                    lent.last_held += 1;
+                    lent.held.insert(lent.last_held, reserved);
+                    Ok(Answer::Held { held: lent.last_held })
+                });
+                (call, held)
+            }
+            Chore::FreeBytes { call, arena } => (call, Ok(Answer::FreeBytes(arena.free_bytes()))),
+            Chore::Refuse { call } => (call, Err(Error::Cancelled("nobody waits for the job any more".into()))),
+        };
+        self.answer(call, answer);
+    }
+
+    fn lend(&self, piece: ArenaBuffer) -> Result<Answer> {
+        let address = piece.as_ptr() as u64;
+        self.lent.lock().open()?.pieces.insert(address, Piece::Open(piece));
+        Ok(Answer::Piece { address })
+    }
+
+    fn answer(&self, call: u64, answer: Result<Answer>) {
+        // Of a process that does not hear, the reader will tell.
+        let _ = self.sender.send(&ToDevice::Answer { call, answer }, None);
+    }
+}
+
+pub(super) fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>) {
+    loop {
+        let chore = clerks.lock().recv();
+        let (Ok(chore), Some(link)) = (chore, link.upgrade()) else { return };
+        let call = chore.call();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| link.work(chore))) {
+            tracing::error!("lending memory panicked: {}", panics::message(&*panic));
+            link.work(Chore::Refuse { call });
+        }
+    }
+}
+
+impl Lent {
+    /// What is lent, to be added to.
+    fn open(&mut self) -> Result<&mut Self> {
+        match self.is_closed {
+            true => Err(Error::Cancelled("the process has ended".into())),
+            false => Ok(self),
+        }
+    }
+
+    /// The pieces that a batch is made of, to which nobody writes from now on.
+    fn pieces_of(&mut self, batch: &BatchParts) -> Pieces {
+        let mut found = Pieces::new();
+        batch.each_place(&mut |place| {
+            let Place::Slab { address, len } = place else { return };
+            let Some((start, _)) = holding(&self.pieces, *address, *len as usize, Piece::len) else { return };
+            let Some(piece) = self.pieces.remove(&start) else { return };
+            let written = match piece {
+                Piece::Open(open) => open.freeze(),
+                Piece::Written(written) => written,
+            };
+            found.insert(start, written.clone());
+            self.pieces.insert(start, Piece::Written(written));
+        });
+        found
+    }
+}
