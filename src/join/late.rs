@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::arrange::{Arranged, Workshop, copy_column, copy_text};
-use super::emit::{BatchSizes, Emitter, Group, Half, HalfThere, SideRows};
+use super::batch_sizes::BatchSizes;
+use super::emit::{Emitter, Group, Half, HalfThere, SideRows};
 use super::inputs::SideInput;
 use super::turns::Turns;
 use super::{Arrangement, JoinKind, Task};

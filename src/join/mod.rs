@@ -34,9 +34,11 @@
 
 mod ahead;
 mod arrange;
+mod batch_sizes;
 mod count;
 mod emit;
 mod fused;
+mod gatherer;
 mod inputs;
 mod kind;
 mod late;
@@ -57,7 +59,7 @@ use std::time::Instant;
 
 use arrow::array::RecordBatch;
 
-pub(crate) use emit::{BatchSizes, MESSAGE_BYTES};
+pub(crate) use batch_sizes::{BatchSizes, MESSAGE_BYTES};
 pub use kind::{JoinKind, Side};
 pub use monitor::{Monitor, PhaseRecord, Report};
 pub(crate) use probe::chunks_per_stream;

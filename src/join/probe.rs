@@ -18,7 +18,8 @@ use parking_lot::Mutex;
 
 use super::ahead::{Ahead, AheadChunk};
 use super::arrange::{Arranged, CopyIn, Workshop, arrange};
-use super::emit::{BatchSizes, Emitter, SideRows};
+use super::batch_sizes::BatchSizes;
+use super::emit::{Emitter, SideRows};
 use super::inputs::SideInput;
 use super::late::{Late, LateChunk};
 use super::matching::SharedBuild;

@@ -19,8 +19,9 @@ use parking_lot::Mutex;
 
 use super::ahead::{Ahead, Probes};
 use super::arrange::{CopyIn, Workshop, arrange};
+use super::batch_sizes::BatchSizes;
 use super::count::RowCount;
-use super::emit::{BatchSizes, Emitter, SideRows};
+use super::emit::{Emitter, SideRows};
 use super::fused::Fused;
 use super::inputs::{SideInput, check_build_rows};
 use super::late::Late;

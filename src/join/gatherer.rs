@@ -1,0 +1,318 @@
+//! Columns of one side, gathered for a batch of the result, and what becomes of them there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, new_null_array};
+use arrow::compute::kernels::zip::zip;
+use arrow::compute::{CastOptions, cast_with_options, is_null};
+use arrow::datatypes::{DataType, FieldRef, UInt32Type};
+
+use super::arrange::{Workshop, is_raw_key};
+use super::batch_sizes::BatchSizes;
+use super::emit::{Emitter, SideRows};
+use super::inputs::SideInput;
+use super::run::beside;
+use crate::columns::{
+    Role, Stretch, bytes_array, decoded_bytes, encode, encode_again, fixed_array, gather_on_host, lies_by_row,
+    with_wanted_keys,
+};
+use crate::device::{Column, Device, DeviceBuffer, HostBytes, HostColumn, Positions};
+use crate::human::type_name;
+use crate::memory::{Arena, Held};
+use crate::{Error, Result};
+
+/// A column on its way: device columns are complete only after what was queued for them is done.
+pub(super) enum Pending {
+    /// As it lies in the table, a stretch at a time.
+    Shared(Vec<ArrayRef>),
+    FromDevice(HostColumn, DataType, Option<ArrayRef>),
+    TextFromDevice(HostBytes, DataType),
+    Ready(ArrayRef),
+    /// As it left before, a stretch at a time.
+    Left(Vec<ArrayRef>),
+    /// Gathered from batches that share no dictionary: it has one of its own, with 32-bit keys.
+    Encoded(ArrayRef),
+    /// The first, and where that is null, the second.
+    Either(Box<Pending>, Box<Pending>),
+}
+
+/// Makes the arrays of a batch of what was gathered.
+pub(super) struct Finisher<'a> {
+    pub(super) arena: &'a Arena,
+    /// For values that were taken out of their dictionaries, and are many times as large then.
+    pub(super) paid: Vec<Held>,
+}
+
+impl Finisher<'_> {
+    pub(super) fn finish(&mut self, column: Pending, field: &FieldRef) -> Result<ArrayRef> {
+        let array = match column {
+            Pending::Shared(_) | Pending::Left(_) => unreachable!("it is what the result shows"),
+            Pending::FromDevice(column, data_type, dictionary) => fixed_array(&data_type, column, dictionary.as_ref())?,
+            Pending::TextFromDevice(column, data_type) => bytes_array(&data_type, column)?,
+            Pending::Ready(array) => array,
+            Pending::Encoded(array) if matches!(field.data_type(), DataType::Dictionary(..)) => {
+                return with_wanted_keys(array.as_dictionary::<UInt32Type>(), field.data_type());
+            }
+            Pending::Encoded(array) => array,
+            Pending::Either(first, second) => {
+                // Dictionaries of two sides have to become one, by their values.
+                let plain = match field.data_type() {
+                    DataType::Dictionary(_, values) => {
+                        Arc::new(field.as_ref().clone().with_data_type(values.as_ref().clone()))
+                    }
+                    _ => field.clone(),
+                };
+                let (first, second) = (self.finish(*first, &plain)?, self.finish(*second, &plain)?);
+                is_null(&first).and_then(|missing| zip(&missing, &second, &first)).map_err(|error| {
+                    Error::Internal(format!("putting key {:?} together from both sides: {error}", field.name()))
+                })?
+            }
+        };
+        // A key of an outer join has a type that holds the values of both sides, and either may have a narrower one.
+        match (array.data_type(), field.data_type()) {
+            (found, wanted) if found == wanted => Ok(array),
+            // Its keys may be of a type that cannot number a dictionary as it lies.
+            (DataType::Dictionary(..), wanted @ DataType::Dictionary(..)) => encode_again(&array, wanted),
+            (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
+            (found, wanted) => {
+                let purpose = || format!("column {:?} as its values, out of its dictionary,", field.name());
+                match decoded_bytes(&array) {
+                    0 => {}
+                    bytes => self.paid.push(self.arena.reserve(bytes, &purpose())?),
+                }
+                let strict = CastOptions { safe: false, ..CastOptions::default() };
+                cast_with_options(&array, wanted, &strict).map_err(|error| {
+                    let (found, wanted) = (type_name(found), type_name(wanted));
+                    Error::Internal(format!("casting column {:?} from {found} to {wanted}: {error}", field.name()))
+                })
+            }
+        }
+    }
+}
+
+/// Both sides of the rows that are being gathered.
+pub(super) struct Sides<'a> {
+    pub(super) build: Gatherer<'a>,
+    pub(super) probe: Gatherer<'a>,
+}
+
+impl<'a> Sides<'a> {
+    pub(super) fn of(&self, role: Role) -> &Gatherer<'a> {
+        match role {
+            Role::Build => &self.build,
+            Role::Probe => &self.probe,
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, role: Role) -> &mut Gatherer<'a> {
+        match role {
+            Role::Build => &mut self.build,
+            Role::Probe => &mut self.probe,
+        }
+    }
+}
+
+/// Gathers columns of one side for one batch. Row numbers are looked up once, and only when a column needs them.
+pub(super) struct Gatherer<'a> {
+    emitter: &'a Emitter<'a>,
+    pub(super) input: &'a SideInput,
+    pub(super) rows: SideRows<'a>,
+    pub(super) count: usize,
+    /// Whether each row stands beside one of the other side with an equal key.
+    pub(super) are_matched: bool,
+    row_numbers: Option<Positions>,
+    row_numbers_on_host: Option<arrow::buffer::Buffer>,
+    /// Where the rows lie in the table, when they follow each other there as they do here, and the result may share them.
+    pub(super) stretches: Option<Vec<Stretch>>,
+    /// Columns that are wanted and were not gathered yet.
+    pub(super) asked_for: BTreeSet<usize>,
+    /// Of those that the device moves, on their way.
+    pub(super) gathered: BTreeMap<usize, HostColumn>,
+}
+
+impl<'a> Gatherer<'a> {
+    pub(super) fn new(emitter: &'a Emitter<'a>, input: &'a SideInput, rows: SideRows<'a>, count: usize) -> Self {
+        Self {
+            emitter,
+            input,
+            rows,
+            count,
+            are_matched: false,
+            row_numbers: None,
+            row_numbers_on_host: None,
+            stretches: None,
+            asked_for: BTreeSet::new(),
+            gathered: BTreeMap::new(),
+        }
+    }
+
+    /// Finds where the rows lie, if they lie as they are wanted. The batches of the table must not be so small that those of the
+    /// result would be fragments.
+    pub(super) fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
+        let (SideRows::Arranged(arranged, Positions::Range(range))
+        | SideRows::Numbered(arranged, Positions::Range(range))) = &self.rows
+        else {
+            return false;
+        };
+        if !arranged.lies_in_order() {
+            return false;
+        }
+        let stretches = arranged.rows.stretches(range.clone());
+        // The first and the last are cut where these rows begin and end, however long the batches of the table are.
+        let whole = stretches.len().saturating_sub(2);
+        if range.len() < whole * sizes.stretch_rows_min() {
+            return false;
+        }
+        self.stretches = Some(stretches);
+        true
+    }
+
+    /// Whether the result may share a column with the table, should the rows lie there as they are wanted.
+    pub(super) fn may_share(&self, column: usize, field: &FieldRef) -> bool {
+        let data_type = self.input.table.schema.field(column).data_type();
+        self.input.shares && data_type == field.data_type() && lies_by_row(data_type)
+    }
+
+    pub(super) fn share(&self, column: usize) -> Pending {
+        let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else {
+            unreachable!("a missing side lies nowhere")
+        };
+        let stretches = self.stretches.iter().flatten();
+        Pending::Shared(stretches.map(|stretch| arranged.rows.lying(column, stretch)).collect())
+    }
+
+    /// Bytes per value that the device moves, of text on average; 0 for a column that it does not.
+    pub(super) fn width_bytes(&self, column: usize) -> u64 {
+        match self.is_missing() {
+            true => 0,
+            false => match self.input.text(column) {
+                Some(text) => text.mean_bytes,
+                None => self.input.movable(column).map_or(0, |movable| movable.width.bytes() as u64),
+            },
+        }
+    }
+
+    /// A column is wanted: brings it to the device, if that is where it will be gathered from and it is not there yet.
+    pub(super) fn ask_for(&mut self, column: usize) -> Result<()> {
+        self.asked_for.insert(column);
+        let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else { return Ok(()) };
+        if self.input.movable(column).is_some() && self.moved(column).is_none() {
+            arranged.original(column, self.emitter.shop)?;
+        }
+        if self.input.text(column).is_some() {
+            arranged.original_text(column, self.emitter.shop)?;
+        }
+        Ok(())
+    }
+
+    /// A column that lies in arranged order on the device.
+    fn moved(&self, column: usize) -> Option<Column> {
+        let SideRows::Arranged(arranged, _) = &self.rows else { return None };
+        match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.arrangement) {
+            true => Some(arranged.arranged_keys().as_column()),
+            false => arranged.carried(column).cloned(),
+        }
+    }
+
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self.rows, SideRows::Missing)
+    }
+
+    /// Whether some of the rows may not be there.
+    pub(super) fn may_miss(&self) -> bool {
+        matches!(self.rows, SideRows::Arranged(_, Positions::List { may_miss: true, .. }))
+    }
+
+    /// A column's validity, unless no row has a null there, whatever the table has: nulls that match nothing are in no matched row.
+    fn needed(&self, validity: Option<DeviceBuffer>, column: usize) -> Option<DeviceBuffer> {
+        let has_none = self.are_matched && self.input.unmatched_nulls.contains(&column);
+        validity.filter(|_| !has_none)
+    }
+
+    pub(super) fn gather(&mut self, column: usize) -> Result<Pending> {
+        let Workshop { device, stream, arena, .. } = *self.emitter.shop;
+        let data_type = self.input.table.schema.field(column).data_type().clone();
+        if let Some(gathered) = self.gathered.get(&column) {
+            let movable = self.input.movable(column).expect("the device has moved it");
+            return Ok(Pending::FromDevice(gathered.clone(), data_type, movable.dictionary.clone()));
+        }
+        let arranged = match &self.rows {
+            SideRows::Missing => return Ok(Pending::Ready(new_null_array(&data_type, self.count))),
+            SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
+        };
+        if let Some(text) = self.input.text(column) {
+            let mut original = arranged.original_text(column, self.emitter.shop)?;
+            original.validity = self.needed(original.validity, column);
+            let numbers = self.row_numbers()?;
+            let bytes_max = text_bytes_max(device, self.count as u64 * text.mean_bytes);
+            let gathered =
+                device.gather_bytes_to_host(&original, &numbers, text.offset_width, bytes_max, arena, stream)?;
+            return Ok(Pending::TextFromDevice(gathered, data_type));
+        }
+        assert!(self.input.movable(column).is_none(), "columns that the device moves are gathered together");
+        let numbers = self.row_numbers_on_host()?;
+        let numbers = bytemuck::cast_slice(&numbers[..4 * self.count]);
+        let array = beside(device, || gather_on_host(&arranged.rows, column, numbers, arena))?;
+        Ok(match data_type {
+            DataType::Dictionary(..) => Pending::Encoded(array),
+            _ => Pending::Ready(array),
+        })
+    }
+
+    /// A column that the device moves, as it lies there, and where these rows are in it.
+    pub(super) fn moved_at(&mut self, column: usize) -> Result<Option<(Column, Positions)>> {
+        let arranged = match &self.rows {
+            SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
+            SideRows::Missing => return Ok(None),
+        };
+        if self.input.movable(column).is_none() {
+            return Ok(None);
+        }
+        if let (Some(moved), SideRows::Arranged(_, positions)) = (self.moved(column), &self.rows) {
+            return Ok(Some((moved, positions.clone())));
+        }
+        let mut original = arranged.original(column, self.emitter.shop)?;
+        original.validity = self.needed(original.validity, column);
+        Ok(Some((original, self.row_numbers()?)))
+    }
+
+    fn row_numbers(&mut self) -> Result<Positions> {
+        if let Some(numbers) = &self.row_numbers {
+            return Ok(numbers.clone());
+        }
+        let numbers = match &self.rows {
+            SideRows::Missing => unreachable!("a missing side has no row numbers"),
+            SideRows::Numbered(_, numbers) => numbers.clone(),
+            SideRows::Arranged(arranged, positions) => {
+                assert!(arranged.numbered, "the arrangement carried no row numbers, and a column needs them");
+                match &arranged.to_rows {
+                    Some(map) => self.emitter.shop.device.compose(map, positions, self.emitter.shop.stream)?,
+                    None => positions.clone(),
+                }
+            }
+        };
+        self.row_numbers = Some(numbers.clone());
+        Ok(numbers)
+    }
+
+    fn row_numbers_on_host(&mut self) -> Result<arrow::buffer::Buffer> {
+        if let Some(numbers) = &self.row_numbers_on_host {
+            return Ok(numbers.clone());
+        }
+        let numbers = self.row_numbers()?;
+        let shop = self.emitter.shop;
+        let on_host = shop.device.positions_to_host(&numbers, shop.arena, shop.stream)?;
+        self.row_numbers_on_host = Some(on_host.clone());
+        Ok(on_host)
+    }
+}
+
+/// Bytes of text that may be gathered at once, of rows that were expected to have so many: pieces are cut by how long rows are on average, and
+/// what has no bounds would take memory that other streams count on.
+fn text_bytes_max(device: &dyn Device, expected: u64) -> u64 {
+    const TIMES: u64 = 4;
+    // Tests have little text.
+    let enough = if cfg!(test) { 1 << 10 } else { device.info().gather_bytes as u64 };
+    TIMES * expected.max(enough)
+}
