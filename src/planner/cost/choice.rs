@@ -7,7 +7,7 @@ use super::super::inputs::{Input, Inputs};
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
-use super::phases::{phases_of, total_seconds};
+use super::steps::{phases_of, total_seconds};
 use super::{Costed, Filter, Model};
 use crate::Result;
 use crate::columns::Role;

@@ -15,12 +15,13 @@ mod choice;
 mod links;
 mod memory;
 mod phases;
+mod steps;
 
 pub(super) use choice::Question;
 pub(super) use links::Links;
 pub(super) use memory::Chunks;
 pub use memory::MemoryNeed;
-pub use phases::PredictedPhase;
+pub use steps::PredictedPhase;
 
 use super::carried::Carried;
 use super::inputs::{Input, Inputs};
