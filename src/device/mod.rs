@@ -40,6 +40,7 @@ pub mod host;
 mod loss;
 mod open;
 mod phase;
+mod stream;
 mod types;
 mod values;
 
@@ -55,11 +56,12 @@ pub use cancel::CancelFlag;
 pub use loss::set_process_of_one_device;
 pub use open::{gpu_count, open_device, open_gpu, parse_device, why_no_gpu};
 pub use phase::in_phase;
+pub use stream::{DeviceHandle, Event, Spared, SparedBytes, Stream, WorkTime};
 pub use types::{
-    BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceHandle, DeviceId, DeviceInfo, DeviceKind,
-    DeviceMemory, Event, Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth,
-    Keys, Matches, NO_ROW, PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits,
-    Runs, Sorted, Spared, Stream, Table, Unmatched, Wanted, Which, Width, WorkTime,
+    BitSlice, Bounds, BoundsOnDevice, Carry, Column, DeviceBuffer, DeviceId, DeviceInfo, DeviceKind, DeviceMemory,
+    Filter, Grouping, HostColumn, JoinedPartitions, JoinedRows, KeyEncoding, KeyField, KeyWidth, Keys, Matches, NO_ROW,
+    PARTS_MAX, PackedKeys, Pairs, PartitionMatches, Partitions, Positions, ROWS_MAX, RadixBits, Runs, Sorted, Table,
+    Unmatched, Wanted, Which, Width,
 };
 pub use values::{
     BytesColumn, BytesPart, Hashing, HostBytes, KeyValues, SHORT_BYTES_MAX, VALUE_FIELDS_MAX, ValueField, length_bits,
