@@ -13,6 +13,10 @@ use crate::{Error, Result};
 /// Longer names are no names of tenants.
 const NAME_BYTES_MAX: usize = 256;
 
+/// Alternative names that are no text (RFC 5280, section 4.2.1.6).
+const DNS_NAME: Tag = Tag(2);
+const URI: Tag = Tag(6);
+
 /// Kinds of text that a common name may have. Others went out of use with the last century.
 const TEXT: [Tag; 3] = [Tag::Utf8String, Tag::PrintableString, Tag::Ia5String];
 
@@ -61,7 +65,7 @@ fn all_names<'a>(certificate: &'a X509Certificate<'_>) -> Result<Vec<&'a str>, X
     for name in alternative.iter().flat_map(|extension| &extension.value.general_names) {
         match name {
             GeneralName::DNSName(name) | GeneralName::URI(name) => names.push(name),
-            GeneralName::Invalid(..) => return Err(X509Error::InvalidExtensions),
+            GeneralName::Invalid(DNS_NAME | URI, _) => return Err(X509Error::InvalidExtensions),
             _ => {}
         }
     }
