@@ -13,7 +13,7 @@
 //! Between the two processes go messages (`messages`, over `channel`), and no bytes of columns: a table is told once by where its
 //! buffers lie, and so is each batch of a result. Memory for results is the server's: the device's process borrows each piece
 //! ([`Lender`](crate::memory::Lender)), so that budgets, promises to jobs and the wish to stop hold there as they do here.
-//! What a process that has ended had borrowed goes back once the system has ended it, since until then its GPU may write there; then
+//! What a process had borrowed goes back once the system says that it has ended, since until then its GPU may write there; then
 //! another one is started in its place.
 //!
 //! This room knows of tasks, devices, their rates and memory, and nothing of queues or the wire.
