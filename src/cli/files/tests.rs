@@ -67,12 +67,13 @@ async fn the_pieces_of_a_file_add_up_to_it() {
         let file_bytes = std::fs::metadata(&path).unwrap().len();
         assert_eq!(source.file_bytes, file_bytes, "{name}");
         let pieces: Vec<u64> = source.into_stream().map(|piece| piece.unwrap().file_bytes).collect().await;
-        assert_eq!(pieces.len(), 6, "{name}");
+        // The first rows of CSV are in three pieces.
+        assert_eq!(pieces.len(), if name == "t.csv" { 8 } else { 6 }, "{name}");
         let sum: u64 = pieces.iter().sum();
         // An IPC file ends with a footer of some hundred bytes, which is not read twice.
         assert!((file_bytes - 4096..=file_bytes).contains(&sum), "{name}: {pieces:?} of {file_bytes}");
         // A buffer is read ahead, and no more: halfway through the rows about half of the file is done.
-        let half = pieces[..3].iter().sum::<u64>() as f64 / file_bytes as f64;
+        let half = pieces[..pieces.len() - 3].iter().sum::<u64>() as f64 / file_bytes as f64;
         assert!((0.4..0.8).contains(&half), "{name}: {pieces:?} of {file_bytes}");
     }
 }

@@ -162,6 +162,9 @@ class _File:
                 raise self._error("the file has no columns" if file.read(1) else EMPTY)
         if not self._options.header:
             return [f"column_{index + 1}" for index in range(len(names))]
+        # What is not UTF-8 was replaced by this mark.
+        if any("\ufffd" in name for name in names) and (other := self._not_utf8()):
+            raise other
         for twice in (name for index, name in enumerate(names) if name in names[:index]):
             raise self._error(f"two columns are named {twice!r}; rename one, since joins refer to columns by name")
         return names
@@ -193,12 +196,13 @@ class _File:
             if batch.num_rows:
                 rows, last = rows + batch.num_rows, batch.column(batch.num_columns - 1)[-1].as_py() or ""
             yield batch
-        # Only a quoted value has a line end in it.
-        if ("\n" in last or "\r" in last) and not self._end().endswith(b'"'):
+        # Only a quoted value has a line end in it, and a quote within it is doubled.
+        if ("\n" in last or "\r" in last) and self._last_quotes() % 2 == 0:
             line = self._line_of(max(0, rows - 1 + int(self._options.header)))
+            place = f"line {line}" if line else f"row {rows}"
             raise self._error(
-                f"a quote is opened on line {line} or below it, and not closed before the end of the file; close it, "
-                "or double the quotes within quoted values"
+                f"a quote is opened on {place} or below it, and not closed before the end of the file; close it, or "
+                "double the quotes within quoted values"
             )
 
     # What is wrong
@@ -227,14 +231,8 @@ class _File:
 
     def _malformed(self, columns: int, error: Exception) -> ValueError:
         """What pyarrow cannot split into fields: it does not say on which line."""
-        with self._bytes() as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    line.decode()
-                except UnicodeDecodeError:
-                    return self._error(
-                        f"line {number} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 FILE"
-                    )
+        if other := self._not_utf8():
+            return other
         try:
             for number, record in self._records():
                 if len(record) != columns:
@@ -245,6 +243,21 @@ class _File:
         except csv.Error:
             pass
         return self._error(f"{error}; see whether a quote is not closed")
+
+    def _not_utf8(self) -> ValueError | None:
+        try:
+            with self._bytes() as file:
+                for number, line in enumerate(file, 1):
+                    try:
+                        line.decode()
+                    except UnicodeDecodeError:
+                        return self._error(
+                            f"line {number} is not UTF-8; convert the file first, as with: iconv -f LATIN1 -t UTF-8 "
+                            "FILE"
+                        )
+        except (OSError, EOFError, zlib.error) as error:
+            return self._unread(error)
+        return None
 
     def _line_of(self, index: int) -> int | None:
         """The line on which a record begins, counted from 1, by the number of records before it."""
@@ -257,6 +270,7 @@ class _File:
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """The records by Python's own reader, slowly, each with the line on which it begins."""
         opened: Any = gzip.open if self._is_gzip else open
+        limit = csv.field_size_limit(_BLOCK_BYTES)
         try:
             with opened(self._path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
                 reader = csv.reader(file, delimiter=self._delimiter)
@@ -267,14 +281,17 @@ class _File:
                     line = reader.line_num + 1
         except (OSError, EOFError, zlib.error) as error:
             raise self._unread(error) from None
+        finally:
+            csv.field_size_limit(limit)
 
-    def _end(self) -> bytes:
-        """The end of the file, without white space."""
+    def _last_quotes(self) -> int:
+        """The quotes at the end of the file, before white space."""
         end = b""
         with self._bytes() as file:
             while block := file.read(_BLOCK_BYTES):
-                end = (end + block).rstrip()[-1:]
-        return end
+                text = (end + block).rstrip()
+                end = (end + block)[len(text.rstrip(b'"')) :]
+        return len(end.rstrip())
 
     def _bytes(self) -> Any:
         return gzip.open(self._path, "rb") if self._is_gzip else open(self._path, "rb")

@@ -28,6 +28,8 @@ _SPELLED = {
 """Names that are not pyarrow's, by pyarrow's."""
 
 _DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_NEAR_DATE = "(1(6(7[89]|[89][0-9])|[7-9][0-9]{2})|2([01][0-9]{2}|2([0-5][0-9]|6[01])))-[0-9]{2}-[0-9]{2}"
+"""Of the years that nanoseconds reach from their first day to their last: pyarrow before 23 wraps around beyond."""
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _FRACTION = {"s": "", "ms": r"(\.[0-9]{1,3})?", "us": r"(\.[0-9]{1,6})?", "ns": r"(\.[0-9]{1,9})?"}
 _ZONE = "(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)"
@@ -73,7 +75,8 @@ def form(data_type: pa.DataType) -> str | None:
         return f"^{_TIME}{_FRACTION[data_type.unit]}$"
     if known.is_timestamp(data_type):
         time = f"[T ]{_TIME}{_FRACTION[data_type.unit]}"
-        return f"^{_DATE}({time})?$" if data_type.tz is None else f"^{_DATE}{time}{_ZONE}$"
+        date = _NEAR_DATE if data_type.unit == "ns" else _DATE
+        return f"^{date}({time})?$" if data_type.tz is None else f"^{date}{time}{_ZONE}$"
     if known.is_integer(data_type):
         return "^[0-9]+$" if known.is_unsigned_integer(data_type) else "^-?[0-9]+$"
     return "^-?([0-9.]+([eE][-+]?[0-9]+)?|(?i:nan|inf|infinity))$" if known.is_floating(data_type) else None

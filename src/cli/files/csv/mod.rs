@@ -151,7 +151,7 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
         rows += read.batch.num_rows();
         first.push(read);
     }
-    let heading = names.fields().iter().last().filter(|_| rows == 0 && !args.no_header);
+    let heading = names.fields().iter().last().filter(|_| rows == 0 && infer_rows > 0 && !args.no_header);
     if heading.is_some_and(|last| is_quote_open(last.name(), &start)) {
         return Err(quote_open(1));
     }

@@ -19,12 +19,20 @@ use crate::{Error, Result};
 /// would be full before the end of a long file.
 const BATCH_BYTES_MAX: usize = 1 << 30;
 
+/// Rows of the first batch, which tells how long rows are.
+const FIRST_BATCH_ROWS: usize = 64;
+
+/// Bytes that the records of a batch should have at most.
+const BATCH_BYTES: usize = 64 << 20;
+
 /// Reads records in batches.
 pub(super) struct Records<R> {
     input: BufReader<R>,
     decoder: Decoder,
     /// Rows that the next batch has at most.
     rows: usize,
+    /// Of the first rows, which are in batches of their own, those that were not read yet.
+    first_rows: usize,
     /// The lines of the next batch.
     lines: Lines,
     /// Bytes that the records of a batch may have.
@@ -49,11 +57,12 @@ struct Lines {
 }
 
 impl<R: Read> Records<R> {
-    /// The first batch has at most `first_rows` rows.
+    /// A batch ends after `first_rows` rows.
     pub(super) fn new(input: R, text: SchemaRef, format: Format, has_header: bool, first_rows: usize) -> Self {
         let lines = Lines { text, format, bytes: Vec::new(), first: 1, headings: has_header.into() };
-        let (decoder, input) = (lines.decoder(has_header, first_rows), BufReader::with_capacity(BUFFER_BYTES, input));
-        Self { input, decoder, rows: first_rows, lines, bytes_max: BATCH_BYTES_MAX }
+        let rows = first_rows.min(FIRST_BATCH_ROWS);
+        let (decoder, input) = (lines.decoder(has_header, rows), BufReader::with_capacity(BUFFER_BYTES, input));
+        Self { input, decoder, rows, first_rows, lines, bytes_max: BATCH_BYTES_MAX }
     }
 
     fn read(&mut self) -> Result<Option<Rows>> {
@@ -69,16 +78,23 @@ impl<R: Read> Records<R> {
             }
             lines.check_length(self.bytes_max)?;
         };
-        let batch = self.decoder.flush().map_err(|_| not_utf8(&lines.bytes, lines.first))?;
+        // Arrow's reader looks at the fields of a batch together, where halves of a character meet.
+        std::str::from_utf8(&lines.bytes).map_err(|_| not_utf8(&lines.bytes, lines.first))?;
+        let batch = self.decoder.flush()?;
         if let Some(batch) = batch.as_ref().filter(|_| is_end) {
             lines.check_last_quote(batch)?;
         }
         let first = lines.first + newlines(&lines.bytes);
         let next =
             Lines { bytes: Vec::new(), first, headings: 0, text: lines.text.clone(), format: lines.format.clone() };
-        if self.rows < ROWS_PER_BATCH {
-            self.rows = ROWS_PER_BATCH;
-            self.decoder = next.decoder(false, self.rows);
+        self.first_rows = self.first_rows.saturating_sub(self.rows);
+        let rows_max = if self.first_rows > 0 { self.first_rows } else { ROWS_PER_BATCH };
+        let rows = next_rows(self.rows, lines.bytes.len()).min(rows_max);
+        if rows != self.rows {
+            self.rows = rows;
+            self.decoder = next.decoder(false, rows);
+            // Only at its start would a decoder take a mark of byte order from a value. It skips empty lines.
+            self.decoder.decode(b"\n")?;
         }
         let lines = std::mem::replace(lines, next);
         Ok(batch.map(|batch| Rows { batch, lines }))
@@ -165,9 +181,18 @@ impl Lines {
     }
 }
 
+/// Rows of the batch after one of so many rows and bytes.
+fn next_rows(rows: usize, bytes: usize) -> usize {
+    const GROWTH: usize = 64;
+    let fitting = BATCH_BYTES / bytes.div_ceil(rows).max(1);
+    fitting.clamp(1, ROWS_PER_BATCH.min(GROWTH * rows))
+}
+
 /// Whether the last value of a file was quoted and has no closing quote. Only a quoted value has a line end in it.
 pub(super) fn is_quote_open(last: &str, file: &[u8]) -> bool {
-    last.contains(['\n', '\r']) && !file.trim_ascii_end().ends_with(b"\"")
+    let end = file.trim_ascii_end().iter().rev().take_while(|byte| **byte == b'"').count();
+    // A quote within the value is doubled.
+    last.contains(['\n', '\r']) && end.is_multiple_of(2)
 }
 
 /// What is wrong with such a file.
@@ -197,6 +222,14 @@ mod tests {
     use arrow::datatypes::{DataType, Field, Schema};
 
     use super::*;
+
+    #[test]
+    fn batches_have_as_many_rows_as_fit() {
+        assert_eq!(next_rows(64, 64 * 100), 4096, "it grows step by step");
+        assert_eq!(next_rows(4096, 4096 * 100), ROWS_PER_BATCH);
+        assert_eq!(next_rows(64, 64 << 20), 64, "rows of a MiB");
+        assert_eq!(next_rows(64, 64 << 27), 1, "rows that are larger than a batch should be");
+    }
 
     #[test]
     fn a_quote_that_is_not_closed_does_not_take_a_long_file_into_memory() {

@@ -133,6 +133,9 @@ pub(in crate::cli::files) fn is_read_as(data_type: &DataType) -> bool {
 fn form(data_type: &DataType) -> Option<String> {
     use DataType as T;
     const DATE: &str = "[0-9]{4}-[0-9]{2}-[0-9]{2}";
+    /// Of the years that nanoseconds reach from their first day to their last: pyarrow before 23 wraps around beyond.
+    const NEAR_DATE: &str =
+        "(1(6(7[89]|[89][0-9])|[7-9][0-9]{2})|2([01][0-9]{2}|2([0-5][0-9]|6[01])))-[0-9]{2}-[0-9]{2}";
     const ZONE: &str = "(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)";
     let time = |unit: &TimeUnit| {
         let fraction = match unit {
@@ -153,8 +156,11 @@ fn form(data_type: &DataType) -> Option<String> {
         }
         T::Date32 | T::Date64 => format!("^{DATE}$"),
         T::Time32(unit) | T::Time64(unit) => format!("^{}$", time(unit)),
-        T::Timestamp(unit, None) => format!("^{DATE}([T ]{})?$", time(unit)),
-        T::Timestamp(unit, Some(_)) => format!("^{DATE}[T ]{}{ZONE}$", time(unit)),
+        T::Timestamp(unit, zone) => {
+            let date = if *unit == TimeUnit::Nanosecond { NEAR_DATE } else { DATE };
+            let time = time(unit);
+            if zone.is_some() { format!("^{date}[T ]{time}{ZONE}$") } else { format!("^{date}([T ]{time})?$") }
+        }
         _ if data_type.is_unsigned_integer() => "^[0-9]+$".into(),
         _ if data_type.is_integer() => "^-?[0-9]+$".into(),
         _ if data_type.is_floating() => "^-?([0-9.]+([eE][-+]?[0-9]+)?|(?i:nan|inf|infinity))$".into(),
