@@ -146,12 +146,12 @@ impl Choice<'_> {
         let memory = model.memory();
         let chunks = |probe_at_once| Chunks::new(self.strategy, &memory, inputs, target, probe_at_once);
         let in_chunks = chunks(false);
-        let mut best = self.costed_with(inputs, memory, in_chunks);
+        let mut best = self.costed_with(&model, memory, in_chunks);
         let at_once = (in_chunks.count > 1.0).then(|| (chunks(true), memory));
         let last = model.memory_with_columns_last(memory, forced.build_columns_last);
         let last = last.map(|memory| (Chunks { build_columns_last: true, ..in_chunks }, memory));
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
-            let costed = self.costed_with(inputs, memory, chunks);
+            let costed = self.costed_with(&model, memory, chunks);
             let is_forced = chunks.build_columns_last && forced.build_columns_last == Some(true);
             let worth = if chunks.build_columns_last { COLUMNS_LAST_SECONDS } else { 0.0 };
             if is_forced || costed.seconds + worth < best.seconds {
@@ -161,10 +161,8 @@ impl Choice<'_> {
         Ok(best)
     }
 
-    fn costed_with(&self, inputs: &Inputs, memory: MemoryNeed, chunks: Chunks) -> Costed {
-        let rates = &self.question.target.rates;
-        let model = self.model(inputs);
-        let steps = model.steps(chunks);
+    fn costed_with(&self, model: &Model<'_>, memory: MemoryNeed, chunks: Chunks) -> Costed {
+        let (rates, steps) = (model.rates, model.steps(chunks));
         Costed {
             strategy: self.strategy,
             seconds: total_seconds(&steps, chunks, rates),
