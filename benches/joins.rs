@@ -29,8 +29,10 @@ use rayon::prelude::*;
 use serde_json::json;
 
 mod arguments;
+mod at_once;
 mod record;
 use arguments::count;
+use at_once::at_once;
 use record::Recorder;
 
 #[derive(Parser)]
@@ -50,7 +52,7 @@ struct Options {
     /// Payload columns of each side
     #[arg(long, default_value_t = 1)]
     payloads: usize,
-    /// Payload is drawn from so many bits, 30 at the most for columns of 4 bytes
+    /// Bits of random payload, at most 30 for columns of 4 bytes
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=62))]
     payload_bits: u32,
     /// Payload columns are text of so many bytes, 10 at the least, in batches of 2^24 rows unless --batch says otherwise
@@ -93,7 +95,7 @@ struct Options {
     /// Columns stay on the device from run to run, and the first run brings them in without being timed
     #[arg(long)]
     cached: bool,
-    /// How many such joins run at once, each four times without a break; the time shown is the device's for each
+    /// Joins that run at once, each several times without a break; the time shown is the device's for each
     #[arg(long, default_value_t = 1)]
     at_once: usize,
     /// Append the measurements to benches/results
@@ -289,28 +291,26 @@ fn main() {
                 join::run(&task, device, &arena, &sink, &monitor).unwrap();
                 (sink.0.into_inner(), monitor.phases())
             };
-            let rounds = if options.at_once == 1 { 1 } else { 4 };
             let start = Instant::now();
-            let mut last = std::thread::scope(|scope| {
-                let all = || {
-                    (1..rounds).for_each(|_| drop(join()));
-                    join()
-                };
-                let threads: Vec<_> = (0..options.at_once).map(|_| scope.spawn(all)).collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-            });
-            let seconds = start.elapsed().as_secs_f64() / (options.at_once * rounds) as f64;
-            let (batches, phases) = last.pop().unwrap();
-            let rows = match options.count {
-                true => numbers(batches[0].column(0))[0] as usize,
-                false => batches.iter().map(RecordBatch::num_rows).sum(),
+            let (seconds, joined) = match options.at_once {
+                1 => {
+                    let joined = join();
+                    (start.elapsed().as_secs_f64(), vec![joined])
+                }
+                threads => at_once(threads, join),
             };
-            assert_eq!(rows, expected_rows);
-            if !options.count {
-                assert_eq!(Sums::of(&batches, options.payloads), expected, "what {name} has joined");
+            for (batches, _) in &joined {
+                let rows = match options.count {
+                    true => numbers(batches[0].column(0))[0] as usize,
+                    false => batches.iter().map(RecordBatch::num_rows).sum(),
+                };
+                assert_eq!(rows, expected_rows);
+                if !options.count {
+                    assert_eq!(Sums::of(batches, options.payloads), expected, "what {name} has joined");
+                }
             }
             if run > 0 || !options.cached {
-                runs.push((seconds, phases));
+                runs.extend(joined.into_iter().next_back().map(|(_, phases)| (seconds, phases)));
             }
         }
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));

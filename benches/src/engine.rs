@@ -1,7 +1,6 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
 use std::collections::BTreeMap;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
 use super::asked::{Asked, Change};
+use super::at_once::at_once;
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
 use dovetail::catalog::{Catalog, Upload, UploadMode, UploadOptions};
@@ -179,9 +179,6 @@ impl Measured {
         self.asked.change.map_or("strategy", Change::decision)
     }
 }
-
-/// Runs of each of several at once, so that they meet in all their phases.
-const ROUNDS: usize = 4;
 
 /// Keeps all batches: the result is materialized, and freed when the clock has stopped.
 #[derive(Default)]
@@ -387,24 +384,10 @@ impl Engine {
         Ok(Timed { seconds: run.seconds, phases: run.phases, times })
     }
 
-    /// Several runs at once on the same device, each [`ROUNDS`] times without a break: seconds of the device's for each run. Results are
-    /// let go of at once, as a server's are when they have been fetched, but for the last ones, which are checked. What the device's
-    /// work took is not told apart by run.
+    /// Several runs at once on the same device. The last run of each thread is checked. The device's work is not told apart by run.
     fn time_at_once(&self, asked: &Asked, prepared: &Prepared) -> Result<Timed> {
-        let rounds = || {
-            (1..ROUNDS).try_for_each(|_| self.run(asked, &*self.device).map(drop))?;
-            self.run(asked, &*self.device)
-        };
-        let start = Instant::now();
-        let last = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.at_once).map(|_| scope.spawn(rounds)).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
-                .collect::<Result<Vec<Run>>>()
-        })?;
-        let seconds = start.elapsed().as_secs_f64() / (self.at_once * ROUNDS) as f64;
-        last.iter().try_for_each(|run| run.verify(prepared).map(drop))?;
+        let (seconds, last) = at_once(self.at_once, || self.run(asked, &*self.device));
+        last.into_iter().try_for_each(|run| run?.verify(prepared).map(drop))?;
         Ok(Timed { seconds, phases: Vec::new(), times: Vec::new() })
     }
 

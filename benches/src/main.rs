@@ -20,6 +20,8 @@
 //! them, at the rates that plain copies were measured at (`floor.rs`).
 
 mod asked;
+#[path = "../at_once/mod.rs"]
+mod at_once;
 mod axes;
 mod case;
 mod check;
@@ -110,7 +112,7 @@ struct BenchArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cases: Option<u16>,
 
-    /// Compares each of the planner's choices with itself but for one decision, too: the filter, the build side, the columns that move
+    /// Compares each of the planner's choices also with itself after one decision was changed: the filter, the build side, the columns that move
     /// with the keys; and on a GPU all of it once more with columns on the device from earlier runs
     #[arg(long)]
     exhaustive: bool,
@@ -446,7 +448,7 @@ fn list() {
         SUITES.iter().map(|suite| vec![suite.name.to_owned(), suite.about.to_owned()]).collect();
     output::line(output::table(&columns, &rows));
     output::line(format!(
-        "\n`dovetail-bench SUITE` runs one, on the CPU with {} of tables and result at the most; --scale says otherwise,\n\
+        "\n`dovetail-bench SUITE` runs one, on the CPU with at most {} of tables and result; --scale says otherwise,\n\
          and --rows, --keys and the others of --help change what it varies",
         human_bytes(CPU_CASE_BYTES)
     ));

@@ -19,7 +19,7 @@ const SMALL: [&str; 10] = [
     "--seed=7",
 ];
 
-/// The program, without settings of whoever runs the tests.
+/// The program, without the settings of the user who runs the tests.
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dovetail-bench"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DOVETAIL_")) {
@@ -155,6 +155,25 @@ fn a_published_experiment_runs_at_a_scale() {
     // Another run is appended.
     assert!(run(&bench).status.success());
     assert_eq!(lines(&file).len(), 10);
+}
+
+#[test]
+fn joins_at_once_are_timed_and_checked() {
+    let output = run(&[
+        "choices",
+        "--cases=1",
+        "--scale=1/1024",
+        "--runs=1",
+        "--strategies=auto",
+        "--host-memory=1GiB",
+        "--at-once=3",
+        "--json",
+    ]);
+    let printed = json_lines(&output);
+    let joins: Vec<&Value> = printed.iter().filter(|line| line["asked"] == "auto").collect();
+    assert_eq!(joins.len(), 1, "{printed:?}");
+    assert_eq!((&joins[0]["at_once"], &joins[0]["verified"]), (&Value::from(3), &Value::from(true)));
+    assert!(joins[0]["seconds"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
