@@ -16,7 +16,6 @@ use super::names::Names;
 use super::progress::Progress;
 use super::{jobs, output, rows};
 use crate::human::{did_you_mean, listed};
-use crate::memory::human_bytes;
 use crate::{Error, Result};
 
 /// Arguments of `dovetail get`.
@@ -273,14 +272,7 @@ fn remark_received(what: &str, received: Received) {
 }
 
 fn describe(what: &str, received: Received) -> String {
-    let Received { rows, bytes, seconds, .. } = received;
-    format!(
-        "{what}: {}, {} in {} ({}/s)",
-        output::counted(rows, "row"),
-        human_bytes(bytes),
-        output::seconds(seconds),
-        human_bytes((bytes as f64 / seconds) as u64)
-    )
+    output::transfer(what, received.rows, received.bytes, "in", received.seconds)
 }
 
 /// Prints the first rows. Machines get each as a JSON object, on a line.

@@ -6,10 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use crate::human::{count, counted, seconds};
 
 use crate::human::system_words;
+use crate::memory::human_bytes;
 use crate::{Error, Result, lines};
 
 /// Set once, from the command line, before anything is printed.
 static JSON: AtomicBool = AtomicBool::new(false);
+
+/// What was moved and how fast: `orders: 1,500 rows, 1.2 MiB sent in 10.0 ms (120.0 MiB/s)`, with `sent in` for `how`.
+pub fn transfer(what: &str, rows: u64, bytes: u64, how: &str, taken: f64) -> String {
+    let (rows, size, rate) = (counted(rows, "row"), human_bytes(bytes), human_bytes((bytes as f64 / taken) as u64));
+    format!("{what}: {rows}, {size} {how} {} ({rate}/s)", seconds(taken))
+}
 
 /// Says whether machines read along.
 pub fn set_json(json: bool) {

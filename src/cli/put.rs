@@ -17,7 +17,6 @@ use super::output;
 use super::progress::Progress;
 use crate::catalog::check_name;
 use crate::human::{first_of, quoted, type_name};
-use crate::memory::human_bytes;
 use crate::{Context, Error, Result};
 
 /// Arguments of `dovetail put`.
@@ -161,24 +160,12 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
         }
         output::json(&said);
     } else {
-        output::line(in_words(table, uploaded, seconds));
+        output::line(output::transfer(table, uploaded.rows, uploaded.bytes, "sent in", seconds));
         if let Some(schema) = inferred {
             let column = |field: &FieldRef| format!("{}: {}", quoted(field.name()), type_name(field.data_type()));
             output::line(format!("  {}", first_of(schema.fields().iter().map(column))));
         }
     }
-}
-
-/// `orders: 1,500 rows, 1.2 MiB sent in 10.0 ms (120.0 MiB/s)`.
-pub(super) fn in_words(table: &str, uploaded: Uploaded, seconds: f64) -> String {
-    let Uploaded { rows, bytes } = uploaded;
-    format!(
-        "{table}: {}, {} sent in {} ({}/s)",
-        output::counted(rows, "row"),
-        human_bytes(bytes),
-        output::seconds(seconds),
-        human_bytes((bytes as f64 / seconds) as u64)
-    )
 }
 
 /// Which files go into which table, in the order given.

@@ -27,7 +27,7 @@ use super::files::{Complete, Target};
 use super::interrupt::unless_interrupted;
 use super::output::{self, Style};
 use super::progress::Progress;
-use super::{get, jobs, join, put, rows, settings};
+use super::{get, jobs, join, rows, settings};
 use crate::memory::{human_bytes, process_memory_limit};
 use crate::planner::Strategy;
 use crate::service::Server;
@@ -244,7 +244,7 @@ async fn upload(client: &Client, tables: &Tables, streams: u16) -> Result<()> {
         let seconds = start.elapsed().as_secs_f64();
         event(json!({ "event": "upload", "table": table.name, "rows": uploaded.rows,
                       "bytes": uploaded.bytes, "seconds": seconds }));
-        people(&indented(&put::in_words(table.name, uploaded, seconds)));
+        people(&indented(&output::transfer(table.name, uploaded.rows, uploaded.bytes, "sent in", seconds)));
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// A table of these batches, of which there is one at least.
+    /// A table of these batches, at least one.
     pub fn of(name: &'static str, batches: Vec<RecordBatch>) -> Result<Self> {
         let first =
             batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
