@@ -18,7 +18,7 @@ use arrow::csv::reader::Format;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use flate2::read::MultiGzDecoder;
 
-use self::records::{Records, is_quote_open, not_utf8, quote_open};
+use self::records::{Records, not_utf8};
 pub use self::types::ColumnTypes;
 pub(super) use self::types::is_read_as;
 
@@ -150,10 +150,6 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     {
         rows += read.batch.num_rows();
         first.push(read);
-    }
-    let heading = names.fields().iter().last().filter(|_| rows == 0 && infer_rows > 0 && !args.no_header);
-    if heading.is_some_and(|last| is_quote_open(last.name(), &start)) {
-        return Err(quote_open(1));
     }
     let looked_at = concat_batches(&text, first.iter().map(|read| &read.batch))?.slice(0, rows.min(infer_rows));
     let inferred = looked_at.columns().iter().map(types::infer).collect::<Result<Vec<_>>>()?;

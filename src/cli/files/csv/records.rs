@@ -81,8 +81,8 @@ impl<R: Read> Records<R> {
         // Arrow's reader looks at the fields of a batch together, where halves of a character meet.
         std::str::from_utf8(&lines.bytes).map_err(|_| not_utf8(&lines.bytes, lines.first))?;
         let batch = self.decoder.flush()?;
-        if let Some(batch) = batch.as_ref().filter(|_| is_end) {
-            lines.check_last_quote(batch)?;
+        if is_end {
+            lines.check_last_quote(batch.as_ref())?;
         }
         let first = lines.first + newlines(&lines.bytes);
         let next =
@@ -160,13 +160,26 @@ impl Lines {
     }
 
     /// Refuses a quote that is not closed before the end of the file: Arrow's reader takes all that follows for one value.
-    fn check_last_quote(&self, batch: &RecordBatch) -> Result<()> {
-        let (row, columns) = (batch.num_rows() - 1, batch.columns());
-        let last = columns.last().map_or("", |column| column.as_string::<i32>().value(row));
-        match is_quote_open(last, &self.bytes) {
-            true => Err(quote_open(self.of(row))),
-            false => Ok(()),
+    fn check_last_quote(&self, batch: Option<&RecordBatch>) -> Result<()> {
+        let row = batch.map(|batch| batch.num_rows() - 1);
+        let last = match (batch, row) {
+            (Some(batch), Some(row)) => {
+                batch.columns().last().map_or("", |column| column.as_string::<i32>().value(row))
+            }
+            // The file ends with its heading.
+            _ if self.headings > 0 => self.text.fields().last().map_or("", |field| field.name()),
+            _ => return Ok(()),
+        };
+        // Only a quoted value has a line end in it, and a quote within it is doubled.
+        let quotes = self.bytes.trim_ascii_end().iter().rev().take_while(|byte| **byte == b'"').count();
+        if !last.contains(['\n', '\r']) || !quotes.is_multiple_of(2) {
+            return Ok(());
         }
+        Err(Error::Invalid(format!(
+            "a quote is opened on line {} or below it, and not closed before the end of the file; close it, or double the quotes \
+             within quoted values",
+            row.map_or(self.first, |row| self.of(row))
+        )))
     }
 
     fn check_length(&self, max: usize) -> Result<()> {
@@ -181,26 +194,11 @@ impl Lines {
     }
 }
 
-/// Rows of the batch after one of so many rows and bytes.
+/// Rows of the next batch, by the rows and bytes of the one before.
 fn next_rows(rows: usize, bytes: usize) -> usize {
     const GROWTH: usize = 64;
     let fitting = BATCH_BYTES / bytes.div_ceil(rows).max(1);
     fitting.clamp(1, ROWS_PER_BATCH.min(GROWTH * rows))
-}
-
-/// Whether the last value of a file was quoted and has no closing quote. Only a quoted value has a line end in it.
-pub(super) fn is_quote_open(last: &str, file: &[u8]) -> bool {
-    let end = file.trim_ascii_end().iter().rev().take_while(|byte| **byte == b'"').count();
-    // A quote within the value is doubled.
-    last.contains(['\n', '\r']) && end.is_multiple_of(2)
-}
-
-/// What is wrong with such a file.
-pub(super) fn quote_open(line: usize) -> Error {
-    Error::Invalid(format!(
-        "a quote is opened on line {line} or below it, and not closed before the end of the file; close it, or double the quotes \
-         within quoted values"
-    ))
 }
 
 /// Bytes that are not UTF-8. They begin on line `first`.
