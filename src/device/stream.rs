@@ -48,12 +48,12 @@ impl Spared {
 }
 
 impl SparedBytes {
-    /// Says that the device had kept so many bytes of what was asked for.
+    /// Counts bytes that were asked for and that the device had kept.
     pub(super) fn add_kept(&self, bytes: u64) {
         self.kept.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Says that the device reads so many bytes where they lie.
+    /// Counts bytes that the device reads in place.
     pub(super) fn add_in_place(&self, bytes: u64) {
         self.in_place.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -3,12 +3,12 @@
 //! ```text
 //!   run() ── one thread per job: pushes batches, hands on progress ──────────┐
 //!   clerks ── lend what has to be waited for ────────────────────────────────┤◄── reader ◄── socket
-//!   whoever asks: what is kept, rates ───────────────────────────────────────┘
+//!   questions: what is kept, rates ──────────────────────────────────────────┘
 //! ```
 //!
-//! The reader waits for nobody but the process, which always takes what it is sent. What is there it lends itself. What is given back it takes
+//! The reader waits only for the process, which always takes what it is sent. What is there it lends itself. What is given back it takes
 //! back itself, in the order in which it hears of it, and it may unmap a slab for it: a process gives the pieces of a batch back as soon as
-//! it has sent it, so the reader holds them for whoever is to push it.
+//! it has sent it, so the reader holds them until the job's thread has pushed it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,7 +38,7 @@ pub struct SharedSlabs {
 /// Length and file of each slab, by its address.
 type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
 
-/// A process is shown so few slabs while whoever takes one, or gives one back, waits.
+/// Slabs that are shown to a process while threads that take one, or give one back, wait.
 const LAST_SLABS: usize = 8;
 
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ struct Shown {
 
 impl SharedSlabs {
     /// Shows all slabs to a process, those that are there and those to come. It maps and pins each before it takes the next, which may take
-    /// seconds for all of them: nobody who takes a slab, or gives one back, waits for more than the last few.
+    /// seconds for all of them: a thread that takes a slab, or gives one back, waits for the last few at most.
     pub(super) fn show_to(&self, link: &Arc<Link>) -> Result<()> {
         let mut seen = Slabs::new();
         loop {
@@ -188,7 +188,7 @@ pub(super) enum Chore {
         call: u64,
         arena: Arena,
     },
-    /// Nobody listens to the job any more.
+    /// The job has no listener any more.
     Refuse {
         call: u64,
     },
@@ -217,7 +217,7 @@ impl<'a> Listening<'a> {
     pub(super) fn begin(link: &'a Link, job: u64, door: Door, messages: mpsc::Receiver<OfJob>) -> Result<Self> {
         link.jobs.lock().insert(job, door);
         let listening = Self { link, job, messages };
-        // Whoever closes the doors has said before that the device is lost.
+        // A link says that the device is lost before it closes its doors.
         link.check()?;
         Ok(listening)
     }
@@ -226,7 +226,7 @@ impl<'a> Listening<'a> {
 impl Drop for Listening<'_> {
     fn drop(&mut self) {
         self.link.jobs.lock().remove(&self.job);
-        // Whatever it has said and nobody has heard, it waits for the answer.
+        // It waits for the answers to what it has said since.
         for said in self.messages.try_iter() {
             if let OfJob::Push { call, .. } | OfJob::ReadersMayHelp { call, .. } = said {
                 self.link.work(Chore::Refuse { call });
@@ -408,7 +408,7 @@ impl Link {
                 (call, held)
             }
             Chore::FreeBytes { call, arena } => (call, Ok(Answer::FreeBytes(arena.free_bytes()))),
-            Chore::Refuse { call } => (call, Err(Error::Cancelled("nobody waits for the job any more".into()))),
+            Chore::Refuse { call } => (call, Err(Error::Cancelled("the job has no listener any more".into()))),
         };
         self.answer(call, answer);
     }
@@ -446,7 +446,7 @@ impl Lent {
         }
     }
 
-    /// The pieces that a batch is made of, to which nobody writes from now on.
+    /// The pieces that a batch is made of. They are not written any more.
     fn pieces_of(&mut self, batch: &BatchParts) -> Pieces {
         let mut found = Pieces::new();
         batch.each_place(&mut |place| {

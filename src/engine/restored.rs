@@ -11,7 +11,7 @@ use crate::join::Task;
 use crate::memory::{Place, holding};
 use crate::{Error, Result};
 
-/// Pieces that nobody writes to any more, by where they begin.
+/// Pieces that are not written any more, by where they begin.
 pub(super) type Pieces = BTreeMap<u64, Buffer>;
 
 /// A batch of a task's result, of lent pieces and what lies in both tables.

@@ -38,7 +38,7 @@ pub(super) struct Step {
     pub(super) calls: f64,
     /// Seconds of calls that are made of several.
     pub(super) long_calls: f64,
-    /// Whether nobody waits for its calls, so that they are made while what they work on crosses the link.
+    /// True if its calls are not waited for, so that they are made while what they work on crosses the link.
     pub(super) is_queued: bool,
     /// Seconds that it takes beyond its work, because a part of the device does most of that while others have none.
     pub(super) idle: f64,
@@ -74,7 +74,7 @@ impl Step {
         Self { calls, ..self }
     }
 
-    /// By so many calls that take so long each.
+    /// The same step, with calls that take that many seconds each.
     pub(super) fn calling_for(self, calls: f64, seconds: f64) -> Self {
         Self { calls: 0.0, long_calls: calls * seconds, ..self }
     }
@@ -84,7 +84,7 @@ impl Step {
         Self { is_queued: true, ..self }
     }
 
-    /// That is shared out by morsels of so many rows.
+    /// The same step, with rows that are shared out by morsels.
     pub(super) fn by_morsels_of(self, rows: f64) -> Self {
         Self { morsel_rows: Some(rows), ..self }
     }
