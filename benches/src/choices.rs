@@ -1,16 +1,14 @@
 //! How good the planner's choices are: joins drawn at random, each by every strategy and as the planner would run it; and if asked for,
-//! as the planner would run it but for one decision, and all of it once more with columns on the device.
-
-use std::collections::BTreeMap;
+//! in every way to compose it, and all of that once more with columns on the device.
 
 use serde_json::{Value, json};
 
-use super::asked::Asked;
 use super::axes::{Columns, Keys, Payloads, ProbeKeys};
 use super::engine::Measured;
 use super::random::{below, hash, unit};
 use super::workload::Workload;
 use dovetail::cli::output::{self, Align};
+use dovetail::planner::Forced;
 
 /// A choice this much slower than the best is good enough.
 const TOLERANCE: f64 = 1.1;
@@ -92,7 +90,7 @@ impl Draws {
 /// The planner's choice of one case beside the best of what it was compared with.
 ///
 /// Of many times the least is partly luck, more so the more they vary. What seems quicker than the choice is therefore timed once more beside
-/// it, the quickest of each decision, and only those times are compared.
+/// it, and only those times are compared.
 #[derive(Clone, Debug, PartialEq)]
 struct Choice {
     case: String,
@@ -102,8 +100,6 @@ struct Choice {
     best: String,
     best_plan: String,
     best_seconds: f64,
-    /// For each decision that was compared, how many times as long the choice takes as the best of what differs in it.
-    times_others: BTreeMap<&'static str, f64>,
 }
 
 /// The choices of joins that are alike in whether columns were on the device.
@@ -124,23 +120,18 @@ pub struct Choices {
 impl Choice {
     /// Of what was measured of one case; `None` without the planner's choice, or with nothing beside it.
     fn of(case: String, measured: &[&Measured]) -> Option<Self> {
-        let (chosen, rivals) = rivals(measured)?;
-        let times = |rival: &Measured| {
-            let [chosen, rival] = times(chosen, rival);
-            chosen / rival
-        };
-        let worst = rivals.values().max_by(|a, b| times(a).total_cmp(&times(b)))?;
-        let best = if times(worst) > 1.0 { worst } else { chosen };
-        let [chosen_seconds, best_seconds] = self::times(chosen, best);
+        let (chosen, rival) = rival(measured)?;
+        let [chosen_seconds, rival_seconds] = times(chosen, rival);
+        let (best, best_seconds) =
+            if rival_seconds < chosen_seconds { (rival, rival_seconds) } else { (chosen, chosen_seconds) };
         Some(Self {
             case,
-            chosen: chosen.composition(),
+            chosen: chosen.strategy.clone(),
             chosen_plan: chosen.plan.clone(),
             chosen_seconds,
-            best: best.composition(),
+            best: best.strategy.clone(),
             best_plan: best.plan.clone(),
             best_seconds,
-            times_others: rivals.iter().map(|(&decision, rival)| (decision, times(rival))).collect(),
         })
     }
 
@@ -153,18 +144,11 @@ impl Choice {
     }
 }
 
-/// The planner's choice and, of each decision, the quickest of what differs in it; `None` without the planner's choice, or with nothing
-/// beside it.
-fn rivals<'a>(measured: &[&'a Measured]) -> Option<(&'a Measured, BTreeMap<&'static str, &'a Measured>)> {
-    let chosen = measured.iter().find(|measured| measured.asked == Asked::default())?;
-    let mut quickest: BTreeMap<&'static str, &Measured> = BTreeMap::new();
-    for other in measured.iter().filter(|other| other.asked != chosen.asked) {
-        let known = quickest.entry(other.decision()).or_insert(other);
-        if other.median() < known.median() {
-            *known = other;
-        }
-    }
-    (!quickest.is_empty()).then_some((chosen, quickest))
+/// The planner's choice and the quickest of the rest; `None` without the planner's choice, or with nothing beside it.
+fn rival<'a>(measured: &[&'a Measured]) -> Option<(&'a Measured, &'a Measured)> {
+    let chosen = measured.iter().find(|measured| measured.asked == Forced::default())?;
+    let others = measured.iter().filter(|other| other.asked != chosen.asked);
+    Some((chosen, others.min_by(|a, b| a.median().total_cmp(&b.median()))?))
 }
 
 /// The times by which a choice is compared with another.
@@ -175,15 +159,15 @@ fn times(chosen: &Measured, other: &Measured) -> [f64; 2] {
     }
 }
 
-/// What is to be timed once more, by its place: the planner's choice, and of each decision the quickest, where that seemed quicker.
+/// What is to be timed once more, by its place: the planner's choice and the quickest of the rest, where that seemed quicker.
 pub fn to_measure_again(measured: &[Measured]) -> Vec<usize> {
     let all: Vec<&Measured> = measured.iter().collect();
-    let Some((chosen, rivals)) = rivals(&all) else { return Vec::new() };
-    let seem_quicker: Vec<&Measured> = rivals.into_values().filter(|rival| rival.median() < chosen.median()).collect();
-    let is_one = |measured: &Measured| seem_quicker.iter().any(|rival| rival.asked == measured.asked);
-    let is_wanted =
-        |measured: &Measured| is_one(measured) || (measured.asked == chosen.asked && !seem_quicker.is_empty());
-    (0..measured.len()).filter(|&at| is_wanted(&measured[at])).collect()
+    match rival(&all) {
+        Some((chosen, rival)) if rival.median() < chosen.median() => {
+            (0..measured.len()).filter(|&at| [chosen.asked, rival.asked].contains(&measured[at].asked)).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 impl Group {
@@ -203,19 +187,6 @@ impl Group {
         misses
     }
 
-    /// For each decision, how many choices were compared with others of it, and how many of these are good enough.
-    fn by_decision(&self) -> BTreeMap<&'static str, [usize; 2]> {
-        let mut all: BTreeMap<&'static str, [usize; 2]> = BTreeMap::new();
-        for choice in &self.all {
-            for (decision, times) in &choice.times_others {
-                let [compared, good] = all.entry(*decision).or_default();
-                *compared += 1;
-                *good += usize::from(*times <= TOLERANCE);
-            }
-        }
-        all
-    }
-
     fn summary(&self) -> Option<Value> {
         let miss = |choice: &&Choice| {
             json!({
@@ -230,16 +201,12 @@ impl Group {
             })
         };
         let misses: Vec<Value> = self.misses().iter().map(miss).collect();
-        let counts =
-            |(name, [cases, within]): (&'static str, [usize; 2])| (name, json!({"cases": cases, "within": within}));
-        let decisions: BTreeMap<&str, Value> = self.by_decision().into_iter().map(counts).collect();
         let share = self.share()?;
         Some(json!({
             "cases": self.all.len(),
             "within": self.good(),
             "tolerance": TOLERANCE,
             "share_within": share,
-            "decisions": decisions,
             "misses": misses,
         }))
     }
@@ -254,13 +221,6 @@ impl Group {
             self.all.len(),
             share * 100.0
         ));
-        let decisions = self.by_decision();
-        // Of one alone it would say the same again.
-        if decisions.len() > 1 {
-            for (name, [compared, good]) in decisions {
-                output::line(format!("  against another {name}: {good} of {compared}"));
-            }
-        }
         let misses = self.misses();
         if misses.is_empty() {
             return;
@@ -288,7 +248,7 @@ impl Group {
 }
 
 impl Choices {
-    /// Adds a case: what was measured of each strategy, of the planner's choice, and of that with decisions changed. Without
+    /// Adds a case: what was measured of each strategy, of the planner's choice, and of other ways to compose it. Without
     /// the planner's choice, or with nothing beside it, there is nothing to compare.
     pub fn add(&mut self, case: &str, measured: &[Measured]) {
         for (group, kept) in [(&mut self.streamed, false), (&mut self.kept, true)] {
@@ -307,9 +267,9 @@ impl Choices {
         Some(summary)
     }
 
-    /// For people; `exhaustive` when decisions were changed, too.
+    /// For people; `exhaustive` when every way to compose the joins was measured.
     pub fn show(&self, exhaustive: bool) {
-        let others = if exhaustive { "strategy or change of it" } else { "strategy" };
+        let others = if exhaustive { "way to compose it" } else { "strategy" };
         self.streamed.show("", others);
         self.kept.show(" whose columns were on the device", others);
     }
@@ -318,8 +278,7 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::asked::Change;
-    use dovetail::planner::{Forced, Strategy};
+    use dovetail::planner::Strategy;
 
     #[test]
     fn draws_are_possible_and_follow_from_the_seed() {
@@ -331,16 +290,16 @@ mod tests {
         assert!(drawn.iter().all(|workload| !another.contains(workload)), "another seed draws other joins");
     }
 
-    fn measured(asked: Asked, strategy: &str, seconds: f64) -> Measured {
+    fn measured(asked: Forced, strategy: &str, seconds: f64) -> Measured {
         Measured { asked, seconds: vec![seconds], strategy: strategy.into(), ..Measured::default() }
     }
 
     /// Of two strategies, and of the planner's choice.
     fn of_three(auto: f64) -> Vec<Measured> {
         vec![
-            measured(Some(Strategy::Hash).into(), "hash", 1.0),
-            measured(Some(Strategy::SortMerge).into(), "sort-merge", 2.0),
-            measured(Asked::default(), "x", auto),
+            measured(Forced::named(Some(Strategy::Hash)), "hash", 1.0),
+            measured(Forced::named(Some(Strategy::SortMerge)), "sort-merge", 2.0),
+            measured(Forced::default(), "x", auto),
         ]
     }
 
@@ -350,7 +309,7 @@ mod tests {
         choices.add("good", &of_three(1.09));
         choices.add("bad", &of_three(1.3));
         choices.add("the best itself", &of_three(0.5));
-        choices.add("alone", &[measured(Asked::default(), "hash", 1.0)]);
+        choices.add("alone", &[measured(Forced::default(), "hash", 1.0)]);
         let summary = choices.summary().unwrap();
         assert_eq!((&summary["cases"], &summary["within"]), (&3.into(), &2.into()));
         assert_eq!(summary["misses"].as_array().unwrap().len(), 1);
@@ -381,24 +340,13 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_compared_with_itself_but_for_one_decision_and_apart_where_columns_are_kept() {
-        let changed = |change, seconds| {
-            let forced = Forced { strategy: Some(Strategy::Hash), ..Forced::default() };
-            measured(Asked { forced, change: Some(change) }, "hash", seconds)
-        };
+    fn joins_whose_columns_are_kept_are_a_group_of_their_own() {
         let mut choices = Choices::default();
-        let mut all = of_three(1.0);
-        all.extend([changed(Change::FilterOff, 0.8), changed(Change::OtherSide, 3.0)]);
-        let kept = of_three(1.05).into_iter().map(|measured| Measured { kept: true, ..measured });
-        all.extend(kept);
+        let mut all = of_three(1.2);
+        all.extend(of_three(1.05).into_iter().map(|measured| Measured { kept: true, ..measured }));
         choices.add("a join", &all);
         let summary = choices.summary().unwrap();
         assert_eq!((&summary["cases"], &summary["within"]), (&1.into(), &0.into()));
-        assert_eq!(summary["misses"][0]["best"], "hash (filter off)");
-        let within = |decision: &str| summary["decisions"][decision]["within"].as_u64();
-        assert_eq!([within("strategy"), within("filter"), within("build side")], [Some(1), Some(0), Some(1)]);
-        assert_eq!(within("columns"), None);
         assert_eq!((&summary["kept"]["cases"], &summary["kept"]["within"]), (&1.into(), &1.into()));
-        assert_eq!(summary["kept"]["decisions"]["strategy"]["cases"], 1);
     }
 }

@@ -1,13 +1,13 @@
 //! The engine under measurement: one device, one catalog, and no server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 
-use super::asked::{Asked, Change};
+use super::asked;
 use super::at_once::at_once;
 use super::check::{Join, Prepared, Summary};
 use super::floor::Boundaries;
@@ -15,7 +15,7 @@ use dovetail::catalog::{Catalog, Upload, UploadMode, UploadOptions};
 use dovetail::device::{CancelFlag, Device, DeviceId, WorkTime, open_device};
 use dovetail::join::{self, BatchSink, Monitor, PhaseRecord};
 use dovetail::memory::{Arena, Budget};
-use dovetail::planner::{self, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
+use dovetail::planner::{self, Forced, JoinSpec, KeyPair, Plan, Rates, Strategy, Target};
 use dovetail::service::encode::batch_bytes;
 use dovetail::{Context, Error, Result};
 
@@ -69,8 +69,8 @@ pub struct Engine {
 /// What was measured of one strategy on one case.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// What was asked for: a strategy, the planner's choice, or that with a decision changed.
-    pub asked: Asked,
+    /// What was asked for: a strategy, the planner's choice, or a way to compose the join.
+    pub asked: Forced,
     /// Whether columns were on the device from earlier runs.
     pub kept: bool,
     /// Of each timed run, ascending.
@@ -100,6 +100,17 @@ pub struct Measured {
     pub times: Vec<WorkTime>,
     /// The most device memory that was in use; `None` beside columns that are kept, which take what is free.
     pub device_memory_max_bytes: Option<u64>,
+}
+
+/// A join as the planner sees it on a device.
+#[derive(Debug)]
+pub struct PlannedJoin<'a> {
+    /// As it was asked for.
+    pub join: &'a Join,
+    /// The planner's choice.
+    pub plan: Plan,
+    /// The device, with the columns that it has kept.
+    pub target: &'a Target,
 }
 
 /// One timed run.
@@ -164,19 +175,6 @@ impl Measured {
     /// The same of those that were timed once more; `None` where none were.
     pub fn median_again(&self) -> Option<f64> {
         self.seconds_again.get(self.seconds_again.len() / 2).copied()
-    }
-
-    /// The strategy that ran, and what was forced of it.
-    pub fn composition(&self) -> String {
-        match self.asked.change {
-            Some(change) => format!("{} ({})", self.strategy, change.name()),
-            None => self.strategy.clone(),
-        }
-    }
-
-    /// The decision that is changed; a strategy that is asked for by its name stands for that of the strategy.
-    pub fn decision(&self) -> &'static str {
-        self.asked.change.map_or("strategy", Change::decision)
     }
 }
 
@@ -269,7 +267,7 @@ impl Engine {
         }
         self.keeps = true;
         for strategy in Strategy::ALL {
-            match self.run(&Asked::from(Some(strategy)), &*self.device) {
+            match self.run(&Forced::named(Some(strategy)), &*self.device) {
                 // Another strategy may do with less memory.
                 Ok(_) | Err(Error::Exhausted(_)) => {}
                 Err(error) => return Err(error),
@@ -286,35 +284,39 @@ impl Engine {
         Ok(true)
     }
 
-    /// The planner's choice of the first join, with each of its decisions changed that can be, one at a time.
+    /// Every way to compose the first join on this device, each plan once.
     ///
     /// # Errors
     /// What the planner answers.
-    pub fn changes(&self) -> Result<Vec<Asked>> {
+    pub fn ways(&self) -> Result<Vec<Forced>> {
         let Some(join) = self.joins.first() else { return Ok(Vec::new()) };
-        let chosen = match self.plan(join, &Asked::default()) {
-            Ok(chosen) => chosen,
-            // Whoever measures the choice itself hears of it.
-            Err(Error::Exhausted(_)) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
-        let mut possible = Vec::new();
-        for asked in Asked::changes(&chosen) {
-            match self.plan(join, &asked) {
-                Ok(_) => possible.push(asked),
+        let (mut ways, mut plans) = (Vec::new(), BTreeSet::new());
+        for way in asked::every_way() {
+            match self.plan(join, &way) {
+                Ok(plan) if plans.insert(plan.composition()) => ways.push(way),
                 // The join cannot be composed so, or not in this memory.
-                Err(Error::Unsupported(_) | Error::Exhausted(_)) => {}
+                Ok(_) | Err(Error::Unsupported(_) | Error::Exhausted(_)) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(possible)
+        Ok(ways)
+    }
+
+    /// The first join as the planner sees it.
+    ///
+    /// # Errors
+    /// What the planner answers.
+    pub fn planned(&self) -> Result<Option<PlannedJoin<'_>>> {
+        let Some(join) = self.joins.first() else { return Ok(None) };
+        let plan = self.plan(join, &Forced::default())?;
+        Ok(Some(PlannedJoin { join, plan, target: &self.target }))
     }
 
     /// One run that is not timed, and checked: all but times and phases is known then.
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
-    pub fn check(&self, asked: &Asked, prepared: &Prepared) -> Result<Measured> {
+    pub fn check(&self, asked: &Forced, prepared: &Prepared) -> Result<Measured> {
         self.device.add_up_times(true)?;
         drop(self.device.take_times());
         let outcome = self.run_and_see_memory(asked);
@@ -324,16 +326,6 @@ impl Engine {
         let rows = run.verify(prepared)?;
         let mut strategies: Vec<&str> = run.plans.iter().map(|plan| plan.strategy.name()).collect();
         strategies.dedup();
-        let plan = |plan: &Plan| {
-            let Plan { strategy, build_side, radix_bits, dense, carried, filtered_rows, build_columns_last, .. } = plan;
-            let last = if *build_columns_last { " last" } else { "" };
-            let keys = if plan.device_makes_keys { " keys by the device" } else { "" };
-            let text = if plan.device_gathers_text { " text by the device" } else { "" };
-            format!(
-                "{strategy} {build_side} {radix_bits:?} {dense} {carried:?} {}{last}{keys}{text}",
-                filtered_rows.is_some()
-            )
-        };
         Ok(Measured {
             asked: *asked,
             kept: self.keeps,
@@ -343,7 +335,7 @@ impl Engine {
             bytes_in: run.bytes_in,
             bytes_out: run.bytes_out,
             strategy: strategies.join(", "),
-            plan: run.plans.iter().map(plan).collect::<Vec<_>>().join("; "),
+            plan: run.plans.iter().map(Plan::composition).collect::<Vec<_>>().join("; "),
             predicted_rows: run.plans.last().map_or(0.0, |plan| plan.estimates.rows),
             predicted_seconds: run.plans.iter().map(|plan| plan.seconds).sum(),
             predicted_phases: run.plans.iter().flat_map(|plan| &plan.phases).fold(BTreeMap::new(), |mut all, phase| {
@@ -357,7 +349,7 @@ impl Engine {
     }
 
     /// One run, and the most memory of the device that it took.
-    fn run_and_see_memory(&self, asked: &Asked) -> Result<(Run, Option<u64>)> {
+    fn run_and_see_memory(&self, asked: &Forced) -> Result<(Run, Option<u64>)> {
         if self.keeps {
             // All memory for one job would take that of the columns.
             return Ok((self.run(asked, &*self.device)?, None));
@@ -373,7 +365,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Internal`] when the rows are not those expected; what the engine answers.
-    pub fn time(&self, asked: &Asked, prepared: &Prepared) -> Result<Timed> {
+    pub fn time(&self, asked: &Forced, prepared: &Prepared) -> Result<Timed> {
         if self.at_once > 1 {
             return self.time_at_once(asked, prepared);
         }
@@ -385,7 +377,7 @@ impl Engine {
     }
 
     /// Several runs at once on the same device. The last run of each thread is checked. The device's work is not told apart by run.
-    fn time_at_once(&self, asked: &Asked, prepared: &Prepared) -> Result<Timed> {
+    fn time_at_once(&self, asked: &Forced, prepared: &Prepared) -> Result<Timed> {
         let (seconds, last) = at_once(self.at_once, || self.run(asked, &*self.device));
         last.into_iter().try_for_each(|run| run?.verify(prepared).map(drop))?;
         Ok(Timed { seconds, phases: Vec::new(), times: Vec::new() })
@@ -393,7 +385,7 @@ impl Engine {
 
     /// All joins of the case. The clock runs from the first primitive to the last batch of each, and not while
     /// something is planned, or a result becomes the table of the next join.
-    fn run(&self, asked: &Asked, device: &dyn Device) -> Result<Run> {
+    fn run(&self, asked: &Forced, device: &dyn Device) -> Result<Run> {
         let mut run = Run::default();
         for join in &self.joins {
             let plan = self.plan(join, asked)?;
@@ -415,16 +407,16 @@ impl Engine {
         Ok(run)
     }
 
-    fn plan(&self, join: &Join, asked: &Asked) -> Result<Plan> {
+    fn plan(&self, join: &Join, asked: &Forced) -> Result<Plan> {
         let keys = join.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
         let spec = JoinSpec {
-            strategy: asked.forced.strategy,
+            strategy: asked.strategy,
             columns: join.columns.clone(),
             // What becomes a table has memory of its own.
             into: (!self.shares).then(|| join.into.clone().unwrap_or_else(|| "result".into())),
             ..JoinSpec::inner(&join.left, &join.right, keys)
         };
-        planner::plan_forced(planner::bind(spec, &self.catalog)?, &asked.forced, &self.target)
+        planner::plan_forced(planner::bind(spec, &self.catalog)?, asked, &self.target)
     }
 }
 

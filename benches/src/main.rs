@@ -28,6 +28,7 @@ mod check;
 mod choices;
 mod engine;
 mod floor;
+mod planned;
 mod random;
 mod report;
 mod sequence;
@@ -44,8 +45,8 @@ use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, CommandFactory, Parser};
+use serde_json::Value;
 
-use self::asked::{Asked, Change};
 use self::axes::{parse_scale, show_scale};
 use self::case::Case;
 use self::check::Prepared;
@@ -60,7 +61,7 @@ use dovetail::cli::output::{self, Align};
 use dovetail::cli::progress::Progress;
 use dovetail::device::{DeviceId, DeviceKind, parse_device};
 use dovetail::memory::{human_bytes, parse_bytes, process_memory_limit};
-use dovetail::planner::{self, Strategy};
+use dovetail::planner::{self, Forced, Strategy};
 use dovetail::{Context, Error, Result};
 
 /// Tables and result of the largest case, where nobody says a scale and the CPU joins: more than its caches hold, and little
@@ -112,8 +113,8 @@ struct BenchArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cases: Option<u16>,
 
-    /// Compares each of the planner's choices also with itself after one decision was changed: the filter, the build side, the columns that move
-    /// with the keys; and on a GPU all of it once more with columns on the device from earlier runs
+    /// Compares each of the planner's choices with every way to compose the join: build side, filter, columns that move with the keys; and on
+    /// a GPU once more with columns on the device from earlier runs. --out keeps all times, with what the planner knew
     #[arg(long)]
     exhaustive: bool,
 
@@ -180,7 +181,7 @@ fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<()> {
     let suite = suites::find(name)?;
     if args.exhaustive && !suite.is_of_choices() && !args.strategies.iter().any(|name| name == "auto") {
         return Err(Error::Invalid(format!(
-            "--exhaustive changes the planner's choices, and suite {name} compares strategies; add --strategies auto, or run suite choices"
+            "--exhaustive compares the planner's choices with others, and suite {name} compares strategies; add --strategies auto, or run suite choices"
         )));
     }
     if args.cases.is_some() && !suite.is_of_choices() {
@@ -273,19 +274,18 @@ fn run_suite(suite: &Suite, scale: f64, args: &BenchArgs, on: &Measurable, on_st
         exhaustive: args.exhaustive,
         compares: suite.is_of_choices(),
     };
-    let case_steps = asking.steps(on.machine.device.kind);
-    let progress = Progress::of(suite.name, Some(cases.len() as u64 * case_steps));
-    for (at, case) in cases.iter().enumerate() {
-        progress.set_position(at as u64 * case_steps);
+    let progress = Progress::of(suite.name, Some(cases.len() as u64));
+    for case in &cases {
+        progress.advance(1);
         if let Some(reason) = case.impossible() {
             progress.aside(|| output::remark(format!("skipped {}: {reason}", case.label())));
             continue;
         }
-        let (rows, measured) = measure(case, &asking, on, &progress).context(|| case.label())?;
-        progress.aside(|| report.add(case, rows, &measured))?;
+        let of_case = measure(case, &asking, on, &progress).context(|| case.label())?;
+        progress.aside(|| report.add(case, &of_case))?;
         if suite.is_of_choices() {
-            let [build, probe] = rows.map(output::count);
-            choices.add(&format!("{build} ⋈ {probe}, {}", case.label()), &measured);
+            let [build, probe] = of_case.rows.map(output::count);
+            choices.add(&format!("{build} ⋈ {probe}, {}", case.label()), &of_case.measured);
         }
     }
     progress.finish();
@@ -305,68 +305,60 @@ struct Asking<'a> {
     strategies: &'a [Option<Strategy>],
     /// Timed ones of each.
     runs: u32,
-    /// Whether the planner's choice is measured with its decisions changed, too, and all with columns on the device.
+    /// Whether every way to compose a join is measured, and all with columns on the device.
     exhaustive: bool,
     /// Whether the planner's choice is compared with the rest.
     compares: bool,
 }
 
-impl Asking<'_> {
-    /// Steps of a case's progress, at the most: of each that is measured a checked run, and the timed ones.
-    fn steps(&self, kind: DeviceKind) -> u64 {
-        let (changes, groups) = match (self.exhaustive, kind) {
-            (false, _) => (0, 1),
-            (true, DeviceKind::Host) => (Change::OF_ONE_MAX, 1),
-            (true, DeviceKind::Cuda) => (Change::OF_ONE_MAX, 2),
-        };
-        groups * (self.strategies.len() + changes) as u64 * (u64::from(self.runs) + 1)
-    }
+/// What was measured of one case.
+#[derive(Debug, Default)]
+struct OfCase {
+    /// Of both sides.
+    rows: [u64; 2],
+    measured: Vec<Measured>,
+    /// What the planner knew, with the times of every way to compose the join; a line for columns that come in, and one for those kept.
+    planned: Vec<Value>,
 }
 
-/// All that is asked for of one case, with the rows of both sides. The engine ends with it, so that each case finds the same
-/// memory.
-fn measure(
-    case: &Case,
-    asking: &Asking<'_>,
-    on: &Measurable,
-    progress: &Progress,
-) -> Result<([u64; 2], Vec<Measured>)> {
+/// All that is asked for of one case. The engine ends with it, so that each case finds the same memory.
+fn measure(case: &Case, asking: &Asking<'_>, on: &Measurable, progress: &Progress) -> Result<OfCase> {
     progress.set_message(format!("generating {}", case.label()));
     let mut prepared = case.prepare()?;
-    let rows = prepared.rows();
+    let mut of_case = OfCase { rows: prepared.rows(), ..OfCase::default() };
     let mut engine = Engine::new(on, &mut prepared)?;
     progress.set_message(format!("measuring {}", case.label()));
-    let mut measured = measure_group(case, asking, &engine, &prepared, progress)?;
+    measure_group(case, asking, &engine, &prepared, progress, &mut of_case)?;
     if asking.exhaustive && engine.keep_columns().context(|| "keeping columns on the device")? {
         progress.set_message(format!("measuring {}, columns kept", case.label()));
-        measured.extend(measure_group(case, asking, &engine, &prepared, progress)?);
+        measure_group(case, asking, &engine, &prepared, progress, &mut of_case)?;
     }
-    Ok((rows, measured))
+    Ok(of_case)
 }
 
-/// All that is asked for with the engine as it is.
+/// Adds all that is asked for with the engine as it is.
 fn measure_group(
     case: &Case,
     asking: &Asking<'_>,
     engine: &Engine,
     prepared: &Prepared,
     progress: &Progress,
-) -> Result<Vec<Measured>> {
+    of_case: &mut OfCase,
+) -> Result<()> {
     let runs = asking.runs;
-    let mut wanted: Vec<Asked> = asking.strategies.iter().map(|&strategy| strategy.into()).collect();
+    let mut wanted: Vec<Forced> = asking.strategies.iter().map(|&strategy| Forced::named(strategy)).collect();
     if asking.exhaustive {
-        wanted.extend(engine.changes()?);
+        wanted.extend(engine.ways()?);
     }
     let mut measured: Vec<Measured> = Vec::new();
     for asked in wanted {
-        let checked = engine.check(&asked, prepared).context(|| asked.label());
-        progress.advance(1);
+        let checked = engine.check(&asked, prepared).context(|| asked::label(&asked));
         match checked {
             Ok(checked) => measured.push(checked),
             // Another strategy may do with less.
             Err(Error::Exhausted(reason)) => {
                 progress.aside(|| {
-                    output::remark(format!("skipped {} for {}: {reason}", asked.label(), case.label()));
+                    output::remark(format!("skipped {} for {}: {reason}", asked::label(&asked), case.label()));
                 });
             }
             Err(error) => return Err(error),
@@ -377,34 +369,34 @@ fn measure_group(
     let same_plan = |of: usize| (0..of).find(|&earlier| measured[earlier].plan == measured[of].plan);
     let measured_with: Vec<usize> = (0..measured.len()).map(|at| same_plan(at).unwrap_or(at)).collect();
     let own: Vec<usize> = (0..measured.len()).filter(|&at| measured_with[at] == at).collect();
-    progress.advance((measured.len() - own.len()) as u64 * u64::from(runs));
-    let time = |at: usize, round: u32| {
+    let time = |at: usize| {
         let Measured { asked, bytes_in, bytes_out, .. } = &measured[at];
-        let run = engine.time(asked, prepared).context(|| asked.label());
         progress.moved(bytes_in + bytes_out);
-        progress.advance(u64::from(round < runs));
-        run
+        engine.time(asked, prepared).context(|| asked::label(asked))
     };
     let timed = in_turn(&own, runs, time)?;
     for (measured, with) in measured.iter_mut().zip(measured_with) {
         measured.set_runs(timed[&with].clone());
     }
     if asking.compares {
-        let time = |at: usize, _| engine.time(&measured[at].asked, prepared).context(|| measured[at].asked.label());
+        let time = |at: usize| {
+            let asked = &measured[at].asked;
+            engine.time(asked, prepared).context(|| asked::label(asked))
+        };
         for (at, again) in in_turn(&choices::to_measure_again(&measured), runs, time)? {
             measured[at].set_runs_again(&again);
         }
     }
-    Ok(measured)
+    if asking.exhaustive {
+        of_case.planned.extend(engine.planned()?.map(|planned| planned::line(&planned, &measured)));
+    }
+    of_case.measured.extend(measured);
+    Ok(())
 }
 
 /// Timed runs, at least so many of each and more where they are short, in turn, so that what else the machine does meets all of them. `time`
-/// is told which, and in which round.
-fn in_turn(
-    which: &[usize],
-    runs: u32,
-    time: impl Fn(usize, u32) -> Result<Timed>,
-) -> Result<BTreeMap<usize, Vec<Timed>>> {
+/// is told which.
+fn in_turn(which: &[usize], runs: u32, time: impl Fn(usize) -> Result<Timed>) -> Result<BTreeMap<usize, Vec<Timed>>> {
     let mut timed: BTreeMap<usize, Vec<Timed>> = BTreeMap::new();
     // Of the runs alone: what it takes to check their results makes none of them longer.
     let mut timed_seconds = 0.0;
@@ -413,7 +405,7 @@ fn in_turn(
             break;
         }
         for &at in which {
-            let run = time(at, round)?;
+            let run = time(at)?;
             timed_seconds += run.seconds;
             timed.entry(at).or_default().push(run);
         }

@@ -8,11 +8,11 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::asked::Change;
 use super::case::Case;
 use super::engine::{Machine, Measurable, Measured};
 use super::floor::{Boundaries, Floor};
 use super::suite::Suite;
+use super::{OfCase, asked};
 use dovetail::cli::VERSION;
 use dovetail::cli::output::{self, Align};
 use dovetail::device::WorkTime;
@@ -33,17 +33,12 @@ pub struct Report {
     on_stdout: bool,
     /// Of the first column of the table.
     label_width: usize,
-    /// Of the strategy's.
-    strategy_width: usize,
     /// Whether the heading of the table is out.
     begun: bool,
 }
 
 /// What stands behind a join that finds columns on the device.
 const KEPT: &str = ", columns kept";
-
-/// The width of a strategy with what was forced of it.
-const FORCED_WIDTH: usize = 28;
 
 /// Columns of the table after the first, and their widths, which are fixed because rows come one by one.
 const COLUMNS: [(&str, Align, usize); 7] = [
@@ -99,7 +94,6 @@ impl Report {
             on_stdout,
             out: out.map(open).transpose()?,
             label_width: widths.max().unwrap_or(0).max("join".len()) + kept_width,
-            strategy_width: if exhaustive { FORCED_WIDTH } else { 0 },
             begun: false,
         })
     }
@@ -108,8 +102,13 @@ impl Report {
     ///
     /// # Errors
     /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be written.
-    pub fn add(&mut self, case: &Case, rows: [u64; 2], measured: &[Measured]) -> Result<()> {
-        for measured in measured {
+    pub fn add(&mut self, case: &Case, of_case: &OfCase) -> Result<()> {
+        let OfCase { rows, measured, planned } = of_case;
+        let rows = *rows;
+        for line in planned {
+            self.write(&self.with_head(&json!({"planned": line})))?;
+        }
+        for measured in measured.iter().filter(|measured| asked::name(&measured.asked) != "forced") {
             let floor = Floor::of(&self.boundaries, measured);
             self.write(&self.line(case, rows, measured, floor))?;
             if self.is_table() {
@@ -124,14 +123,19 @@ impl Report {
     /// # Errors
     /// [`Error::Internal`](dovetail::Error::Internal) when the file cannot be written.
     pub fn summarize(&mut self, summary: Value) -> Result<()> {
-        let mut line = self.head.clone();
-        line.insert("summary".into(), summary);
-        self.write(&Value::Object(line))
+        self.write(&self.with_head(&json!({"summary": summary})))
     }
 
     /// Whether people read along.
     pub fn is_table(&self) -> bool {
         self.on_stdout && !output::is_json()
+    }
+
+    /// A line of results.
+    fn with_head(&self, more: &Value) -> Value {
+        let mut line = self.head.clone();
+        line.extend(more.as_object().cloned().unwrap_or_default());
+        Value::Object(line)
     }
 
     fn write(&mut self, line: &Value) -> Result<()> {
@@ -149,9 +153,8 @@ impl Report {
             output::line(self.row("join", COLUMNS.map(|(name, _, _)| name.to_owned())));
             self.begun = true;
         }
-        let strategy = match measured.asked.name() {
+        let strategy = match asked::name(&measured.asked) {
             "auto" => format!("{} (auto)", measured.strategy),
-            "forced" => measured.composition(),
             name => name.to_owned(),
         };
         let median = measured.median();
@@ -172,7 +175,7 @@ impl Report {
     fn row(&self, label: &str, cells: [String; COLUMNS.len()]) -> String {
         let pad = |(cell, (_, align, width)): (&String, (&str, Align, usize))| match align {
             // The strategy's is the only one on the left.
-            Align::Left => format!("  {cell:<width$}", width = width.max(self.strategy_width)),
+            Align::Left => format!("  {cell:<width$}",),
             Align::Right => format!("  {cell:>width$}"),
         };
         let cells: String = cells.iter().zip(COLUMNS).map(pad).collect();
@@ -186,8 +189,7 @@ impl Report {
         };
         let median = measured.median();
         let measurements = json!({
-            "asked": measured.asked.name(),
-            "forced": measured.asked.change.map(Change::name),
+            "asked": asked::name(&measured.asked),
             "kept": measured.kept,
             "strategy": measured.strategy,
             "plan": measured.plan,

@@ -1,5 +1,5 @@
 use clap::FromArgMatches;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::check::Summary;
 use super::*;
@@ -164,7 +164,7 @@ fn a_wrong_result_is_not_measured() {
     let case = cases("joins", &["--rows", "1000", "--key-bytes", "4"]).remove(0);
     let mut prepared = case.prepare().unwrap();
     let engine = Engine::new(&small("joins", 1.0, 64 << 20), &mut prepared).unwrap();
-    let hash = Asked::from(Some(Strategy::Hash));
+    let hash = Forced::named(Some(Strategy::Hash));
     engine.check(&hash, &prepared).unwrap();
     engine.time(&hash, &prepared).unwrap();
     let right = prepared.expected;
@@ -176,7 +176,7 @@ fn a_wrong_result_is_not_measured() {
 }
 
 #[test]
-fn choices_are_compared_with_themselves_but_for_one_decision() {
+fn choices_are_compared_with_every_way_to_compose_a_join() {
     let scale = 1.0 / 65536.0;
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("choices");
@@ -185,24 +185,20 @@ fn choices_are_compared_with_themselves_but_for_one_decision() {
     run_suite(suites::find("choices").unwrap(), scale, &args(&words), &on, false).unwrap();
     let lines = std::fs::read_to_string(&out).unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let (summaries, measured): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["seconds"].is_null());
+    let with = |field: &str| lines.iter().filter(|line| !line[field].is_null()).collect::<Vec<_>>();
+    let (measured, planned, summaries) = (with("seconds"), with("planned"), with("summary"));
+    assert_eq!((measured.len(), planned.len(), summaries.len()), (6 * 4, 4, 1));
     assert!(measured.iter().all(|line| line["kept"] == false && line["verified"] == true), "the CPU keeps no columns");
-    let forced: Vec<&Value> = measured.iter().copied().filter(|line| line["asked"] == "forced").collect();
-    let of = |change: &str| forced.iter().filter(|line| line["forced"] == change).count();
-    assert_eq!(of("filter on") + of("filter off"), 4, "{forced:?}");
-    assert_eq!(of("other side"), 4, "{forced:?}");
-    for line in &forced {
-        let chosen = measured.iter().find(|other| other["asked"] == "auto" && other["seed"] == line["seed"]).unwrap();
-        let [plan, chosen_plan] = [line, chosen].map(|line| line["plan"].as_str().unwrap());
-        assert_ne!(plan, chosen_plan);
-        let same_strategy = line["strategy"] == chosen["strategy"];
-        assert!(same_strategy || ["carried", "gathered"].map(Value::from).contains(&line["forced"]), "{line}");
+    for (line, of_case) in planned.iter().zip(measured.chunks(6)) {
+        let ways = line["planned"]["ways"].as_array().unwrap();
+        let compositions: Vec<&str> = ways.iter().map(|way| way[0].as_str().unwrap()).collect();
+        // Of five strategies on both sides, with a filter and without.
+        assert!(compositions.len() >= 20, "{compositions:?}");
+        assert!(of_case.iter().all(|line| compositions.contains(&line["plan"].as_str().unwrap())), "{of_case:?}");
+        assert_eq!(line["planned"]["left"]["rows"], of_case[0]["build_rows"]);
     }
     let summary = &summaries[0]["summary"];
-    assert_eq!((summaries.len(), &summary["cases"]), (1, &4.into()));
-    for decision in ["strategy", "filter", "build side"] {
-        assert_eq!(summary["decisions"][decision]["cases"], 4, "{decision}");
-    }
+    assert_eq!(summary["cases"], 4);
     assert!(summary.get("kept").is_none());
     let refusal = refused(&["wu-8", "--exhaustive"]);
     assert!(matches!(&refusal, Error::Invalid(text) if text.contains("suite choices")), "{refusal}");
@@ -218,7 +214,7 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     let device = HostDevice::new(0, 2, memory, Some(link)).unwrap();
     let on = small("joins", 1.0, 64 << 20);
     let mut engine = Engine::on_device(std::sync::Arc::new(device), &on, &mut prepared).unwrap();
-    let hash = Asked::from(Some(Strategy::Hash));
+    let hash = Forced::named(Some(Strategy::Hash));
     let kept_bytes = |engine: &Engine, prepared: &Prepared| {
         engine.time(&hash, prepared).unwrap().phases.iter().map(|phase| phase.kept_bytes).sum::<u64>()
     };
@@ -232,8 +228,15 @@ fn columns_stay_on_a_device_that_has_memory_of_its_own() {
     // Keys of both sides, at the least.
     assert!(kept_bytes(&engine, &prepared) >= 8 * 30_000);
     let asking = Asking { strategies: &[Some(Strategy::Hash), None], runs: 1, exhaustive: true, compares: true };
-    let measured = measure_group(&case, &asking, &engine, &prepared, &Progress::of("test", None)).unwrap();
+    let mut of_case = OfCase::default();
+    measure_group(&case, &asking, &engine, &prepared, &Progress::of("test", None), &mut of_case).unwrap();
+    let OfCase { measured, planned, .. } = of_case;
     assert!(measured.len() > 3 && measured.iter().all(|measured| measured.kept), "{measured:?}");
+    assert_eq!(planned.len(), 1);
+    for side in ["left", "right"] {
+        let rows = &planned[0][side]["rows"];
+        assert_eq!(planned[0][side]["columns"][0]["kept"], json!([[0, rows]]), "the key of the {side} side");
+    }
     // A device that reads host memory as it lies has nothing to keep.
     let mut prepared = case.prepare().unwrap();
     assert!(!Engine::new(&on, &mut prepared).unwrap().keep_columns().unwrap());
@@ -244,7 +247,7 @@ fn a_case_that_does_not_fit_the_device_is_left_out_and_not_an_error() {
     let case = cases("joins", &["--rows", "1M:1M", "--key-bytes", "8"]).remove(0);
     let on = small("joins", 1.0, 1 << 20);
     let asking = Asking { strategies: &[Some(Strategy::Hash)], runs: 1, exhaustive: false, compares: false };
-    let (rows, measured) = measure(&case, &asking, &on, &Progress::of("test", None)).unwrap();
+    let OfCase { rows, measured, .. } = measure(&case, &asking, &on, &Progress::of("test", None)).unwrap();
     assert_eq!(rows, [1 << 20; 2]);
     assert!(measured.is_empty(), "{measured:?}");
 }

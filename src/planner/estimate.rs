@@ -16,6 +16,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{BoundJoin, JoinKey, JoinKind, Side};
 use crate::Result;
 use crate::catalog::{Combination, HeavyValue, Overlap, Sketch, Table, Value};
@@ -25,7 +27,7 @@ use crate::memory::Interrupt;
 const HEAVY: f64 = 4.0;
 
 /// Sizes that statistics predict.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Estimates {
     /// Rows of the left table that have a key (a null has none, unless nulls match).
     pub left_keyed: f64,

@@ -89,9 +89,17 @@ impl Plan {
         self.join.key_facts(self.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
     }
 
-    /// Whether there is text in the result that both the host and the device could gather.
-    pub fn could_gather_text_otherwise(&self) -> bool {
-        self.target.works_on_text && self.join.has_device_text(self.build_side)
+    /// All that makes one plan another: joins with the same composition do the same.
+    pub fn composition(&self) -> String {
+        let Self { strategy, build_side, radix_bits, dense, carried, .. } = self;
+        let flags = [
+            (self.filtered_rows.is_some(), "filter"),
+            (self.build_columns_last, "build columns last"),
+            (self.device_makes_keys, "keys by the device"),
+            (self.device_gathers_text, "text by the device"),
+        ];
+        let flags: Vec<&str> = flags.into_iter().filter_map(|(is_set, name)| is_set.then_some(name)).collect();
+        format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} [{}]", flags.join(", "))
     }
 
     /// The side that has a role.
@@ -150,6 +158,17 @@ fn propose_forced(
     interrupt: &Interrupt,
 ) -> Result<(Plan, Option<Error>)> {
     let estimates = Estimates::of(&join, interrupt)?;
+    propose_estimated(join, estimates, forced, target, interrupt)
+}
+
+/// Proposes a plan of a join whose sizes were estimated.
+pub(super) fn propose_estimated(
+    join: BoundJoin,
+    estimates: Estimates,
+    forced: &Forced,
+    target: &Target,
+    interrupt: &Interrupt,
+) -> Result<(Plan, Option<Error>)> {
     let question = Question { join: &join, forced, estimates: &estimates, target, interrupt };
     let mut candidates = candidates(&question)?;
     // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.

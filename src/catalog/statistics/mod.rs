@@ -29,6 +29,7 @@ mod value;
 use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::DataType;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 pub use combination::Combination;
 pub use sketch::{Overlap, Sketch};
@@ -69,7 +70,7 @@ pub struct ColumnStatistics {
 }
 
 /// A value that many rows of a column have.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeavyValue {
     /// The same for values that are equal as keys of a join, whatever types hold them.
     pub hash: u64,

@@ -32,19 +32,19 @@ fn text_is_gathered_by_whoever_is_quicker() {
     let slow_host = || Rates { host_values: 1e6, ..a100().rates };
     let slow_link = || Rates { copy_in: 1e7, copy_out: 1e7, host_values: 1e12, ..a100().rates };
     let by_device = planned(false, true, slow_host(), None).unwrap();
-    assert!(by_device.device_gathers_text && by_device.could_gather_text_otherwise());
+    assert!(by_device.device_gathers_text);
     let task = by_device.task().unwrap();
     for side in [&task.build, &task.probe] {
         assert_eq!(side.device_text, BTreeSet::from([1]), "values of more than 4 KiB are the host's");
     }
     let by_host = planned(false, true, slow_link(), None).unwrap();
-    assert!(!by_host.device_gathers_text && by_host.could_gather_text_otherwise());
+    assert!(!by_host.device_gathers_text);
     assert!(by_host.task().unwrap().build.device_text.is_empty());
     assert!(!planned(false, true, slow_host(), Some(false)).unwrap().device_gathers_text);
     assert!(planned(false, true, slow_link(), Some(true)).unwrap().device_gathers_text);
     for (count, works_on_text) in [(true, true), (false, false)] {
         let plan = planned(count, works_on_text, slow_host(), None).unwrap();
-        assert!(!plan.device_gathers_text && !plan.could_gather_text_otherwise());
+        assert!(!plan.device_gathers_text);
         let refused = planned(count, works_on_text, slow_host(), Some(true)).unwrap_err();
         assert!(matches!(&refused, Error::Unsupported(text) if text.contains("gathers text")), "{refused}");
     }

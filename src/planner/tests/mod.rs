@@ -3,6 +3,7 @@
 mod choice;
 mod cost;
 mod estimates;
+mod recorded;
 mod wide;
 mod wu_2024;
 

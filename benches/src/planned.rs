@@ -1,0 +1,84 @@
+//! A line of results that holds a join as the planner saw it, with the time of every way to compose it: the planner can be asked again what
+//! it would choose, without the rows and without the device (`src/planner/tests/recorded.rs`).
+
+use serde_json::{Value, json};
+
+use super::engine::{Measured, PlannedJoin};
+use dovetail::catalog::{self, ColumnStatistics, Table};
+use dovetail::columns::{are_bytes, value_bytes};
+use dovetail::planner::Target;
+
+/// The join, and the seconds of each composition.
+pub fn line(planned: &PlannedJoin<'_>, measured: &[Measured]) -> Value {
+    let PlannedJoin { join, plan, target } = planned;
+    let ways: Vec<Value> = measured
+        .iter()
+        .enumerate()
+        .filter(|(at, of)| measured[..*at].iter().all(|earlier| earlier.plan != of.plan))
+        .map(|(_, of)| json!([of.plan, of.median_again().unwrap_or_else(|| of.median())]))
+        .collect();
+    json!({
+        "on": join.on,
+        "columns": join.columns,
+        "shares": plan.join.spec.into.is_none(),
+        "left": table(&plan.join.left, target),
+        "right": table(&plan.join.right, target),
+        "estimates": plan.estimates,
+        "target": device(target),
+        "ways": ways,
+    })
+}
+
+/// What plans follow from beside the columns that are kept.
+fn device(target: &Target) -> Value {
+    json!({
+        "memory_bytes": target.memory_bytes,
+        "parallelism": target.parallelism,
+        "partitions_at_once": target.partitions_at_once,
+        "morsel_rows": target.morsel_rows,
+        "partition_rows": target.partition_rows,
+        "pass_bits_max": target.pass_bits_max,
+        "streams": target.streams,
+        "wave_rows": target.wave_rows,
+        "gather_bytes": target.gather_bytes,
+        "row_scratch_bytes": target.row_scratch_bytes,
+        "works_on_text": target.works_on_text,
+        "rates": target.rates,
+    })
+}
+
+fn table(table: &Table, target: &Target) -> Value {
+    let columns: Vec<Value> = (0..table.statistics.len()).map(|index| column(table, index, target)).collect();
+    json!({"rows": table.rows, "bytes": table.bytes, "batches": table.batches.len(), "columns": columns})
+}
+
+fn column(table: &Table, index: usize, target: &Target) -> Value {
+    let (field, statistics) = (table.schema.field(index), &table.statistics[index]);
+    let ColumnStatistics { nulls, distinct, ascending, unique_ascending, heaviest_share, max_value_bytes, .. } =
+        statistics;
+    let integer = |value: &Option<catalog::Value>| match value {
+        Some(catalog::Value::Integer(value)) => i64::try_from(*value).ok(),
+        _ => None,
+    };
+    let is_text = are_bytes(field.data_type()).is_some();
+    let text_bytes = || table.batches.iter().map(|batch| value_bytes(batch.column(index))).sum::<u64>();
+    let is_of_table =
+        |kept: &dovetail::device::ColumnRows| kept.column == index && std::ptr::addr_eq(kept.table.as_ptr(), table);
+    let kept: Vec<[u64; 2]> =
+        target.kept.iter().filter(|kept| is_of_table(kept)).map(|kept| [kept.rows.start, kept.rows.end]).collect();
+    json!({
+        "name": field.name(),
+        "type": field.data_type().to_string(),
+        "nullable": field.is_nullable(),
+        "nulls": nulls,
+        "min": integer(&statistics.min),
+        "max": integer(&statistics.max),
+        "distinct": distinct,
+        "ascending": ascending,
+        "unique_ascending": unique_ascending,
+        "heaviest_share": heaviest_share,
+        "max_value_bytes": max_value_bytes,
+        "value_bytes": is_text.then(text_bytes),
+        "kept": kept,
+    })
+}

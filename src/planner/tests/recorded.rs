@@ -1,0 +1,238 @@
+//! The planner's choices among ways to compose joins that were all timed on a device, replayed without it. A line of the record is one
+//! join: what the planner knew of it, and the seconds of each way. `benches/README.md` says how to record anew.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::sync::Weak;
+
+use arrow::array::{ArrayRef, LargeBinaryArray, NullArray, RecordBatch};
+use arrow::buffer::{Buffer, MutableBuffer, OffsetBuffer};
+use flate2::read::MultiGzDecoder;
+use serde::Deserialize;
+
+use super::*;
+use crate::device::ColumnRows;
+use crate::memory::Interrupt;
+use crate::planner::plan::propose_estimated;
+
+/// A choice this much slower than the best is good enough.
+const TOLERANCE: f64 = 1.1;
+
+#[derive(Deserialize)]
+struct Line {
+    device: String,
+    planned: Recorded,
+}
+
+#[derive(Deserialize)]
+struct Recorded {
+    on: Vec<(String, String)>,
+    columns: Vec<String>,
+    shares: bool,
+    left: RecordedTable,
+    right: RecordedTable,
+    estimates: Estimates,
+    target: RecordedTarget,
+    /// Each composition, and what it took.
+    ways: Vec<(String, f64)>,
+}
+
+#[derive(Deserialize)]
+struct RecordedTable {
+    rows: u64,
+    bytes: u64,
+    batches: usize,
+    columns: Vec<RecordedColumn>,
+}
+
+#[derive(Deserialize)]
+struct RecordedColumn {
+    name: String,
+    #[serde(rename = "type")]
+    data_type: String,
+    nullable: bool,
+    nulls: u64,
+    min: Option<i64>,
+    max: Option<i64>,
+    distinct: Option<f64>,
+    ascending: bool,
+    unique_ascending: bool,
+    heaviest_share: f64,
+    max_value_bytes: Option<u64>,
+    /// Of text, bytes of all values.
+    value_bytes: Option<u64>,
+    /// Rows that the device had kept.
+    kept: Vec<(u64, u64)>,
+}
+
+#[derive(Deserialize)]
+struct RecordedTarget {
+    memory_bytes: u64,
+    parallelism: usize,
+    partitions_at_once: usize,
+    morsel_rows: usize,
+    partition_rows: usize,
+    pass_bits_max: u32,
+    streams: usize,
+    wave_rows: usize,
+    gather_bytes: usize,
+    row_scratch_bytes: Option<usize>,
+    works_on_text: bool,
+    rates: Rates,
+}
+
+impl RecordedColumn {
+    fn statistics(&self) -> ColumnStatistics {
+        ColumnStatistics {
+            nulls: self.nulls,
+            min: self.min.map(|min| Value::Integer(min.into())),
+            max: self.max.map(|max| Value::Integer(max.into())),
+            distinct: self.distinct,
+            ascending: self.ascending,
+            unique_ascending: self.unique_ascending,
+            heaviest_share: self.heaviest_share,
+            heavy: Vec::new(),
+            max_value_bytes: self.max_value_bytes,
+        }
+    }
+
+    /// One value of as many bytes as all values had, of memory that nothing touches; of numbers, the planner reads nothing.
+    fn array(&self) -> ArrayRef {
+        let Some(bytes) = self.value_bytes else { return Arc::new(NullArray::new(1)) };
+        let values = Buffer::from(MutableBuffer::from_len_zeroed(bytes as usize));
+        Arc::new(LargeBinaryArray::new(OffsetBuffer::from_lengths([bytes as usize]), values, None))
+    }
+}
+
+impl RecordedTable {
+    /// A table without rows that looks to the planner as the one that was recorded.
+    fn restore(&self, name: &str) -> Table {
+        let fields = self
+            .columns
+            .iter()
+            .map(|column| Field::new(&column.name, column.data_type.parse::<DataType>().unwrap(), column.nullable));
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let first = RecordBatch::try_from_iter(self.columns.iter().map(|column| (&column.name, column.array())));
+        let first = first.unwrap();
+        let others = std::iter::repeat_n(first.slice(0, 0), self.batches.saturating_sub(1));
+        let mut table = Table::from_batches(name, schema, Vec::new()).unwrap();
+        table.batches = std::iter::once(first.clone()).chain(others).collect();
+        (table.rows, table.bytes) = (self.rows, self.bytes);
+        table.statistics = self.columns.iter().map(RecordedColumn::statistics).collect();
+        table
+    }
+
+    fn kept(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
+        let table: Weak<Table> = Arc::downgrade(table);
+        let of_column = |(column, of): (usize, &RecordedColumn)| -> Vec<ColumnRows> {
+            let rows = |&(start, end): &(u64, u64)| ColumnRows {
+                table: table.clone() as Weak<dyn Any + Send + Sync>,
+                column,
+                rows: start..end,
+            };
+            of.kept.iter().map(rows).collect()
+        };
+        self.columns.iter().enumerate().flat_map(of_column).collect()
+    }
+}
+
+impl Recorded {
+    fn are_columns_kept(&self) -> bool {
+        [&self.left, &self.right].into_iter().flat_map(|table| &table.columns).any(|column| !column.kept.is_empty())
+    }
+
+    fn choice(&self) -> Plan {
+        let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 40)));
+        let keys = self.on.iter().map(|(left, right)| KeyPair::new(left, right)).collect();
+        let spec = JoinSpec {
+            columns: self.columns.clone(),
+            into: (!self.shares).then(|| "result".into()),
+            ..JoinSpec::inner("left", "right", keys)
+        };
+        catalog.create(self.left.restore("left")).unwrap();
+        catalog.create(self.right.restore("right")).unwrap();
+        let join = bind(spec, &catalog).unwrap();
+        let kept = [self.left.kept(&join.left), self.right.kept(&join.right)].concat();
+        let target = self.target.restore(kept);
+        let (plan, refusal) =
+            propose_estimated(join, self.estimates.clone(), &Forced::default(), &target, &Interrupt::default())
+                .unwrap();
+        assert!(refusal.is_none(), "{refusal:?}");
+        plan
+    }
+
+    /// Seconds of a way, or where that was not timed, of one that differs least: in how many partitions there are, and in which columns move.
+    fn seconds(&self, composition: &str) -> Option<f64> {
+        let strategy_side_flags = |composition: &str| {
+            let words = composition.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ");
+            let flags = composition.rsplit_once('[').map(|(_, flags)| flags.to_owned());
+            (words, flags)
+        };
+        let exact = self.ways.iter().find(|(way, _)| way == composition);
+        let wanted = strategy_side_flags(composition);
+        let near = || self.ways.iter().find(|(way, _)| strategy_side_flags(way) == wanted);
+        exact.or_else(near).map(|(_, seconds)| *seconds)
+    }
+
+    /// How many times as long the planner's choice takes as the best way.
+    fn times_best(&self) -> f64 {
+        let best = self.ways.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
+        self.seconds(&self.choice().composition()).map_or(f64::INFINITY, |seconds| seconds / best)
+    }
+}
+
+impl RecordedTarget {
+    fn restore(&self, kept: Vec<ColumnRows>) -> Target {
+        let Self { memory_bytes, parallelism, partitions_at_once, morsel_rows, partition_rows, pass_bits_max, .. } =
+            *self;
+        let Self { streams, wave_rows, gather_bytes, row_scratch_bytes, works_on_text, .. } = *self;
+        Target {
+            name: "recorded".into(),
+            memory_bytes,
+            memory_knob: "--device-memory".into(),
+            parallelism,
+            partitions_at_once,
+            morsel_rows,
+            partition_rows,
+            pass_bits_max,
+            streams,
+            wave_rows,
+            gather_bytes,
+            row_scratch_bytes,
+            works_on_text,
+            rates: self.rates.clone(),
+            kept,
+        }
+    }
+}
+
+/// For each device, and whether columns were kept on it, how many times as long the choices take as the best.
+fn replay() -> BTreeMap<(String, bool), Vec<f64>> {
+    let path = std::env::var("DOVETAIL_RECORD")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/planned.jsonl.gz").into());
+    let lines = BufReader::new(MultiGzDecoder::new(File::open(path).unwrap())).lines();
+    let mut groups: BTreeMap<(String, bool), Vec<f64>> = BTreeMap::new();
+    for line in lines {
+        let Line { device, planned } = serde_json::from_str(&line.unwrap()).unwrap();
+        groups.entry((device, planned.are_columns_kept())).or_default().push(planned.times_best());
+    }
+    groups
+}
+
+#[test]
+fn recorded_choices_are_good() {
+    for ((device, kept), times) in replay() {
+        let good = times.iter().filter(|&&times| times <= TOLERANCE).count();
+        let share = good as f64 / times.len() as f64;
+        let mean = times.iter().map(|times| times.min(10.0).ln()).sum::<f64>() / times.len() as f64;
+        let unknown = times.iter().filter(|times| times.is_infinite()).count();
+        println!(
+            "{device}, kept {kept}: {good} of {} ({:.1} %), mean {:.4}, unknown {unknown}",
+            times.len(),
+            100.0 * share,
+            mean.exp()
+        );
+    }
+}
