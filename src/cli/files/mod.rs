@@ -2,6 +2,7 @@
 //! input and written to standard output. JSON lines are written only.
 
 mod csv;
+mod padding;
 mod sink;
 mod source;
 #[cfg(test)]

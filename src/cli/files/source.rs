@@ -18,6 +18,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::reader::ChunkReader;
 use tokio::sync::mpsc;
 
+use super::padding::{has_padding, hide_padding};
 use super::{BATCHES_AHEAD, CsvArgs, Format, MAGIC_BYTES, csv, is_tsv};
 use crate::human::file_failure;
 use crate::{Context, Error, Result, panics};
@@ -334,7 +335,12 @@ fn open_parquet(input: impl ChunkReader + 'static) -> Result<(SchemaRef, Begin, 
     let builder = ParquetRecordBatchReaderBuilder::try_new(input).map_err(|error| broken("a Parquet file", &error))?;
     let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
     let reader = builder.with_batch_size(ROWS_PER_BATCH).build().map_err(|error| Error::Invalid(error.to_string()))?;
-    Ok((reader.schema(), batches(reader, "a Parquet file"), Measure::Rows { total }))
+    let schema = reader.schema();
+    let begin = match schema.fields().iter().any(|field| has_padding(field.data_type())) {
+        true => batches(reader.map(|batch| hide_padding(&batch?)), "a Parquet file"),
+        false => batches(reader, "a Parquet file"),
+    };
+    Ok((schema, begin, Measure::Rows { total }))
 }
 
 fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef, Begin)> {

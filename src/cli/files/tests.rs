@@ -4,10 +4,12 @@ use std::fs::File;
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, Date32Array, Date64Array, Float64Array, Int64Array, RecordBatch, StringArray, Time32MillisecondArray,
+    Array, ArrayRef, Date32Array, Date64Array, FixedSizeBinaryArray, FixedSizeListArray, Float64Array, Int32Array,
+    Int64Array, ListArray, MapArray, RecordBatch, StringArray, StringViewArray, StructArray, Time32MillisecondArray,
     Time32SecondArray, TimestampMillisecondArray, TimestampSecondArray,
 };
-use arrow::datatypes::{DataType, Field, IntervalUnit, Schema, UnionFields, UnionMode};
+use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field, FieldRef, IntervalUnit, Schema, UnionFields, UnionMode};
 use futures::StreamExt;
 
 use super::sink::Sink;
@@ -175,6 +177,76 @@ async fn parquet_gets_types_that_it_has() {
         let refused = Target::create(&path, None).unwrap().begin(&schema).err().unwrap();
         let expected = "which cannot be written as Parquet; write Arrow instead, as with -o FILE.arrow";
         assert!(refused.message().contains("column \"u\" is ") && refused.message().contains(expected), "{refused}");
+    }
+}
+
+/// The field of values that may be null only if one of them is.
+fn item(array: &ArrayRef) -> FieldRef {
+    Arc::new(Field::new("item", array.data_type().clone(), array.is_nullable()))
+}
+
+/// Structs of one column. Every second struct is null, if `has_nulls`.
+fn structs(has_nulls: bool, column: ArrayRef) -> ArrayRef {
+    let nulls = has_nulls.then(|| (0..column.len()).map(|row| row % 2 == 0).collect::<NullBuffer>());
+    Arc::new(StructArray::new(vec![item(&column)].into(), vec![column], nulls))
+}
+
+/// Lists of two values each.
+fn pairs(values: ArrayRef) -> ArrayRef {
+    Arc::new(FixedSizeListArray::new(item(&values), 2, values, None))
+}
+
+/// As [`pairs`], in lists of any size.
+fn lists(values: ArrayRef) -> ArrayRef {
+    let offsets = OffsetBuffer::from_repeated_length(2, values.len() / 2);
+    Arc::new(ListArray::new(item(&values), offsets, values, None))
+}
+
+/// As [`pairs`], in maps from numbers.
+fn maps(values: ArrayRef) -> ArrayRef {
+    let keys: ArrayRef = Arc::new(Int32Array::from_iter_values(0..values.len() as i32));
+    let offsets = OffsetBuffer::from_repeated_length(2, values.len() / 2);
+    let fields = vec![item(&keys).as_ref().clone().with_name("key"), item(&values).as_ref().clone()];
+    let entries = StructArray::new(fields.into(), vec![keys, values], None);
+    let field = Arc::new(Field::new("entries", entries.data_type().clone(), false));
+    Arc::new(MapArray::new(field, offsets, entries, None, false))
+}
+
+/// Parquet's reader makes nulls for the rows of a null struct, also in fields that may not be null.
+#[tokio::test]
+async fn parquet_has_values_that_may_not_be_null_below_null_structs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.parquet");
+    let ints = || Arc::new(Int32Array::from_iter_values(0..32)) as ArrayRef;
+    let words = Arc::new((0..32).map(|at| Some(format!("the text of value {at}"))).collect::<StringViewArray>());
+    let bytes = FixedSizeBinaryArray::try_from_iter((0..32u8).map(|at| [at, at, at])).unwrap();
+    for column in [
+        structs(true, pairs(ints())),
+        structs(true, pairs(words)),
+        structs(true, pairs(Arc::new(bytes))),
+        structs(true, pairs(lists(ints()))),
+        structs(true, pairs(pairs(ints()))),
+        structs(true, pairs(structs(false, ints()))),
+        structs(true, structs(false, pairs(ints()))),
+        structs(true, pairs(structs(true, pairs(ints())))),
+        lists(structs(true, pairs(ints()))),
+        pairs(structs(true, pairs(ints()))),
+        maps(structs(true, pairs(ints()))),
+        lists(structs(true, structs(false, ints()))),
+        pairs(structs(true, structs(false, ints()))),
+        maps(structs(true, structs(false, structs(false, ints())))),
+    ] {
+        let kind = column.data_type().to_string();
+        let batch = RecordBatch::try_from_iter([("c", column)]).unwrap();
+        let schema = batch.schema();
+        let mut sink = create(&path, &schema);
+        sink.write(&batch).unwrap();
+        sink.finish().unwrap();
+        let source = Source::open(&path, None, &csv_args()).unwrap();
+        assert_eq!(source.schema.fields(), schema.fields());
+        let read = source.into_stream().next().await.unwrap().unwrap().batch;
+        assert_eq!(read.columns(), batch.columns(), "{kind}");
+        read.column(0).to_data().validate_full().unwrap_or_else(|error| panic!("{kind}: {error}"));
     }
 }
 
