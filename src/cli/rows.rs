@@ -1,14 +1,15 @@
 //! Rows of a table for people to look at, or for machines one JSON object each.
 
 use std::io::Write;
-use std::sync::Arc;
 
-use arrow::array::{RecordBatch, new_empty_array};
-use arrow::datatypes::{DataType, FieldRef, IntervalUnit, Schema};
+use arrow::array::{RecordBatch, new_empty_array, new_null_array};
+use arrow::datatypes::{DataType, FieldRef, Schema};
 use arrow::json::writer::{EncoderOptions, make_encoder};
 use arrow::json::{LineDelimitedWriter, WriterBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
+use bytes::Bytes;
 use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 
 use super::output::{self, Align};
 use crate::columns::any_part;
@@ -87,18 +88,25 @@ pub fn check_has_json(schema: &Schema) -> Result<()> {
     })
 }
 
-/// Refuses columns that Parquet does not hold, or its writer does not write.
+/// Refuses columns that Parquet does not hold, or that its library does not write or read.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the column, its type and what to do.
 pub fn check_has_parquet(schema: &Schema) -> Result<()> {
-    let is_unwritten = |part: &DataType| matches!(part, DataType::Interval(IntervalUnit::MonthDayNano));
-    check_columns(schema, "Parquet", "write Arrow instead", |field| {
-        let alone = Arc::new(Schema::new(vec![field.clone()]));
-        // The writer panics at types that it does not know.
-        let has = panics::caught(|| ArrowWriter::try_new(Vec::new(), alone, None).is_ok()).unwrap_or(false);
-        has && !any_part(field.data_type(), &is_unwritten)
-    })
+    check_columns(schema, "Parquet", "write Arrow instead", |field| has_parquet(field.data_type()))
+}
+
+/// True for types that Parquet's library writes and reads, which one null shows. The library refuses
+/// other types or panics over them, some only with a batch, and some only when it reads.
+pub fn has_parquet(data_type: &DataType) -> bool {
+    let read_back = || -> parquet::errors::Result<bool> {
+        let batch = RecordBatch::try_from_iter([("c", new_null_array(data_type, 1))])?;
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None)?;
+        writer.write(&batch)?;
+        let mut reader = ParquetRecordBatchReader::try_new(Bytes::from(writer.into_inner()?), 1)?;
+        Ok(reader.next().is_some_and(|read| read.is_ok()))
+    };
+    panics::caught(|| read_back().unwrap_or(false)).unwrap_or(false)
 }
 
 fn check_columns(schema: &Schema, format: &str, advice: &str, has: impl Fn(&FieldRef) -> bool) -> Result<()> {
@@ -214,6 +222,8 @@ fn width() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use arrow::array::{Float64Array, Int64Array, StringArray, TimestampMillisecondArray};
 
     use super::*;

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Int64Type, IntervalUnit, Schema, SchemaRef, TimeUnit};
 use arrow::ipc::reader::{FileReader, StreamReader};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::error::FlightError;
@@ -295,12 +295,18 @@ fn read_file(path: &Path) -> Vec<RecordBatch> {
 fn is_in_parquet(data_type: &DataType) -> bool {
     use DataType as T;
     match data_type {
-        T::Boolean | T::Int8 | T::Int16 | T::Int32 | T::Int64 | T::UInt32 | T::UInt64 | T::Float32 | T::Float64 => true,
-        T::Date32 | T::Utf8 | T::LargeUtf8 | T::Utf8View | T::Binary | T::BinaryView => true,
         T::List(field) | T::LargeList(field) | T::Map(field, _) => is_in_parquet(field.data_type()),
+        T::ListView(field) | T::LargeListView(field) => is_in_parquet(field.data_type()),
         T::FixedSizeList(field, size) => *size > 0 && is_in_parquet(field.data_type()),
         T::Struct(fields) => !fields.is_empty() && fields.iter().all(|field| is_in_parquet(field.data_type())),
-        _ => false,
+        // Some times, runs, and dictionaries of other values are read back as another type.
+        T::Timestamp(TimeUnit::Second, _) | T::Time32(TimeUnit::Second) | T::Date64 | T::RunEndEncoded(..) => false,
+        T::Dictionary(_, values) => {
+            let is_text = matches!(**values, T::Utf8 | T::LargeUtf8 | T::Binary | T::LargeBinary);
+            is_text || values.is_integer() || matches!(**values, T::Float32 | T::Float64 | T::Date32)
+        }
+        T::FixedSizeBinary(0) | T::Decimal64(..) | T::Interval(IntervalUnit::MonthDayNano) => false,
+        leaf => !leaf.is_nested() && !matches!(leaf, T::Null),
     }
 }
 
@@ -347,6 +353,7 @@ async fn nested_arrays_keep_their_rows_in_parquet_and_json() {
         side.server.ok(&["put", "t.parquet", "--table", "again"]);
         let came = side.get(FlightDescriptor::new_path(vec!["again".into()])).await;
         assert_same(&format!("{what}: t.parquet read"), &came, &table);
+        assert_eq!(came[0].schema(), table[0].schema(), "{what}");
         side.drop_table("again").await;
         side.drop_table("t").await;
 

@@ -379,13 +379,14 @@ impl Complete {
 }
 
 /// The schema with types that Parquet has: it has no times in whole seconds and no days in milliseconds, and other readers would
-/// find numbers in their place.
+/// find numbers in their place. Its library has no dictionaries of some types.
 fn parquet_schema(schema: &Schema) -> SchemaRef {
     let field = |field: &FieldRef| {
         let data_type = match field.data_type() {
             DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
             DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
             DataType::Date64 => DataType::Date32,
+            DataType::Dictionary(_, values) if !rows::has_parquet(field.data_type()) => values.as_ref().clone(),
             _ => return field.clone(),
         };
         Arc::new(field.as_ref().clone().with_data_type(data_type))
@@ -412,8 +413,8 @@ impl Writer {
             Format::Parquet => {
                 let level = ZstdLevel::try_new(1).map_err(|error| Error::Internal(error.to_string()))?;
                 let properties = WriterProperties::builder().set_compression(Compression::ZSTD(level)).build();
-                rows::check_has_parquet(schema)?;
                 let schema = parquet_schema(schema);
+                rows::check_has_parquet(&schema)?;
                 let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties));
                 Self::Parquet(Box::new(writer.map_err(|error| Error::Invalid(error.to_string()))?), schema)
             }
