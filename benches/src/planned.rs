@@ -34,13 +34,11 @@ fn device(target: &Target) -> Value {
     json!({
         "memory_bytes": target.memory_bytes,
         "parallelism": target.parallelism,
-        "partitions_at_once": target.partitions_at_once,
         "morsel_rows": target.morsel_rows,
         "partition_rows": target.partition_rows,
         "pass_bits_max": target.pass_bits_max,
         "streams": target.streams,
         "wave_rows": target.wave_rows,
-        "gather_bytes": target.gather_bytes,
         "row_scratch_bytes": target.row_scratch_bytes,
         "works_on_text": target.works_on_text,
         "rates": target.rates,

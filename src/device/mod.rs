@@ -255,17 +255,12 @@ pub trait Device: Send + Sync + Debug {
         unreachable!("the host makes keys for this device")
     }
 
-    /// A filter of build keys, over which probe keys pass before their rows are arranged. `None` from a kind of device that
-    /// has no filters.
-    fn build_filter(&self, _keys: &Keys, _stream: &Stream) -> Result<Option<Filter>> {
-        Ok(None)
-    }
+    /// A filter of build keys, over which probe keys pass before their rows are arranged.
+    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter>;
 
     /// The keys that may be among those of the filter, in their order, and which rows they are of. All that are among them
     /// pass, and few others. Waits.
-    fn filter_keys(&self, _filter: &Filter, _keys: &PackedKeys, _stream: &Stream) -> Result<PackedKeys> {
-        unreachable!("a device without filters has built none")
-    }
+    fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys>;
 
     /// Partitions rows by `bits` of the mixed key, and everything carried with them. Order within a partition is
     /// unspecified but the same for the keys and all that is carried. Where there are more bits than one pass resolves

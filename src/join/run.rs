@@ -194,14 +194,13 @@ pub(super) fn where_values_lie<T: Send>(
     if layout.is_hashed_by_device() { compare() } else { beside(device, compare) }
 }
 
-/// A filter of the build keys; `None` from a device that has no filters, or no memory for one, because a join is right
-/// without.
+/// A filter of the build keys; `None` from a device that has no memory for one, because a join is right without.
 fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>> {
     let keys = built.arranged.arranged_keys();
     let bytes = (keys.rows * keys.width.bytes()) as u64;
     match shop.monitor.phase("filter", bytes, || shop.device.build_filter(keys, shop.stream)) {
         Err(Error::Exhausted(_)) => Ok(None),
-        outcome => outcome,
+        outcome => outcome.map(Some),
     }
 }
 

@@ -5,15 +5,13 @@ use std::time::Instant;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::buffer::Buffer;
-use arrow::datatypes::DataType;
 
 use super::Rates;
-use super::rates::{FAR_BYTES, HOST_ROWS_MAX, NEAR_BYTES};
+use super::rates::{FAR_BYTES, HOST_ROWS_MAX};
 use crate::Result;
-use crate::columns::{KeyClass, KeyFacts, KeyLayout, Role, Rows, gather_on_host};
+use crate::columns::{Rows, gather_on_host};
 use crate::device::{
-    CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, PackedKeys, PartitionMatches, Positions, RadixBits,
-    Stream, Unmatched, Wanted, Width,
+    CancelFlag, Carry, Column, Device, DeviceKind, KeyWidth, Keys, Positions, RadixBits, Stream, Wanted, Width,
 };
 use crate::memory::{Arena, Budget};
 
@@ -41,9 +39,8 @@ const ROW_BYTES: u64 = 256;
 /// How often all of it is measured. What else the machine does comes in bursts, longer than one measurement.
 const ROUNDS: usize = 3;
 
-/// Rows of 8 bytes whose random reads go to memory, and of those that stay in what a CPU's threads have in common.
+/// Rows of 8 bytes whose random reads go to memory.
 const SPREAD_ROWS: usize = FAR_BYTES as usize / 8;
-const NEAR_ROWS: usize = NEAR_BYTES as usize / 8;
 
 /// The same for a GPU, whose second-level cache is larger.
 const GPU_SPREAD_ROWS: usize = 1 << 25;
@@ -162,44 +159,34 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
             rates.partition = rows * (3.0 * 8.0 + 2.0 * 4.0) / seconds;
         }
         let probe_partitioned = device.partition(&probe, &carry, bits, &stream)?;
-        let count = partitioned.bounds.partitions();
-        let (found, seconds) =
-            bench.time(|| device.match_partitions(&partitioned, &probe_partitioned, 0..count, &stream))?;
-        // A device that gives up, because a partition is too large for it, is quick.
-        if let PartitionMatches::Matched(matches) = found {
-            rates.match_rows[at] = 2.0 * rows / seconds;
-            let total = matches.pair_count(Unmatched::Skip);
-            let (_, seconds) = bench.time(|| device.expand(&matches, 0..total, Unmatched::Skip, &stream))?;
-            rates.expand_pairs = total as f64 / seconds;
-        }
         rates.join_rows[at] = 0.0;
         if device.info().joins_partitions {
-            let join = || device.join_partitions(&partitioned, &probe_partitioned, 0..count, Wanted::Count, &stream);
+            let join = || {
+                device.join_partitions(
+                    &partitioned,
+                    &probe_partitioned,
+                    0..partitioned.bounds.partitions(),
+                    Wanted::Count,
+                    &stream,
+                )
+            };
             rates.join_rows[at] = 2.0 * rows / bench.time(join)?.1;
         }
-        let (_, seconds) = bench.time(|| device.group_partitions(partitioned.clone(), &stream))?;
-        rates.group_rows[at] = rows / seconds;
         drop((partitioned, probe_partitioned));
-        let (sorted, seconds) = bench.time(|| device.sort(&build, &carry, &stream))?;
+        let (_, seconds) = bench.time(|| device.sort(&build, &carry, &stream))?;
         rates.sort_rows[at] = rows / seconds;
         if width == KeyWidth::W8 {
             let wide = [Carry::RowNumber, Carry::Column(build.as_column())];
-            let (_, seconds) = bench.time(|| device.sort(&build, &wide, &stream))?;
-            let extra = seconds - rows / rates.sort_rows[at];
+            let extra = bench.time(|| device.sort(&build, &wide, &stream))?.1 - seconds;
             // The difference of two short measurements can vanish; moving a column is never faster than reading and
             // writing it.
             rates.sort_carry = (2.0 * 8.0 * rows / extra.max(1e-9)).min(rates.stream);
-            let probe = device.sort(&probe, &[], &stream)?;
-            let merge = || device.match_sorted(&sorted.keys, &probe.keys, 0..row_count, &stream);
-            rates.merge_rows = 2.0 * rows / bench.time(merge)?.1;
         }
     }
 
     let few_rows = CALL_ROWS.min(row_count);
     let few = Positions::Range(1..few_rows);
     rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
-    let in_order = Keys { data: near.data.clone(), width: KeyWidth::W8, rows: few_rows };
-    rates.answer_seconds = bench.call_seconds(|| device.is_sorted(&in_order, &stream).map(drop))?;
     let sorted_rows = match device.id().kind {
         DeviceKind::Host => few_rows,
         DeviceKind::Cuda => GPU_SORTED_ROWS.min(row_count),
@@ -212,34 +199,18 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     };
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
         let sorted = twice(width, sorted_rows)?;
-        let partitioned = device.partition(&sorted, &carry, pass, &stream)?;
         rates.sort_call_seconds[at] = bench.call_seconds(|| device.sort(&sorted, &carry, &stream).map(drop))?;
         rates.sort_rows[at] = beyond(rates.sort_call_seconds[at], rows, rows / rates.sort_rows[at]);
-        rates.group_call_seconds[at] =
-            bench.call_seconds(|| device.group_partitions(partitioned.clone(), &stream).map(drop))?;
-        rates.group_rows[at] = beyond(rates.group_call_seconds[at], rows, rows / rates.group_rows[at]);
         rates.build_repeated_call_seconds[at] =
             bench.call_seconds(|| device.build_table(&sorted, true, &stream).map(drop))?;
-        if width != KeyWidth::W8 {
-            continue;
-        }
-        let keys = twice(width, few_rows)?;
-        let partitioned = device.partition(&keys, &carry, pass, &stream)?;
-        rates.partition_call_seconds =
-            bench.call_seconds(|| device.partition(&keys, &carry, pass, &stream).map(drop))?;
-        if device.info().joins_partitions {
-            let wanted = Wanted::Rows { room: 2 * few_rows, keys: true };
-            let join = || device.join_partitions(&partitioned, &partitioned, 0..1, wanted, &stream).map(drop);
-            rates.join_call_seconds = bench.call_seconds(join)?;
-        }
     }
+    let twice_8 = twice(KeyWidth::W8, few_rows)?;
+    rates.partition_call_seconds =
+        bench.call_seconds(|| device.partition(&twice_8, &carry, pass, &stream).map(drop))?;
 
     // A table and columns that fit in cache, then ones that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
-    let next_to_none = Keys { rows: few_rows.min(small.rows), ..small.clone() };
-    rates.build_call_seconds = bench.call_seconds(|| device.build_table(&next_to_none, false, &stream).map(drop))?;
-    let (table, seconds) = bench.time(|| device.build_table(&small, false, &stream))?;
-    rates.build_rows = beyond(rates.build_call_seconds, small.rows as f64, seconds);
+    let table = device.build_table(&small, false, &stream)?;
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
         let keys = twice(width, small.rows)?;
         let (_, seconds) = bench.time(|| device.build_table(&keys, true, &stream))?;
@@ -248,13 +219,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     // With all rows, so that sharing them out among threads is not what takes the time.
     let probe = device_keys(KeyWidth::W8, &|at| mixed(at) % small.rows)?;
     let (_, seconds) = bench.time(|| device.probe_table(&table, &probe, 0..row_count, &stream))?;
-    rates.probe_rows = beyond(rates.answer_seconds, rows, seconds);
-    if let Some(filter) = device.build_filter(&small, &stream)? {
-        // Keys of which the filter knows few: hardly one is written.
-        let all = PackedKeys { keys: keys.clone(), rows_kept: None };
-        let (_, seconds) = bench.time(|| device.filter_keys(&filter, &all, &stream))?;
-        rates.filter_rows = beyond(rates.answer_seconds, rows, seconds);
-    }
+    rates.probe_rows = beyond(rates.call_seconds, rows, seconds);
     let dense =
         Keys { data: device.copy_in(&[ascending_keys(row_count)], &stream)?, width: KeyWidth::W8, rows: row_count };
     let (table, seconds) = bench.time(|| device.build_dense_table(&dense, 0, row_count as u128 - 1, &stream))?;
@@ -268,45 +233,23 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         Ok(Positions::List { data: device.copy_in(&[Buffer::from_vec(numbers)], &stream)?, rows, may_miss: false })
     };
     let in_cache = list((0..row_count).map(|at| (mixed(at) % row_count.min(4096)) as u32).collect())?;
-    let (_, seconds) = bench.time(|| device.gather(&near, &in_cache, &stream))?;
-    rates.gather_values = rows / seconds;
+    let (_, cached_seconds) = bench.time(|| device.gather(&near, &in_cache, &stream))?;
     if rates.reads_host_memory || (!is_slow && device.memory().free_bytes() > 4 * 8 * spread_rows as u64) {
-        let reads_of = |extent_rows: usize| -> Result<Option<f64>> {
-            let extent = column(extent_rows)?;
-            let anywhere = list((0..row_count).map(|at| (mixed(at) % extent_rows) as u32).collect())?;
-            let (_, seconds) = bench.time(|| device.gather(&extent, &anywhere, &stream))?;
-            let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * extent_rows as f64);
-            let beyond = seconds - rows / rates.gather_values;
-            Ok((beyond > 0.0 && missing > 0.0).then(|| rows * missing / beyond))
-        };
-        if let Some(reads) = reads_of(spread_rows)? {
-            rates.random_reads = reads;
+        let extent = column(spread_rows)?;
+        let anywhere = list((0..row_count).map(|at| (mixed(at) % spread_rows) as u32).collect())?;
+        let (_, seconds) = bench.time(|| device.gather(&extent, &anywhere, &stream))?;
+        let missing = 1.0 - rates.cache_bytes as f64 / (8.0 * spread_rows as f64);
+        let beyond = seconds - cached_seconds;
+        if beyond > 0.0 && missing > 0.0 {
+            rates.random_reads = rows * missing / beyond;
         }
-        // A GPU's one cache is larger than what is near to a CPU.
-        rates.near_reads = match device.id().kind {
-            DeviceKind::Host => reads_of(NEAR_ROWS)?.unwrap_or(rates.near_reads).max(rates.random_reads),
-            DeviceKind::Cuda => rates.random_reads,
-        };
     }
 
-    // What the host does for the device: keys that are hashed, and strings gathered, of 16 bytes each.
+    // What the host does for the device: strings gathered, of 16 bytes each.
     let host_rows = row_count.min(HOST_ROWS_MAX);
     let text = StringArray::from_iter_values((0..host_rows).map(|at| format!("{:016x}", mixed(at))));
     let batch = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)])?;
     let strings = Rows::of(&batch.schema(), std::slice::from_ref(&batch), 0..host_rows as u64);
-    let facts = KeyFacts {
-        class: KeyClass::String,
-        build_type: DataType::Utf8,
-        probe_type: DataType::Utf8,
-        range: None,
-        bytes_max: None,
-        nulls_equal: false,
-        sorted: false,
-    };
-    let layout = KeyLayout::new(vec![facts], 1);
-    let (_, seconds) =
-        bench.time_beside(|| layout.pack(Role::Probe, &strings, &[0], device, &arena, &stream).map(drop))?;
-    rates.host_keys = host_rows as f64 / seconds;
     let anywhere: Vec<u32> = (0..host_rows).map(|at| (mixed(at) % host_rows) as u32).collect();
     let (_, seconds) = bench.time_beside(|| gather_on_host(&strings, 0, &anywhere, &arena).map(drop))?;
     rates.host_values = host_rows as f64 / seconds;

@@ -1,7 +1,7 @@
 //! Whether a filter of the build keys is worth its pass over the probe keys.
 
 use super::inputs::Inputs;
-use super::{BoundJoin, Estimates, Rates};
+use super::{BoundJoin, Estimates};
 use crate::device::host::FILTER_FALSE_POSITIVES;
 
 /// A filter has to save a tenth of the time: how many rows will match is known less well than what a pass costs.
@@ -14,9 +14,9 @@ pub(super) fn is_predictable(inputs: &Inputs, estimates: &Estimates) -> bool {
 }
 
 /// Probe rows that pass a filter of the build keys; `None` where there can be none.
-pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs, rates: &Rates) -> Option<f64> {
+pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs) -> Option<f64> {
     let probe = &inputs.probe;
-    if !join.spec.how.drops_unmatched(probe.side) || rates.filter_rows <= 0.0 {
+    if !join.spec.how.drops_unmatched(probe.side) {
         return None;
     }
     let matched = probe.matched.min(probe.keyed);

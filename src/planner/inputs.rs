@@ -48,7 +48,7 @@ pub(super) enum Place {
     /// In [`Input::text_columns`].
     Text(usize),
     /// In [`Input::host_columns`].
-    Host(usize),
+    Host,
 }
 
 /// One side.
@@ -83,8 +83,8 @@ pub(super) struct Input {
     pub(super) columns: Vec<FixedColumn>,
     /// Columns of values of variable length that the result takes and the device gathers.
     pub(super) text_columns: Vec<TextColumn>,
-    /// Columns that the host gathers.
-    pub(super) host_columns: Vec<HostColumn>,
+    /// Indices of columns that the host gathers.
+    pub(super) host_columns: Vec<usize>,
     /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
@@ -100,15 +100,6 @@ pub(super) struct TextWork {
     pub(super) makes_keys: bool,
     /// Gathers those of the result; the host does else.
     pub(super) gathers: bool,
-}
-
-/// A column that the host gathers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostColumn {
-    /// Index in its table.
-    pub(super) index: usize,
-    /// Of text, bytes of a value on average.
-    pub(super) text_bytes: Option<f64>,
 }
 
 /// A column of values of variable length that a device gathers.
@@ -330,11 +321,7 @@ impl Input {
                         let came_as_key = is_key && layout.is_made_by_device();
                         text_columns.push(TextColumn { came_as_key, stays_as_key: came_as_key && hashed, ..text });
                     }
-                    None => {
-                        let is_text = are_bytes(table.schema.field(index).data_type()).is_some();
-                        let mean = || text_bytes(table, index) as f64 / table.rows.max(1) as f64;
-                        host_columns.push(HostColumn { index, text_bytes: is_text.then(mean) });
-                    }
+                    None => host_columns.push(index),
                 },
             }
         }
@@ -375,8 +362,8 @@ impl Input {
         if let Ok(at) = self.text_columns.binary_search_by_key(&index, |column| column.index) {
             return Place::Text(at);
         }
-        let at = self.host_columns.binary_search_by_key(&index, |column| column.index);
-        Place::Host(at.expect("a column that the result takes is in one of the three lists"))
+        debug_assert!(self.host_columns.binary_search(&index).is_ok(), "a column of the result is in one of the lists");
+        Place::Host
     }
 
     /// Bytes per row of the columns that are on the device beside the keys. One that is the key, bit for bit, came in to be packed.

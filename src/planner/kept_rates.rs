@@ -1,7 +1,7 @@
 //! Rates that were measured once, in a file that later starts read.
 //!
 //! ```json
-//! {"calibration": 12, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "cpu_threads": 2,
+//! {"calibration": 13, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "cpu_threads": 2,
 //!   "memory_bytes": 4294967296, "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
 //! ```
 //!
@@ -24,7 +24,7 @@ use crate::memory::Budget;
 use crate::{Context, Error, Result};
 
 /// Counts the ways in which rates were measured: what is measured, or how, changed in between.
-const CALIBRATION: u32 = 12;
+const CALIBRATION: u32 = 13;
 
 /// The field that begins every file of rates, of any version.
 const CALIBRATION_FIELD: &str = "calibration";

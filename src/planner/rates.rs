@@ -8,9 +8,6 @@ use crate::device::{DeviceKind, KeyWidth};
 /// round takes a fifth of a second.
 pub(super) const HOST_ROWS_MAX: usize = 1 << 18;
 
-/// What random reads of [`Rates::near_reads`] spread over.
-pub(super) const NEAR_BYTES: u64 = 8 << 20;
-
 /// What random reads of [`Rates::random_reads`] spread over, at the least: more than the caches of most CPUs, shared ones included. With
 /// less, hash tables of tens of megabytes look twice as fast as they are.
 pub(super) const FAR_BYTES: u64 = 64 << 20;
@@ -35,55 +32,30 @@ pub struct Rates {
     pub sort_rows: [f64; 3],
     /// Bytes per second, read and written, of what a sort carries beyond the first 4 bytes of a row.
     pub sort_carry: f64,
-    /// Rows per second put into a hash table that fits in cache, beyond what a call takes.
-    pub build_rows: f64,
-    /// The same of keys of 4, 8 and 16 bytes that are on two rows each, which may have to be found out and made adjacent first.
+    /// Rows per second put into a hash table that fits in cache, by keys of 4, 8 and 16 bytes that are on two rows each, beyond what a call
+    /// takes. Keys on one row each are put in as fast as they are looked up.
     pub build_repeated_rows: [f64; 3],
     /// Rows per second looked up in a hash table that fits in cache.
     pub probe_rows: f64,
-    /// Rows per second put into, or looked up in, a filter that fits in cache; zero for a device without filters.
-    pub filter_rows: f64,
-    /// Rows per second put into, or looked up in, a perfect-hash array that fits in cache.
+    /// Rows per second put into, or looked up in, a perfect-hash array or a filter that fits in cache.
     pub dense_rows: f64,
-    /// Rows per second of both sides, by keys of 4, 8 and 16 bytes, that are matched partition by partition.
-    pub match_rows: [f64; 3],
-    /// Rows per second, by keys of 4, 8 and 16 bytes, whose equal keys are made adjacent within partitions, with 4 bytes carried.
-    pub group_rows: [f64; 3],
     /// Rows per second of both sides, by keys of 4, 8 and 16 bytes, of partitions that are joined in one go and counted; zero for a
     /// device that does not.
     pub join_rows: [f64; 3],
-    /// Rows per second of both sides that are matched by merging.
-    pub merge_rows: f64,
-    /// Pairs per second that matches are expanded to.
-    pub expand_pairs: f64,
-    /// Values per second gathered from memory that is in cache, or in order.
-    pub gather_values: f64,
-    /// Independent reads per second from random places of [`NEAR_BYTES`], where a CPU's threads have a cache in common.
-    pub near_reads: f64,
     /// Independent reads per second from random places of [`FAR_BYTES`] and more.
     pub random_reads: f64,
     /// Bytes that random reads may spread over before they miss the cache.
     pub cache_bytes: u64,
-    /// Values of variable length per second that the host gathers by row number.
+    /// Values of variable length per second that the host gathers by row number, or makes keys of.
     pub host_values: f64,
-    /// Rows per second whose keys the host packs or hashes, because the device cannot.
-    pub host_keys: f64,
     /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
     pub call_seconds: f64,
-    /// The same of one whose result the CPU reads: how many rows have a match, or whether keys are in order.
-    pub answer_seconds: f64,
     /// The same of partitioning in one pass.
     pub partition_call_seconds: f64,
     /// The same of sorting by keys of 4, 8 and 16 bytes, which takes more passes the wider they are.
     pub sort_call_seconds: [f64; 3],
-    /// The same of making equal keys of 4, 8 and 16 bytes adjacent within partitions.
-    pub group_call_seconds: [f64; 3],
-    /// The same of building a hash table of keys that do not repeat.
-    pub build_call_seconds: f64,
     /// The same of building a hash table of keys of 4, 8 and 16 bytes that repeat.
     pub build_repeated_call_seconds: [f64; 3],
-    /// The same of joining partitions in one go.
-    pub join_call_seconds: f64,
 }
 
 impl Rates {
@@ -100,30 +72,17 @@ impl Rates {
             partition: 3e9 * threads,
             sort_rows: [40e6 * threads, 20e6 * threads, 8e6 * threads],
             sort_carry: 1.5e9 * threads,
-            build_rows: 80e6 * threads,
             build_repeated_rows: [60e6 * threads; 3],
             probe_rows: 150e6 * threads,
-            filter_rows: 300e6 * threads,
             dense_rows: 400e6 * threads,
-            match_rows: [120e6 * threads, 110e6 * threads, 80e6 * threads],
-            group_rows: [60e6 * threads, 55e6 * threads, 40e6 * threads],
             join_rows: [0.0; 3],
-            merge_rows: 100e6 * threads,
-            expand_pairs: 400e6 * threads,
-            gather_values: 400e6 * threads,
-            near_reads: 100e6 * threads,
             random_reads: 60e6 * threads,
             cache_bytes: 2 << 20,
             host_values: 30e6 * threads,
-            host_keys: 60e6 * threads,
             call_seconds: 5e-6,
-            answer_seconds: 5e-6,
             partition_call_seconds: 10e-6,
             sort_call_seconds: [10e-6; 3],
-            group_call_seconds: [10e-6; 3],
-            build_call_seconds: 10e-6,
             build_repeated_call_seconds: [10e-6; 3],
-            join_call_seconds: 10e-6,
         }
     }
 
@@ -140,31 +99,17 @@ impl Rates {
             partition: 3.0e12,
             sort_rows: [31.6e9, 13.0e9, 5.4e9],
             sort_carry: 2.5e11,
-            build_rows: 30e9,
             build_repeated_rows: [4e9, 4e9, 2e9],
             probe_rows: 60e9,
-            filter_rows: 0.0,
             dense_rows: 120e9,
-            match_rows: [50e9, 50e9, 30e9],
-            // It sorts.
-            group_rows: [20e9, 9e9, 4e9],
             join_rows: [100e9, 80e9, 50e9],
-            merge_rows: 50e9,
-            expand_pairs: 300e9,
-            gather_values: 370e9,
-            near_reads: 43e9,
             random_reads: 43e9,
             cache_bytes: 60 << 20,
             host_values: 30e6 * 16.0,
-            host_keys: 60e6 * 16.0,
             call_seconds: 20e-6,
-            answer_seconds: 40e-6,
             partition_call_seconds: 60e-6,
             sort_call_seconds: [60e-6, 60e-6, 120e-6],
-            group_call_seconds: [150e-6, 150e-6, 250e-6],
-            build_call_seconds: 40e-6,
             build_repeated_call_seconds: [200e-6, 200e-6, 300e-6],
-            join_call_seconds: 60e-6,
         }
     }
 
@@ -176,59 +121,25 @@ impl Rates {
         }
     }
 
-    /// Whether all of them can be: positive numbers.
+    /// True if all of them are positive numbers. `join_rows` may be zero, for a device that does not join partitions in one go.
     pub(super) fn are_sound(&self) -> bool {
-        let Self {
-            copy_in,
-            copy_out,
-            reads_host_memory: _,
-            copies_overlap: _,
-            stream,
-            partition,
-            sort_rows: [sort_rows_4, sort_rows_8, sort_rows_16],
-            sort_carry,
-            build_rows,
-            build_repeated_rows,
-            probe_rows,
-            dense_rows,
-            match_rows: [match_rows_4, match_rows_8, match_rows_16],
-            group_rows: [group_rows_4, group_rows_8, group_rows_16],
-            join_rows: [join_rows_4, join_rows_8, join_rows_16],
-            merge_rows,
-            expand_pairs,
-            gather_values,
-            near_reads,
-            random_reads,
-            cache_bytes: _,
-            host_values,
-            host_keys,
-            call_seconds,
-            answer_seconds,
-            partition_call_seconds,
-            sort_call_seconds,
-            group_call_seconds,
-            build_call_seconds,
-            build_repeated_call_seconds,
-            join_call_seconds,
-            filter_rows,
-        } = *self;
-        let calls = [answer_seconds, partition_call_seconds, build_call_seconds, join_call_seconds];
-        let by_width = [build_repeated_rows, sort_call_seconds, group_call_seconds, build_repeated_call_seconds];
-        let copies = [copy_in, copy_out, stream, partition, sort_rows_4, sort_rows_8, sort_rows_16, sort_carry];
-        let partitions = [match_rows_4, match_rows_8, match_rows_16, group_rows_4, group_rows_8, group_rows_16];
-        let matching = [build_rows, probe_rows, dense_rows, merge_rows, expand_pairs];
-        let others = [gather_values, near_reads, random_reads, host_values, host_keys, call_seconds];
-        // Those of what a device does without are zero.
-        let without = [filter_rows, join_rows_4, join_rows_8, join_rows_16];
-        without.into_iter().all(|rate| rate.is_finite() && rate >= 0.0)
-            && copies
-                .into_iter()
-                .chain(partitions)
-                .chain(matching)
-                .chain(others)
-                .chain(calls)
-                .chain(by_width.into_iter().flatten())
-                .all(|rate| rate.is_finite() && rate > 0.0)
+        let single = [
+            self.copy_in,
+            self.copy_out,
+            self.stream,
+            self.partition,
+            self.sort_carry,
+            self.probe_rows,
+            self.dense_rows,
+            self.random_reads,
+            self.host_values,
+            self.call_seconds,
+            self.partition_call_seconds,
+        ];
+        let by_width =
+            [self.sort_rows, self.build_repeated_rows, self.sort_call_seconds, self.build_repeated_call_seconds];
+        self.join_rows.into_iter().all(|rate| rate.is_finite() && rate >= 0.0)
+            && single.into_iter().chain(by_width.into_iter().flatten()).all(|rate| rate.is_finite() && rate > 0.0)
     }
 
     /// What several rounds of measuring say together: of what was timed by itself the best, because whatever else the machine did
@@ -251,43 +162,25 @@ impl Rates {
             partition: best(&|rates| rates.partition),
             sort_rows: each(&|rates| rates.sort_rows),
             sort_carry: middle(&|rates| rates.sort_carry),
-            build_rows: best(&|rates| rates.build_rows),
             build_repeated_rows: each(&|rates| rates.build_repeated_rows),
             probe_rows: best(&|rates| rates.probe_rows),
-            filter_rows: best(&|rates| rates.filter_rows),
             dense_rows: best(&|rates| rates.dense_rows),
-            match_rows: each(&|rates| rates.match_rows),
-            group_rows: each(&|rates| rates.group_rows),
             join_rows: each(&|rates| rates.join_rows),
-            merge_rows: best(&|rates| rates.merge_rows),
-            expand_pairs: best(&|rates| rates.expand_pairs),
-            gather_values: best(&|rates| rates.gather_values),
-            near_reads: middle(&|rates| rates.near_reads),
             random_reads: middle(&|rates| rates.random_reads),
             host_values: best(&|rates| rates.host_values),
-            host_keys: best(&|rates| rates.host_keys),
             call_seconds: least(&|rates| rates.call_seconds),
-            answer_seconds: least(&|rates| rates.answer_seconds),
             partition_call_seconds: least(&|rates| rates.partition_call_seconds),
             sort_call_seconds: least_each(&|rates| rates.sort_call_seconds),
-            group_call_seconds: least_each(&|rates| rates.group_call_seconds),
-            build_call_seconds: least(&|rates| rates.build_call_seconds),
             build_repeated_call_seconds: least_each(&|rates| rates.build_repeated_call_seconds),
-            join_call_seconds: least(&|rates| rates.join_call_seconds),
             ..last.clone()
         }
     }
 
     /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them
-    /// that misses, as if the cache held a random part of the extent. What a miss costs grows with the logarithm of the extent from
-    /// the near reads' to the far ones', as more of them miss the caches between.
+    /// that misses, as if the cache held a random part of the extent.
     pub(super) fn miss_seconds(&self, reads: f64, extent_bytes: f64) -> f64 {
-        let extent_bytes = extent_bytes.max(1.0);
-        let missing = (1.0 - self.cache_bytes as f64 / extent_bytes).max(0.0);
-        let [near, far] = [NEAR_BYTES, FAR_BYTES].map(|bytes| (bytes as f64).log2());
-        let way = ((extent_bytes.log2() - near) / (far - near)).clamp(0.0, 1.0);
-        let miss = (1.0 - way) / self.near_reads + way / self.random_reads;
-        reads * missing * miss
+        let missing = (1.0 - self.cache_bytes as f64 / extent_bytes.max(1.0)).max(0.0);
+        reads * missing / self.random_reads
     }
 }
 

@@ -7,13 +7,8 @@ use std::sync::{Arc, Weak};
 
 use super::Rates;
 use crate::catalog::Table;
-use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo, DeviceKind};
+use crate::device::{ColumnRows, Device, DeviceId, DeviceInfo};
 use crate::memory::Budget;
-
-/// Partitions that a multiprocessor of a GPU joins at a time, as if each took its share of that. Four blocks of threads are there at a time
-/// (`kernels/join_partitions.cu`), but one that is alone in the end works faster: of 105 joins by Zipf's law, drawn at random on an H200
-/// (76f666f, 739e7d0), a half is predicted within 23 %, and with four within 36 %.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
 /// A device as the planner sees it: sizes and rates.
 #[derive(Clone, Debug)]
@@ -26,8 +21,6 @@ pub struct Target {
     pub memory_knob: String,
     /// Threads or multiprocessors: so many partitions are worked on at once.
     pub parallelism: usize,
-    /// Partitions that are worked on at a time, each by a worker of its own; one, where workers share what there is.
-    pub partitions_at_once: usize,
     /// [`DeviceInfo::morsel_rows`](crate::device::DeviceInfo::morsel_rows).
     pub morsel_rows: usize,
     /// Build rows that a partition should have.
@@ -38,8 +31,6 @@ pub struct Target {
     pub streams: usize,
     /// Probe rows of a wave.
     pub wave_rows: usize,
-    /// Bytes of the result that are gathered at once.
-    pub gather_bytes: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
     /// [`DeviceInfo::works_on_text`](crate::device::DeviceInfo::works_on_text).
@@ -63,16 +54,11 @@ impl Target {
             memory_bytes: memory.limit_bytes(),
             memory_knob: memory.knob().into(),
             parallelism: info.parallelism.max(1),
-            partitions_at_once: match id.kind {
-                DeviceKind::Host => 1,
-                DeviceKind::Cuda => info.parallelism.max(1) * BLOCKS_PER_MULTIPROCESSOR,
-            },
             morsel_rows: info.morsel_rows.max(1),
             partition_rows: info.partition_rows.max(1),
             pass_bits_max: info.pass_bits_max.max(1),
             streams: info.streams.max(1),
             wave_rows: info.wave_rows.max(1),
-            gather_bytes: info.gather_bytes.max(1),
             row_scratch_bytes: info.row_scratch_bytes,
             works_on_text: info.works_on_text,
             rates,
@@ -123,13 +109,11 @@ impl Default for Target {
             memory_bytes: u64::MAX,
             memory_knob: "the server's --device-memory".into(),
             parallelism: 1,
-            partitions_at_once: 1,
             morsel_rows: 16 << 10,
             partition_rows: 16 << 10,
             pass_bits_max: 11,
             streams: 1,
             wave_rows: 1 << 18,
-            gather_bytes: 4 << 20,
             row_scratch_bytes: None,
             works_on_text: false,
             rates: Rates::host(1),

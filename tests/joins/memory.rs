@@ -220,7 +220,7 @@ fn joins_with_text_run_in_the_memory_of_a_gpu_that_their_plans_ask_for() {
         let label = format!("{kind:?} {spread:?}, {rows} rows in {batches} batches, a GPU");
         // For so few rows the host would be the quicker one.
         let slow_host = |target: Target| {
-            let rates = Rates { host_keys: 1e6, host_values: 1e6, ..target.rates };
+            let rates = Rates { host_values: 1e6, ..target.rates };
             Target { rates, ..target }
         };
         let makes_keys = matches!(kind, Kind::LongString | Kind::Composite);
@@ -243,8 +243,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         let drops = |plan: &Plan| plan.join.spec.how.drops_unmatched(plan.build_side.other());
         // Everything but a filter is slow.
         let filter = |target: Target| {
-            let rates =
-                Rates { build_rows: 1e6, probe_rows: 1e6, match_rows: [1e6; 3], merge_rows: 1e6, ..target.rates };
+            let rates = Rates { probe_rows: 1e6, ..target.rates };
             Target { rates, ..target }
         };
         let devices = HostDevices { threads, link };
@@ -254,8 +253,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         });
         // Only the smallest partitions are in the cache.
         let two_passes = |target: Target| {
-            let rates =
-                Rates { cache_bytes: 200, near_reads: 1e3, random_reads: 1e3, filter_rows: 0.0, ..target.rates };
+            let rates = Rates { cache_bytes: 200, random_reads: 1e3, dense_rows: 1e3, ..target.rates };
             Target { rates, partition_rows: 1, ..target }
         };
         let label = format!("{kind:?} {spread:?}, {threads} threads, in two passes");

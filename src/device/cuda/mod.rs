@@ -339,8 +339,8 @@ impl Device for CudaDevice {
         values::are_runs_uniform(&self.work(stream)?, fields, rows, keys)
     }
 
-    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Option<Filter>> {
-        filter::build(&self.work(stream)?, keys).map(Some)
+    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter> {
+        filter::build(&self.work(stream)?, keys)
     }
 
     fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys> {

@@ -251,7 +251,7 @@ mod tests {
                     }
                     let situation = format!("{rows} rows {pattern}, {threads} threads");
                     let (build, build_values) = bench.keys::<K>(&build_numbers);
-                    let filter = bench.device.build_filter(&build, &bench.stream).unwrap().unwrap();
+                    let filter = bench.device.build_filter(&build, &bench.stream).unwrap();
                     assert_eq!(filter.rows, rows);
                     let probe_numbers: Vec<u32> =
                         build_numbers.iter().flat_map(|&n| [n ^ 0x5555, n]).chain([0]).collect();
@@ -299,7 +299,7 @@ mod tests {
         // Even and odd numbers: the range drops none of them.
         let (build, _) = bench.keys::<K>(&(0..rows).map(|n| 2 * n).collect::<Vec<_>>());
         let (probe, _) = bench.keys::<K>(&(0..rows - 1).map(|n| 2 * n + 1).collect::<Vec<_>>());
-        let filter = bench.device.build_filter(&build, &bench.stream).unwrap().unwrap();
+        let filter = bench.device.build_filter(&build, &bench.stream).unwrap();
         let given = PackedKeys { keys: probe, rows_kept: None };
         let passed = bench.device.filter_keys(&filter, &given, &bench.stream).unwrap().keys.rows;
         let share = passed as f64 / f64::from(rows);
@@ -318,7 +318,7 @@ mod tests {
         let bench = Bench::new(2);
         let keys = |values: Vec<u64>| Keys { data: bench.buffer(&values), width: KeyWidth::W8, rows: values.len() };
         let build = keys((1000..2000).collect());
-        let filter = bench.device.build_filter(&build, &bench.stream).unwrap().unwrap();
+        let filter = bench.device.build_filter(&build, &bench.stream).unwrap();
         let probe = keys((0..1000).chain(2000..100_000).collect());
         let given = PackedKeys { keys: probe, rows_kept: None };
         assert_eq!(bench.device.filter_keys(&filter, &given, &bench.stream).unwrap().keys.rows, 0);
@@ -330,7 +330,7 @@ mod tests {
                 let bench = Bench::new(threads);
                 let (keys, _) = bench.keys::<K>(&(0..rows).collect::<Vec<_>>());
                 let before = bench.used_bytes();
-                let filter = bench.device.build_filter(&keys, &bench.stream).unwrap().unwrap();
+                let filter = bench.device.build_filter(&keys, &bench.stream).unwrap();
                 let reckoned = FilterBytes::new(KeyWidth::for_bits(K::BITS).unwrap(), rows.into(), threads);
                 assert_eq!(bench.used_bytes() - before, reckoned.stays, "{rows} keys, {threads} threads");
                 let peak = bench.device.memory().used_bytes_max() - before;

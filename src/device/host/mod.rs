@@ -352,8 +352,8 @@ impl Device for HostDevice {
         self.run(stream, |run| with_key!(width, K => pack::pack_keys::<K>(run, fields, width)))
     }
 
-    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Option<Filter>> {
-        self.run(stream, |run| with_key!(keys.width, K => filter::build::<K>(run, keys))).map(Some)
+    fn build_filter(&self, keys: &Keys, stream: &Stream) -> Result<Filter> {
+        self.run(stream, |run| with_key!(keys.width, K => filter::build::<K>(run, keys)))
     }
 
     fn filter_keys(&self, filter: &Filter, keys: &PackedKeys, stream: &Stream) -> Result<PackedKeys> {

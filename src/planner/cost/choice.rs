@@ -3,7 +3,7 @@
 
 use super::super::carried::Carried;
 use super::super::filter;
-use super::super::inputs::{Input, Inputs};
+use super::super::inputs::Inputs;
 use super::super::{BoundJoin, Estimates, Forced, Strategy, Target};
 use super::links::Links;
 use super::memory::{Chunks, MemoryNeed};
@@ -62,7 +62,7 @@ impl Costed {
         let passing = match forced.filter {
             Some(false) => None,
             None if !filter::is_predictable(inputs, estimates) => None,
-            _ => filter::passing_rows(join, inputs, &target.rates),
+            _ => filter::passing_rows(join, inputs),
         };
         let Some(rows) = passing else { return cheapest(None) };
         let filtered = cheapest(Some(rows))?;
@@ -86,7 +86,7 @@ struct Choice<'a> {
 
 impl Choice<'_> {
     /// Prices the strategy with all columns carried that can be, or none, as its name says. Where the choice is the
-    /// planner's, a strategy that carries does so with the columns that are worth it.
+    /// planner's, a strategy that carries does so for the sides for which it is worth it.
     fn price(&self, mut inputs: Inputs, by_name: bool) -> Result<Costed> {
         let all = self.strategy.carries_payload();
         for input in [&mut inputs.build, &mut inputs.probe] {
@@ -98,14 +98,11 @@ impl Choice<'_> {
         }
         let mut best = everything;
         for side in [Role::Build, Role::Probe] {
-            let now = inputs.clone();
-            for chosen in [carry_what_is_worth_it, carry_nothing] {
-                let mut tried = now.clone();
-                chosen(&self.model(&now), side, tried.of_mut(side));
-                let costed = self.costed(&tried)?;
-                if costed.seconds < best.seconds {
-                    (best, inputs) = (costed, tried);
-                }
+            let mut tried = inputs.clone();
+            tried.of_mut(side).columns.iter_mut().for_each(|column| column.carried = false);
+            let costed = self.costed(&tried)?;
+            if costed.seconds < best.seconds {
+                (best, inputs) = (costed, tried);
             }
         }
         // With nothing carried it would be the strategy of another name.
@@ -153,8 +150,7 @@ impl Choice<'_> {
         for (chunks, memory) in [at_once, last].into_iter().flatten() {
             let costed = self.costed_with(&model, memory, chunks);
             let is_forced = chunks.build_columns_last && forced.build_columns_last == Some(true);
-            let worth = if chunks.build_columns_last { COLUMNS_LAST_SECONDS } else { 0.0 };
-            if is_forced || costed.seconds + worth < best.seconds {
+            if is_forced || costed.seconds < best.seconds {
                 best = costed;
             }
         }
@@ -166,7 +162,7 @@ impl Choice<'_> {
         Costed {
             strategy: self.strategy,
             seconds: total_seconds(&steps, chunks, rates),
-            phases: phases_of(&steps, rates),
+            phases: phases_of(&steps),
             memory,
             radix_bits: self.radix_bits,
             carried: Carried::of(self.strategy, model.inputs),
@@ -177,24 +173,8 @@ impl Choice<'_> {
     }
 }
 
-/// What columns of the build side that come last have to save: they take a millisecond more than their price says, in relation to those that
-/// come first, for streams begin twice (an H200, both sides of 2^24 rows of 12 bytes: 10.9 ms in the place of 11.8, predicted 9.6 and 11.7).
-const COLUMNS_LAST_SECONDS: f64 = 1.5e-3;
-
-/// Carries the columns of a side whose reads at random places would take longer than moving them.
-fn carry_what_is_worth_it(model: &Model<'_>, role: Role, input: &mut Input) {
-    for column in &mut input.columns {
-        column.carried = column.can_be_carried() && model.is_worth_carrying(role, column);
-    }
-}
-
-fn carry_nothing(_: &Model<'_>, _: Role, input: &mut Input) {
-    input.columns.iter_mut().for_each(|column| column.carried = false);
-}
-
 /// So many partitions that one has about as many build rows as the device likes: in one pass, and if that gives too few of
-/// them, in two; or if there are fewer than the device works on at a time, one for each of what it has to work on them. `None`
-/// for strategies without.
+/// them, in two. `None` for strategies without.
 fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Option<u32>> {
     if !strategy.is_partitioned() {
         return vec![None];
@@ -203,13 +183,9 @@ fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Optio
     let wanted = partitions.next_power_of_two().trailing_zeros();
     let one_pass = wanted.min(target.pass_bits_max);
     let two_passes = wanted.min(2 * target.pass_bits_max).min(8 * inputs.key_width.bytes() as u32);
-    let each_has_one = (target.parallelism as u64).next_power_of_two().trailing_zeros().min(target.pass_bits_max);
     let mut bits = vec![Some(one_pass)];
     if two_passes > one_pass {
         bits.push(Some(two_passes));
-    }
-    if target.partitions_at_once > 1 && each_has_one > one_pass {
-        bits.push(Some(each_has_one));
     }
     bits
 }

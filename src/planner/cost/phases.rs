@@ -5,51 +5,20 @@
 //! take together where it does is [`total_seconds`](super::steps::total_seconds).
 
 use super::super::Strategy;
-use super::super::inputs::{FixedColumn, HostColumn, Input, Place};
+use super::super::inputs::{Input, Place};
 use super::super::rates::{HOST_ROWS_MAX, of_width};
 use super::links::Link;
 use super::memory::Chunks;
 use super::steps::Step;
 use super::{Filter, Model};
-use crate::columns::{Role, are_bytes};
-use crate::device::KeyWidth;
+use crate::columns::Role;
 use crate::device::host::FilterBytes;
 
-/// Keys that a device enters into a table as they arrive have so many bytes at the least (`PIECE_BYTES` of `device/cuda/work.rs`, twice).
-const ARRIVING_BYTES: f64 = (64 << 20) as f64;
+/// Bytes of two positions, and of the first match of a row.
+const PAIR_BYTES: f64 = 12.0;
 
-/// A partition with so many times as many probe rows as others have is shared out, and with fewer rows it is not (`UnitRows` of
-/// `device/cuda/matching.rs`).
-const SHARED_OUT: f64 = 2.0;
-const SHARED_OUT_ROWS_MIN: f64 = 1024.0;
-
-/// What it takes a GPU to go from one build row of a key to the next. (An H200, 7322bd7: partitions take 0.1 to 0.15 ms longer to join where
-/// some 400 build rows have one key.)
-const CHAINED_ROW_SECONDS: f64 = 0.35e-6;
-
-/// What the CPU takes to gather a value of text, in the time in which it looks one value up at a random place: by itself, and for each of its
-/// bytes. One at a random place and one in order took 8.9 ns together, of 20 bytes each, and 12.2 of 100, where the rate said 2.9 (an H200's
-/// host, 0629fe3); of 20 bytes one took 8.1 and the other 2.9, where it said 6.1 (another, c0be423).
-const TEXT_VALUE: f64 = 1.6;
-const TEXT_BYTE: f64 = 1.0 / 150.0;
-
-/// How much quicker that is, but for the bytes, where rows follow each other, or all of the column is in the cache of whoever gathers it.
-const TEXT_IN_ORDER: f64 = 2.5;
-const NEAR_TEXT_BYTES: f64 = (1 << 20) as f64;
-
-/// What each column that the CPU gathers for a GPU costs on top: row numbers are copied out, threads wake up, and memory of the result
-/// is mapped. (An H200, 74ba6b1: 0.1 to 1.8 ms a column in ten joins of 4 to 39 thousand rows, 0.4 by the median.)
-const CHANGE_OVER_SECONDS: f64 = 0.4e-3;
-
-/// What each thread of a CPU beyond the first costs a call that it takes part in: threads wake up one after the other. (Sixteen of an H200's
-/// host, 77851dd: what 120 joins of 2 to 16 morsels took beyond their rows, 0.05 to 1 ms, by a fit to calls and threads.)
-const WAKING_SECONDS: f64 = 7.5e-6;
-
-/// Calls that bring text in: its values, their offsets, and where each begins.
-const TEXT_COPY_CALLS: f64 = 3.0;
-
-/// Calls that gather text and take it out: where each value begins, offsets, the values, and two copies.
-const TEXT_GATHER_CALLS: usize = 5;
+/// Values are gathered no quicker than so many bytes of each cross the device's memory.
+const VALUE_BYTES_MIN: f64 = 8.0;
 
 /// Where the rows of a gather come from.
 #[derive(Clone, Copy, PartialEq)]
@@ -97,47 +66,26 @@ impl Model<'_> {
         }
         // A count is known once rows are matched.
         if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !joins_partitions {
-            let pairs = self.estimates.pairs;
-            // Rows without a match, which are not wanted, are left out by a call of its own; so are runs of pairs counted.
-            let probe = &self.inputs.probe;
-            let leaves_out =
-                probe.matched < self.arranged(Role::Probe) && !self.join.spec.how.keeps_unmatched(probe.side);
-            let seconds = self.expanding(pairs, leaves_out);
-            // Pairs are divided by the build rows that they refer to, which reads and writes both positions.
-            let (bytes, divided) = if chunks.build_columns_last { (28.0, 16.0 * pairs) } else { (12.0, 0.0) };
-            let expand = Step::new("expand", Role::Probe, bytes * pairs, seconds + divided / self.rates.stream)
-                .by_morsels_of(pairs);
-            let also = [chunks.build_columns_last, leaves_out || self.inputs.build.repeats];
-            let calls = 1 + also.into_iter().filter(|also| *also).count();
-            steps.push(expand.calling(calls as f64 * self.waves(chunks)));
+            let bytes = PAIR_BYTES * self.estimates.pairs;
+            let step = self
+                .shared_out(Step::new("expand", Role::Probe, bytes, bytes / self.rates.stream), self.estimates.pairs);
+            steps.push(step.calling(self.waves(chunks), self.rates.call_seconds));
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
-        if self.target.morsel_rows > 1 {
-            steps.iter_mut().for_each(|step| step.idle += self.idle_workers(step) + self.waking_workers(step));
-        }
         steps
     }
 
-    /// Threads of a CPU that have some of so many rows.
-    fn workers_for(&self, rows: f64) -> f64 {
-        (rows / self.target.morsel_rows as f64).ceil().clamp(1.0, self.target.parallelism as f64)
-    }
-
-    /// Seconds that a step takes beyond so much work of all of the device, because its rows are fewer morsels than there are workers. Of these
-    /// only those count that had a morsel when rates were measured.
-    fn idle_workers(&self, step: &Step) -> f64 {
-        let Some(rows) = step.morsel_rows else { return 0.0 };
+    /// A step whose rows are shared out by morsels: with fewer of these than there are workers, it takes longer than with all of them at
+    /// work. Of the workers only those count that had a morsel when rates were measured.
+    fn shared_out(&self, step: Step, rows: f64) -> Step {
         let morsel_rows = self.target.morsel_rows as f64;
+        if morsel_rows <= 1.0 {
+            return step;
+        }
         let workers = (self.target.parallelism as f64).min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
         let at_work = (rows / morsel_rows).ceil().clamp(1.0, workers);
-        (workers / at_work - 1.0) * step.work
-    }
-
-    /// Seconds until those workers have woken up that take part in each call of a step. They go back to sleep after it.
-    fn waking_workers(&self, step: &Step) -> f64 {
-        let rows = step.morsel_rows.unwrap_or_else(|| self.inputs.of(step.role).rows);
-        step.calls.max(1.0) * (self.workers_for(rows) - 1.0) * WAKING_SECONDS
+        Step { work: workers / at_work * step.work, ..step }
     }
 
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
@@ -158,7 +106,7 @@ impl Model<'_> {
         let packed = input.rows * self.inputs.key_bytes();
         let mut work = 0.0;
         if input.host_keys {
-            work += input.rows / self.rates.host_keys;
+            work += input.rows / self.rates.host_values;
         }
         let is_packed = !self.inputs.raw || input.keyed < input.rows;
         if is_packed {
@@ -172,13 +120,9 @@ impl Model<'_> {
         let copy_in = copied.sum::<f64>() + input.values.crossing / self.rates.copy_in;
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
-        let step =
-            Step::new("pack keys", role, source + input.values.arriving + packed, work).by_morsels_of(input.rows);
-        let step = step.copying_in(copy_in).calling(calls * times);
-        // Which rows have a key is read from a bitmap that is copied in, they are listed, and how many they are is asked.
-        let listed = if input.keyed < input.rows && !input.host_keys { times } else { 0.0 };
-        let long_calls = listed * (2.0 * self.rates.call_seconds + self.rates.answer_seconds);
-        Step { long_calls, is_queued: listed == 0.0 && !input.host_keys, ..step }
+        let step = Step::new("pack keys", role, source + input.values.arriving + packed, work);
+        let step = self.shared_out(step, input.rows).calling(calls * times, self.rates.call_seconds);
+        Step { copy_in, ..step }
     }
 
     fn copy_in(&self, role: Role, chunks: Chunks) -> Step {
@@ -200,7 +144,7 @@ impl Model<'_> {
             bytes += crossing;
             copy_in += crossing / self.rates.copy_in;
             beside += crossing / self.rates.copy_in;
-            calls += TEXT_COPY_CALLS;
+            calls += 1.0;
         }
         let mut work = 0.0;
         // Rows that take no part are left out of columns before these are carried.
@@ -210,9 +154,8 @@ impl Model<'_> {
             work += gathered / self.rates.stream;
             calls += input.columns.iter().filter(|column| column.carried).count() as f64;
         }
-        let step =
-            Step::new("copy in", role, bytes, work).copying_in(copy_in).calling(calls * self.times(role, chunks));
-        Step { beside, ..step }.queued()
+        let step = Step::new("copy in", role, bytes, work);
+        Step { copy_in, beside, ..step }.calling(calls * self.times(role, chunks), self.rates.call_seconds)
     }
 
     /// Rows of a column that are copied, because the device has not kept them.
@@ -242,29 +185,12 @@ impl Model<'_> {
         let key_bytes = self.inputs.key_bytes();
         let entering = build * key_bytes + *stays as f64;
         let looking_up = probe * key_bytes + 2.0 * passing * (key_bytes + 4.0);
-        let seconds = (build + probe) / self.rates.filter_rows
+        let seconds = (build + probe) / self.rates.dense_rows
             + 3.0 * *building as f64 / self.rates.partition
             + self.rates.miss_seconds(probe, *stays as f64)
             + 2.0 * passing * (key_bytes + 4.0) / self.rates.stream;
-        Some(Step::new("filter", Role::Probe, entering + looking_up, seconds).calling(1.0 + chunks.count))
-    }
-
-    /// Whether reading a column at random places when the result is gathered takes longer than moving it with the keys.
-    pub(super) fn is_worth_carrying(&self, role: Role, column: &FixedColumn) -> bool {
-        let input = self.inputs.of(role);
-        let bytes = 2.0 * column.bytes * self.arranged(role);
-        let mut moving = match self.strategy.is_sorted() {
-            true => bytes / self.rates.sort_carry,
-            false => bytes * self.passes / self.rates.partition,
-        };
-        if self.arranged(role) < input.rows {
-            moving += bytes / self.rates.stream;
-        }
-        let is_grouped = self.strategy.is_partitioned() && !self.joins_partitions();
-        if role == Role::Build && is_grouped && (input.repeats || self.inputs.hashed) {
-            moving += bytes / self.rates.stream;
-        }
-        self.reading_anywhere(input, column.bytes) > moving
+        let step = Step::new("filter", Role::Probe, entering + looking_up, seconds);
+        Some(step.calling(1.0 + chunks.count, self.rates.call_seconds))
     }
 
     fn partition(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
@@ -274,7 +200,7 @@ impl Model<'_> {
         let bytes = self.arranged(role) * row_bytes * self.passes;
         let calls = self.passes * self.times(role, chunks);
         let step = Step::new(name, role, bytes, bytes / self.rates.partition);
-        step.calling_for(calls, self.rates.partition_call_seconds).queued()
+        step.calling(calls, self.rates.partition_call_seconds)
     }
 
     /// Makes equal build keys adjacent, one partition in cache after the other.
@@ -283,9 +209,9 @@ impl Model<'_> {
         let carried = self.carried(build);
         let bytes = build.keyed * 2.0 * (self.inputs.key_bytes() + carried);
         let extra = build.keyed * 2.0 * (carried - 4.0).max(0.0);
-        let work = build.keyed / of_width(self.rates.group_rows, self.inputs.key_width) + extra / self.rates.stream;
-        let call_seconds = of_width(self.rates.group_call_seconds, self.inputs.key_width);
-        Step::new("group build", Role::Build, bytes, work).calling_for(1.0, call_seconds)
+        let work = build.keyed / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.stream;
+        let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
+        Step::new("group build", Role::Build, bytes, work).calling(1.0, call_seconds)
     }
 
     /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
@@ -298,7 +224,7 @@ impl Model<'_> {
         };
         let bytes = rows * self.inputs.key_bytes();
         let step = Step::new(name, role, bytes, bytes / self.rates.stream);
-        step.calling_for(self.times(role, chunks), self.rates.answer_seconds)
+        step.calling(self.times(role, chunks), self.rates.call_seconds)
     }
 
     fn sort(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
@@ -309,28 +235,16 @@ impl Model<'_> {
         let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
         // Rows that have not arrived are not sorted, however early that is asked for.
-        Step::new(name, role, bytes, seconds).calling_for(self.times(role, chunks), call_seconds)
+        Step::new(name, role, bytes, seconds).calling(self.times(role, chunks), call_seconds)
     }
 
     fn build_table(&self) -> Step {
         let build = &self.inputs.build;
-        let step = self.enter_into_table();
-        // As they come, unless they are there in no time, or something has to be done to them, or found out about them, before.
-        let on_arrival = self.inputs.raw
-            && !build.repeats
-            && !build.is_partly_keyed()
-            && build.rows * self.inputs.key_bytes() >= ARRIVING_BYTES;
-        Step { on_arrival: if on_arrival { step.work } else { 0.0 }, ..step }
-    }
-
-    fn enter_into_table(&self) -> Step {
-        let build = &self.inputs.build;
         if let Some(slots) = self.inputs.dense_slots {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
-            return Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses)
-                .by_morsels_of(build.keyed)
-                .calling_for(1.0, self.rates.answer_seconds);
+            let step = Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses);
+            return self.shared_out(step, build.keyed).calling(1.0, self.rates.call_seconds);
         }
         let (keys, extent) = self.table_keys();
         // A place is found, then written; where keys repeat, the list of rows is written as well.
@@ -343,11 +257,11 @@ impl Model<'_> {
                     of_width(self.rates.build_repeated_call_seconds, width),
                 )
             }
-            false => (self.rates.build_rows, 2.0, self.rates.build_call_seconds),
+            false => (self.rates.probe_rows, 2.0, self.rates.call_seconds),
         };
         let seconds = build.keyed / rate + self.rates.miss_seconds(reads * keys, extent);
         Step::new("build table", Role::Build, build.keyed * self.inputs.key_bytes() + extent, seconds)
-            .calling_for(1.0, call_seconds)
+            .calling(1.0, call_seconds)
     }
 
     /// The different keys of the build side, which are what a table has places for, and the bytes of these. Equal keys are
@@ -380,36 +294,15 @@ impl Model<'_> {
             Strategy::RadixHash | Strategy::RadixHashGfur => {
                 // Partitions that outgrow the cache are built and probed at random places of memory.
                 let extent = self.table(build.keyed / self.partitions, build.repeats).stays as f64;
-                rows / of_width(self.rates.match_rows, self.inputs.key_width) + self.rates.miss_seconds(rows, extent)
+                rows / self.rates.probe_rows + self.rates.miss_seconds(rows, extent)
             }
-            Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.merge_rows,
+            Strategy::SortMerge | Strategy::SortMergeGfur => rows / self.rates.probe_rows,
         };
         let work = seconds.max(bytes / self.rates.stream);
         let step = Step::new("match", Role::Probe, bytes, work);
         // Other matches are shared out by partitions, or by what is merged.
-        let step = if self.strategy == Strategy::Hash { step.by_morsels_of(probe_rows) } else { step };
-        step.calling_for(self.waves(chunks), self.rates.answer_seconds)
-    }
-
-    /// Seconds in which matches become so many pairs. The rate is that of distinct build keys, whose matches are the pairs: some devices have
-    /// next to nothing to do for that, and where rows have to be left out, the rate of their memory says what it takes. Where keys repeat,
-    /// runs are counted and walked, about as a merge walks rows.
-    fn expanding(&self, pairs: f64, leaves_out: bool) -> f64 {
-        /// Of two positions, and of the first match of a row.
-        const PAIR_BYTES: f64 = 12.0;
-        /// Bytes that are read and written of a row (an H200, 739e7d0: 6 to 7.5 ps of a row).
-        const ROW_BYTES: f64 = 12.0;
-        /// Rows that a merge would walk in the time for a row, and for a pair of it (an H200, 76f666f: rows of 2 to 12 pairs).
-        const ROWS_OF_ROW: f64 = 2.0;
-        const ROWS_OF_PAIR: f64 = 2.5;
-        let rows = self.arranged(Role::Probe);
-        let moves_nothing = PAIR_BYTES * self.rates.expand_pairs > self.rates.stream;
-        let beyond = match self.inputs.build.repeats {
-            true => (ROWS_OF_ROW * rows + ROWS_OF_PAIR * pairs) / self.rates.merge_rows,
-            false if leaves_out && moves_nothing => ROW_BYTES * rows / self.rates.stream,
-            false => 0.0,
-        };
-        pairs / self.rates.expand_pairs + beyond
+        let step = if self.strategy == Strategy::Hash { self.shared_out(step, probe_rows) } else { step };
+        step.calling(self.waves(chunks), self.rates.call_seconds)
     }
 
     /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.
@@ -423,67 +316,9 @@ impl Model<'_> {
         let keys = rows * self.inputs.key_bytes();
         let columns = 2.0 * self.estimates.pairs * written;
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
-        let work = self.rows_as_counted(rows) / counted + columns / self.rates.stream;
-        let idle = self.idle(work, chunks) + self.walking_chains(chunks);
+        let work = rows / counted + columns / self.rates.stream;
         // How large the largest partition is is asked before.
-        let call_seconds = self.rates.join_call_seconds + self.rates.answer_seconds;
-        let step = Step::new("join", Role::Probe, keys + columns, work).idling(idle);
-        step.calling_for(self.waves(chunks), call_seconds)
-    }
-
-    /// As many rows as could be counted in the time in which so many are joined and written. (An H200, 76f666f: 214 joins drawn at random.)
-    fn rows_as_counted(&self, rows: f64) -> f64 {
-        /// Rows that are written by the kernel for everything: chains are walked once more, and pairs listed before they are written.
-        const ANYTHING: f64 = 2.0;
-        /// The same after the kernel for simple joins has found that a key repeats, and has left them over.
-        const LEFT_OVER: f64 = 2.5;
-        /// A pair of a key that repeats: its build row is looked for from the one before on.
-        const PAIR: f64 = 2.0;
-        let repeats = self.inputs.build.repeats;
-        let pairs = if repeats { PAIR * self.estimates.pairs } else { 0.0 };
-        match self.are_joined_rows_simple() {
-            _ if self.join.spec.count => rows,
-            true if !repeats => rows,
-            true => LEFT_OVER * rows + pairs,
-            false => ANYTHING * rows + pairs,
-        }
-    }
-
-    /// Whether joined rows are such that a GPU writes them from registers, as long as no build key repeats (`is_direct` of
-    /// `device/cuda/join_partitions.rs`): all payload is as wide, and at most 8 bytes of each side.
-    fn are_joined_rows_simple(&self) -> bool {
-        let widths = |input: &Input| -> Vec<f64> {
-            let carried = input.columns.iter().filter(|column| column.carried).map(|column| column.bytes);
-            carried.chain(input.needs_row_numbers().then_some(4.0)).collect()
-        };
-        let sides = [widths(&self.inputs.build), widths(&self.inputs.probe)];
-        let first = sides.iter().flatten().next().copied().unwrap_or(4.0);
-        self.inputs.key_width != KeyWidth::W16
-            && (first == 4.0 || first == 8.0)
-            && sides.iter().flatten().all(|&width| width == first)
-            && sides.iter().all(|widths| widths.iter().sum::<f64>() <= 8.0)
-    }
-
-    /// Seconds that partitions take beyond so much work of all of the device, because there are fewer than it works on at a time,
-    /// or because one of them, that of the most frequent probe key, has far more rows than others.
-    fn idle(&self, work: f64, chunks: Chunks) -> f64 {
-        let rows = (self.arranged(Role::Probe) / chunks.count).max(1.0);
-        let side = self.inputs.probe.side;
-        let heaviest = self.estimates.heavy(self.join, side).next().map_or(0.0, |(_, rows)| rows);
-        let heaviest = heaviest / self.estimates.keyed(side).max(1.0);
-        let average = rows / self.partitions;
-        let longest = (average + heaviest * rows).min((SHARED_OUT * average).max(SHARED_OUT_ROWS_MIN));
-        let share = (longest / rows).min(1.0);
-        (share * self.target.partitions_at_once as f64 - 1.0).max(0.0) * work
-    }
-
-    /// Seconds in which one thread of a GPU lists the build rows of the most frequent key, which nothing else of its block is done beside.
-    fn walking_chains(&self, chunks: Chunks) -> f64 {
-        let mut heavy = self.estimates.heavy(self.join, self.inputs.build.side);
-        match heavy.next() {
-            Some((_, rows)) if self.target.partitions_at_once > 1 => chunks.count * rows * CHAINED_ROW_SECONDS,
-            _ => 0.0,
-        }
+        Step::new("join", Role::Probe, keys + columns, work).calling(2.0 * self.waves(chunks), self.rates.call_seconds)
     }
 
     /// Values behind equal hashes are compared, at random places of both sides: a probe row with the first build row that it matches, and
@@ -501,12 +336,13 @@ impl Model<'_> {
             let of_probe = self.rates.miss_seconds(2.0 * matched, probe.values.stays / chunks.count);
             let reads = if self.strategy == Strategy::Hash { of_build } else { of_build + of_probe };
             let seconds = bytes / self.rates.stream + reads;
-            return Step::new("compare keys", Role::Probe, bytes, seconds).calling(2.0 * self.waves(chunks));
+            let step = Step::new("compare keys", Role::Probe, bytes, seconds);
+            return step.calling(2.0 * self.waves(chunks), self.rates.call_seconds);
         }
         let looked_at = if build.repeats || self.strategy != Strategy::Hash { build.keyed } else { 0.0 };
         let copied = looked_at * (self.inputs.key_bytes() + 4.0) + 8.0 * matched;
         let seconds = (matched + repeated) / self.rates.host_values + copied / self.rates.copy_out;
-        Step::new("compare keys", Role::Probe, 0.0, seconds).calling(self.waves(chunks))
+        Step::new("compare keys", Role::Probe, 0.0, seconds).calling(self.waves(chunks), self.rates.call_seconds)
     }
 
     /// Rows of the result, as many at once as the device likes, each column by a call; row numbers are looked up once for each side
@@ -514,7 +350,7 @@ impl Model<'_> {
     fn gather(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
-        let (mut gathered, mut waited, mut changes_over) = (0, 0u32, 0u32);
+        let mut gathered = 0;
         let (is_probe_shared, joins_partitions) = (self.is_probe_shared(), self.joins_partitions());
         for given in self.inputs.given.iter() {
             let input = self.inputs.of(given.role);
@@ -532,7 +368,7 @@ impl Model<'_> {
                     out_bytes += width * rows;
                     // Joined partitions have them side by side already, and they are copied out from there.
                     if !(joins_partitions && (column.raw_key || column.carried)) {
-                        seconds += (rows / self.rates.gather_values).max(value_bytes / self.rates.stream);
+                        seconds += value_bytes.max(VALUE_BYTES_MIN * rows) / self.rates.stream;
                     }
                     if self.gather_order(input, column.raw_key || column.carried) == Order::Random {
                         seconds += self.reading_anywhere(input, width);
@@ -545,54 +381,19 @@ impl Model<'_> {
                     bytes += moved;
                     out_bytes += moved / 2.0;
                     // How long each is, and all values by words.
-                    seconds += 2.0 * rows / self.rates.gather_values + moved / self.rates.stream;
+                    seconds += (moved + 2.0 * VALUE_BYTES_MIN * rows) / self.rates.stream;
                     if self.gather_order(input, false) == Order::Random {
                         seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
                     }
-                    gathered += TEXT_GATHER_CALLS;
-                    waited += 1;
                 }
-                Place::Host(at) => {
-                    // Read and written once, at random places unless rows come in order.
-                    let look_ups = self.host_look_ups(input, &input.host_columns[at]);
-                    seconds += rows * look_ups / self.rates.host_values;
-                    changes_over += u32::from(self.rates.copies_overlap);
-                }
+                Place::Host => seconds += rows / self.rates.host_values,
             }
         }
         let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
         let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
-        let at_once = (out_bytes / self.target.gather_bytes as f64).max(self.waves(chunks));
-        Step {
-            copy_out: out_bytes / self.rates.copy_out,
-            long_calls: at_once * f64::from(waited) * self.rates.answer_seconds
-                + f64::from(changes_over) * CHANGE_OVER_SECONDS,
-            ..Step::new("gather", Role::Probe, bytes, seconds)
-                .by_morsels_of(self.estimates.rows)
-                .calling(at_once * (gathered + lookups + 1) as f64)
-        }
-    }
-
-    /// What the host takes to gather a value of a column, in values that it looks up.
-    fn host_look_ups(&self, input: &Input, column: &HostColumn) -> f64 {
-        let Some(bytes) = column.text_bytes else { return 1.0 };
-        let is_near = input.rows * bytes <= NEAR_TEXT_BYTES;
-        let at_once = if is_near || self.is_text_in_order(input, column.index) { TEXT_IN_ORDER } else { 1.0 };
-        TEXT_VALUE / at_once + TEXT_BYTE * bytes
-    }
-
-    /// Whether a column is text that the result has mostly as it lies, so that it is copied many rows at a time
-    /// (`columns/host_gather.rs`).
-    fn is_text_in_order(&self, input: &Input, column: usize) -> bool {
-        /// Of four rows that follow each other, one is left out at the most.
-        const FOLLOW: f64 = 0.75;
-        let (build, probe, table) = (&self.inputs.build, &self.inputs.probe, self.join.table(input.side));
-        input.side == probe.side
-            && self.strategy == Strategy::Hash
-            && !build.repeats
-            && probe.matched >= FOLLOW * probe.rows
-            && are_bytes(table.schema.field(column).data_type()).is_some()
-            && table.statistics[column].nulls == 0
+        let calls = self.waves(chunks) * (gathered + lookups + 1) as f64;
+        let step = self.shared_out(Step::new("gather", Role::Probe, bytes, seconds), self.estimates.rows);
+        Step { copy_out: out_bytes / self.rates.copy_out, ..step }.calling(calls, self.rates.call_seconds)
     }
 
     /// Whether the result is expected to share the columns of the probe side with its table, because every row of it is in the

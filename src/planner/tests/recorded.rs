@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::sync::Weak;
 
 use arrow::array::{ArrayRef, LargeBinaryArray, NullArray, RecordBatch};
-use arrow::buffer::{Buffer, MutableBuffer, OffsetBuffer};
+use arrow::buffer::{Buffer, OffsetBuffer};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 
@@ -71,13 +71,11 @@ struct RecordedColumn {
 struct RecordedTarget {
     memory_bytes: u64,
     parallelism: usize,
-    partitions_at_once: usize,
     morsel_rows: usize,
     partition_rows: usize,
     pass_bits_max: u32,
     streams: usize,
     wave_rows: usize,
-    gather_bytes: usize,
     row_scratch_bytes: Option<usize>,
     works_on_text: bool,
     rates: Rates,
@@ -101,7 +99,7 @@ impl RecordedColumn {
     /// One value of as many bytes as all values had, of memory that nothing touches; of numbers, the planner reads nothing.
     fn array(&self) -> ArrayRef {
         let Some(bytes) = self.value_bytes else { return Arc::new(NullArray::new(1)) };
-        let values = Buffer::from(MutableBuffer::from_len_zeroed(bytes as usize));
+        let values = Buffer::from_vec(vec![0u8; bytes as usize]);
         Arc::new(LargeBinaryArray::new(OffsetBuffer::from_lengths([bytes as usize]), values, None))
     }
 }
@@ -185,21 +183,18 @@ impl Recorded {
 
 impl RecordedTarget {
     fn restore(&self, kept: Vec<ColumnRows>) -> Target {
-        let Self { memory_bytes, parallelism, partitions_at_once, morsel_rows, partition_rows, pass_bits_max, .. } =
-            *self;
-        let Self { streams, wave_rows, gather_bytes, row_scratch_bytes, works_on_text, .. } = *self;
+        let Self { memory_bytes, parallelism, morsel_rows, partition_rows, pass_bits_max, .. } = *self;
+        let Self { streams, wave_rows, row_scratch_bytes, works_on_text, .. } = *self;
         Target {
             name: "recorded".into(),
             memory_bytes,
             memory_knob: "--device-memory".into(),
             parallelism,
-            partitions_at_once,
             morsel_rows,
             partition_rows,
             pass_bits_max,
             streams,
             wave_rows,
-            gather_bytes,
             row_scratch_bytes,
             works_on_text,
             rates: self.rates.clone(),
@@ -210,8 +205,7 @@ impl RecordedTarget {
 
 /// For each device, and whether columns were kept on it, how many times as long the choices take as the best.
 fn replay() -> BTreeMap<(String, bool), Vec<f64>> {
-    let path = std::env::var("DOVETAIL_RECORD")
-        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/planned.jsonl.gz").into());
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/planned.jsonl.gz");
     let lines = BufReader::new(MultiGzDecoder::new(File::open(path).unwrap())).lines();
     let mut groups: BTreeMap<(String, bool), Vec<f64>> = BTreeMap::new();
     for line in lines {
@@ -221,18 +215,19 @@ fn replay() -> BTreeMap<(String, bool), Vec<f64>> {
     groups
 }
 
+/// What share of its choices may not fall below, on a GPU and on two threads of a CPU. With two threads, times of one way differ by a
+/// tenth from run to run.
+const GOOD_MIN: [(&str, f64); 2] = [("NVIDIA", 0.89), ("2 threads", 0.74)];
+
 #[test]
 fn recorded_choices_are_good() {
-    for ((device, kept), times) in replay() {
+    let groups = replay();
+    assert_eq!(groups.len(), 3, "a GPU, with and without columns that it has kept, and a CPU");
+    for ((device, kept), times) in groups {
         let good = times.iter().filter(|&&times| times <= TOLERANCE).count();
         let share = good as f64 / times.len() as f64;
-        let mean = times.iter().map(|times| times.min(10.0).ln()).sum::<f64>() / times.len() as f64;
-        let unknown = times.iter().filter(|times| times.is_infinite()).count();
-        println!(
-            "{device}, kept {kept}: {good} of {} ({:.1} %), mean {:.4}, unknown {unknown}",
-            times.len(),
-            100.0 * share,
-            mean.exp()
-        );
+        println!("{device}, columns kept {kept}: {good} of {} choices are good ({:.1} %)", times.len(), 100.0 * share);
+        let (_, least) = GOOD_MIN.iter().find(|(name, _)| device.starts_with(name)).expect("its share is known");
+        assert!(times.len() >= 250 && share >= *least, "{device}, columns kept {kept}: {share}");
     }
 }

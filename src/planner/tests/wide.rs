@@ -43,9 +43,9 @@ fn catalog(name: impl Fn(usize) -> String) -> Catalog {
 /// A GPU whose planner looks at everything: what comes last, and who works on text.
 fn gpu() -> Target {
     let mut target = a100();
-    target.rates = Rates { copy_in: 50e9, copy_out: 50e9, filter_rows: 10e9, ..target.rates };
+    target.rates = Rates { copy_in: 50e9, copy_out: 50e9, ..target.rates };
     target.memory_bytes = u64::MAX;
-    Target { streams: 4, works_on_text: true, wave_rows: 1 << 22, gather_bytes: 64 << 20, ..target }
+    Target { streams: 4, works_on_text: true, wave_rows: 1 << 22, ..target }
 }
 
 fn names(pairs: impl Iterator<Item = usize>) -> Vec<KeyPair> {

@@ -9,25 +9,12 @@ fn stage() -> Stage {
     const ROWS: f64 = 5e5;
     let gpu = Rates {
         call_seconds: CALL,
-        answer_seconds: CALL,
         partition_call_seconds: CALL,
         sort_call_seconds: [CALL; 3],
-        group_call_seconds: [CALL; 3],
-        build_call_seconds: CALL,
         build_repeated_call_seconds: [CALL; 3],
-        join_call_seconds: CALL,
         ..Rates::host(64)
     };
-    let cpu = Rates {
-        build_rows: ROWS,
-        build_repeated_rows: [ROWS; 3],
-        probe_rows: ROWS,
-        filter_rows: 0.0,
-        dense_rows: ROWS,
-        match_rows: [ROWS; 3],
-        merge_rows: ROWS,
-        ..Rates::host(1)
-    };
+    let cpu = Rates { build_repeated_rows: [ROWS; 3], probe_rows: ROWS, dense_rows: ROWS, ..Rates::host(1) };
     let id = |kind| DeviceId { kind, index: 0 };
     let devices = vec![(id(DeviceKind::Cuda), gpu), (id(DeviceKind::Host), cpu)];
     let stage = Stage::of(devices, 1, SchedulerOptions::default());
