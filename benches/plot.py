@@ -37,7 +37,7 @@ FIELDS = [
 ]  # fmt: skip
 
 # What else tells one measurement from another.
-TOLD_APART = ["probe_rows", "payloads", "seed", "asked", "kept"]
+TOLD_APART = ["probe_rows", "payloads", "seed", "asked", "forced", "kept"]
 
 # Fields that follow from the axis, and would give each of its points a panel of its own.
 FOLLOW = {

@@ -284,12 +284,13 @@ impl Engine {
         Ok(true)
     }
 
-    /// Every way to compose the first join on this device, each plan once.
+    /// Every way to compose the join on this device, each plan once; none of several joins.
     ///
     /// # Errors
     /// What the planner answers.
     pub fn ways(&self) -> Result<Vec<Forced>> {
-        let Some(join) = self.joins.first() else { return Ok(Vec::new()) };
+        // Of joins that follow on each other each would have ways of its own.
+        let [join] = &self.joins[..] else { return Ok(Vec::new()) };
         let (mut ways, mut plans) = (Vec::new(), BTreeSet::new());
         for way in asked::every_way() {
             match self.plan(join, &way) {
@@ -302,12 +303,12 @@ impl Engine {
         Ok(ways)
     }
 
-    /// The first join as the planner sees it.
+    /// The join as the planner sees it; `None` of several.
     ///
     /// # Errors
     /// What the planner answers.
     pub fn planned(&self) -> Result<Option<PlannedJoin<'_>>> {
-        let Some(join) = self.joins.first() else { return Ok(None) };
+        let [join] = &self.joins[..] else { return Ok(None) };
         let plan = self.plan(join, &Forced::default())?;
         Ok(Some(PlannedJoin { join, plan, target: &self.target }))
     }

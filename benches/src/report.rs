@@ -52,7 +52,7 @@ const COLUMNS: [(&str, Align, usize); 7] = [
 ];
 
 impl Report {
-    /// Opens the file. `cases` are those to come, with decisions forced where that is `exhaustive`; `on_stdout` says whether results are
+    /// Opens the file. `cases` are those to come, also with columns kept where that is `exhaustive`; `on_stdout` says whether results are
     /// shown, too.
     ///
     /// # Errors

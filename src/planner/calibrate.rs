@@ -187,6 +187,16 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let few_rows = CALL_ROWS.min(row_count);
     let few = Positions::Range(1..few_rows);
     rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
+    let wide_rows = row_count.min(device.info().morsel_rows * device.info().parallelism);
+    rates.waking_seconds = match (device.id().kind, wide_rows.div_ceil(device.info().morsel_rows.max(1))) {
+        (DeviceKind::Host, threads @ 2..) => {
+            let wide = Positions::Range(1..wide_rows);
+            let seconds = bench.call_seconds(|| device.gather(&near, &wide, &stream).map(drop))?;
+            let awake = rates.call_seconds + 2.0 * 8.0 * wide_rows as f64 / rates.stream;
+            (seconds - awake).max(0.0) / (threads - 1) as f64
+        }
+        _ => 0.0,
+    };
     let sorted_rows = match device.id().kind {
         DeviceKind::Host => few_rows,
         DeviceKind::Cuda => GPU_SORTED_ROWS.min(row_count),
@@ -204,9 +214,9 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         rates.build_repeated_call_seconds[at] =
             bench.call_seconds(|| device.build_table(&sorted, true, &stream).map(drop))?;
     }
-    let twice_8 = twice(KeyWidth::W8, few_rows)?;
+    let few_keys = twice(KeyWidth::W8, few_rows)?;
     rates.partition_call_seconds =
-        bench.call_seconds(|| device.partition(&twice_8, &carry, pass, &stream).map(drop))?;
+        bench.call_seconds(|| device.partition(&few_keys, &carry, pass, &stream).map(drop))?;
 
     // A table and columns that fit in cache, then ones that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };

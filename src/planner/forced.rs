@@ -10,8 +10,8 @@ use super::{Side, Strategy};
 pub struct Forced {
     /// The strategy.
     pub strategy: Option<Strategy>,
-    /// Whether the name of a strategy says which columns move with the keys: all that can, or none. Otherwise those do that are
-    /// worth it.
+    /// Whether the name of a strategy says which columns move with the keys: all that can, or none. Otherwise those of each side
+    /// do, if that is worth it.
     pub by_name: bool,
     /// The build side.
     pub build_side: Option<Side>,

@@ -47,7 +47,7 @@ pub(super) enum Place {
     Fixed(usize),
     /// In [`Input::text_columns`].
     Text(usize),
-    /// In [`Input::host_columns`].
+    /// Gathered by the host.
     Host,
 }
 
@@ -83,8 +83,8 @@ pub(super) struct Input {
     pub(super) columns: Vec<FixedColumn>,
     /// Columns of values of variable length that the result takes and the device gathers.
     pub(super) text_columns: Vec<TextColumn>,
-    /// Indices of columns that the host gathers.
-    pub(super) host_columns: Vec<usize>,
+    /// True if the host gathers a column of the result.
+    pub(super) host_gathers: bool,
     /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
     pub(super) one_piece: bool,
     /// Whether the table's batches are long enough for the result to share them.
@@ -305,7 +305,7 @@ impl Input {
         let may_be_shared = join.may_share(side, &output_columns);
         let mut columns = Vec::new();
         let mut text_columns = Vec::new();
-        let mut host_columns = Vec::new();
+        let mut host_gathers = false;
         for index in output_columns {
             let is_key = keys.contains(&index);
             match movable(&table.schema, &table.batches, index).map(|movable| movable.width) {
@@ -321,7 +321,7 @@ impl Input {
                         let came_as_key = is_key && layout.is_made_by_device();
                         text_columns.push(TextColumn { came_as_key, stays_as_key: came_as_key && hashed, ..text });
                     }
-                    None => host_columns.push(index),
+                    None => host_gathers = true,
                 },
             }
         }
@@ -347,7 +347,7 @@ impl Input {
             values: ValueBytes::of(table, &key_columns, layout, role),
             columns,
             text_columns,
-            host_columns,
+            host_gathers,
             one_piece: table.batches.len() <= 1,
             long_batches: table.batches.len() <= 1 || table.rows as usize / table.batches.len() >= stretch_rows_min,
             may_be_shared,
@@ -362,7 +362,6 @@ impl Input {
         if let Ok(at) = self.text_columns.binary_search_by_key(&index, |column| column.index) {
             return Place::Text(at);
         }
-        debug_assert!(self.host_columns.binary_search(&index).is_ok(), "a column of the result is in one of the lists");
         Place::Host
     }
 
@@ -388,7 +387,7 @@ impl Input {
 
     /// Whether a column is left that is gathered by row number.
     pub(super) fn needs_row_numbers(&self) -> bool {
-        !self.host_columns.is_empty()
+        self.host_gathers
             || !self.text_columns.is_empty()
             || self.columns.iter().any(|column| !column.carried && !column.raw_key)
     }

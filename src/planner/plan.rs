@@ -89,7 +89,7 @@ impl Plan {
         self.join.key_facts(self.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
     }
 
-    /// All that makes one plan another: joins with the same composition do the same.
+    /// All that makes one plan another, except for whether the probe side comes in chunks.
     pub fn composition(&self) -> String {
         let Self { strategy, build_side, radix_bits, dense, carried, .. } = self;
         let flags = [

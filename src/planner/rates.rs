@@ -28,14 +28,15 @@ pub struct Rates {
     pub stream: f64,
     /// Bytes per second that one partition pass reads and writes.
     pub partition: f64,
-    /// Rows per second that are sorted by keys of 4, 8 and 16 bytes, with 4 bytes carried.
+    /// Rows per second that are sorted by keys of 4, 8 and 16 bytes, with 4 bytes carried, or whose equal keys are made adjacent.
     pub sort_rows: [f64; 3],
     /// Bytes per second, read and written, of what a sort carries beyond the first 4 bytes of a row.
     pub sort_carry: f64,
     /// Rows per second put into a hash table that fits in cache, by keys of 4, 8 and 16 bytes that are on two rows each, beyond what a call
     /// takes. Keys on one row each are put in as fast as they are looked up.
     pub build_repeated_rows: [f64; 3],
-    /// Rows per second looked up in a hash table that fits in cache.
+    /// Rows per second looked up in a hash table that fits in cache, merged, matched partition by partition, or put into a table of keys
+    /// that do not repeat.
     pub probe_rows: f64,
     /// Rows per second put into, or looked up in, a perfect-hash array or a filter that fits in cache.
     pub dense_rows: f64,
@@ -50,7 +51,11 @@ pub struct Rates {
     pub host_values: f64,
     /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
     pub call_seconds: f64,
-    /// The same of partitioning in one pass.
+    /// Seconds that each CPU thread beyond the first adds to a call that it takes part in, because threads wake up one after the other; zero
+    /// for a GPU.
+    #[serde(default)]
+    pub waking_seconds: f64,
+    /// Seconds that a call takes that partitions in one pass, however little it has to do.
     pub partition_call_seconds: f64,
     /// The same of sorting by keys of 4, 8 and 16 bytes, which takes more passes the wider they are.
     pub sort_call_seconds: [f64; 3],
@@ -80,6 +85,7 @@ impl Rates {
             cache_bytes: 2 << 20,
             host_values: 30e6 * threads,
             call_seconds: 5e-6,
+            waking_seconds: 0.0,
             partition_call_seconds: 10e-6,
             sort_call_seconds: [10e-6; 3],
             build_repeated_call_seconds: [10e-6; 3],
@@ -107,6 +113,7 @@ impl Rates {
             cache_bytes: 60 << 20,
             host_values: 30e6 * 16.0,
             call_seconds: 20e-6,
+            waking_seconds: 0.0,
             partition_call_seconds: 60e-6,
             sort_call_seconds: [60e-6, 60e-6, 120e-6],
             build_repeated_call_seconds: [200e-6, 200e-6, 300e-6],
@@ -121,25 +128,42 @@ impl Rates {
         }
     }
 
-    /// True if all of them are positive numbers. `join_rows` may be zero, for a device that does not join partitions in one go.
+    /// True if all of them are positive numbers. `join_rows` and `waking_seconds` are zero for devices that do without.
     pub(super) fn are_sound(&self) -> bool {
-        let single = [
-            self.copy_in,
-            self.copy_out,
-            self.stream,
-            self.partition,
-            self.sort_carry,
-            self.probe_rows,
-            self.dense_rows,
-            self.random_reads,
-            self.host_values,
-            self.call_seconds,
-            self.partition_call_seconds,
-        ];
-        let by_width =
-            [self.sort_rows, self.build_repeated_rows, self.sort_call_seconds, self.build_repeated_call_seconds];
-        self.join_rows.into_iter().all(|rate| rate.is_finite() && rate >= 0.0)
-            && single.into_iter().chain(by_width.into_iter().flatten()).all(|rate| rate.is_finite() && rate > 0.0)
+        // All of them by name, so that a new one is not forgotten.
+        let Self {
+            copy_in,
+            copy_out,
+            reads_host_memory: _,
+            copies_overlap: _,
+            stream,
+            partition,
+            sort_rows,
+            sort_carry,
+            build_repeated_rows,
+            probe_rows,
+            dense_rows,
+            join_rows: [join_4, join_8, join_16],
+            random_reads,
+            cache_bytes: _,
+            host_values,
+            call_seconds,
+            waking_seconds,
+            partition_call_seconds,
+            sort_call_seconds,
+            build_repeated_call_seconds,
+        } = *self;
+        let bytes = [copy_in, copy_out, stream, partition, sort_carry];
+        let rows = [probe_rows, dense_rows, random_reads, host_values];
+        let calls = [call_seconds, partition_call_seconds];
+        let by_width = [sort_rows, build_repeated_rows, sort_call_seconds, build_repeated_call_seconds];
+        [join_4, join_8, join_16, waking_seconds].into_iter().all(|value| value.is_finite() && value >= 0.0)
+            && bytes
+                .into_iter()
+                .chain(rows)
+                .chain(calls)
+                .chain(by_width.into_iter().flatten())
+                .all(|value| value.is_finite() && value > 0.0)
     }
 
     /// What several rounds of measuring say together: of what was timed by itself the best, because whatever else the machine did
@@ -169,6 +193,7 @@ impl Rates {
             random_reads: middle(&|rates| rates.random_reads),
             host_values: best(&|rates| rates.host_values),
             call_seconds: least(&|rates| rates.call_seconds),
+            waking_seconds: middle(&|rates| rates.waking_seconds),
             partition_call_seconds: least(&|rates| rates.partition_call_seconds),
             sort_call_seconds: least_each(&|rates| rates.sort_call_seconds),
             build_repeated_call_seconds: least_each(&|rates| rates.build_repeated_call_seconds),

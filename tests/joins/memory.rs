@@ -251,7 +251,7 @@ fn filters_and_second_passes_take_the_memory_that_was_reckoned_with() {
         run_in_exact_memory(&catalog, 1, &devices, &label, filter, |plan| {
             plan.build_side == Side::Right || plan.filtered_rows.is_some() == drops(plan)
         });
-        // Only the smallest partitions are in the cache.
+        // Only the smallest partitions are in the cache, and filters are slow.
         let two_passes = |target: Target| {
             let rates = Rates { cache_bytes: 200, random_reads: 1e3, dense_rows: 1e3, ..target.rates };
             Target { rates, partition_rows: 1, ..target }

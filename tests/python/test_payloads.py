@@ -353,7 +353,7 @@ def test_text_that_a_gpu_gathers_is_what_was_uploaded(start: Callable[..., Serve
     start(**settings).stop()
     kept = json.loads(rates.read_text())
     for device in kept["devices"]:
-        device["rates"] |= {"host_values": 1e3, "host_keys": 1e3}
+        device["rates"] |= {"host_values": 1e3}
     rates.write_text(json.dumps(kept))
     client = start(**settings).connect()
 

@@ -381,18 +381,23 @@ impl Complete {
 /// The schema with types that Parquet has: it has no times in whole seconds and no days in milliseconds, and other readers would
 /// find numbers in their place. Its library has no dictionaries of some types.
 fn parquet_schema(schema: &Schema) -> SchemaRef {
-    let field = |field: &FieldRef| {
-        let data_type = match field.data_type() {
-            DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
-            DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
-            DataType::Date64 => DataType::Date32,
-            DataType::Dictionary(_, values) if !rows::has_parquet(field.data_type()) => values.as_ref().clone(),
-            _ => return field.clone(),
-        };
-        Arc::new(field.as_ref().clone().with_data_type(data_type))
-    };
+    let field = |field: &FieldRef| Arc::new(field.as_ref().clone().with_data_type(parquet_type(field.data_type())));
     let fields: Vec<FieldRef> = schema.fields().iter().map(field).collect();
     Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+fn parquet_type(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Timestamp(TimeUnit::Second, zone) => DataType::Timestamp(TimeUnit::Millisecond, zone.clone()),
+        DataType::Time32(TimeUnit::Second) => DataType::Time32(TimeUnit::Millisecond),
+        DataType::Date64 => DataType::Date32,
+        DataType::Dictionary(_, values) => {
+            let values_type = parquet_type(values);
+            let is_dictionary = values_type == **values && rows::has_parquet(data_type);
+            if is_dictionary { data_type.clone() } else { values_type }
+        }
+        other => other.clone(),
+    }
 }
 
 /// The batch with the types of [`parquet_schema`].

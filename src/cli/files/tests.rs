@@ -154,11 +154,13 @@ async fn parquet_gets_types_that_it_has() {
     let day = 86_400_000;
     let bools: ArrayRef = Arc::new(BooleanArray::from(vec![Some(true), None]));
     let keys = Int8Array::from(vec![Some(0), None]);
-    let columns: [(&str, ArrayRef); 4] = [
+    let days: ArrayRef = Arc::new(Date64Array::from(vec![Some(9 * day), None]));
+    let columns: [(&str, ArrayRef); 5] = [
         ("t", Arc::new(TimestampSecondArray::from(vec![Some(7), None]).with_timezone("UTC"))),
         ("c", Arc::new(Time32SecondArray::from(vec![Some(8), None]))),
-        ("d", Arc::new(Date64Array::from(vec![Some(9 * day), None]))),
-        ("b", Arc::new(DictionaryArray::new(keys, bools.clone()))),
+        ("d", days.clone()),
+        ("b", Arc::new(DictionaryArray::new(keys.clone(), bools.clone()))),
+        ("dd", Arc::new(DictionaryArray::new(keys, days.clone()))),
     ];
     let batch = RecordBatch::try_from_iter(columns).unwrap();
     let mut sink = create(&path, &batch.schema());
@@ -166,11 +168,12 @@ async fn parquet_gets_types_that_it_has() {
     sink.finish().unwrap();
     let mut pieces = Source::open(&path, None, &csv_args()).unwrap().into_stream();
     let read = pieces.next().await.unwrap().unwrap().batch;
-    let expected: [ArrayRef; 4] = [
+    let expected: [ArrayRef; 5] = [
         Arc::new(TimestampMillisecondArray::from(vec![Some(7000), None]).with_timezone("UTC")),
         Arc::new(Time32MillisecondArray::from(vec![Some(8000), None])),
         Arc::new(Date32Array::from(vec![Some(9), None])),
         bools.clone(),
+        Arc::new(Date32Array::from(vec![Some(9), None])),
     ];
     assert_eq!(read.columns(), expected);
     let dictionary = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8View));

@@ -1,7 +1,7 @@
 //! The phases of a run, each with the bytes that it moves and the seconds that it takes.
 //!
 //! A phase is made of steps: what is done for one side, with the seconds that it keeps each of three things busy, which are the
-//! device and the link in both directions, and the calls that it makes. Phases are shown as if nothing overlapped; what they
+//! device and the link in both directions, and the seconds of its calls. Phases are shown as if nothing overlapped; what they
 //! take together where it does is [`total_seconds`](super::steps::total_seconds).
 
 use super::super::Strategy;
@@ -67,25 +67,29 @@ impl Model<'_> {
         // A count is known once rows are matched.
         if self.join.spec.how.only_side().is_none() && !self.join.spec.count && !joins_partitions {
             let bytes = PAIR_BYTES * self.estimates.pairs;
-            let step = self
-                .shared_out(Step::new("expand", Role::Probe, bytes, bytes / self.rates.stream), self.estimates.pairs);
+            let step = Step::new("expand", Role::Probe, bytes, bytes / self.rates.stream);
+            let step = step.by_morsels_of(self.estimates.pairs);
             steps.push(step.calling(self.waves(chunks), self.rates.call_seconds));
         }
         steps.push(self.gather(chunks));
         steps.retain(|step| step.bytes > 0.0 || step.work > 0.0 || step.copy_in > 0.0);
+        if self.target.morsel_rows > 1 {
+            steps.iter_mut().for_each(|step| *step = self.on_threads(*step));
+        }
         steps
     }
 
-    /// A step whose rows are shared out by morsels: with fewer of these than there are workers, it takes longer than with all of them at
-    /// work. Of the workers only those count that had a morsel when rates were measured.
-    fn shared_out(&self, step: Step, rows: f64) -> Step {
-        let morsel_rows = self.target.morsel_rows as f64;
-        if morsel_rows <= 1.0 {
-            return step;
-        }
-        let workers = (self.target.parallelism as f64).min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
-        let at_work = (rows / morsel_rows).ceil().clamp(1.0, workers);
-        Step { work: workers / at_work * step.work, ..step }
+    /// A step on the threads of a CPU. Its work was reckoned by rates that all threads have together, and takes longer where its rows are
+    /// fewer morsels than there are threads: of these only those count that had a morsel when rates were measured. Threads that have a
+    /// morsel wake up for each call.
+    fn on_threads(&self, step: Step) -> Step {
+        let (morsel_rows, threads) = (self.target.morsel_rows as f64, self.target.parallelism as f64);
+        let at_work = |rows: f64, threads: f64| (rows / morsel_rows).ceil().clamp(1.0, threads.max(1.0));
+        let measured = threads.min(HOST_ROWS_MAX as f64 / morsel_rows).max(1.0);
+        let slower = step.morsel_rows.map_or(1.0, |rows| measured / at_work(rows, measured));
+        let rows = step.morsel_rows.unwrap_or_else(|| self.inputs.of(step.role).rows);
+        let waking = step.call_count * (at_work(rows, threads) - 1.0) * self.rates.waking_seconds;
+        Step { work: slower * step.work, calls: step.calls + waking, ..step }
     }
 
     /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
@@ -121,7 +125,7 @@ impl Model<'_> {
         let calls = self.copy_calls(input, input.key_columns as f64) + f64::from(u8::from(is_packed));
         let times = self.times(role, chunks);
         let step = Step::new("pack keys", role, source + input.values.arriving + packed, work);
-        let step = self.shared_out(step, input.rows).calling(calls * times, self.rates.call_seconds);
+        let step = step.by_morsels_of(input.rows).calling(calls * times, self.rates.call_seconds);
         Step { copy_in, ..step }
     }
 
@@ -234,7 +238,6 @@ impl Model<'_> {
         let extra = 2.0 * rows * (carried - 4.0).max(0.0);
         let seconds = rows / of_width(self.rates.sort_rows, self.inputs.key_width) + extra / self.rates.sort_carry;
         let call_seconds = of_width(self.rates.sort_call_seconds, self.inputs.key_width);
-        // Rows that have not arrived are not sorted, however early that is asked for.
         Step::new(name, role, bytes, seconds).calling(self.times(role, chunks), call_seconds)
     }
 
@@ -244,7 +247,7 @@ impl Model<'_> {
             let bytes = build.keyed * self.inputs.key_bytes() + 4.0 * slots;
             let misses = if build.sorted { 0.0 } else { self.rates.miss_seconds(build.keyed, 4.0 * slots) };
             let step = Step::new("build table", Role::Build, bytes, build.keyed / self.rates.dense_rows + misses);
-            return self.shared_out(step, build.keyed).calling(1.0, self.rates.call_seconds);
+            return step.by_morsels_of(build.keyed).calling(1.0, self.rates.call_seconds);
         }
         let (keys, extent) = self.table_keys();
         // A place is found, then written; where keys repeat, the list of rows is written as well.
@@ -301,7 +304,7 @@ impl Model<'_> {
         let work = seconds.max(bytes / self.rates.stream);
         let step = Step::new("match", Role::Probe, bytes, work);
         // Other matches are shared out by partitions, or by what is merged.
-        let step = if self.strategy == Strategy::Hash { self.shared_out(step, probe_rows) } else { step };
+        let step = if self.strategy == Strategy::Hash { step.by_morsels_of(probe_rows) } else { step };
         step.calling(self.waves(chunks), self.rates.call_seconds)
     }
 
@@ -392,11 +395,11 @@ impl Model<'_> {
         let by_number = |input: &Input| self.strategy != Strategy::Hash && input.needs_row_numbers();
         let lookups = [build, probe].into_iter().filter(|input| by_number(input)).count();
         let calls = self.waves(chunks) * (gathered + lookups + 1) as f64;
-        let step = self.shared_out(Step::new("gather", Role::Probe, bytes, seconds), self.estimates.rows);
+        let step = Step::new("gather", Role::Probe, bytes, seconds).by_morsels_of(self.estimates.rows);
         Step { copy_out: out_bytes / self.rates.copy_out, ..step }.calling(calls, self.rates.call_seconds)
     }
 
-    /// Whether the result is expected to share the columns of the probe side with its table, because every row of it is in the
+    /// True if the result is expected to share the columns of the probe side with its table, because every row of it is in the
     /// result once, and stays where it lies (`join/emit.rs`).
     pub(super) fn is_probe_shared(&self) -> bool {
         /// The share of rows with a match that is taken for all of them. Where a sketch finds all values of one side in the other,

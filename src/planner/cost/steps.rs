@@ -34,17 +34,37 @@ pub(super) struct Step {
     pub(super) copy_out: f64,
     /// Seconds that its calls of primitives take, however little they do.
     pub(super) calls: f64,
+    /// How many these are.
+    pub(super) call_count: f64,
+    /// Rows that are shared out by morsels, where that is how it is done.
+    pub(super) morsel_rows: Option<f64>,
 }
 
 impl Step {
     /// Of the device alone. Its calls are still to be added.
     pub(super) fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
-        Self { name, role, bytes, copy_in: 0.0, beside: 0.0, work, copy_out: 0.0, calls: 0.0 }
+        Self {
+            name,
+            role,
+            bytes,
+            copy_in: 0.0,
+            beside: 0.0,
+            work,
+            copy_out: 0.0,
+            calls: 0.0,
+            call_count: 0.0,
+            morsel_rows: None,
+        }
     }
 
     /// The same step, with that many calls of so many seconds each.
     pub(super) fn calling(self, calls: f64, seconds: f64) -> Self {
-        Self { calls: self.calls + calls * seconds, ..self }
+        Self { calls: self.calls + calls * seconds, call_count: self.call_count + calls, ..self }
+    }
+
+    /// The same step, with rows that are shared out by morsels.
+    pub(super) fn by_morsels_of(self, rows: f64) -> Self {
+        Self { morsel_rows: Some(rows), ..self }
     }
 
     fn seconds(&self) -> f64 {
@@ -65,9 +85,9 @@ pub(super) fn phases_of(steps: &[Step]) -> Vec<PredictedPhase> {
     phases
 }
 
-/// Calls that begin and end a join, beside those of its steps. (Small joins take 0.20 ms more than their steps on an H200, whose calls take
-/// 20 µs, and 0.04 ms on its host, whose calls take 5 µs: `mix.py --draw 60` at 77851dd.)
-const JOB_CALLS: f64 = 8.0;
+/// Calls that begin and end a join on a GPU, beside those of its steps. (60 small joins took 0.26 ms more than their steps on an H100,
+/// whose calls took 13 µs: `mix.py --draw 60` at e736af3.)
+const JOB_CALLS: f64 = 20.0;
 
 /// What all steps take together.
 ///
@@ -79,9 +99,8 @@ const JOB_CALLS: f64 = 8.0;
 /// busiest. Calls are made through one driver, which takes them one by one; streams begin together, so that nothing else is done during the
 /// calls of each one's first chunk.
 pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
-    let job = JOB_CALLS * rates.call_seconds;
     if !rates.copies_overlap {
-        return job + steps.iter().map(Step::seconds).sum::<f64>();
+        return steps.iter().map(Step::seconds).sum();
     }
     let of = |role: Role, seconds: &dyn Fn(&Step) -> f64| -> f64 {
         steps.iter().filter(|step| step.role == role).map(seconds).sum()
@@ -99,5 +118,5 @@ pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f6
     let others = (chunks.at_once - 1.0) * copy_in.max(work).max(copy_out);
     let of_first_chunks = calls * chunks.at_once / chunks.count;
     let overlapped = (alone + others) / chunks.at_once + of_first_chunks;
-    job + build + overlapped.max(alone / chunks.at_once + calls)
+    JOB_CALLS * rates.call_seconds + build + overlapped.max(alone / chunks.at_once + calls)
 }

@@ -81,11 +81,7 @@ fn predictions_are_finite_and_grow_with_the_tables() {
             let plan = plan_on(join, Some(strategy), &Target::default()).unwrap();
             let sum: f64 = plan.phases.iter().map(|phase| phase.seconds).sum();
             assert!(plan.seconds.is_finite() && plan.seconds >= last, "{strategy} at {rows} rows: {}", plan.seconds);
-            let (beside, call_seconds) = (plan.seconds - sum, plan.target.rates.call_seconds);
-            assert!(
-                (0.0..=10.0 * call_seconds + 1e-6 * sum).contains(&beside),
-                "host phases add up, but for few calls"
-            );
+            assert!((plan.seconds - sum).abs() <= 1e-9 + 1e-6 * sum, "host phases add up");
             last = plan.seconds;
         }
         assert!(last > 0.0);
@@ -410,6 +406,11 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
             // Partitions are joined in one go where a GPU is emulated, which is where there is a link.
             if name == "join_rows" && link.is_none() {
                 assert_eq!(numbers, [0.0; 3]);
+                continue;
+            }
+            // One thread wakes no other.
+            if name == "waking_seconds" {
+                assert!(numbers[0] >= 0.0 && (threads > 1 || numbers[0] == 0.0), "{numbers:?}");
                 continue;
             }
             assert!(numbers.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{name} is {value}");

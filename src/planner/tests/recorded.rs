@@ -161,17 +161,18 @@ impl Recorded {
         plan
     }
 
-    /// Seconds of a way, or where that was not timed, of one that differs least: in how many partitions there are, and in which columns move.
+    /// Seconds of a way. Of one that was not timed, the slowest of those that differ in the number of partitions or in the columns that
+    /// move only.
     fn seconds(&self, composition: &str) -> Option<f64> {
         let strategy_side_flags = |composition: &str| {
             let words = composition.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ");
             let flags = composition.rsplit_once('[').map(|(_, flags)| flags.to_owned());
             (words, flags)
         };
-        let exact = self.ways.iter().find(|(way, _)| way == composition);
+        let exact = self.ways.iter().find(|(way, _)| way == composition).map(|(_, seconds)| *seconds);
         let wanted = strategy_side_flags(composition);
-        let near = || self.ways.iter().find(|(way, _)| strategy_side_flags(way) == wanted);
-        exact.or_else(near).map(|(_, seconds)| *seconds)
+        let near = self.ways.iter().filter(|(way, _)| strategy_side_flags(way) == wanted);
+        exact.or_else(|| near.map(|(_, seconds)| *seconds).max_by(f64::total_cmp))
     }
 
     /// How many times as long the planner's choice takes as the best way.
