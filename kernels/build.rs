@@ -6,6 +6,7 @@
 //! `CUDA_HOME/bin`, `PATH` and `/usr/local/cuda/bin`, in this order.
 //! `DOVETAIL_CUDA_ARCHITECTURES` (default `80,90,100,120`) names the architectures to compile for; the newest is added as
 //! PTX, for GPUs that come later.
+//! `DOVETAIL_CUDA_LINES=1` keeps the lines of the sources for profilers, which more than doubles the kernels' size.
 //! `DOVETAIL_CUDA_LIBRARY` names a folder in which the kernels are a shared library already, which is looked for again when the program starts:
 //! so that one program can be measured with several (benches/gpu/tune.sh).
 
@@ -20,7 +21,7 @@ use std::process::Command;
 
 const ARCHITECTURES: &str = "80,90,100,120";
 
-const FLAGS: &str = "--lib -std=c++17 -O3 -lineinfo -Xcompiler -fPIC,-Wall -Xfatbin -compress-all";
+const FLAGS: &str = "--lib -std=c++17 -O3 -Xcompiler -fPIC,-Wall --compress-mode=size";
 
 /// The first release of CUDA that the kernels are tested with. Earlier ones keep CUB elsewhere, and do not know all architectures.
 const RELEASE_MIN: (u32, u32) = (13, 0);
@@ -57,7 +58,7 @@ pub fn build(out: &Path) -> Result<Kernels, Box<dyn Error>> {
         "auto" | "require" => {}
         other => return Err(format!("DOVETAIL_CUDA is {other:?}; write require, auto, off or emulated").into()),
     }
-    rerun_if_changed(&["DOVETAIL_CUDA_LIBRARY", "DOVETAIL_CUDA_ARCHITECTURES"]);
+    rerun_if_changed(&["DOVETAIL_CUDA_LIBRARY", "DOVETAIL_CUDA_ARCHITECTURES", "DOVETAIL_CUDA_LINES"]);
     if let Ok(folder) = std::env::var("DOVETAIL_CUDA_LIBRARY") {
         println!("cargo::rustc-cfg=dovetail_cuda");
         println!("cargo::rustc-link-search=native={folder}");
@@ -205,10 +206,12 @@ fn compile(nvcc: &Path, release: (u32, u32), root: &Path, out: &Path) -> Result<
     let sources = sources("kernels", &["cu", "cuh", "h"])?;
     let architectures = std::env::var("DOVETAIL_CUDA_ARCHITECTURES").unwrap_or_else(|_| ARCHITECTURES.into());
     let architectures: Vec<&str> = architectures.split(',').map(str::trim).collect();
-    let stamp = stamp(&sources, (nvcc, release, &architectures, include_str!("build.rs")))?;
+    let lines = std::env::var("DOVETAIL_CUDA_LINES").is_ok_and(|lines| lines == "1");
+    let stamp = stamp(&sources, (nvcc, release, &architectures, lines, include_str!("build.rs")))?;
     made_once(&stamp, out, |folder| {
         let mut command = Command::new(nvcc);
         command.args(FLAGS.split(' '));
+        command.args(lines.then_some("-lineinfo"));
         let threads = std::env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
         command.args(["--threads", &threads]);
         // The wheels and the toolkit keep CUB in different places.
