@@ -187,16 +187,6 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let few_rows = CALL_ROWS.min(row_count);
     let few = Positions::Range(1..few_rows);
     rates.call_seconds = bench.call_seconds(|| device.gather(&near, &few, &stream).map(drop))?;
-    let wide_rows = row_count.min(device.info().morsel_rows * device.info().parallelism);
-    rates.waking_seconds = match (device.id().kind, wide_rows.div_ceil(device.info().morsel_rows.max(1))) {
-        (DeviceKind::Host, threads @ 2..) => {
-            let wide = Positions::Range(1..wide_rows);
-            let seconds = bench.call_seconds(|| device.gather(&near, &wide, &stream).map(drop))?;
-            let awake = rates.call_seconds + 2.0 * 8.0 * wide_rows as f64 / rates.stream;
-            (seconds - awake).max(0.0) / (threads - 1) as f64
-        }
-        _ => 0.0,
-    };
     let sorted_rows = match device.id().kind {
         DeviceKind::Host => few_rows,
         DeviceKind::Cuda => GPU_SORTED_ROWS.min(row_count),
@@ -315,7 +305,7 @@ impl Bench<'_> {
         Ok(seconds[CALLS / 2].max(1e-9))
     }
 
-    /// The same for work of the host's, on the CPU threads that a join on this device has for it.
+    /// As [`time`](Self::time), for work of the host's, on the CPU threads that a join on this device has for it.
     fn time_beside(&self, work: impl Fn() -> Result<()> + Sync) -> Result<((), f64)> {
         self.time(|| {
             let mut outcome = Ok(());

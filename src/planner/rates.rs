@@ -51,10 +51,6 @@ pub struct Rates {
     pub host_values: f64,
     /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
     pub call_seconds: f64,
-    /// Seconds that each CPU thread beyond the first adds to a call that it takes part in, because threads wake up one after the other; zero
-    /// for a GPU.
-    #[serde(default)]
-    pub waking_seconds: f64,
     /// Seconds that a call takes that partitions in one pass, however little it has to do.
     pub partition_call_seconds: f64,
     /// The same of sorting by keys of 4, 8 and 16 bytes, which takes more passes the wider they are.
@@ -85,7 +81,6 @@ impl Rates {
             cache_bytes: 2 << 20,
             host_values: 30e6 * threads,
             call_seconds: 5e-6,
-            waking_seconds: 0.0,
             partition_call_seconds: 10e-6,
             sort_call_seconds: [10e-6; 3],
             build_repeated_call_seconds: [10e-6; 3],
@@ -113,7 +108,6 @@ impl Rates {
             cache_bytes: 60 << 20,
             host_values: 30e6 * 16.0,
             call_seconds: 20e-6,
-            waking_seconds: 0.0,
             partition_call_seconds: 60e-6,
             sort_call_seconds: [60e-6, 60e-6, 120e-6],
             build_repeated_call_seconds: [200e-6, 200e-6, 300e-6],
@@ -128,7 +122,7 @@ impl Rates {
         }
     }
 
-    /// True if all of them are positive numbers. `join_rows` and `waking_seconds` are zero for devices that do without.
+    /// True if all of them are positive numbers. `join_rows` is zero for devices that do without.
     pub(super) fn are_sound(&self) -> bool {
         // All of them by name, so that a new one is not forgotten.
         let Self {
@@ -148,7 +142,6 @@ impl Rates {
             cache_bytes: _,
             host_values,
             call_seconds,
-            waking_seconds,
             partition_call_seconds,
             sort_call_seconds,
             build_repeated_call_seconds,
@@ -157,7 +150,7 @@ impl Rates {
         let rows = [probe_rows, dense_rows, random_reads, host_values];
         let calls = [call_seconds, partition_call_seconds];
         let by_width = [sort_rows, build_repeated_rows, sort_call_seconds, build_repeated_call_seconds];
-        [join_4, join_8, join_16, waking_seconds].into_iter().all(|value| value.is_finite() && value >= 0.0)
+        [join_4, join_8, join_16].into_iter().all(|value| value.is_finite() && value >= 0.0)
             && bytes
                 .into_iter()
                 .chain(rows)
@@ -193,7 +186,6 @@ impl Rates {
             random_reads: middle(&|rates| rates.random_reads),
             host_values: best(&|rates| rates.host_values),
             call_seconds: least(&|rates| rates.call_seconds),
-            waking_seconds: middle(&|rates| rates.waking_seconds),
             partition_call_seconds: least(&|rates| rates.partition_call_seconds),
             sort_call_seconds: least_each(&|rates| rates.sort_call_seconds),
             build_repeated_call_seconds: least_each(&|rates| rates.build_repeated_call_seconds),

@@ -107,7 +107,6 @@ fn a100() -> Target {
         cache_bytes: 40 << 20,
         host_values: 1e9,
         call_seconds: 20e-6,
-        waking_seconds: 0.0,
         partition_call_seconds: 60e-6,
         sort_call_seconds: [60e-6; 3],
         build_repeated_call_seconds: [200e-6; 3],
