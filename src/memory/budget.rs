@@ -1,4 +1,4 @@
-//! A number of bytes that may be used, and the shares of it that are promised.
+//! Budgets: bounded numbers of bytes, and the reservations taken from them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +9,20 @@ use parking_lot::Mutex;
 use super::{ReservedPool, human_bytes};
 use crate::{Error, Result};
 
-/// Whoever holds memory of a budget that nobody needs, and gives it back when somebody does.
+/// Holder of a budget's memory that is not needed now. It gives memory back when another user needs
+/// it.
 pub trait Reclaim: fmt::Debug + Send + Sync {
-    /// Bytes that it could give back now.
+    /// Bytes that the holder could give back now.
     fn reclaimable_bytes(&self) -> u64;
 
-    /// Gives back so many bytes, or what it can; how many it were.
+    /// Gives back `bytes`, or as many as possible. Returns the number of bytes given back.
     fn reclaim(&self, bytes: u64) -> u64;
 }
 
-/// Whoever knows what holds memory of a budget, for those who are refused some.
+/// Reporter of what holds a budget's memory, for the error message of a refused reservation.
 pub trait Holders: fmt::Debug + Send + Sync {
-    /// What holds how much, and who can let go of it; empty when nothing is known. It is asked while locks are held, so it may
-    /// wait for none for long.
+    /// Describes what holds how much, and how to free it. Empty when nothing is known. The budget
+    /// calls this while it holds locks, so an implementation must not wait long for a lock.
     fn named(&self) -> String;
 }
 
@@ -33,31 +34,32 @@ pub struct Budget {
 
 #[derive(Debug)]
 struct Inner {
-    /// What is bounded, as a person would say it: `host memory`, `memory of device host:0`.
+    /// Name of the bounded memory in messages: `host memory`, `memory of device host:0`.
     name: String,
-    /// How the operator raises the bound: `--host-memory`.
+    /// Setting that raises the bound: `--host-memory`.
     knob: String,
     limit_bytes: u64,
     used_bytes: AtomicU64,
     used_bytes_max: AtomicU64,
-    /// Who gives back what nobody needs.
+    /// Gives back memory that is not needed now.
     reclaim: OnceLock<Weak<dyn Reclaim>>,
-    /// One at a time asks for it: another would find nothing left, and not wait until that is free.
+    /// Lets one thread reclaim at a time. A second thread would find nothing left, and would not
+    /// wait until the memory is free.
     reclaiming: Mutex<()>,
-    /// Who knows what holds it.
     holders: Mutex<Option<Weak<dyn Holders>>>,
-    /// What this one is a part of; given back with its last clone.
+    /// Reservation in the budget that this one is a part of. It is given back with the last clone.
     _part_of: Option<Reservation>,
 }
 
 impl Budget {
-    /// A budget of `limit_bytes`; `knob` is the setting that raises it, for the error message.
+    /// Creates a budget of `limit_bytes`. `knob` is the setting that raises it, for the error
+    /// message.
     pub fn new(name: impl Into<String>, knob: impl Into<String>, limit_bytes: u64) -> Self {
         Self::with_limit(name.into(), knob.into(), limit_bytes, None)
     }
 
-    /// A budget over bytes that were reserved in another one; they go back there when its last clone, and the last
-    /// reservation in it, are dropped.
+    /// Creates a budget over bytes that were reserved in another budget. The bytes go back there
+    /// when the last clone, and the last reservation in this budget, are dropped.
     pub fn within(reservation: Reservation) -> Self {
         let whole = &reservation.budget.inner;
         let name = format!("the job's share of {}", whole.name);
@@ -85,13 +87,14 @@ impl Budget {
     /// Takes `bytes` out of the budget until the reservation is dropped.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when less is free, naming what for, how much, and the setting that raises the bound.
+    /// [`Error::Exhausted`] when less is free. The message names the purpose, the bytes, and the
+    /// setting that raises the bound.
     pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
         self.take(bytes, purpose)?;
         Ok(Reservation { budget: self.clone(), bytes, drawn_bytes: 0, pool: None })
     }
 
-    /// How the operator raises the bound.
+    /// Setting that raises the bound.
     pub fn knob(&self) -> &str {
         &self.inner.knob
     }
@@ -101,38 +104,40 @@ impl Budget {
         self.inner.limit_bytes
     }
 
-    /// What is reserved now, in bytes.
+    /// Bytes that are reserved now.
     pub fn used_bytes(&self) -> u64 {
         self.inner.used_bytes.load(Ordering::Acquire)
     }
 
-    /// The most that was ever reserved at once, in bytes.
+    /// Most bytes that were ever reserved at once.
     pub fn used_bytes_max(&self) -> u64 {
         self.inner.used_bytes_max.load(Ordering::Relaxed)
     }
 
-    /// What could be reserved now, in bytes, with what would be given back for it.
+    /// Bytes that could be reserved now, including those that a [`Reclaim`] would give back.
     pub fn free_bytes(&self) -> u64 {
         let reclaimable = self.reclaimer().map_or(0, |reclaim| reclaim.reclaimable_bytes());
         self.limit_bytes().saturating_sub(self.used_bytes().saturating_sub(reclaimable))
     }
 
-    /// What is not reserved now, in bytes.
+    /// Bytes that are not reserved now.
     pub fn unused_bytes(&self) -> u64 {
         self.limit_bytes().saturating_sub(self.used_bytes())
     }
 
-    /// From now on, `reclaim` is asked to give memory back when there is too little; the first one that was named stays.
+    /// Registers `reclaim` to give memory back when too little is free. Only the first call counts.
     pub fn reclaim_from(&self, reclaim: Weak<dyn Reclaim>) {
         let _ = self.inner.reclaim.set(reclaim);
     }
 
-    /// From now on, `holders` is asked what holds the memory when there is too little.
+    /// Registers `holders` to describe what holds the memory when too little is free. The last call
+    /// counts.
     pub fn held_by(&self, holders: Weak<dyn Holders>) {
         *self.inner.holders.lock() = Some(holders);
     }
 
-    /// What holds the memory, to be put behind how much of it is free: begins with a semicolon, or is empty.
+    /// Describes what holds the memory, for the end of a sentence: begins with a semicolon, or is
+    /// empty.
     fn holders(&self) -> String {
         let holders = self.inner.holders.lock().as_ref().and_then(Weak::upgrade);
         match holders.map(|holders| holders.named()) {
@@ -141,7 +146,8 @@ impl Budget {
         }
     }
 
-    /// Asks for memory to be given back although the budget has some; how many bytes it were.
+    /// Asks the reclaimer for memory although the budget has some. Returns the number of bytes
+    /// given back.
     pub(super) fn reclaim(&self, bytes: u64) -> u64 {
         let _one_at_a_time = self.inner.reclaiming.lock();
         self.reclaimer().map_or(0, |reclaim| reclaim.reclaim(bytes))
@@ -151,16 +157,16 @@ impl Budget {
         self.inner.reclaim.get()?.upgrade()
     }
 
-    /// Reserves bytes for one who knows what to say where they are not to be had; the error is how many bytes are in use.
+    /// Reserves bytes for a caller that writes its own error message.
     ///
     /// # Errors
-    /// What is reserved of the budget.
+    /// Bytes that are reserved in the budget now, when too little is free.
     pub fn try_reserve(&self, bytes: u64) -> std::result::Result<Reservation, u64> {
         self.try_take(bytes)?;
         Ok(Reservation { budget: self.clone(), bytes, drawn_bytes: 0, pool: None })
     }
 
-    /// Takes bytes for whoever calls this to account for.
+    /// Takes bytes that the caller accounts for.
     pub(super) fn take(&self, bytes: u64, purpose: &str) -> Result<()> {
         let inner = &*self.inner;
         self.try_take(bytes).map_err(|used| {
@@ -177,7 +183,7 @@ impl Budget {
         })
     }
 
-    /// As [`Budget::take`]; the error is how many bytes are in use.
+    /// Takes bytes like [`Budget::take`]. The error is the number of bytes in use.
     fn try_take(&self, bytes: u64) -> std::result::Result<(), u64> {
         let inner = &*self.inner;
         let take = || {
@@ -189,7 +195,7 @@ impl Budget {
             Some(reclaim) if bytes <= inner.limit_bytes => {
                 let _one_at_a_time = inner.reclaiming.lock();
                 let mut outcome = take();
-                // Nobody gives anything back for what would be too little.
+                // Do not reclaim where the memory given back would still be too little.
                 while let Err(used) = outcome
                     && bytes <= self.free_bytes()
                     && reclaim.reclaim(bytes.saturating_sub(inner.limit_bytes - used)) > 0
@@ -205,7 +211,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Gives back what was taken.
+    /// Gives back bytes that were taken.
     pub(super) fn give_back(&self, bytes: u64) {
         self.inner.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
@@ -216,13 +222,13 @@ impl Budget {
 pub struct Reservation {
     pub(super) budget: Budget,
     pub(super) bytes: u64,
-    /// Of these, what came out of `pool`, where it goes back to.
+    /// The part of `bytes` that was drawn from `pool`, and goes back there.
     pub(super) drawn_bytes: u64,
     pub(super) pool: Option<ReservedPool>,
 }
 
 impl Reservation {
-    /// How many bytes are held.
+    /// Number of bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -230,14 +236,14 @@ impl Reservation {
     /// Takes `bytes` more.
     ///
     /// # Errors
-    /// As [`Budget::reserve`]; what is held already stays held.
+    /// The errors of [`Budget::reserve`]. Bytes that are already held stay held.
     pub fn try_grow(&mut self, bytes: u64, purpose: &str) -> Result<()> {
         self.budget.take(bytes, purpose)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Gives back all but `bytes`; holding less already is no error.
+    /// Gives back all bytes except `bytes`. Holding less already is no error.
     pub fn shrink_to(&mut self, bytes: u64) {
         let surplus = self.bytes.saturating_sub(bytes);
         let taken = surplus.min(self.bytes - self.drawn_bytes);
@@ -249,10 +255,10 @@ impl Reservation {
         self.bytes -= surplus;
     }
 
-    /// Splits `bytes` off into a reservation of their own.
+    /// Splits `bytes` off into a separate reservation.
     ///
     /// # Panics
-    /// When fewer are held: that is a mistake of the caller's arithmetic.
+    /// When fewer bytes are held, which is a mistake in the caller's arithmetic.
     pub fn split(&mut self, bytes: u64) -> Reservation {
         assert!(bytes <= self.bytes, "splitting {bytes} bytes off a reservation of {}", self.bytes);
         let taken = bytes.min(self.bytes - self.drawn_bytes);

@@ -1,14 +1,15 @@
-//! Which parts of the slabs are free.
+//! Free ranges of the arena's slabs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A slab's number. Numbers are never used again.
+/// Number of a slab. Numbers are never used again.
 pub(super) type SlabId = u64;
 
-/// Free ranges of numbered slabs, found by length and by place; never two adjacent ones.
+/// Free ranges of numbered slabs, found by length and by place. No two ranges are adjacent.
 ///
-/// Best fit, lowest place first among equals: holes are filled before whole slabs are opened, so that a slab which becomes
-/// empty stays empty and can be given back. Every operation takes a logarithm of the number of free ranges.
+/// The list picks the best fit, and the lowest place among equals. Holes are filled before whole
+/// slabs are opened, so a slab that becomes empty stays empty and can be given back. Every
+/// operation takes logarithmic time in the number of free ranges.
 #[derive(Debug, Default)]
 pub(super) struct FreeList {
     /// Length by place.
@@ -19,19 +20,19 @@ pub(super) struct FreeList {
 }
 
 impl FreeList {
-    /// Adds a slab that is all free.
+    /// Adds a slab that is wholly free.
     pub(super) fn add_slab(&mut self, slab: SlabId, len: usize) {
         self.slab_len.insert(slab, len);
         self.insert(slab, 0, len);
     }
 
-    /// Removes a slab that is all free.
+    /// Removes a slab that is wholly free.
     pub(super) fn remove_slab(&mut self, slab: SlabId) {
         let len = self.slab_len.remove(&slab).expect("the slab was added");
         self.remove(slab, 0, len);
     }
 
-    /// A place of `size` bytes.
+    /// Takes `size` bytes. Returns their slab and offset, or `None` if no range is long enough.
     pub(super) fn take(&mut self, size: usize) -> Option<(SlabId, usize)> {
         let &(len, slab, offset) = self.by_len.range((size, 0, 0)..).next()?;
         self.remove(slab, offset, len);
@@ -41,7 +42,7 @@ impl FreeList {
         Some((slab, offset))
     }
 
-    /// Makes a range free that was taken, and tells whether its slab is all free now.
+    /// Frees a range that was taken. True if its slab is now wholly free.
     pub(super) fn give_back(&mut self, slab: SlabId, mut offset: usize, mut len: usize) -> bool {
         if let Some(&after) = self.by_place.get(&(slab, offset + len)) {
             self.remove(slab, offset + len, after);
@@ -63,19 +64,19 @@ impl FreeList {
         self.free_bytes
     }
 
-    /// Bytes of the slabs that are all free.
+    /// Bytes of the slabs that are wholly free.
     pub(super) fn empty_slab_bytes(&self) -> usize {
         let empty = self.slab_len.iter().filter(|&(&slab, len)| self.by_place.get(&(slab, 0)) == Some(len));
         empty.map(|(_, len)| len).sum()
     }
 
-    /// A slab that is all free.
+    /// Returns a slab that is wholly free.
     pub(super) fn empty_slab(&self) -> Option<SlabId> {
         let mut slabs = self.slab_len.iter();
         slabs.find(|&(&slab, len)| self.by_place.get(&(slab, 0)) == Some(len)).map(|(&slab, _)| slab)
     }
 
-    /// The longest free range, in bytes.
+    /// Length of the longest free range, in bytes.
     pub(super) fn longest(&self) -> usize {
         self.by_len.last().map_or(0, |&(len, ..)| len)
     }

@@ -1,21 +1,22 @@
-//! Who waits for memory, or for what takes long to make ready, may be told to stop.
+//! Interrupts: a caller that waits for memory, or for long preparations, may be told to stop.
 
 use std::sync::Arc;
 
 use crate::Result;
 
-/// Asked between two short steps of a wait, or of work that takes long: an error ends it. The default never does.
+/// Check between two short steps of a wait or of long work. An error ends the work. The default
+/// never does.
 #[derive(Clone, Default)]
 pub struct Interrupt(Option<Arc<dyn Fn() -> Result<()> + Send + Sync>>);
 
 impl Interrupt {
-    /// Ends what `check` ends.
+    /// Creates an interrupt that ends the work when `check` returns an error.
     pub fn by(check: impl Fn() -> Result<()> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(check)))
     }
 
     /// # Errors
-    /// Whatever the one who is waited for says.
+    /// The error of the registered check.
     pub fn check(&self) -> Result<()> {
         self.0.as_ref().map_or(Ok(()), |check| check())
     }

@@ -1,14 +1,15 @@
-//! How much memory this process may use.
+//! Limits on the memory that this process may use.
 
 use std::path::{Path, PathBuf};
 
 use super::{human_bytes, parse_bytes};
 use crate::{Error, Result};
 
-/// Bytes that this process may use: the least of its control groups' limits, and of what the machine has.
+/// Returns the bytes that this process may use: the least of its control groups' limits and the
+/// machine's memory.
 ///
 /// # Errors
-/// [`Error::Unavailable`] when the system tells neither.
+/// [`Error::Unavailable`] when the system reports neither.
 pub fn process_memory_limit() -> Result<u64> {
     memory_limit(Path::new("/")).ok_or_else(|| {
         Error::Unavailable(
@@ -21,7 +22,8 @@ pub fn process_memory_limit() -> Result<u64> {
 /// Reads a share of the memory that this process may use (`60%`), or a size (`64GiB`).
 ///
 /// # Errors
-/// [`Error::Invalid`] names the accepted forms, and refuses more than the process may use: the system would end it.
+/// [`Error::Invalid`] names the accepted forms. It also refuses more than the process may use,
+/// since the system would kill the process.
 pub fn parse_memory_setting(text: &str, process_limit: u64) -> Result<u64> {
     let bytes = match text.trim().strip_suffix('%') {
         None => parse_bytes(text).map_err(|error| error.context("a share such as 60% would be right, too"))?,
@@ -46,7 +48,7 @@ pub fn parse_memory_setting(text: &str, process_limit: u64) -> Result<u64> {
     Ok(bytes)
 }
 
-/// As [`process_memory_limit`], of the system whose files are under `root`.
+/// Reads [`process_memory_limit`] from the system files under `root`.
 fn memory_limit(root: &Path) -> Option<u64> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let group_limits =
@@ -54,8 +56,9 @@ fn memory_limit(root: &Path) -> Option<u64> {
     group_limits.chain(machine_memory(root)).min()
 }
 
-/// The files that may bound a control group, given its line of `/proc/self/cgroup` (`id:controllers:path`): its own, and
-/// those of all groups around it. Inside a container the path may be the host's, of which only the root is visible.
+/// Lists the files that may bound a control group, given its line of `/proc/self/cgroup`
+/// (`id:controllers:path`). They belong to the group and to all groups around it. Inside a
+/// container the path may be the host's, where only the root is visible.
 fn group_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     let mut parts = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
@@ -70,7 +73,8 @@ fn group_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     group.ancestors().map(|ancestor| root.join(mount).join(ancestor).join(file)).collect()
 }
 
-/// `max`, or a number so large that it means no limit, is no limit: the machine's memory bounds it.
+/// Reads a limit. `max` gives `None`. A huge number also means no limit, because the machine's
+/// memory bounds it.
 fn read_limit(file: &Path) -> Option<u64> {
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -87,7 +91,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A system with 16 GiB and those files.
+    /// Limit of a system with 16 GiB and the given files.
     fn limit_with(files: &[(&str, &str)]) -> Option<u64> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in [("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 5 kB\n")].iter().chain(files) {

@@ -1,17 +1,18 @@
-//! Host memory: budgets, reservations, and the arena that tables and results live in.
+//! Host memory: budgets, reservations, and the arena that stores tables and results.
 //!
 //! ```text
-//!   Budget ("host memory", --host-memory)          Arena
-//!     ├─ Reservation  bytes promised, not yet used   └─ slabs, free list ─► ArenaBuffer ─► arrow Buffer
+//!   Budget ("host memory", --host-memory)  Arena
+//!     ├─ Reservation  promised, unused       └─ slabs, free list ─► ArenaBuffer ─► arrow Buffer
 //!     └─ ReservedPool  a job's bytes ◄── drawn by, and given back by, the pieces of its arena
 //! ```
 //!
-//! A budget is a number with a name; a reservation is a share of it that is given back when dropped. Whatever takes
-//! memory reserves first, so that "too much" is an [`Error::Exhausted`](crate::Error::Exhausted) before any work is
-//! done, and never an abort in the middle of it. A job reserves all that it is predicted to take before it runs, and draws
-//! pieces from that. The arena hands out aligned pieces of large slabs, so that a device driver
-//! can register a slab once, the system can back it with huge pages, and, where those are to be had for `memfd` memory,
-//! another process of ours can map it.
+//! A budget is a named number of bytes. A reservation is a share of it that is given back when
+//! dropped. Code that takes memory reserves it first, so that "too much" is an
+//! [`Error::Exhausted`](crate::Error::Exhausted) before any work is done. It is never an abort in
+//! the middle of the work. A job reserves all that it is predicted to take before it runs, and
+//! draws pieces from that reservation. The arena hands out aligned pieces of large slabs. A device
+//! driver can register a slab once, and the system can back it with huge pages. Where `memfd`
+//! memory gets huge pages, another Dovetail process can map the slab.
 //!
 //! This room knows nothing of tables, devices or the wire.
 
@@ -33,7 +34,7 @@ pub use interrupt::Interrupt;
 pub use limits::{parse_memory_setting, process_memory_limit};
 pub use pool::ReservedPool;
 
-/// Bytes with the unit a person would choose: `512 B`, `64.0 MiB`, `1.5 GiB`.
+/// Formats bytes with the unit that a person would choose: `512 B`, `64.0 MiB`, `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
@@ -48,7 +49,8 @@ pub fn human_bytes(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Reads a size with its unit: `64MiB`, `1.5 GiB`, `2G`, `4096`. Binary units; a bare number is bytes.
+/// Reads a size with its unit: `64MiB`, `1.5 GiB`, `2G`, `4096`. Units are binary; a bare number is
+/// bytes.
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) names the accepted forms.
@@ -72,10 +74,11 @@ pub fn parse_bytes(text: &str) -> crate::Result<u64> {
     Ok(bytes as u64)
 }
 
-/// Refuses a size that is too small to be of use, as one is whose unit was forgotten.
+/// Refuses a size that is too small to be useful, such as a size whose unit was forgotten.
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) says how little it is, and what the same number with a unit would be.
+/// [`Error::Invalid`](crate::Error::Invalid) names the size, and suggests the same number with a
+/// unit.
 pub fn check_at_least(text: &str, bytes: u64, least: u64) -> crate::Result<()> {
     if bytes >= least {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Bytes of a budget that are promised to one user, who takes them piece by piece.
+//! Pools: bytes of a budget that are promised to one user and drawn piece by piece.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use parking_lot::Mutex;
 use super::{Budget, Reservation};
 use crate::Result;
 
-/// A reservation that pieces are drawn from, and go back to, while it is open. Clones share it.
+/// Reservation that pieces are drawn from, and go back to while the pool is open. Clones share it.
 ///
 /// ```text
 ///   open(100 B)    promised 100: free 100
 ///   reserve(30)    promised 100: free  70, drawn 30          the budget sees 100 used all the time
 ///   reserve(90)    promised 100: free   0, drawn 100, and 20 more that are taken from the budget
 ///   drop of both   promised 100: free 100                    and the 20 are the budget's again
-///   close          nothing is promised; what is still drawn goes back to the budget as it is dropped
+///   close          nothing is promised; drawn bytes go back to the budget when dropped
 /// ```
 ///
-/// So whoever was promised too little takes what the budget has free, and whoever was promised too much gives it back at
-/// the end.
+/// A user that was promised too little takes what the budget has free. A user that was promised too
+/// much gives the rest back at the end.
 #[derive(Clone, Debug)]
 pub struct ReservedPool {
     inner: Arc<Inner>,
@@ -27,37 +27,37 @@ pub struct ReservedPool {
 #[derive(Debug)]
 struct Inner {
     budget: Budget,
-    /// What nobody has drawn; `None` while it is closed.
+    /// Bytes that are promised and not drawn. `None` while the pool is closed.
     free: Mutex<Option<Reservation>>,
 }
 
 impl ReservedPool {
-    /// A closed pool: reservations are taken from the budget.
+    /// Creates a closed pool, which takes reservations from the budget.
     pub fn new(budget: Budget) -> Self {
         Self { inner: Arc::new(Inner { budget, free: Mutex::default() }) }
     }
 
-    /// Promises what was reserved to those who draw from this pool, instead of what was promised before.
+    /// Opens the pool with `reservation`, and gives back what is left of the previous promise.
     pub fn open(&self, reservation: Reservation) {
         let before = self.inner.free.lock().replace(reservation);
         drop(before);
     }
 
-    /// Gives back what nobody has drawn.
+    /// Closes the pool, and gives back the bytes that are not drawn.
     pub fn close(&self) {
         let unused = self.inner.free.lock().take();
         drop(unused);
     }
 
-    /// Bytes that are promised and that nobody has drawn.
+    /// Bytes that are promised and not drawn.
     pub fn free_bytes(&self) -> u64 {
         self.inner.free.lock().as_ref().map_or(0, Reservation::bytes)
     }
 
-    /// Draws bytes, and takes from the budget what the pool lacks.
+    /// Draws bytes. The budget supplies those that the pool lacks.
     ///
     /// # Errors
-    /// As [`Budget::reserve`], for what the pool lacks; nothing is drawn then.
+    /// The errors of [`Budget::reserve`], for the bytes that the pool lacks. Nothing is drawn then.
     pub fn reserve(&self, bytes: u64, purpose: &str) -> Result<Reservation> {
         let mut free = self.inner.free.lock();
         let drawn_bytes = free.as_ref().map_or(0, |free| free.bytes.min(bytes));
@@ -69,7 +69,7 @@ impl ReservedPool {
         Ok(Reservation { budget: self.inner.budget.clone(), bytes, drawn_bytes, pool })
     }
 
-    /// Draws bytes that were promised; `None` when fewer are left.
+    /// Draws promised bytes only. Returns `None` when fewer are left.
     pub fn reserve_promised(&self, bytes: u64) -> Option<Reservation> {
         let mut free = self.inner.free.lock();
         let free = free.as_mut().filter(|free| free.bytes >= bytes)?;
@@ -78,7 +78,7 @@ impl ReservedPool {
         Some(Reservation { budget, bytes, drawn_bytes: bytes, pool })
     }
 
-    /// Takes back what was drawn.
+    /// Takes back bytes that were drawn.
     pub(super) fn give_back(&self, bytes: u64) {
         match &mut *self.inner.free.lock() {
             Some(free) => free.bytes += bytes,

@@ -1,5 +1,6 @@
-//! Arrow arrays of buffers that need no check: told by where these are, for a process that sees the same slabs, and of values that were checked
-//! before they were put together anew.
+//! Arrow arrays built from buffers without a full check. Some are described by the places of their
+//! buffers, for a process that sees the same slabs. Others consist of values that were checked
+//! before they were reassembled.
 
 use arrow::array::ArrayData;
 use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Place;
 use crate::{Error, Result};
 
-/// An array but for its type, with places in the stead of buffers.
+/// Description of an array without its type, with places instead of buffers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayParts {
     len: usize,
@@ -20,7 +21,7 @@ pub struct ArrayParts {
 }
 
 impl ArrayParts {
-    /// Bytes that come along, for want of a place that both processes see.
+    /// Bytes that travel with the description, because they are in no slab that both processes see.
     pub fn sent_bytes(&self) -> usize {
         let mut sent = 0;
         self.each_place(&mut |place| {
@@ -31,7 +32,7 @@ impl ArrayParts {
         sent
     }
 
-    /// Shows every place that it has.
+    /// Calls `show` with every place of the array.
     pub fn each_place(&self, show: &mut dyn FnMut(&Place)) {
         if let Some(nulls) = &self.nulls {
             show(&nulls.place);
@@ -41,7 +42,7 @@ impl ArrayParts {
     }
 }
 
-/// Which values are null: a bit each, from bit `offset` of the place on.
+/// Validity of the values: one bit each, from bit `offset` of the place on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct NullParts {
     place: Place,
@@ -50,7 +51,7 @@ struct NullParts {
     null_count: usize,
 }
 
-/// Tells an array by its parts; `place_of` says where a buffer is.
+/// Describes an array by its parts. `place_of` returns the place of a buffer.
 pub fn describe(array: &ArrayData, place_of: &dyn Fn(&Buffer) -> Place) -> ArrayParts {
     let nulls = array.nulls().map(|nulls| NullParts {
         place: place_of(nulls.buffer()),
@@ -67,11 +68,12 @@ pub fn describe(array: &ArrayData, place_of: &dyn Fn(&Buffer) -> Place) -> Array
     }
 }
 
-/// The array of that type that was told by its parts; `find` brings the buffer of a place. Its values were checked by the process that
-/// told of it, which is of this same program, and are not checked again: tables have billions of them.
+/// Rebuilds the array of the given type from its parts. `find` returns the buffer at a place. The
+/// sending process runs the same program and checked the values. They are not checked again,
+/// because tables have billions of them.
 ///
 /// # Errors
-/// What `find` says, and [`Error::Internal`] when the parts are of another type.
+/// The errors of `find`, and [`Error::Internal`] when the parts belong to another type.
 pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -> Result<Buffer>) -> Result<ArrayData> {
     let types = child_types(data_type);
     if types.len() != parts.children.len() {
@@ -90,25 +92,30 @@ pub fn restore(data_type: &DataType, parts: &ArrayParts, find: &dyn Fn(&Place) -
         .child_data(children.collect::<Result<_>>()?);
     if let Some(nulls) = &parts.nulls {
         let bits = BooleanBuffer::new(find(&nulls.place)?, nulls.offset, nulls.len);
-        // SAFETY: the process that counted them read the same bits.
+        // SAFETY: the process that counted the nulls read the same bits.
         array = array.nulls(Some(unsafe { NullBuffer::new_unchecked(bits, nulls.null_count) }));
     }
-    // SAFETY: lengths, offsets and values are those of an array that the other process had, which is of this same program.
+    // SAFETY: lengths, offsets and values come from an array of the other process, which runs this
+    // same program.
     let array = unsafe { array.build_unchecked() };
-    // What costs nothing by the row is looked at all the same: should that process have gone mad, this one is to go on.
+    // Checks that cost nothing per row run all the same, so that a faulty child cannot stop this
+    // process.
     array.validate().map_err(|error| Error::Internal(format!("an array of another process: {error}")))?;
     Ok(array)
 }
 
-/// An array of values of variable length, each of which is a whole value of an array of that type that was checked, or empty: they are not
-/// checked again, since results have billions of them. `offsets` of the type's width ascend from 0 to what `values` has; `nulls` are bits, 0 for
-/// a null, and how many nulls there are. Whoever calls it answers for all of that: no other text may come from here.
+/// Assembles an array of values of variable length. Each value is empty, or a whole value of a
+/// checked array of the given type. Values are not checked again, because results have billions of
+/// them. `offsets` have the type's width, and ascend from 0 to the length of `values`. `nulls` are
+/// validity bits, 0 for a null, and the number of nulls. The caller answers for all of that, so
+/// that no invalid text enters here.
 ///
 /// # Errors
-/// [`Error::Internal`] when offsets or values are too short for so many rows, or the type is another.
+/// [`Error::Internal`] when offsets or values are too short for `rows`, or the type is not of
+/// variable length.
 ///
 /// # Panics
-/// When there are fewer bits than rows.
+/// When `nulls` has fewer bits than `rows`.
 pub(crate) fn of_whole_values(
     data_type: &DataType,
     rows: usize,
@@ -125,14 +132,15 @@ pub(crate) fn of_whole_values(
     if let Some((bits, null_count)) = nulls {
         array = array.null_bit_buffer(Some(bits)).null_count(null_count);
     }
-    // SAFETY: whoever gathers values writes each of them whole, where the offset before it says; so it is text if it was text.
+    // SAFETY: code that gathers values writes each one whole, where the offset before it says. So
+    // the bytes are text if they were text.
     let array = unsafe { array.build_unchecked() };
-    // What costs nothing by the row is looked at all the same.
+    // Checks that cost nothing per row run all the same.
     array.validate().map_err(|error| failed(&error))?;
     Ok(array)
 }
 
-/// The types of the arrays in an array.
+/// Returns the types of an array's child arrays.
 fn child_types(data_type: &DataType) -> Vec<&DataType> {
     match data_type {
         DataType::List(field)

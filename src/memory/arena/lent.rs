@@ -1,12 +1,12 @@
-//! Pieces that another process lends: an arena without slabs of its own.
+//! Pieces that another process lends: an arena without its own slabs.
 //!
 //! ```text
-//!   owner: Arena ── slabs of memfds ──────────► borrower: SlabViews, the same pages at other addresses
+//!   owner: Arena ── slabs of memfds ──────────► borrower: SlabViews, same pages, other addresses
 //!          piece at address A, len ── lend ───► ArenaBuffer over its view of A
-//!          the piece goes back  ◄── give back ─ when that, and every Arrow buffer made of it, is dropped
+//!          the piece goes back  ◄── give back ─ when it and all its Arrow buffers are dropped
 //! ```
 //!
-//! Between the two, addresses are the owner's.
+//! Addresses in messages between the two processes are the owner's.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -21,47 +21,48 @@ use serde::{Deserialize, Serialize};
 use super::{Arena, Mapping, Pin, Reservation};
 use crate::{Error, Result};
 
-/// Lends pieces of an arena that is another process's.
+/// Lends pieces of an arena that belongs to another process.
 pub trait Lender: Send + Sync + Debug {
-    /// A piece of `len` bytes.
+    /// Lends a piece of `len` bytes.
     ///
     /// # Errors
-    /// As [`Arena::allocate`].
+    /// The errors of [`Arena::allocate`].
     fn lend(&self, len: usize, purpose: &str) -> Result<LentPiece>;
 
-    /// Bytes for what is not in the arena; the answer is the name under which they are let go of.
+    /// Reserves bytes for memory outside the arena. Returns the id that [`Lender::let_go`] takes.
     ///
     /// # Errors
-    /// As [`Arena::reserve`].
+    /// The errors of [`Arena::reserve`].
     fn hold(&self, bytes: u64, purpose: &str) -> Result<u64>;
 
-    /// Takes back all but the first `len` bytes of the piece at that address.
+    /// Takes back all bytes of the piece at `address` except the first `len`.
     fn shorten(&self, address: u64, len: usize);
 
-    /// Takes back the piece at that address.
+    /// Takes back the piece at `address`.
     fn give_back(&self, address: u64);
 
-    /// Takes back bytes that were held.
+    /// Takes back the bytes that [`Lender::hold`] reserved.
     fn let_go(&self, held: u64);
 
-    /// As [`Arena::free_bytes`].
+    /// Bytes that pieces can still take, like [`Arena::free_bytes`].
     fn free_bytes(&self) -> u64;
 }
 
-/// A piece that was lent.
+/// Piece that was lent.
 #[derive(Debug)]
 pub struct LentPiece {
-    /// Where it is in the owner.
+    /// Address in the owner.
     pub(super) address: u64,
-    /// Where it is here.
+    /// Address in this process.
     pub(super) start: NonNull<u8>,
     pub(super) memory: Arc<Mapping>,
 }
 
-// SAFETY: it names a place, and keeps it mapped; only the piece that is made of it reads and writes there.
+// SAFETY: the piece names a place and keeps it mapped; only the buffer made from it reads and
+// writes there.
 unsafe impl Send for LentPiece {}
 
-/// Bytes that are paid for without a piece; they go back when this is dropped.
+/// Bytes that are paid for without a piece. They go back when this value is dropped.
 #[derive(Debug)]
 pub struct Held {
     _from: HeldFrom,
@@ -91,22 +92,22 @@ impl Drop for HeldFrom {
     }
 }
 
-/// Where bytes are, for another process.
+/// Place of bytes, for another process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     /// In a slab of the owner's arena.
     Slab {
-        /// The first byte, as the owner addresses it.
+        /// Address of the first byte in the owner.
         address: u64,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
-    /// Here, because they are in no slab that both can see.
+    /// Bytes by value, because no slab that both processes see has them.
     Bytes(Vec<u8>),
 }
 
 impl Place {
-    /// Bytes that came along, aligned as Arrow wants them.
+    /// Copies bytes that came by value into a buffer with Arrow's alignment.
     pub fn aligned(bytes: &[u8]) -> Buffer {
         let mut aligned = MutableBuffer::with_capacity(bytes.len());
         aligned.extend_from_slice(bytes);
@@ -115,7 +116,7 @@ impl Place {
 }
 
 impl Arena {
-    /// Where a buffer is, for a process that sees the slabs of this arena.
+    /// Returns the place of a buffer, for a process that sees the slabs of this arena.
     pub fn place_of(&self, buffer: &Buffer) -> Place {
         match !buffer.is_empty() && self.owns(buffer.as_ptr()) {
             true => Place::Slab { address: buffer.as_ptr() as u64, len: buffer.len() as u64 },
@@ -124,7 +125,7 @@ impl Arena {
     }
 }
 
-/// The slabs of another process's arena, as they are seen from this one.
+/// Slabs of another process's arena, mapped in this process.
 #[derive(Debug, Default)]
 pub struct SlabViews {
     views: RwLock<Views>,
@@ -133,14 +134,14 @@ pub struct SlabViews {
 
 #[derive(Debug, Default)]
 struct Views {
-    /// By where they are in the owner.
+    /// Mapping by its address in the owner.
     by_owner: BTreeMap<u64, Arc<Mapping>>,
-    /// Where they are in the owner, by where they are here.
+    /// Address in the owner by address in this process.
     by_view: BTreeMap<u64, u64>,
 }
 
-/// Of what lies at these addresses, side by side, where that begins which has all of the `len` bytes at `address`, and where in it these
-/// are.
+/// Finds the entry that contains `address..address + len`. Returns its start and the offset of
+/// `address` in it. Entries do not overlap.
 pub fn holding<T>(
     entries: &BTreeMap<u64, T>,
     address: u64,
@@ -154,12 +155,12 @@ pub fn holding<T>(
 }
 
 impl SlabViews {
-    /// Views that are pinned, if there is something to pin by.
+    /// Creates views that `pin` pins, if given.
     pub fn pinned_by(pin: Option<Arc<dyn Pin>>) -> Self {
         Self { pin, ..Self::default() }
     }
 
-    /// Maps a slab that is at `address` in its owner, and made of that file.
+    /// Maps the slab that is at `address` in its owner and consists of `file`.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses.
@@ -174,7 +175,7 @@ impl SlabViews {
         Ok(())
     }
 
-    /// Forgets a slab that its owner has unmapped. Whatever still has a buffer in it keeps the view.
+    /// Removes a slab that its owner has unmapped. Buffers in the slab keep its view mapped.
     pub fn remove(&self, address: u64) {
         let mut views = self.views.write();
         let view = views.by_owner.remove(&address);
@@ -184,10 +185,10 @@ impl SlabViews {
         drop(views);
     }
 
-    /// The view of `len` bytes at an address of the owner's.
+    /// Returns the view of `len` bytes at the owner's `address`.
     ///
     /// # Errors
-    /// [`Error::Internal`] when they are in no slab that is known here.
+    /// [`Error::Internal`] when no slab known here contains the bytes.
     pub fn borrow(&self, address: u64, len: usize) -> Result<LentPiece> {
         let views = self.views.read();
         let Some((start, offset)) = holding(&views.by_owner, address, len, |memory| memory.len) else {
@@ -201,23 +202,23 @@ impl SlabViews {
         Ok(LentPiece { address, start, memory })
     }
 
-    /// The bytes at a place.
+    /// Returns the bytes at a place.
     ///
     /// # Errors
-    /// As [`SlabViews::borrow`].
+    /// The errors of [`SlabViews::borrow`].
     pub fn buffer(&self, place: &Place) -> Result<Buffer> {
         match place {
             Place::Bytes(bytes) => Ok(Place::aligned(bytes)),
             Place::Slab { address, len } => {
                 let LentPiece { start, memory, .. } = self.borrow(*address, *len as usize)?;
-                // SAFETY: the bytes stay mapped as long as the mapping lives; and their owner, who told of them, lets nobody write
-                // to them as long as a job reads them.
+                // SAFETY: the bytes stay mapped while the mapping lives. Their owner lets no other
+                // code write to them while a job reads them.
                 Ok(unsafe { Buffer::from_custom_allocation(start, *len as usize, memory) })
             }
         }
     }
 
-    /// Where a buffer is, for the owner.
+    /// Returns the place of a buffer, for the owner.
     pub fn place_of(&self, buffer: &Buffer) -> Place {
         let (start, len) = (buffer.as_ptr() as u64, buffer.len());
         let views = self.views.read();

@@ -1,8 +1,9 @@
 //! Ranges of memory that slabs are made of.
 //!
-//! `memfd` memory can be mapped by another process, and shares its pages with it. Many systems give it no huge pages,
-//! though, and random reads of pages of 4 KiB take 1.6 times as long (16.4 and 10.5 ns per read of 8 bytes out of 1 GiB, same
-//! machine). [`Backing::best`] therefore takes `memfd` memory where it gets huge pages, and anonymous memory elsewhere.
+//! Another process can map `memfd` memory and share its pages. Many systems give such memory no
+//! huge pages, and random reads of 4 KiB pages take 1.6 times as long. (One read of 8 bytes out of
+//! 1 GiB takes 16.4 ns, and 10.5 ns with huge pages on the same machine.) [`Backing::best`]
+//! therefore takes `memfd` memory where it gets huge pages, and anonymous memory elsewhere.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,16 +17,18 @@ use crate::{Error, Result};
 /// Slabs start and end at multiples of a huge page, in bytes.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A thread populates so many bytes at the least: some milliseconds' work, beside which starting it is nothing.
+/// Least bytes that a thread populates: a few milliseconds of work, which hides the cost of
+/// starting the thread.
 const POPULATED_BY_THREAD_MIN: usize = 8 << 20;
 
-/// Bytes that a thread asks for by one call: the system lets nobody else in the process map memory meanwhile.
+/// Bytes that a thread populates with one call. During the call, no other thread of the process can
+/// map memory.
 const POPULATED_AT_ONCE: usize = 2 * HUGE_PAGE_BYTES;
 
-/// Threads that populate a slab at the most; more would wait for the memory, or for each other.
+/// Most threads that populate a slab. More would wait for the memory or for each other.
 const POPULATING_MAX: usize = 8;
 
-/// What slabs are made of.
+/// Kind of memory that slabs are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Memory of a `memfd`, which another process can map.
@@ -35,7 +38,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// The kind that gets huge pages on this system; `Memfd` when both do, or neither.
+    /// Returns the kind that gets huge pages on this system; `Memfd` when both do, or neither.
     pub fn best() -> Self {
         let chosen = |file: &str| {
             let text = std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{file}"));
@@ -48,13 +51,13 @@ impl Backing {
     }
 }
 
-/// A range of memory whose pages are there. Unmapped on drop.
+/// Range of memory whose pages are present. Unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) start: NonNull<u8>,
     pub(super) len: usize,
     file: Option<Arc<OwnedFd>>,
-    /// What has pinned it, and must let go of it before it is unmapped.
+    /// Pin to release before the range is unmapped.
     pinned_by: OnceLock<Arc<dyn Pin>>,
 }
 
@@ -67,7 +70,7 @@ impl Mapping {
         Self::over(file, len, interrupt)
     }
 
-    /// Another process's memory; the file is needed no longer than it takes to map it.
+    /// Maps another process's memory. The file is needed only while mapping it.
     pub(super) fn of_file(file: OwnedFd, len: usize) -> Result<Self> {
         let mut mapping = Self::over(Some(Arc::new(file)), len, &Interrupt::default())?;
         mapping.file = None;
@@ -75,13 +78,14 @@ impl Mapping {
     }
 
     fn over(file: Option<Arc<OwnedFd>>, len: usize, interrupt: &Interrupt) -> Result<Self> {
-        // A range that is long enough to hold an aligned one is taken without memory, and all but that is given back.
+        // Reserve addresses for a range long enough to contain an aligned one, and give the rest
+        // back.
         let taken = take_range(len + HUGE_PAGE_BYTES)?;
         let address = taken.as_ptr() as usize;
         let before = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
         // SAFETY: `before` is less than a huge page, and the range is longer than that by `len`.
         let start = unsafe { taken.add(before) };
-        // SAFETY: the parts of the range before and after the aligned one are this function's, and hold nothing.
+        // SAFETY: the parts of the range around the aligned one are this function's, and empty.
         unsafe {
             unmap(taken, before);
             unmap(start.add(len), HUGE_PAGE_BYTES - before);
@@ -95,15 +99,17 @@ impl Mapping {
 
     pub(super) fn pin_by(&self, pin: &Arc<dyn Pin>) {
         if pin.pin(self.start.as_ptr(), self.len, self.file.as_ref()) {
-            // A mapping is pinned once: by what the arena was told first.
+            // A mapping is pinned once, by the pin that the arena got first.
             let _ = self.pinned_by.set(pin.clone());
         }
     }
 
-    /// Asks for all pages, huge ones if possible, by several threads: the system clears each page. Where that is slow, a slab has
-    /// been seen to take a third of a second, so it is done in steps: between them others may map memory, and work may be stopped.
+    /// Populates all pages, with huge pages if possible. Several threads do this, because the
+    /// system clears each page. A slab has been seen to take a third of a second where clearing is
+    /// slow. So the work goes in steps, between which other threads may map memory and an interrupt
+    /// may stop it.
     fn populate(&self, interrupt: &Interrupt) -> Result<()> {
-        // SAFETY: advice on this mapping; where the kernel has no huge pages for it, the call changes nothing.
+        // SAFETY: advice on this mapping; without huge pages for it, the call changes nothing.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (self.len / POPULATED_BY_THREAD_MIN).clamp(1, cores.min(POPULATING_MAX));
@@ -120,10 +126,11 @@ impl Mapping {
         for start in part.clone().step_by(POPULATED_AT_ONCE) {
             interrupt.check()?;
             let len = POPULATED_AT_ONCE.min(part.end - start);
-            // SAFETY: a part of this mapping, whose pages are made present as writing to each would.
+            // SAFETY: a part of this mapping, whose pages become present as if each were written.
             let answer =
                 unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), len, libc::MADV_POPULATE_WRITE) };
-            // Kernels before 5.14 do not know the advice; there, pages come with the first touch.
+            // Kernels before 5.14 do not know this advice. There, pages become present at the first
+            // touch.
             if answer != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
                 return Err(out_of_memory("madvise"));
             }
@@ -137,22 +144,23 @@ impl Drop for Mapping {
         if let Some(pin) = self.pinned_by.get() {
             pin.unpin(self.start.as_ptr());
         }
-        // SAFETY: exactly the range that `new` made; no piece points into it any more, since each holds an Arc of it.
+        // SAFETY: exactly the range that `over` made; no piece points into it any more, since each
+        // holds an Arc of it.
         unsafe { unmap(self.start, self.len) };
     }
 }
 
-// SAFETY: a mapping is an address range; what may be read and written in it is decided by the pieces.
+// SAFETY: a mapping is an address range; the pieces decide which bytes may be read and written.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
-// A panic cannot leave it half changed: nothing of it changes but what it is pinned by, once.
+// A panic cannot leave it half changed: only the pin changes, and only once.
 impl std::panic::RefUnwindSafe for Mapping {}
 
 const PRIVATE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// Takes a range of addresses, without memory.
+/// Reserves a range of addresses, without memory.
 fn take_range(len: usize) -> Result<NonNull<u8>> {
     // SAFETY: without MAP_FIXED, no mapping that exists is touched.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, PRIVATE, -1, 0) };
@@ -162,10 +170,10 @@ fn take_range(len: usize) -> Result<NonNull<u8>> {
     Ok(NonNull::new(address.cast()).expect("mmap does not return the null page"))
 }
 
-/// Puts memory, of the file if there is one, in the place of a range that was taken.
+/// Maps memory over a reserved range: the file's memory, if given, or anonymous memory.
 ///
 /// # Safety
-/// The range must be the caller's, and nothing may point into it.
+/// The caller must own the range, and nothing may point into it.
 unsafe fn map_over(start: NonNull<u8>, len: usize, file: Option<&Arc<OwnedFd>>) -> Result<()> {
     let (flags, descriptor) = file.map_or((PRIVATE, -1), |file| (libc::MAP_SHARED, file.as_raw_fd()));
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED);
@@ -180,7 +188,7 @@ unsafe fn map_over(start: NonNull<u8>, len: usize, file: Option<&Arc<OwnedFd>>) 
 /// Gives a range of addresses back to the system.
 ///
 /// # Safety
-/// The range must be the caller's, and nothing may point into it.
+/// The caller must own the range, and nothing may point into it.
 unsafe fn unmap(start: NonNull<u8>, len: usize) {
     if len > 0 {
         // SAFETY: the caller answers for the range.
@@ -194,7 +202,7 @@ fn memfd(len: usize) -> Result<OwnedFd> {
     if descriptor < 0 {
         return Err(out_of_memory("memfd_create"));
     }
-    // SAFETY: the descriptor is open and nobody else owns it.
+    // SAFETY: the descriptor is open and has no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
     // SAFETY: sets the size of a file that we own.
     if unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) } != 0 {

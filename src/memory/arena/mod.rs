@@ -6,22 +6,24 @@
 //!   slab 2 (300 MiB) [ one piece larger than a slab               ]
 //! ```
 //!
-//! A piece goes back to its slab when the last Arrow buffer over it is dropped. Slabs are large so that a device driver
-//! registers few of them and the system can back them with huge pages.
+//! A piece goes back to its slab when the last Arrow buffer over it is dropped. Slabs are large so
+//! that a device driver registers few of them and the system can back them with huge pages.
 //!
 //! # What fresh memory costs
-//! The system gives memory page by page, at the first touch, and that costs more than copying into it: on the machine
-//! where this was written, copying 1 GiB into mapped memory takes 0.09 s, and into fresh memory 0.6 s. So a slab's pages
-//! are asked for at once when it is mapped (0.32 s for pages of 4 KiB, 0.11 s for huge ones), a thread can do that ahead of
-//! need ([`Arena::grow_ahead`]), and empty slabs are kept for reuse: up to half of the budget for good, and where such a
-//! thread looks after them, all that was in use during the last minute. Pages that cannot be had are an error at that point,
-//! and no signal at some later touch.
+//! The system gives memory page by page at the first touch, which costs more than copying into it.
+//! On the machine where this was written, copying 1 GiB takes 0.09 s into mapped memory and 0.6 s
+//! into fresh memory. So the arena asks for all pages of a slab when it maps the slab (0.32 s for
+//! pages of 4 KiB, 0.11 s for huge pages). A thread can do that ahead of need
+//! ([`Arena::grow_ahead`]). Empty slabs are kept for reuse, up to half of the budget. Where a
+//! growth thread runs, the arena also keeps all memory that was in use during the last minute. If
+//! pages are unavailable, mapping the slab is an error. No later touch raises a signal.
 //!
 //! # More than one process
-//! Slabs of a `memfd` can be seen by another process of ours. That one has an arena without slabs, whose pieces are lent to it
-//! (`lent`), and tells where columns lie in them instead of sending their bytes (`arrays`).
+//! Another Dovetail process can map slabs of a `memfd`. That process has an arena without slabs,
+//! whose pieces are lent to it (`lent`). It reports where columns are stored in the slabs instead
+//! of sending their bytes (`arrays`).
 //!
-//! `mapping` says what slabs are made of. With the device room, this is the only place that is allowed `unsafe`.
+//! `mapping` says what slabs are made of. Only this room and the device room may use `unsafe`.
 
 mod arrays;
 mod lent;
@@ -46,43 +48,47 @@ use super::free_list::{FreeList, SlabId};
 use super::{Budget, Interrupt, Reservation, ReservedPool, human_bytes};
 use crate::{Error, Result};
 
-/// Every piece starts at a multiple of this many bytes: what a GPU's copy engine and 64-byte vector loads both like.
+/// Alignment of every piece, in bytes. It suits a GPU's copy engine and 64-byte vector loads.
 pub const ALIGNMENT: usize = 256;
 
-/// Size of an ordinary slab, in bytes: large enough that registering one with a driver is worth the call (its cost is
-/// per call and per page), small enough that an idle server holds little.
+/// Size of an ordinary slab, in bytes. It is large enough to make registering a slab with a driver
+/// worth the call, whose cost is per call and per page. It is small enough that an idle server
+/// holds little.
 const SLAB_BYTES: usize = 64 << 20;
 
-/// Empty slabs kept for reuse, in bytes in total: half of the budget, and these at the least. More than this goes back to the
-/// system: at once, or where a thread grows the arena ahead, when it was not needed for a while ([`TRIM_INTERVAL`]).
+/// Least bytes of empty slabs kept for reuse; the arena keeps half of the budget if that is more.
+/// Empty slabs above this go back to the system at once. Where a thread grows the arena ahead, they
+/// go back when they were not needed for a while ([`TRIM_INTERVAL`]).
 const EMPTY_SLAB_BYTES_KEPT_MIN: usize = 2 << 30;
 
-/// Time between looks for slabs that nobody needed since the last one. A table that is dropped and uploaded anew, or a result
-/// that follows another, gets the same pages, also where they are more than half of the budget.
+/// Time between checks for slabs that were not needed since the last check. A table that is dropped
+/// and uploaded again, or a result that follows another, gets the same pages. That holds even for
+/// more than half of the budget.
 const TRIM_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Time between looks at the interrupt of one who waits for another's slab.
+/// Time between checks of the interrupt while a thread waits for a slab that another thread maps.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A server that has once needed its memory needs it again: tables are replaced, results come and go, and a table of half
-/// the budget that is uploaded anew would otherwise pay for fresh pages each time, four times the cost of the copy.
+/// Returns the bytes of empty slabs to keep. A server that once needed its memory needs it again,
+/// since tables are replaced and results come and go. Otherwise each new upload of a table of half
+/// the budget would pay for fresh pages, at four times the cost of the copy.
 fn empty_slab_bytes_kept(limit: u64) -> usize {
     usize::try_from(limit / 2).unwrap_or(usize::MAX).max(EMPTY_SLAB_BYTES_KEPT_MIN)
 }
 
-/// What may be mapped beyond the budget, in bytes: an eighth of it, and a slab. Pieces leave holes between them that no later
-/// piece fits, and what the budget promises must be there all the same; but no more than this.
+/// Bytes that may be mapped beyond the budget: an eighth of it, and a slab. Pieces leave holes that
+/// no later piece fits, yet promised bytes must be available. No more than this is mapped.
 fn slack_bytes(limit: u64) -> u64 {
     (limit / 8).saturating_add(SLAB_BYTES as u64)
 }
 
-/// Keeps memory where it is, so that devices copy from and to it by themselves, at the rate of their link.
+/// Keeps memory in place, so that devices can copy from and to it at the rate of their link.
 pub trait Pin: Send + Sync + std::fmt::Debug {
-    /// Pins a slab; `file` is what it is made of, where that can be mapped by another process. False when that cannot be had; it then
-    /// works as before, and copies are slower.
+    /// Pins a slab. `file` is the slab's memory, where another process can map it. False when
+    /// pinning is unavailable. The slab then works as before, and copies are slower.
     fn pin(&self, start: *mut u8, len: usize, file: Option<&Arc<OwnedFd>>) -> bool;
 
-    /// Lets go of a slab that was pinned and will be unmapped.
+    /// Unpins a pinned slab before it is unmapped.
     fn unpin(&self, start: *mut u8);
 }
 
@@ -90,11 +96,11 @@ pub trait Pin: Send + Sync + std::fmt::Debug {
 #[derive(Clone, Debug)]
 pub struct Arena {
     inner: Arc<Inner>,
-    /// What pieces are drawn from before the budget.
+    /// Pool that pieces are drawn from before the budget.
     pool: Option<ReservedPool>,
-    /// What ends an allocation that has to wait for a slab.
+    /// Ends an allocation that has to wait for a slab.
     interrupt: Interrupt,
-    /// Who lends the pieces, where the slabs are another process's.
+    /// Lends the pieces, if the slabs belong to another process.
     lender: Option<Arc<dyn Lender>>,
 }
 
@@ -104,13 +110,12 @@ struct Inner {
     backing: Backing,
     slab_bytes: usize,
     slabs: Mutex<Slabs>,
-    /// Held while a slab is made, so that threads which find no room together do not make one each.
+    /// Held while a slab is mapped, so that threads which find no room do not each map one.
     growing: Mutex<()>,
-    /// Told when less is free than should be, or growth should end.
+    /// Notified when less is free than wanted, or when growth should end.
     growth_wanted: Condvar,
-    /// Where slabs start and end, by start.
+    /// End address of each slab, by start address.
     ranges: RwLock<BTreeMap<usize, usize>>,
-    /// What pins slabs, once there is something.
     pin: OnceLock<Arc<dyn Pin>>,
 }
 
@@ -120,19 +125,19 @@ struct Slabs {
     mappings: HashMap<SlabId, Arc<Mapping>>,
     next_id: SlabId,
     mapped_bytes: usize,
-    /// Bytes that should be free ahead of need; zero when nobody grows the arena ahead.
+    /// Bytes that should be free ahead of need. Zero when no thread grows the arena ahead.
     free_bytes_wanted: usize,
-    /// The least that was free since the arena was last trimmed: what nobody needed.
+    /// Least number of bytes that were free since the last trim. These bytes were not needed.
     free_bytes_min: usize,
 }
 
 impl Arena {
-    /// An arena that never has more than the budget's bytes in use.
+    /// Creates an arena that never has more than the budget's bytes in use.
     pub fn new(budget: Budget) -> Self {
         Self::with_backing(budget, Backing::best())
     }
 
-    /// As [`Arena::new`], over that kind of memory.
+    /// Creates an arena like [`Arena::new`], over the given kind of memory.
     pub fn with_backing(budget: Budget, backing: Backing) -> Self {
         let limit = usize::try_from(budget.limit_bytes()).unwrap_or(usize::MAX);
         let slab_bytes = limit.clamp(1, SLAB_BYTES).next_multiple_of(HUGE_PAGE_BYTES);
@@ -149,28 +154,29 @@ impl Arena {
         Self { inner: Arc::new(inner), pool: None, interrupt: Interrupt::default(), lender: None }
     }
 
-    /// An arena without slabs, whose pieces `lender` lends out of another process's.
+    /// Creates an arena without slabs, whose pieces `lender` lends from another process.
     pub fn lent(lender: Arc<dyn Lender>) -> Self {
         let none = Budget::new("host memory of this process", "the server's --host-memory", 0);
         Self { lender: Some(lender), ..Self::with_backing(none, Backing::Anonymous) }
     }
 
-    /// The same arena for one who was promised memory: pieces are drawn from `pool`, and from the budget when it is empty.
+    /// Returns the same arena drawing pieces from `pool`, and from the budget when the pool is
+    /// empty.
     pub fn drawing_on(&self, pool: ReservedPool) -> Self {
         Self { pool: Some(pool), ..self.clone() }
     }
 
-    /// The same arena for work that may be stopped: an allocation that has to wait for a slab, which can take tenths of a second,
-    /// ends with the interrupt's error.
+    /// Returns the same arena for work that may be stopped. An allocation that waits for a slab,
+    /// which can take tenths of a second, ends with the interrupt's error.
     pub fn interrupted_by(&self, interrupt: Interrupt) -> Self {
         Self { interrupt, ..self.clone() }
     }
 
-    /// A piece of `len` bytes whose contents are unspecified.
+    /// Allocates a piece of `len` bytes whose contents are unspecified.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the budget refuses, when too much of it is lost between pieces, or when the system has no
-    /// memory to map.
+    /// [`Error::Exhausted`] when the budget refuses, when holes between pieces take too much of it,
+    /// or when the system has no memory to map.
     pub fn allocate(&self, len: usize, purpose: &str) -> Result<ArenaBuffer> {
         match &self.lender {
             Some(lender) => Ok(ArenaBuffer::borrowed(lender.lend(len, purpose)?, len, lender.clone())),
@@ -178,7 +184,8 @@ impl Arena {
         }
     }
 
-    /// The same where it takes no waiting and no mapping: of what was promised, in a slab that has room. `None` where it would.
+    /// Allocates a piece from promised bytes, in a slab that has room. Returns `None` where that
+    /// would need waiting or mapping.
     pub fn allocate_at_once(&self, len: usize) -> Option<ArenaBuffer> {
         let size = size_of_piece(len);
         let reservation = self.pool.as_ref()?.reserve_promised(size as u64)?;
@@ -186,7 +193,8 @@ impl Arena {
         Some(self.inner.piece_at(place, len, reservation))
     }
 
-    /// Bytes for what is not in the arena, and is to be paid for all the same: drawn from where its pieces are.
+    /// Reserves bytes for memory outside the arena. They are drawn from where the arena's pieces
+    /// are drawn.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the budget refuses.
@@ -204,11 +212,12 @@ impl Arena {
         }
     }
 
-    /// A piece of `len` bytes, paid for by a share of a reservation that was made before. What the piece does not need of
-    /// it is given back.
+    /// Allocates a piece of `len` bytes, paid for by an earlier reservation. The surplus of the
+    /// reservation is given back.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the reservation is too small, or when the system has no memory to map.
+    /// [`Error::Exhausted`] when the reservation is too small and cannot grow, or when the system
+    /// has no memory to map.
     pub fn allocate_reserved(&self, len: usize, mut reservation: Reservation) -> Result<ArenaBuffer> {
         let size = size_of_piece(len);
         if reservation.bytes() < size as u64 {
@@ -224,7 +233,7 @@ impl Arena {
         &self.inner.budget
     }
 
-    /// Bytes that pieces can take yet, of what was promised and of the budget.
+    /// Bytes that pieces can still take, from the pool and from the budget.
     pub fn free_bytes(&self) -> u64 {
         if let Some(lender) = &self.lender {
             return lender.free_bytes();
@@ -232,7 +241,7 @@ impl Arena {
         self.pool.as_ref().map_or(0, ReservedPool::free_bytes) + self.inner.budget.free_bytes()
     }
 
-    /// What its slabs are made of.
+    /// Kind of memory that the slabs are made of.
     pub fn backing(&self) -> Backing {
         self.inner.backing
     }
@@ -242,13 +251,13 @@ impl Arena {
         self.inner.slabs.lock().mapped_bytes as u64
     }
 
-    /// The longest piece that can be had without mapping another slab, in bytes.
+    /// Longest piece that can be allocated without mapping another slab, in bytes.
     pub fn longest_free_bytes(&self) -> u64 {
         self.inner.slabs.lock().free.longest() as u64
     }
 
-    /// Pins all slabs, those that are mapped and those to come, for as long as each is mapped. Only the first call with
-    /// something to pin by counts.
+    /// Pins all present and future slabs while each is mapped. Only the first call with a pin
+    /// counts.
     pub fn pin_by(&self, pin: Option<Arc<dyn Pin>>) {
         let Some(pin) = pin else { return };
         let _growing = self.inner.growing.lock();
@@ -257,14 +266,15 @@ impl Arena {
         }
     }
 
-    /// Whether that address is in a slab.
+    /// True if the address is in a slab.
     pub fn owns(&self, address: *const u8) -> bool {
         let address = address as usize;
         self.inner.ranges.read().range(..=address).next_back().is_some_and(|(_, &end)| address < end)
     }
 
-    /// Starts a thread that maps slabs ahead of need, so that `free_bytes` are free at most times, within the budget, and gives
-    /// back those that were not needed for a while. Only one is of use at a time. It ends when the answer is dropped.
+    /// Starts a thread that maps slabs ahead of need, so that `free_bytes` are usually free within
+    /// the budget. The thread also gives back slabs that were not needed for a while. Only one such
+    /// thread is useful at a time. It ends when the returned value is dropped.
     pub fn grow_ahead(&self, free_bytes: u64) -> GrowingAhead {
         self.inner.slabs.lock().free_bytes_wanted = usize::try_from(free_bytes).unwrap_or(usize::MAX);
         let inner = self.inner.clone();
@@ -277,11 +287,11 @@ impl Arena {
     }
 }
 
-/// Room for a piece: the slab, where in it the room begins, and its memory.
+/// Room for a piece: the slab, the offset in the slab, and the slab's memory.
 type Room = (SlabId, usize, Arc<Mapping>);
 
 impl Inner {
-    /// A piece of `len` bytes in room that was taken for it, paid for by a reservation of what its size is.
+    /// Creates a piece of `len` bytes in room taken for it, paid for by `reservation`.
     fn piece_at(self: &Arc<Self>, (slab, offset, memory): Room, len: usize, reservation: Reservation) -> ArenaBuffer {
         // SAFETY: places are inside the mapping, which is never at address zero.
         let start = unsafe { NonNull::new_unchecked(memory.start.as_ptr().add(offset)) };
@@ -289,7 +299,7 @@ impl Inner {
         ArenaBuffer { start, len, home: Home::Owned(owned), _memory: memory }
     }
 
-    /// Room of `size` bytes, in a slab that has it or in a new one.
+    /// Finds room of `size` bytes, in a slab that has it or in a new one.
     fn place(&self, size: usize, interrupt: &Interrupt) -> Result<Room> {
         if let Some(place) = self.slabs.lock().take(size, &self.growth_wanted) {
             return Ok(place);
@@ -305,7 +315,7 @@ impl Inner {
         }
         let len = size.next_multiple_of(HUGE_PAGE_BYTES).max(self.slab_bytes);
         while let Err(fragmented) = self.make_room(len, size) {
-            // What gives its memory up may leave a place that is large enough, or a whole slab empty.
+            // Reclaimed memory may leave a place that is large enough, or a whole slab empty.
             if self.budget.reclaim(size as u64) == 0 {
                 return Err(fragmented);
             }
@@ -320,8 +330,8 @@ impl Inner {
         Ok(place.expect("a new slab is at least as large as the piece that it was made for"))
     }
 
-    /// Gives empty slabs back until one of `len` bytes may be mapped: those that are too small for the piece of `size` bytes
-    /// it is for, since it found no place in them.
+    /// Gives empty slabs back until a slab of `len` bytes may be mapped. Those slabs are too small
+    /// for the piece of `size` bytes, since it found no place in them.
     fn make_room(&self, len: usize, size: usize) -> Result<()> {
         let limit = self.budget.limit_bytes();
         let mapped_max = limit.saturating_add(slack_bytes(limit));
@@ -339,13 +349,13 @@ impl Inner {
             };
             given_back.push(self.forget(&mut slabs, slab));
         }
-        // Unmapping takes long; others need not wait for it.
+        // Unmapping takes long, so other threads do not wait for it.
         drop(slabs);
         drop(given_back);
         Ok(())
     }
 
-    /// Takes an empty slab out of the books; dropping it unmaps it.
+    /// Removes an empty slab from the records. Dropping the result unmaps it.
     fn forget(&self, slabs: &mut Slabs, slab: SlabId) -> Arc<Mapping> {
         slabs.free.remove_slab(slab);
         let memory = slabs.mappings.remove(&slab).expect("its slab was added");
@@ -374,25 +384,26 @@ impl Inner {
         if !slabs.free.give_back(slab, offset, size) {
             return;
         }
-        // The thread that grows the arena knows what has not been needed for a while.
+        // The thread that grows the arena gives back what was not needed for a while.
         let is_trimmed = slabs.free_bytes_wanted > 0;
         if is_trimmed || slabs.free.empty_slab_bytes() <= empty_slab_bytes_kept(self.budget.limit_bytes()) {
             return;
         }
         let memory = self.forget(&mut slabs, slab);
-        // Unmapping takes long; others need not wait for it.
+        // Unmapping takes long, so other threads do not wait for it.
         drop(slabs);
         drop(memory);
     }
 
-    /// Gives back the empty slabs that were not needed since the last call, but for `kept_max` bytes.
+    /// Gives back the empty slabs that were not needed since the last call, except `kept_max`
+    /// bytes.
     fn trim(&self, kept_max: usize) {
         let mut slabs = self.slabs.lock();
         let mut unneeded = slabs.free_bytes_min.saturating_sub(kept_max);
         while let Some(slab) = slabs.free.empty_slab().filter(|slab| slabs.mappings[slab].len <= unneeded) {
             let memory = self.forget(&mut slabs, slab);
             unneeded -= memory.len;
-            // Unmapping takes long; others need not wait for it.
+            // Unmapping takes long, so other threads do not wait for it.
             MutexGuard::unlocked(&mut slabs, || drop(memory));
         }
         slabs.free_bytes_min = slabs.free.free_bytes();
@@ -453,7 +464,7 @@ impl Slabs {
     }
 }
 
-/// An arena that grows ahead of need for as long as this lives. See [`Arena::grow_ahead`].
+/// Arena growth ahead of need, which lasts while this value lives. See [`Arena::grow_ahead`].
 #[derive(Debug)]
 pub struct GrowingAhead {
     inner: Arc<Inner>,
@@ -477,41 +488,40 @@ fn size_of_piece(len: usize) -> usize {
     len.max(1).next_multiple_of(ALIGNMENT)
 }
 
-/// One piece of the arena, writable and owned. [`ArenaBuffer::freeze`] turns it into an Arrow buffer.
+/// Writable, owned piece of the arena. [`ArenaBuffer::freeze`] turns it into an Arrow buffer.
 pub struct ArenaBuffer {
     start: NonNull<u8>,
-    /// Bytes asked for.
     len: usize,
     home: Home,
     /// Keeps the slab mapped.
     _memory: Arc<Mapping>,
 }
 
-/// Where a piece goes back to.
+/// Owner that a piece goes back to.
 enum Home {
     Owned(Owned),
-    /// Another process, that lent it: where it is there.
+    /// Another process lent the piece: its address there, and the lender.
     Lent(u64, Arc<dyn Lender>),
 }
 
-/// A place in a slab of this process.
+/// Place in a slab of this process.
 struct Owned {
-    /// Bytes taken from the slab: those asked for, rounded up to [`ALIGNMENT`].
+    /// Bytes taken from the slab: the requested bytes, rounded up to [`ALIGNMENT`].
     size: usize,
     slab: SlabId,
-    /// Where the piece starts in its slab, in bytes.
+    /// Start of the piece in its slab, in bytes.
     offset: usize,
     arena: Arc<Inner>,
     reservation: Reservation,
 }
 
 impl ArenaBuffer {
-    /// The piece as an immutable Arrow buffer of its first `len` bytes; the memory goes back to the arena when the last
-    /// clone or slice of the buffer is dropped.
+    /// Returns the piece as an immutable Arrow buffer. The memory goes back to the arena when the
+    /// last clone or slice of the buffer is dropped.
     pub fn freeze(self) -> Buffer {
         let (start, len) = (self.start, self.len);
-        // SAFETY: `start..start + len` stays mapped and unmodified for as long as the Arc'd owner (this piece) lives,
-        // and nothing writes to it any more because the piece was moved into the owner.
+        // SAFETY: `start..start + len` stays mapped and unmodified while the Arc'd owner (this
+        // piece) lives. Nothing writes to it any more, because the piece was moved into the owner.
         unsafe { Buffer::from_custom_allocation(start, len, Arc::new(self)) }
     }
 
@@ -531,7 +541,7 @@ impl ArenaBuffer {
         }
     }
 
-    /// A piece that was lent.
+    /// Creates a piece from a lent one.
     fn borrowed(piece: LentPiece, len: usize, lender: Arc<dyn Lender>) -> Self {
         Self { start: piece.start, len, home: Home::Lent(piece.address, lender), _memory: piece.memory }
     }
@@ -541,14 +551,15 @@ impl Deref for ArenaBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the piece is inside a live mapping of readable, initialised (zero-filled or written) bytes.
+        // SAFETY: the piece is in a live mapping of readable bytes, zeroed or written.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for ArenaBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as `deref`; pieces do not overlap, and `&mut self` is the only way to write to this one.
+        // SAFETY: like `deref`; pieces do not overlap, and `&mut self` is the only way to write to
+        // this one.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -568,12 +579,13 @@ impl std::fmt::Debug for ArenaBuffer {
     }
 }
 
-// SAFETY: a piece owns its bytes exclusively; the pointer is into shared memory that any thread may use.
+// SAFETY: a piece owns its bytes exclusively; any thread may use the memory that it points into.
 unsafe impl Send for ArenaBuffer {}
 // SAFETY: `&ArenaBuffer` only reads.
 unsafe impl Sync for ArenaBuffer {}
 
-// A panic cannot leave a piece half changed: its fields are set once, and its bytes have no invariants.
+// A panic cannot leave a piece half changed: its fields are set once, and its bytes have no
+// invariants.
 impl std::panic::RefUnwindSafe for ArenaBuffer {}
 impl std::panic::UnwindSafe for ArenaBuffer {}
 

@@ -1,4 +1,4 @@
-//! The arena by what it hands out and takes back.
+//! Tests of the pieces that the arena hands out and takes back.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -58,7 +58,7 @@ fn a_piece_larger_than_a_slab_gets_one_of_its_own() {
     assert_eq!(arena.mapped_bytes(), (SLAB_BYTES + HUGE_PAGE_BYTES) as u64);
 }
 
-/// An interrupt that ends what it is asked about for the `looks`th time, and how often it was asked.
+/// Interrupt that returns an error from the `looks`th check on, and the number of its checks.
 fn interrupt_at(looks: usize) -> (Interrupt, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();
@@ -79,7 +79,7 @@ fn an_interrupt_ends_the_making_of_a_slab_and_leaves_nothing() {
         assert!(asked.load(Ordering::Relaxed) >= looks);
         assert_eq!((arena.mapped_bytes(), arena.budget().used_bytes()), (0, 0));
     }
-    // Where there is room already, nobody waits.
+    // An allocation that finds room does not wait.
     let _piece = arena.allocate(SLAB_BYTES / 4, "test").unwrap();
     let (interrupt, asked) = interrupt_at(1);
     arena.interrupted_by(interrupt).allocate(SLAB_BYTES / 4, "test").unwrap();
@@ -160,7 +160,8 @@ fn an_arena_draws_on_what_was_promised_and_its_pieces_outlive_the_promise() {
 fn empty_slabs_make_room_for_larger_ones_within_the_budget() {
     let limit = 4 * SLAB_BYTES as u64;
     let arena = arena(limit);
-    // All of it in ordinary slabs, then all of it in one piece, and back: twice the budget, were none given back.
+    // All of the budget in ordinary slabs, then in one piece, and again: twice the budget if slabs
+    // were not given back.
     for _ in 0..2 {
         drop((0..4).map(|_| arena.allocate(SLAB_BYTES, "test").unwrap()).collect::<Vec<_>>());
         drop(arena.allocate(4 * SLAB_BYTES, "test").unwrap());
@@ -173,7 +174,7 @@ fn memory_that_is_lost_between_pieces_is_not_mapped_again() {
     let limit = 4 * SLAB_BYTES as u64;
     let arena = arena(limit);
     let mut pieces: Vec<_> = (0..16).map(|_| arena.allocate(SLAB_BYTES / 4, "test").unwrap()).collect();
-    // Every slab keeps a piece; half of the budget is free, in holes of half a slab at most.
+    // Every slab keeps a piece. Half of the budget is free, in holes of at most half a slab.
     let mut place = 0;
     pieces.retain(|_| {
         place += 1;
@@ -213,7 +214,7 @@ fn both_kinds_of_memory_can_be_written_and_come_aligned_to_huge_pages() {
 fn growth_ahead_keeps_bytes_free_within_the_budget_and_ends_when_dropped() {
     let arena = arena(160 << 20);
     let growing = arena.grow_ahead(100 << 20);
-    // Two slabs make up the bytes wanted; a third would exceed the budget.
+    // Two slabs supply the wanted bytes; a third would exceed the budget.
     crate::testing::wait_until("two slabs to be mapped ahead", || arena.mapped_bytes() >= 2 * SLAB_BYTES as u64);
     let _piece = arena.allocate(SLAB_BYTES, "test").unwrap();
     drop(growing);
@@ -234,7 +235,7 @@ fn slabs_are_given_back_when_they_were_not_needed_for_a_while() {
         use_all();
     }
     arena.inner.trim(kept);
-    // One of them is needed from here on, and one is kept.
+    // One slab is needed from here on, and one is kept.
     let piece = arena.allocate(SLAB_BYTES, "test").unwrap();
     arena.inner.trim(kept);
     assert_eq!(mapped_slabs(), 2);
@@ -244,7 +245,8 @@ fn slabs_are_given_back_when_they_were_not_needed_for_a_while() {
     assert_eq!(mapped_slabs(), 2);
 }
 
-/// Threads allocate, write, check and free; whoever finds another's bytes has shared a piece with it.
+/// Threads allocate, write, check and free. A thread that finds another's bytes has shared a piece
+/// with it.
 #[test]
 fn pieces_of_many_threads_never_overlap_and_all_come_back() {
     let seed = crate::testing::seed();
@@ -285,7 +287,6 @@ fn a_refused_piece_leaves_the_budget_as_it_was() {
     assert_eq!(arena.mapped_bytes(), 0);
 }
 
-/// Remembers which slabs are pinned.
 #[derive(Debug, Default)]
 struct PinnedSlabs(Mutex<Vec<usize>>);
 
