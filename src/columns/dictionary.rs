@@ -1,16 +1,19 @@
-//! Dictionaries of a result: one for each batch, where the batches of a table have dictionaries of their own.
+//! Dictionaries of a result: one for each batch, if the batches of a table have different
+//! dictionaries.
 //!
 //! ```text
 //!   table     batch 0: [red, green]   batch 1: [green, blue]      one dictionary each
 //!   result    keys 0 1 1 2 of [red, green, blue]              gathered by key, and each value once
 //! ```
 //!
-//! Values are not gathered row by row on the way: a value that a million rows share would be there a million times. Only a key
-//! that an outer join puts together from both sides takes that way ([`decoded_bytes`] says what it costs).
+//! Values are not gathered row by row, because a value that a million rows share would be stored a
+//! million times. The one exception is a key that an outer join puts together from both sides.
+//! [`decoded_bytes`] gives its cost.
 //!
-//! A batch's dictionary holds the values of its rows, in the order in which they come, so it is not ordered, whatever those of the
-//! table were. Its keys are of the table's type; where all values together are too many for that, of the next wider one that
-//! can number them, so that no batch of the result can fail for its values.
+//! The dictionary of a result batch has the values of its rows, in the order of their first row. So
+//! it is not ordered, even if the table's dictionaries are. Its keys have the table's key type. If
+//! all values together are too many for that type, the next wider type that can number them is
+//! used. So no batch of the result can fail because of its values.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -29,12 +32,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::human::type_name;
 use crate::{Error, Result};
 
-/// The type of a dictionary column that is gathered from batches of those dictionaries: `data_type`, or that with wider keys.
+/// Returns the type of a dictionary column gathered from batches with the given dictionaries:
+/// `data_type`, or the same with wider keys.
 pub fn encoded_type(data_type: &DataType, dictionaries: &[&ArrayRef]) -> DataType {
     let DataType::Dictionary(key_type, value_type) = data_type else { return data_type.clone() };
     let mut apart: Vec<&ArrayRef> = Vec::new();
     for dictionary in dictionaries {
-        // What batches share lies next to each other.
+        // Batches that share a dictionary are adjacent.
         if apart.last().is_none_or(|last| !is_same(last, dictionary)) {
             apart.push(dictionary);
         }
@@ -57,19 +61,20 @@ pub fn encoded_type(data_type: &DataType, dictionaries: &[&ArrayRef]) -> DataTyp
     };
     let own = ladder.iter().position(|(step, _)| step == &**key_type).unwrap_or(ladder.len() - 1);
     let holds = |room: u64| {
-        // Narrow keys are worth counting for: the same few values may have come with every part of an upload.
+        // Narrow keys are worth counting: the same few values may have come with every part of an
+        // upload.
         sum <= room || (room <= u16::MAX as u64 + 1 && are_at_most(&apart, value_type, room as usize))
     };
     let fitting = ladder[own..].iter().find(|(_, room)| holds(*room)).map_or(&**key_type, |(step, _)| step);
     DataType::Dictionary(Box::new(fitting.clone()), value_type.clone())
 }
 
-/// Whether two dictionaries are the same values in the same memory.
+/// True if two dictionaries are the same values in the same memory.
 pub(super) fn is_same(one: &ArrayRef, other: &ArrayRef) -> bool {
     Arc::ptr_eq(one, other) || one.to_data().ptr_eq(&other.to_data())
 }
 
-/// Whether dictionaries have so many different values together, or fewer.
+/// True if the dictionaries together have at most `count_max` different values.
 fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usize) -> bool {
     let Ok(converter) = RowConverter::new(vec![SortField::new(value_type.clone())]) else { return false };
     let mut seen: HashSet<Box<[u8]>, Seeded> = HashSet::default();
@@ -87,10 +92,10 @@ fn are_at_most(dictionaries: &[&ArrayRef], value_type: &DataType, count_max: usi
     true
 }
 
-/// Plain values as a dictionary column of that type.
+/// Encodes plain values as a dictionary column of the given type.
 ///
 /// # Errors
-/// [`Error::Internal`] when its keys cannot number them, which [`encoded_type`] rules out.
+/// [`Error::Internal`] when the keys cannot number the values, which [`encoded_type`] rules out.
 pub fn encode(values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
     let DataType::Dictionary(_, value_type) = data_type else {
         return Err(Error::Internal(format!("{} is no dictionary type", type_name(data_type))));
@@ -106,10 +111,12 @@ pub fn encode(values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
     encode().map_err(|error| failed(values, data_type, &error))
 }
 
-/// A dictionary column as one of another type, whose dictionary has the values of its rows, each once.
+/// Converts a dictionary column to another dictionary type. The new dictionary has the values of
+/// the column's rows, each once.
 ///
 /// # Errors
-/// [`Error::Internal`] when the keys of that type cannot number them, which [`encoded_type`] rules out.
+/// [`Error::Internal`] when the keys of `data_type` cannot number the values, which
+/// [`encoded_type`] rules out.
 pub fn encode_again(array: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> {
     let encode = || {
         let dictionary = array.as_any_dictionary();
@@ -131,15 +138,15 @@ pub fn encode_again(array: &ArrayRef, data_type: &DataType) -> Result<ArrayRef> 
     encode().map_err(|error| failed(array, data_type, &error))
 }
 
-/// A dictionary column as one of another type, with the same dictionary.
+/// Converts a dictionary column to another key type, with the same dictionary.
 ///
 /// # Errors
-/// [`Error::Internal`] when keys of that type cannot number it.
+/// [`Error::Internal`] when keys of that type cannot number the dictionary.
 pub fn with_wanted_keys(array: &DictionaryArray<UInt32Type>, data_type: &DataType) -> Result<ArrayRef> {
     with_keys(array.keys(), array.values(), data_type).map_err(|error| failed(array, data_type, &error))
 }
 
-/// Bytes that a dictionary column takes as its plain values; nothing for any other column.
+/// Returns the bytes that a dictionary column takes as plain values. Zero for any other column.
 pub fn decoded_bytes(array: &ArrayRef) -> u64 {
     let Some(dictionary) = array.as_any_dictionary_opt().filter(|dictionary| !dictionary.values().is_empty()) else {
         return 0;
@@ -150,14 +157,14 @@ pub fn decoded_bytes(array: &ArrayRef) -> u64 {
     keys.iter().enumerate().map(of_row).sum()
 }
 
-/// Bytes of each value, by its index; of nested values, what they are on average.
+/// Returns the bytes of each value, by its index. Nested values count with their average.
 fn value_sizes(values: &ArrayRef) -> Box<dyn Fn(usize) -> u64 + '_> {
     match values.data_type() {
         DataType::Utf8 => Box::new(move |at| 4 + values.as_string::<i32>().value_length(at) as u64),
         DataType::LargeUtf8 => Box::new(move |at| 8 + values.as_string::<i64>().value_length(at) as u64),
         DataType::Binary => Box::new(move |at| 4 + values.as_binary::<i32>().value_length(at) as u64),
         DataType::LargeBinary => Box::new(move |at| 8 + values.as_binary::<i64>().value_length(at) as u64),
-        // Views of the same bytes, however many there are.
+        // Views share the bytes of their values, however many views there are.
         DataType::Utf8View | DataType::BinaryView => Box::new(|_| 16),
         other => {
             let average = || (values.get_array_memory_size() / values.len().max(1)) as u64;
@@ -178,7 +185,7 @@ fn failed(array: &dyn Array, data_type: &DataType, error: &ArrowError) -> Error 
     ))
 }
 
-/// The dictionary column of those keys and values.
+/// Builds the dictionary column of the given keys and values.
 pub(super) fn with_keys(keys: &UInt32Array, values: &ArrayRef, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
     let DataType::Dictionary(key_type, _) = data_type else {
         return Err(ArrowError::CastError("it is no dictionary type".into()));
@@ -188,7 +195,8 @@ pub(super) fn with_keys(keys: &UInt32Array, values: &ArrayRef, data_type: &DataT
     Ok(make_array(data.nulls(keys.nulls().cloned()).add_child_data(values.to_data()).build()?))
 }
 
-/// Whether Arrow's cast makes dictionaries of the type's values. (`can_cast_types` says so of every type.)
+/// True if Arrow's cast makes dictionaries of the type's values. (`can_cast_types` is true for
+/// every type.)
 fn is_packed_by_arrow(value_type: &DataType) -> bool {
     use DataType as T;
     match value_type {
@@ -198,7 +206,7 @@ fn is_packed_by_arrow(value_type: &DataType) -> bool {
     }
 }
 
-/// Which of the different values each row has.
+/// Distinct values of an array, and the value of each row.
 pub(super) struct Distinct {
     /// The number of each row's value; `None` for a null.
     pub(super) number_of: Vec<Option<u32>>,
@@ -245,8 +253,8 @@ impl Distinct {
     }
 }
 
-/// Hashes for maps that are asked for every row, at a fraction of the cost of the standard ones. Each map has a seed of its own, so
-/// that nobody can make values that all collide.
+/// Hasher for maps that are read for every row, at a fraction of the cost of the standard hasher.
+/// Each map has its own seed, so that no client can choose values that all collide.
 #[derive(Clone, Debug)]
 pub(super) struct Seeded(u64);
 
@@ -277,7 +285,8 @@ impl Hasher for SeededHasher {
         self.write_u64(number.into());
     }
 
-    /// Both halves of the product, so that every bit of the number reaches every bit of the hash.
+    /// Mixes both halves of the product, so that every bit of the number reaches every bit of the
+    /// hash.
     fn write_u64(&mut self, number: u64) {
         let product = u128::from(number ^ self.0) * 0x9e37_79b9_7f4a_7c15;
         self.0 = (product >> 64) as u64 ^ product as u64;
@@ -309,7 +318,7 @@ mod tests {
         Arc::new(StringArray::from_iter_values(range.map(|number| format!("value {number}"))))
     }
 
-    /// The key type for dictionaries of texts.
+    /// Returns the key type for dictionaries of texts.
     fn key_type(own: DataType, dictionaries: &[&ArrayRef]) -> DataType {
         let DataType::Dictionary(key_type, _) = encoded_type(&dictionary_of(own, &DataType::Utf8), dictionaries) else {
             panic!("it stays a dictionary")
@@ -356,7 +365,7 @@ mod tests {
             let values = take(dictionary.values(), &cast(dictionary.keys(), &DataType::UInt32).unwrap(), None).unwrap();
             assert_eq!(&values, &array, "{wanted}");
             assert_eq!(encode(&array.slice(0, 0), &wanted).unwrap().len(), 0);
-            // The same by way of a dictionary with values that no row has, and with one twice.
+            // Encode the same values from a dictionary with one unused value and one duplicate.
             let all = take(&array, &UInt32Array::from(vec![1, 5, 3, 0, 2]), None).unwrap();
             let keys = UInt32Array::from(vec![Some(3), None, Some(4), Some(2), Some(3), Some(0)]);
             let wordy: ArrayRef = Arc::new(DictionaryArray::try_new(keys, all).unwrap());

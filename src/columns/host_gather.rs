@@ -1,4 +1,5 @@
-//! Gathering on the host: columns that a device does not move (variable length, nested, booleans), by row number.
+//! Gathering by row number on the host, for columns that a device does not move (variable length,
+//! nested, booleans).
 
 mod runs;
 
@@ -24,13 +25,14 @@ use crate::human::type_name;
 use crate::memory::{Arena, of_whole_values};
 use crate::{Error, Result};
 
-/// The rows `numbers` of a column, in that order; [`NO_ROW`] gives a null. All is written straight into the arena, but for a few
-/// rare types; see [`runs`]. A dictionary column comes as one with 32-bit keys, whose
-/// dictionary has the values of these rows, each once.
+/// Gathers the rows `numbers` of a column, in that order. [`NO_ROW`] gives a null. All values are
+/// written straight into the arena, except for a few rare types; see [`runs`]. A dictionary column
+/// comes back with 32-bit keys, and its dictionary has the values of these rows, each once.
 ///
 /// # Errors
-/// [`Error::Exhausted`] when the arena refuses; [`Error::Invalid`] when strings gathered into one batch exceed what
-/// their 32-bit offsets can address (fewer rows per batch help, or the type's large variant).
+/// [`Error::Exhausted`] when the arena refuses. [`Error::Invalid`] when strings gathered into one
+/// batch exceed the range of their 32-bit offsets. Fewer rows per batch help, or the type's large
+/// variant.
 pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena) -> Result<ArrayRef> {
     let data_type = rows.data_type(column);
     if let DataType::Dictionary(_, value_type) = data_type {
@@ -43,8 +45,9 @@ pub fn gather_on_host(rows: &Rows, column: usize, numbers: &[u32], arena: &Arena
     gather_places(&arrays, data_type, numbers.len(), place, stretches, arena)
 }
 
-/// For each of `count` rows, the value at its place (array, index); a null where there is none. `stretches` says whether some of the rows
-/// mostly follow each other, if that is known.
+/// Gathers the value at the place (array, index) of each of `count` rows. A row without a place
+/// gives a null. `stretches` returns stretches for rows that mostly follow each other, if that is
+/// known.
 fn gather_places(
     arrays: &[&ArrayRef],
     data_type: &DataType,
@@ -65,7 +68,8 @@ fn gather_places(
     }
 }
 
-/// An array over gathered values of a fixed-width type, or over gathered keys of `dictionary`.
+/// Builds an array over gathered values of a fixed-width type, or over gathered keys of
+/// `dictionary`.
 ///
 /// # Errors
 /// [`Error::Internal`] when the buffers do not make an array of that type.
@@ -82,7 +86,7 @@ pub fn fixed_array(data_type: &DataType, column: HostColumn, dictionary: Option<
     Ok(make_array(data))
 }
 
-/// An array over values of variable length that a device gathered, whole as they are in a table.
+/// Builds an array over values of variable length that a device gathered unchanged from a table.
 ///
 /// # Errors
 /// [`Error::Internal`] when the buffers do not make an array of that type.
@@ -91,7 +95,7 @@ pub(crate) fn bytes_array(data_type: &DataType, column: HostBytes) -> Result<Arr
     Ok(make_array(of_whole_values(data_type, rows, offsets, data, validity)?))
 }
 
-/// Rows that one task gathers; a multiple of 8, so that tasks share no byte of the validity.
+/// Rows that one task gathers. A multiple of 8, so that tasks share no byte of the validity.
 const TASK_ROWS: usize = 16 * 1024;
 
 fn gather_bytes<T: ByteArrayType>(
@@ -115,8 +119,8 @@ where
         offsets[stretch.rows.start].as_usize()..offsets[stretch.rows.end].as_usize()
     };
 
-    // Where the values of each task lie, and how many bytes it writes, so that tasks know where to start. Looking all places
-    // up before any value is read keeps many reads from random places in flight.
+    // Find the values of each task and the bytes that it writes, so that tasks know where to start.
+    // Looking up all places before any value is read keeps many random reads in flight.
     let found: Vec<(Found<'_>, usize)> = (0..count.div_ceil(TASK_ROWS))
         .into_par_iter()
         .map(|task| {
@@ -165,7 +169,7 @@ where
                     for stretch in stretches {
                         let (array, lying) = (arrays[stretch.array], bytes_of(&stretch));
                         piece[written..written + lying.len()].copy_from_slice(&array.value_data()[lying.clone()]);
-                        // The total fits, and so does each of these.
+                        // The total fits in the offset type, so each offset fits, too.
                         let offsets = &array.value_offsets()[stretch.rows.start + 1..=stretch.rows.end];
                         for (offset, end) in offsets.iter().zip(ends.by_ref()) {
                             *end = T::Offset::usize_as(start + written + offset.as_usize() - lying.start);
@@ -195,28 +199,29 @@ where
     Ok(make_array(of_whole_values(&T::DATA_TYPE, count, offsets.freeze(), bytes.freeze(), nulls)?))
 }
 
-/// Where the values of some rows lie.
+/// Values of some rows in the source arrays.
 enum Found<'a> {
-    /// Anywhere.
+    /// At any places.
     Values(Vec<Option<&'a [u8]>>),
-    /// One after the other, for many rows at a time: none of them is null.
+    /// Consecutive, for many rows at a time. No value is null.
     Stretches(Vec<Stretch>),
 }
 
-/// Rows of an array that follow each other.
+/// Consecutive rows of an array.
 struct Stretch {
     array: usize,
     rows: Range<usize>,
 }
 
-/// Rows that nothing is known of.
+/// Returns no stretches, for rows in unknown order.
 fn anywhere(_: Range<usize>) -> Option<Vec<Stretch>> {
     None
 }
 
-/// Rows by their numbers as stretches, if all are there, not null and mostly follow each other.
+/// Returns the stretches of numbered rows, if all rows exist, none is null, and most follow each
+/// other.
 fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> bool) -> Option<Vec<Stretch>> {
-    /// A copy takes as long as some rows do by themselves.
+    /// Least rows per stretch on average, because a copy takes as long as several single rows.
     const ROWS_MIN: usize = 4;
     let mut stretches = Vec::new();
     let mut at = 0;
@@ -238,8 +243,8 @@ fn stretches(numbers: &[u32], index: &BatchIndex, has_nulls: impl Fn(usize) -> b
     Some(stretches)
 }
 
-/// Dictionary columns whose batches do not share a dictionary, with 32-bit keys: the batches' dictionaries together may have
-/// more values than the key type can number.
+/// Gathers dictionary columns whose batches do not share a dictionary, with 32-bit keys. The
+/// batches' dictionaries together may have more values than the key type can number.
 fn gather_dictionary(
     rows: &Rows,
     column: usize,
@@ -254,8 +259,8 @@ fn gather_dictionary(
     Ok(Arc::new(DictionaryArray::<UInt32Type>::try_new(keys, values)?))
 }
 
-/// Keys and values of one dictionary for rows of several, by their places (array, index). Each value that a row has is
-/// gathered once, so that the result takes no more for rows that share a value.
+/// Returns keys and values of one dictionary for rows of several, by their places (array, index).
+/// Each value that a row has is gathered once, so a value that rows share is stored once.
 fn gather_values_once(
     arrays: &[&ArrayRef],
     places: impl Iterator<Item = Option<(usize, usize)>>,
@@ -264,7 +269,7 @@ fn gather_values_once(
 ) -> Result<(UInt32Array, ArrayRef)> {
     let batches: Vec<&dyn AnyDictionaryArray> = arrays.iter().map(|array| array.as_any_dictionary()).collect();
     let value_index = value_index_of(batches.first().map(|batch| batch.keys().data_type()));
-    // Batches that share a dictionary follow each other.
+    // Batches that share a dictionary are adjacent.
     let mut dictionaries: Vec<&ArrayRef> = Vec::new();
     let mut dictionary_of: Vec<usize> = Vec::with_capacity(batches.len());
     for batch in &batches {
@@ -285,7 +290,7 @@ fn gather_values_once(
     };
     let mut keys: UInt32Array = places.map(&mut key_of).collect();
     let mut values = gather_places(&dictionaries, value_type, found.len(), |at| Some(found[at]), anywhere, arena)?;
-    // Several dictionaries may have the same value, or one of them a null.
+    // Several dictionaries may have the same value, or one of them may have a null.
     let failed =
         |error| Error::Internal(format!("making one dictionary of several of {}: {error}", type_name(value_type)));
     let Distinct { number_of, firsts } = Distinct::of(&values).map_err(failed)?;
@@ -297,7 +302,8 @@ fn gather_values_once(
     Ok((keys, values))
 }
 
-/// Reads the key of a row as an index of the dictionary; `None` for a null.
+/// Returns a function that reads the key of a row as a dictionary index, and returns `None` for a
+/// null.
 fn value_index_of(key_type: Option<&DataType>) -> fn(&dyn Array, usize) -> Option<usize> {
     fn value_index<K: ArrowDictionaryKeyType>(keys: &dyn Array, row: usize) -> Option<usize> {
         let keys = keys.as_primitive::<K>();
@@ -373,7 +379,8 @@ mod tests {
 
     #[test]
     fn rows_that_follow_each_other_are_gathered_like_any_others() {
-        // Two batches without a null and one with, as slices whose first bytes are of other rows.
+        // Two batches without a null and one with a null, as slices whose first bytes belong to
+        // other rows.
         let batch = |start: usize, len: usize, null_at: Option<usize>| -> ArrayRef {
             let value = |row: usize| (Some(row) != null_at).then(|| "x".repeat(row % 7) + &row.to_string());
             Arc::new((start..start + len + 9).map(value).collect::<StringArray>().slice(9, len))
@@ -409,7 +416,8 @@ mod tests {
         assert_eq!(gathered.as_list::<i32>(), &expected);
     }
 
-    /// Values of every type that is not moved by a device, with nulls, in batches that are slices of larger ones.
+    /// Values of every type that a device does not move, with nulls, in batches that are slices of
+    /// larger ones.
     fn batches_of_every_type() -> Vec<Vec<ArrayRef>> {
         let count = 40;
         let numbers = |start: i32| Int32Array::from_iter((0..count).map(|row| (row % 5 > 0).then_some(start + row)));
@@ -453,7 +461,7 @@ mod tests {
             let lengths = [3, 0, 5, 2, 7, 1, 0, 9, 6, 7];
             Arc::new(MapArray::new(field, OffsetBuffer::from_lengths(lengths), entries, None, false))
         };
-        // In any order, and of values that others have too.
+        // In any order, and with values that other rows share.
         let list_views = |values: ArrayRef, len: i32| -> ArrayRef {
             let field = Arc::new(Field::new("item", values.data_type().clone(), true));
             let offsets = (0..count).map(|row| row * 7 % (count - len)).collect();
@@ -470,7 +478,7 @@ mod tests {
             let offsets = is_dense.then(|| (0..count).map(|row| count - 1 - row).collect());
             Arc::new(UnionArray::try_new(fields, ids, offsets, children).unwrap())
         };
-        // Three rows for each of the values.
+        // Three rows for each value.
         let runs = |values: ArrayRef| -> ArrayRef {
             let ends = Int32Array::from_iter_values((1..=values.len() as i32).map(|run| run * 3));
             Arc::new(RunArray::<Int32Type>::try_new(&ends, &values).unwrap())
@@ -539,7 +547,8 @@ mod tests {
             let gathered = gather_on_host(&rows, 0, &numbers, &arena).unwrap();
             gathered.to_data().validate_full().unwrap();
             assert_eq!(&gathered, &expected, "{data_type}");
-            // What is made of dictionaries that differ inside of something else is Arrow's.
+            // Arrow makes the keys of dictionaries that differ inside another type, outside the
+            // arena.
             if !data_type.to_string().contains("Dictionary") {
                 assert_lies_in(&arena, &gathered.to_data());
             }
@@ -559,7 +568,8 @@ mod tests {
         data.child_data().iter().for_each(|child| assert_lies_in(arena, child));
     }
 
-    /// Views were once gathered with all the buffers of the table, and each batch of a result was as large as that.
+    /// Guards against gathering views with all buffers of the table, which once made each batch of
+    /// a result that large.
     #[test]
     fn views_come_with_the_values_of_their_rows_only_and_share_those_that_rows_share() {
         let long = |row: usize| format!("a string that is too long for a view, number {row:06}");
@@ -573,7 +583,7 @@ mod tests {
         let values = 100 * (16 + long(0).len() as u64);
         assert!((values..values + 1024).contains(&taken), "{taken} B for {values} B");
         drop(gathered);
-        // Each row 50 times: more than all rows of the table have.
+        // Gather each row 50 times: more values than all rows of the table have.
         let numbers: Vec<u32> = (0..5000).flat_map(|at| [at * 3; 50]).collect();
         let gathered = gather_on_host(&rows, 0, &numbers, &arena).unwrap();
         let taken = arena.budget().used_bytes();
@@ -613,7 +623,8 @@ mod tests {
         assert_eq!(gather_on_host(&rows, 0, &[], &arena()).unwrap().len(), 0);
     }
 
-    /// Such rows were once gathered as plain values on the heap: 3 GB of them here, whatever the budget.
+    /// Guards against gathering such rows as plain values on the heap: here that took 3 GB,
+    /// whatever the budget.
     #[test]
     fn a_value_that_many_rows_share_is_paid_for_once_and_never_gathered_for_each() {
         const VALUE_BYTES: usize = 1 << 20;

@@ -1,4 +1,5 @@
-//! Key columns that the host makes because a device cannot: values of variable length, dictionaries, booleans, and hashes.
+//! Key columns that the host makes because a device cannot: values of variable length,
+//! dictionaries, booleans, and hashes.
 
 use arrow::buffer::Buffer;
 use bytemuck::Pod;
@@ -16,8 +17,8 @@ pub(super) fn number_bits(value: KeyValue<'_>, min: i128) -> u128 {
     }
 }
 
-/// The bytes, padded with zeros to `bytes_max`, and below them their length, which tells padding from zeros: of two strings
-/// one of which begins with the other, the longer one is greater.
+/// Packs the bytes, padded with zeros to `bytes_max`, above their length. The length tells padding
+/// from zeros: if one string begins with the other, the longer string is greater.
 pub(super) fn short_bytes(value: KeyValue<'_>, bytes_max: usize) -> u128 {
     match value {
         KeyValue::Bytes(bytes) => {
@@ -29,8 +30,9 @@ pub(super) fn short_bytes(value: KeyValue<'_>, bytes_max: usize) -> u128 {
     }
 }
 
-/// Floats of `bits` bits so that less means less, as [`KeyEncoding::Float`](crate::device::KeyEncoding::Float) has them:
-/// negative ones reversed, the others above them.
+/// Packs floats of `bits` bits so that less means less, like
+/// [`KeyEncoding::Float`](crate::device::KeyEncoding::Float). Negative floats are reversed, and the
+/// others are above them.
 pub(super) fn ordered_float_bits(value: KeyValue<'_>, bits: u32) -> u128 {
     match value {
         KeyValue::Number(number) => {
@@ -41,7 +43,7 @@ pub(super) fn ordered_float_bits(value: KeyValue<'_>, bits: u32) -> u128 {
     }
 }
 
-/// The values of a host-made field as a device column of the narrowest key width.
+/// Packs the values of a host-made field into a device column of the narrowest key width.
 pub(super) fn host_column(
     reader: &KeyReader,
     bits: u32,
@@ -62,10 +64,10 @@ pub(super) fn host_column(
     }
 }
 
-/// Rows that one task computes: a multiple of 8, so that tasks share no byte of the validity.
+/// Rows that one task computes. A multiple of 8, so that tasks share no byte of the validity.
 const TASK_ROWS: usize = 16 * 1024;
 
-/// Computes a column on all cores, and brings it to the device.
+/// Computes a column on all cores, and copies it to the device.
 pub(super) fn filled_column<T: Pod + Send + Sync>(
     rows: usize,
     width: Width,
@@ -110,7 +112,8 @@ mod tests {
 
     #[test]
     fn strings_of_different_length_never_pack_alike() {
-        // In ascending order, so that a longer string is never packed as, nor below, one that it begins with.
+        // In ascending order, so that a longer string packs neither as nor below a string that it
+        // begins with.
         let packed: Vec<u128> = [&b""[..], b"\0", b"\0\0", b"a", b"a\0", b"ab", b"b", b"\xff"]
             .iter()
             .map(|bytes| short_bytes(KeyValue::Bytes(bytes), 2))

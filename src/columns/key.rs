@@ -1,4 +1,4 @@
-//! Which types can be keys, and which can be compared with which.
+//! Classes of key types: the types that can be keys, and the types that can be compared.
 
 use arrow::datatypes::{DataType, TimeUnit};
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,8 @@ use crate::{Error, Result};
 /// Types whose values can be equal. Two key columns fit when their classes are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KeyClass {
-    /// Integers of any width and sign, and decimals of scale 0, compared by value: integers of both signs and 64 bits become such
-    /// decimals where one column has the keys of both sides.
+    /// Integers of any width and sign, and decimals of scale 0, compared by value. Integers of both
+    /// signs and 64 bits become such decimals where one column has the keys of both sides.
     Integer,
     /// IEEE 754 floats of one width in bytes; NaN equals NaN, -0 equals 0.
     Float {
@@ -30,11 +30,11 @@ pub enum KeyClass {
     Date64,
     /// Time of day.
     Time(TimeUnit),
-    /// Instants, with a zone or without; zones do not change an instant.
+    /// Instants, with or without a zone. A zone does not change an instant.
     Timestamp {
-        /// Of the stored number.
+        /// Unit of the stored number.
         unit: TimeUnit,
-        /// Whether the type names a zone.
+        /// True if the type names a zone.
         zoned: bool,
     },
     /// Elapsed time.
@@ -45,10 +45,10 @@ pub enum KeyClass {
     Binary,
 }
 
-/// The class of a key type; a dictionary's class is that of its values.
+/// Returns the class of a key type. A dictionary's class is that of its values.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a type that cannot be a key, naming those that can.
+/// [`Error::Invalid`] for a type that cannot be a key. The message names the types that can.
 pub fn key_class(data_type: &DataType) -> Result<KeyClass> {
     Ok(match data_type {
         DataType::Int8
@@ -95,7 +95,7 @@ pub fn key_class(data_type: &DataType) -> Result<KeyClass> {
 mod tests {
     use super::*;
 
-    /// The table of README.md.
+    /// Checks the table of README.md.
     #[test]
     fn types_match_those_that_the_readme_says() {
         use DataType as T;

@@ -1,20 +1,23 @@
-//! How the key columns of a join become one key of fixed width per row.
+//! Key layout: how the key columns of a join become one key of fixed width per row.
 //!
-//! Keys that fit in 128 bits are packed exactly, so that equal keys mean equal values. Integers take as many bits as the
-//! range of both sides needs, short strings their bytes and their length:
+//! Keys that fit in 128 bits are packed exactly, so that equal keys mean equal values. Integers
+//! take as many bits as the range of both sides needs. Short strings take their bytes and their
+//! length:
 //!
 //! ```text
 //!   (o_custkey: 1..=150000, o_flag: strings of at most 3 bytes, o_day: 8035..=10591, nulls match)
 //!   bit 57             39                       13      12               0
-//!       | custkey - 1   | bytes, 24 ; length, 2 | null? | day - 8035, 12 |        57 bits: a key of 8 bytes
+//!       | custkey - 1   | bytes, 24 ; length, 2 | null? | day - 8035, 12 |  57 bits: 8-byte key
 //! ```
 //!
-//! The first column has the highest bits, strings have their first byte on top, and what is less packs to less. So rows
-//! that are sorted by these columns have sorted keys, and need not be sorted again ([`KeyLayout::keeps_order`]).
+//! The first column has the highest bits, strings have their first byte on top, and lesser values
+//! pack to lesser keys. So rows that are sorted by these columns have sorted keys, and need not be
+//! sorted again ([`KeyLayout::keeps_order`]).
 //!
-//! Wider keys become a 128-bit hash of all their values. Whoever joins by such keys compares the real values behind equal
-//! hashes before a row is emitted. Hashes are made and values compared by the host ([`KeyLayout::differing`]), or by a device that can do
-//! both, and then has the values in its memory for as long as they are compared.
+//! Wider keys become a 128-bit hash of all their values. The join compares the real values behind
+//! equal hashes before it emits a row. The host makes hashes and compares values
+//! ([`KeyLayout::differing`]), or a device that can do both. Such a device has the values in its
+//! memory while it compares them.
 
 mod fields;
 #[cfg(test)]
@@ -39,35 +42,36 @@ use crate::device::{
 };
 use crate::memory::Arena;
 
-/// What is known of one pair of key columns before any value is read.
+/// Facts about one pair of key columns that are known before any value is read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeyFacts {
-    /// What both sides hold.
+    /// Class of both columns.
     pub class: KeyClass,
-    /// The type on the build side.
+    /// Type on the build side.
     pub build_type: DataType,
-    /// The type on the probe side.
+    /// Type on the probe side.
     pub probe_type: DataType,
-    /// The smallest and the largest value of both sides, for types that are stored as integers.
+    /// Smallest and largest value of both sides, for types that are stored as integers.
     pub range: Option<(i128, i128)>,
-    /// The longest value of both sides in bytes, for strings and binaries.
+    /// Length in bytes of the longest value of both sides, for strings and binaries.
     pub bytes_max: Option<usize>,
-    /// Whether null matches null.
+    /// True if null matches null.
     pub nulls_equal: bool,
-    /// Whether the rows of a side are sorted by the join's keys, so that it is worth a pass to keep their order.
+    /// True if the rows of a side are sorted by the join's keys, so that keeping their order is
+    /// worth a pass.
     pub sorted: bool,
 }
 
-/// Which of the two roles a side has in a join.
+/// Role of a side in a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Tables are built on it.
+    /// Hash tables are built on this side.
     Build,
-    /// Its rows look for matches.
+    /// The rows of this side look for matches.
     Probe,
 }
 
-/// How keys are made, the same for both sides.
+/// Layout of keys, the same for both sides.
 #[derive(Clone, Debug)]
 pub struct KeyLayout {
     facts: Vec<KeyFacts>,
@@ -77,40 +81,42 @@ pub struct KeyLayout {
 
 #[derive(Clone, Debug)]
 enum Form {
-    /// All values exactly, in a key of that width.
+    /// All values exactly, in a key of `width`.
     Packed { width: KeyWidth, fields: Vec<Field> },
     /// A hash of all values.
     Hashed(Hashing),
 }
 
-/// Who makes keys of what is no number as it lies: packs short text, and hashes and compares what is too wide.
+/// Maker of keys from values that are not stored as numbers. It packs short text, and hashes and
+/// compares wider values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Maker {
     Host,
     Device,
 }
 
-/// Values of up to so many bytes are hashed and compared by a device: it has a thread for each, and others wait for the longest.
+/// Longest value in bytes that a device hashes and compares. It has a thread per value, and the
+/// other threads wait for the longest.
 pub const DEVICE_BYTES_MAX: usize = 4096;
 
-/// The keys of some rows of one side.
+/// Keys of some rows of one side.
 #[derive(Debug)]
 pub struct SideKeys {
-    /// On the device.
+    /// Keys on the device.
     pub packed: PackedKeys,
     values: Values,
 }
 
-/// Columns that came to the device for their keys, by their places in the table.
+/// Columns that were copied to the device for their keys, by their index in the table.
 #[derive(Debug, Default)]
 pub struct CopiedColumns {
-    /// Of fixed width, as they lie.
+    /// Columns of fixed width, unchanged.
     pub fixed: BTreeMap<usize, Column>,
-    /// Of variable length.
+    /// Columns of variable length.
     pub bytes: BTreeMap<usize, BytesColumn>,
 }
 
-/// The real values behind hashes.
+/// Real values behind hashes.
 #[derive(Debug)]
 enum Values {
     /// Packed keys need no comparison.
@@ -120,7 +126,7 @@ enum Values {
 }
 
 impl SideKeys {
-    /// The real values, where the device compares them.
+    /// Returns the real values, if the device compares them.
     pub fn on_device(&self) -> Option<&[ValueField]> {
         match &self.values {
             Values::OnDevice(fields) => Some(fields),
@@ -137,7 +143,8 @@ impl SideKeys {
 }
 
 impl KeyLayout {
-    /// The layout for those key columns. `seed` is the hash's, should the keys be too wide to pack.
+    /// Creates the layout for the given key columns. `seed` seeds the hash, if the keys are too
+    /// wide to pack.
     pub fn new(facts: Vec<KeyFacts>, seed: u64) -> Self {
         let form = match packed_fields(&facts) {
             Some((width, fields)) => Form::Packed { width, fields },
@@ -146,13 +153,14 @@ impl KeyLayout {
         Self { facts, form, maker: Maker::Host }
     }
 
-    /// A layout whose hashes have only the bits of `mask`, so that tests see collisions.
+    /// Creates a layout whose hashes have only the bits of `mask`, so that tests see collisions.
     #[cfg(test)]
     pub fn with_colliding_hashes(facts: Vec<KeyFacts>, mask: u128) -> Self {
         Self { facts, form: Form::Hashed(Hashing { seed: 0, mask }), maker: Maker::Host }
     }
 
-    /// The same layout with another seed for its hashes, after two different values had the same.
+    /// Returns the same layout with another seed for its hashes, after two different values had the
+    /// same hash.
     pub fn with_another_seed(self, seed: u64) -> Self {
         let form = match self.form {
             Form::Hashed(_) => Form::Hashed(Hashing { seed, mask: u128::MAX }),
@@ -161,8 +169,9 @@ impl KeyLayout {
         Self { form, ..self }
     }
 
-    /// The same for a device that [works on text](crate::device::DeviceInfo::works_on_text), if it can read these. Nothing changes where there is
-    /// nothing to be made.
+    /// Returns the same layout for a device that
+    /// [works on text](crate::device::DeviceInfo::works_on_text), if the device can read all key
+    /// columns. Returns the layout unchanged where no keys have to be made.
     #[must_use]
     pub fn made_by_device(self) -> Self {
         match self.is_made_on_host() && self.is_device_readable() {
@@ -171,8 +180,8 @@ impl KeyLayout {
         }
     }
 
-    /// Whether a device can read all key columns of both sides: values of fixed width, and such of variable length as lie one after the
-    /// other and are known to be short.
+    /// True if a device can read all key columns of both sides. Their values have a fixed width, or
+    /// are contiguous values of variable length that are known to be short.
     fn is_device_readable(&self) -> bool {
         let is_readable = |facts: &KeyFacts, data_type: &DataType| match facts.class {
             KeyClass::String | KeyClass::Binary => {
@@ -187,18 +196,19 @@ impl KeyLayout {
             })
     }
 
-    /// Whether the device makes keys of values that are no numbers as they lie.
+    /// True if the device makes keys of values that are not stored as numbers.
     pub fn is_made_by_device(&self) -> bool {
         self.maker == Maker::Device
     }
 
-    /// Whether the device hashes values and compares them.
+    /// True if the device hashes values and compares them.
     pub fn is_hashed_by_device(&self) -> bool {
         self.is_made_by_device() && self.is_hashed()
     }
 
-    /// Bytes on the device, per row of a side, of the values that it makes keys of, but for those of variable length themselves: these columns
-    /// take where each value begins, and while they come in its offset, and the number that a short one becomes.
+    /// Bytes per row of a side that the device needs to make keys, without the bytes of
+    /// variable-length values themselves. A column of such values takes the start of each value. It
+    /// also takes an offset per value while it comes in, and the number that a short value becomes.
     pub fn value_row_bytes(&self, role: Role) -> usize {
         if !self.is_made_by_device() {
             return 0;
@@ -208,13 +218,13 @@ impl KeyLayout {
             Some(offset_width) if self.is_hashed() => size_of::<u64>() + offset_width.bytes(),
             Some(offset_width) => size_of::<u64>() + offset_width.bytes() + KeyWidth::W16.bytes(),
             None if self.is_hashed() => of_fixed(facts),
-            // As it is packed from where it lies.
+            // The column is packed from where it is stored.
             None => 0,
         };
         self.facts.iter().map(of_column).sum()
     }
 
-    /// Bytes of the values of variable length of some rows that the device makes keys of.
+    /// Bytes of the variable-length values of some rows that the device makes keys of.
     pub fn value_bytes(&self, rows: &Rows, columns: &[usize]) -> u64 {
         if !self.is_made_by_device() {
             return 0;
@@ -222,13 +232,14 @@ impl KeyLayout {
         rows.value_bytes(columns.iter().copied().filter(|&column| are_bytes(rows.data_type(column)).is_some()))
     }
 
-    /// What no value of a side is longer than, in bytes, of all columns of variable length that the device makes keys of together.
+    /// Longest value in bytes, summed over all columns of variable length that the device makes
+    /// keys of.
     pub fn value_bytes_max(&self) -> usize {
         let longest = |facts: &KeyFacts| facts.bytes_max.filter(|_| are_bytes(&facts.build_type).is_some());
         if self.is_made_by_device() { self.facts.iter().filter_map(longest).sum() } else { 0 }
     }
 
-    /// Whether equal keys have to be compared by their real values.
+    /// True if equal keys have to be compared by their real values.
     pub fn is_hashed(&self) -> bool {
         matches!(self.form, Form::Hashed(_))
     }
@@ -241,22 +252,24 @@ impl KeyLayout {
         }
     }
 
-    /// Whether the packed key is the one key column itself, bit for bit, on both sides: its type then needs no gathering of
-    /// the original column.
+    /// True if the packed key is the one key column itself, bit for bit, on both sides. The
+    /// original column then need not be gathered.
     pub fn is_raw(&self) -> bool {
         let Form::Packed { width, fields } = &self.form else { return false };
         let whole = |field: &Field| field.source == Source::Raw && field.bits as usize == 8 * width.bytes();
         fields.len() == 1 && whole(&fields[0]) && self.facts[0].build_type == self.facts[0].probe_type
     }
 
-    /// Whether rows that are in ascending order of the key columns have keys in ascending order. Nulls that match nulls come
-    /// last among the keys, and first in a sorted table: where there are any, order is lost.
+    /// True if rows in ascending order of the key columns have keys in ascending order. Nulls that
+    /// match nulls come last among the keys, but first in a sorted table. If there are any, order
+    /// is lost.
     pub fn keeps_order(&self) -> bool {
         let Form::Packed { fields, .. } = &self.form else { return false };
         fields.iter().zip(&self.facts).all(|(field, fact)| field.source != Source::Raw || fact.raw_keeps_order())
     }
 
-    /// Whether the key column of the i-th pair comes to the device as it lies in its table, to be packed there.
+    /// True if the key column of pair `at` is copied to the device unchanged, to be packed or
+    /// hashed there.
     pub fn copies_column(&self, at: usize) -> bool {
         match &self.form {
             Form::Packed { fields, .. } => {
@@ -266,17 +279,19 @@ impl KeyLayout {
         }
     }
 
-    /// Whether the host makes keys, of values that devices cannot read, or hashes.
+    /// True if the host makes hashes, or keys of values that devices cannot read.
     pub fn is_made_on_host(&self) -> bool {
         !self.is_made_by_device() && (0..self.facts.len()).any(|at| !self.copies_column(at))
     }
 
-    /// Makes the keys of `rows`; `columns[i]` is the column of the layout's i-th pair on this side. Beside them are those columns that
-    /// [came to the device as they lie](Self::copies_column), and text that it made them of: whoever needs one for more than its keys need not
-    /// copy it again.
+    /// Makes the keys of `rows`. `columns[i]` is the column of the layout's i-th pair on this side.
+    /// Also returns the columns that were [copied to the device unchanged](Self::copies_column),
+    /// and the text that the device made keys of. A caller that needs such a column for more than
+    /// its keys need not copy it again.
     ///
     /// # Errors
-    /// The device's; [`Exhausted`](crate::Error::Exhausted) when host memory for the hashes runs out.
+    /// The errors of the device; [`Exhausted`](crate::Error::Exhausted) when host memory for the
+    /// hashes runs out.
     pub fn pack(
         &self,
         role: Role,
@@ -367,11 +382,13 @@ impl KeyLayout {
         }
     }
 
-    /// Which pairs of rows, one of `a` and one of `b`, have different values behind their hashes: their indices in
-    /// `pairs`, ascending, are handed to `found`. For keys only that the host has hashed.
+    /// Finds pairs of rows, one of `a` and one of `b`, with different values behind their hashes.
+    /// Calls `found` with their indices in `pairs`, in ascending order. Only for keys that the host
+    /// has hashed.
     ///
-    /// Rows of one side at least lie at random places. A block of pairs is therefore looked up before any value is read,
-    /// and all values of the block before the next: many cache misses are in flight at once.
+    /// Rows of at least one side are at random places. So the values of a block of pairs are looked
+    /// up before any of them is read, which keeps many cache misses in flight. Each block is
+    /// finished before the next.
     pub fn differing(&self, a: &SideKeys, b: &SideKeys, pairs: &[(u32, u32)], mut found: impl FnMut(usize)) {
         const BLOCK: usize = 128;
         let (mut of_a, mut of_b) = ([None; BLOCK], [None; BLOCK]);
@@ -388,9 +405,10 @@ impl KeyLayout {
         }
     }
 
-    /// The hash of a row's values; `None` when it has a null that matches nothing.
+    /// Hashes a row's values. Returns `None` when the row has a null that matches nothing.
     fn hash(&self, readers: &[KeyReader], row: usize, seed: u64) -> Option<u128> {
-        /// Odd, so that multiplying loses nothing; the multiplier of PCG's generators of 128 bits.
+        /// Odd, so that multiplying loses nothing. It is the multiplier of PCG's generators of 128
+        /// bits.
         const FACTOR: u128 = 0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645;
         let mut hash = 0u128;
         for (place, (reader, facts)) in readers.iter().zip(&self.facts).enumerate() {
@@ -401,7 +419,8 @@ impl KeyLayout {
                 None if facts.nulls_equal => xxh3_128_with_seed(&[], !seed),
                 None => return None,
             };
-            // All 128 bits of the fields before go in, and each field by its place: ("a", "b") and ("b", "a") differ.
+            // All 128 bits of the previous fields count, and so does each field's place: ("a", "b")
+            // and ("b", "a") differ.
             hash = hash.wrapping_mul(FACTOR).wrapping_add(field);
         }
         Some(hash)
@@ -416,7 +435,8 @@ impl KeyFacts {
         }
     }
 
-    /// How a device reads values of fixed width so that those of both sides look the same where they are equal.
+    /// Returns the encoding that makes equal fixed-width values of both sides look the same to a
+    /// device.
     fn whole_encoding(&self, role: Role) -> KeyEncoding {
         match self.class {
             KeyClass::Float { .. } => KeyEncoding::Float,
@@ -425,7 +445,8 @@ impl KeyFacts {
         }
     }
 
-    /// Whether the bits of a column as they lie, read as an unsigned integer, have the order of its values.
+    /// True if the stored bits of a column, read as an unsigned integer, have the order of its
+    /// values.
     fn raw_keeps_order(&self) -> bool {
         self.build_type.is_unsigned_integer() || self.range.is_some_and(|(min, max)| min >= 0 || max < 0)
     }

@@ -1,17 +1,19 @@
-//! Lists whose values may not be null, judged by the nulls that their rows have.
+//! Lists whose values may not be null, checked by the nulls that their rows have.
 //!
-//! Arrow's constructors refuse values that might have a null: a dictionary with a null that no key refers to, or a sparse
-//! union with a null in a row that selects another child. Uploads with such values are valid and are accepted.
+//! Arrow's constructors refuse values that might have a null: a dictionary with a null that no
+//! key refers to, or a sparse union with a null in a row that selects another child. Uploads with
+//! such values are valid and are accepted.
 
 use arrow::array::{Array, ArrayData, ArrayRef, GenericListArray, GenericListViewArray, OffsetSizeTrait};
 use arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, FieldRef};
 use arrow::error::ArrowError;
 
-/// A list array over these parts.
+/// Builds a list array over the given parts.
 ///
 /// # Errors
-/// Arrow's, for parts that do not fit together, and for a null among values that may not be null.
+/// The errors of Arrow, for parts that do not fit together, and for a null among values that may
+/// not be null.
 pub fn list_array<O: OffsetSizeTrait>(
     field: &FieldRef,
     offsets: OffsetBuffer<O>,
@@ -26,10 +28,10 @@ pub fn list_array<O: OffsetSizeTrait>(
     Ok(GenericListArray::from(assemble(data_type, rows, vec![offsets.into_inner().into_inner()], &values, nulls)?))
 }
 
-/// A list view array over these parts.
+/// Builds a list view array over the given parts.
 ///
 /// # Errors
-/// As [`list_array`].
+/// The errors of [`list_array`].
 pub fn list_view_array<O: OffsetSizeTrait>(
     field: &FieldRef,
     offsets: ScalarBuffer<O>,

@@ -1,13 +1,16 @@
-//! Arrow to device columns and back: key normalisation, validity, row numbers, and the assembly of results.
+//! Arrow to device columns and back: key normalisation, validity, row numbers, and the assembly of
+//! results.
 //!
 //! ```text
 //!   record batches ── Rows ──► fixed-width columns ── copy_in ──► device
 //!        │                                                         ▲
-//!        └─ key columns ── KeyLayout: packed in 32, 64 or 128 bits, or hashed and later compared ── SideKeys
+//!        └─ key columns ── KeyLayout: 32, 64 or 128 bits, or a hash to compare later ── SideKeys
 //!
 //!   device ── gather_to_host, gather_bytes_to_host ──► fixed_array, bytes_array ──┐
-//!   record batches ── gather_on_host ─────────────────────────────────────────────┴──► arrays of the result, dictionaries made anew where batches share none
+//!   record batches ── gather_on_host ─────────────────────────────────────────────┴──► result
 //! ```
+//!
+//! Where batches of a table share no dictionary, the result gets new dictionaries.
 //!
 //! This room knows of devices and memory, and nothing of tables, strategies or the wire.
 

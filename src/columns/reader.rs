@@ -1,5 +1,5 @@
-//! Key values on the host: one canonical value per row, for hashing, for packing what a device cannot pack, and for
-//! comparing the real values behind two equal hashes.
+//! Key values on the host: one canonical value per row. They serve to hash keys, to pack keys that
+//! a device cannot pack, and to compare the real values behind two equal hashes.
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, BooleanArray, FixedSizeBinaryArray, Float16Array,
@@ -13,12 +13,14 @@ use super::rows::{BatchIndex, Rows};
 use crate::human::type_name;
 use crate::{Error, Result};
 
-/// One key value in canonical form: two values of one class are equal exactly when these are.
+/// One key value in canonical form. Two values of one class are equal exactly when their canonical
+/// forms are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyValue<'a> {
     /// Numbers: two's complement of integers, canonical bits of floats, 0 or 1 of booleans.
     Number(i128),
-    /// Strings, binaries, and decimals of 256 bits with what is compared with them (32 bytes, little-endian).
+    /// Strings and binaries. Also decimals of 256 bits, and the numbers compared with them, as 32
+    /// bytes in little-endian order.
     Bytes(&'a [u8]),
 }
 
@@ -57,8 +59,8 @@ enum Part {
 }
 
 impl KeyReader {
-    /// A reader of column `index` of `rows`. `wide_decimal`: one side has decimals of 256 bits, so read these as
-    /// 256 bits too.
+    /// Creates a reader of column `index` of `rows`. `wide_decimal`: one side has decimals of 256
+    /// bits, so read this side as 256 bits, too.
     ///
     /// # Errors
     /// [`Error::Internal`] when Arrow cannot widen a type that it should.
@@ -74,7 +76,7 @@ impl KeyReader {
         self.index.rows()
     }
 
-    /// The value of a row; `None` for a null.
+    /// Returns the value of a row, or `None` for a null.
     pub fn value(&self, row: usize) -> Option<KeyValue<'_>> {
         let (part, index) = self.index.find(row);
         self.parts[part].value(index)
@@ -123,7 +125,7 @@ impl Part {
                 };
                 Self::Dictionary { keys: array.clone(), indices, values }
             }
-            // Everything else that can be a key is stored as an integer of at most 64 bits.
+            // All other key types are stored as integers of at most 64 bits.
             _ => {
                 let numbers = widen(&DataType::Int64)?;
                 let values = numbers.as_primitive::<Int64Type>().values().to_vec();
@@ -169,7 +171,7 @@ impl Part {
     }
 }
 
-/// -0 becomes 0 and every NaN the same NaN; the other values keep their bits.
+/// Canonicalizes a float: -0 becomes 0, and every NaN the same NaN. Other values keep their bits.
 fn canonical_half(value: half::f16) -> u16 {
     match () {
         () if value.is_nan() => 0x7e00,

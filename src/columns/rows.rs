@@ -1,4 +1,4 @@
-//! Consecutive rows of one side of a join, as they lie in host memory, and their way to a device.
+//! Consecutive rows of one side of a join in host memory, and their way to a device.
 
 use std::any::Any;
 use std::ops::Range;
@@ -12,18 +12,19 @@ use super::types::any_part;
 use crate::Result;
 use crate::device::{BitSlice, BytesColumn, BytesPart, Column, ColumnRows, Device, Stream, Width};
 
-/// Consecutive rows of a table: slices of its batches. Row numbers count from the first of these rows.
+/// Consecutive rows of a table, as slices of its batches. Row numbers count from the first of these
+/// rows.
 #[derive(Clone, Debug)]
 pub struct Rows {
     schema: SchemaRef,
     batches: Vec<RecordBatch>,
     rows: usize,
-    /// The table that they are of, and the first of them.
+    /// The table of the rows, and the number of their first row in it.
     origin: Option<(Weak<dyn Any + Send + Sync>, u64)>,
 }
 
 impl Rows {
-    /// The rows `range` of the rows of all batches, one after the other.
+    /// Returns the rows `range` of the concatenated batches.
     ///
     /// # Panics
     /// When the range reaches past the last row.
@@ -44,14 +45,14 @@ impl Rows {
         Self { schema: schema.clone(), batches: slices, rows, origin: None }
     }
 
-    /// The same, known as rows of that table from row `start` on, so that a device recognizes them.
+    /// Marks the rows as rows of `table` from row `start` on, so that a device recognizes them.
     #[must_use]
     pub fn of_table(mut self, table: Weak<dyn Any + Send + Sync>, start: u64) -> Self {
         self.origin = Some((table, start));
         self
     }
 
-    /// The type of a column.
+    /// Type of a column.
     pub fn data_type(&self, index: usize) -> &DataType {
         self.schema.field(index).data_type()
     }
@@ -61,22 +62,22 @@ impl Rows {
         self.rows
     }
 
-    /// Whether there are no rows.
+    /// True if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
-    /// One array per batch.
+    /// Arrays of a column, one per batch.
     pub fn column(&self, index: usize) -> impl Iterator<Item = &ArrayRef> {
         self.batches.iter().map(move |batch| batch.column(index))
     }
 
-    /// Whether any of the rows is null in that column, by its own validity.
+    /// True if any of the rows is null in the column, by the column's own validity.
     pub fn has_nulls(&self, index: usize) -> bool {
         self.column(index).any(|array| array.null_count() > 0)
     }
 
-    /// Where some of the rows lie: a stretch of each batch that has any of them.
+    /// Returns the stretches of some rows: one for each batch that has any of them.
     pub fn stretches(&self, range: Range<usize>) -> Vec<Stretch> {
         let mut stretches = Vec::new();
         let mut batch_start = 0;
@@ -93,18 +94,18 @@ impl Rows {
         stretches
     }
 
-    /// A stretch of a column as it lies: nothing is copied.
+    /// Returns a stretch of a column without copying it.
     pub fn lying(&self, index: usize, stretch: &Stretch) -> ArrayRef {
         self.batches[stretch.batch].column(index).slice(stretch.rows.start, stretch.rows.len())
     }
 
-    /// Brings a fixed-width column to a device.
+    /// Copies a fixed-width column to a device.
     ///
     /// # Errors
-    /// The device's.
+    /// The errors of the device.
     ///
     /// # Panics
-    /// When it is neither of fixed width nor a dictionary column ([`movable`]).
+    /// When the column is neither of fixed width nor a dictionary column ([`movable`]).
     pub fn copy_in(&self, index: usize, device: &dyn Device, stream: &Stream) -> Result<Column> {
         let moved_type = match self.data_type(index) {
             DataType::Dictionary(key_type, _) => key_type,
@@ -131,13 +132,13 @@ impl Rows {
         Ok(Column { data, width, rows: self.rows, validity })
     }
 
-    /// Brings a column of [values of variable length](are_bytes) to a device that works on them.
+    /// Copies a column of [values of variable length](are_bytes) to a device that works on them.
     ///
     /// # Errors
-    /// The device's.
+    /// The errors of the device.
     ///
     /// # Panics
-    /// When it is of another type.
+    /// When the column has another type.
     pub fn copy_in_bytes(&self, index: usize, device: &dyn Device, stream: &Stream) -> Result<BytesColumn> {
         let offset_width = are_bytes(self.data_type(index)).expect("a column of values of variable length");
         let parts: Vec<BytesPart> = self.column(index).map(bytes_of).collect();
@@ -149,18 +150,20 @@ impl Rows {
         Ok(BytesColumn { validity, ..bytes })
     }
 
-    /// Bytes of a column of [variable length](are_bytes) on its way to a device: of its values, and of an offset for each.
+    /// Bytes that a column of [variable length](are_bytes) takes on its way to a device: its
+    /// values, and an offset for each.
     pub fn text_bytes(&self, index: usize) -> u64 {
         let offset_bytes = are_bytes(self.data_type(index)).map_or(0, Width::bytes);
         self.value_bytes([index]) + (self.rows * offset_bytes) as u64
     }
 
-    /// Bytes of the values of columns of [variable length](are_bytes), nulls' among them.
+    /// Bytes of the values of columns of [variable length](are_bytes), including values under
+    /// nulls.
     pub fn value_bytes(&self, columns: impl IntoIterator<Item = usize>) -> u64 {
         columns.into_iter().flat_map(|column| self.column(column)).map(value_bytes).sum()
     }
 
-    /// The validity of a column, batch after batch.
+    /// Returns the validity of a column, batch by batch.
     pub fn validity(&self, index: usize) -> Vec<BitSlice> {
         let of_array = |array: &ArrayRef| match array.nulls() {
             Some(nulls) if nulls.null_count() > 0 => {
@@ -175,34 +178,36 @@ impl Rows {
 /// Consecutive rows of one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// Which of the batches.
     batch: usize,
-    /// Which of its rows.
+    /// Rows of the batch.
     pub rows: Range<usize>,
 }
 
-/// Finds the batch of a row without searching: a row's number, shifted, names the first batch that may hold it.
+/// Index that finds the batch of a row. A row's number, shifted, gives the first batch that may
+/// hold it.
 ///
-/// A binary search over the batches of a large table mispredicts at each of its steps; here only the batches that share a
-/// bucket are searched, on average one. A table of one huge batch and thousands of tiny ones has them all in a few buckets.
+/// A binary search over the batches of a large table mispredicts at each step. Here only the
+/// batches that share a bucket are searched, on average one. A table of one huge batch and
+/// thousands of tiny ones has all tiny batches in a few buckets.
 #[derive(Debug)]
 pub(super) struct BatchIndex {
-    /// First row of each batch, and at the end the number of rows.
+    /// First row of each batch, and the number of rows at the end.
     starts: Vec<usize>,
-    /// The batch that holds the first row of each bucket of `1 << shift` rows, and at the end the last batch with rows.
+    /// Batch that holds the first row of each bucket of `1 << shift` rows. At the end, the last
+    /// batch with rows.
     buckets: Vec<u32>,
     shift: u32,
 }
 
 impl BatchIndex {
-    /// For batches of those lengths.
+    /// Builds the index for batches of the given lengths.
     pub(super) fn of(lengths: impl Iterator<Item = usize>) -> Self {
         let mut starts = vec![0];
         for length in lengths {
             starts.push(starts[starts.len() - 1] + length);
         }
         let (batches, rows) = (starts.len() - 1, starts[starts.len() - 1]);
-        // One bucket per batch, or two.
+        // Makes one or two buckets per batch.
         let shift = (rows / batches.max(1)).max(1).ilog2();
         let mut batch = 0;
         let first_batch = |bucket: usize| {
@@ -221,10 +226,10 @@ impl BatchIndex {
         self.starts[self.starts.len() - 1]
     }
 
-    /// The batch of a row, and the row's place in it.
+    /// Returns the batch of a row, and the row's place in it.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// When `row` does not exist.
     #[inline]
     pub(super) fn find(&self, row: usize) -> (usize, usize) {
         if self.starts.len() == 2 {
@@ -234,13 +239,13 @@ impl BatchIndex {
         (batch, row - self.starts[batch])
     }
 
-    /// Rows of a batch.
+    /// Number of rows of a batch.
     pub(super) fn len_of(&self, batch: usize) -> usize {
         self.starts[batch + 1] - self.starts[batch]
     }
 
-    /// The last batch whose first row satisfies `is_at_or_before`, among those that may hold `row`: those from the first
-    /// batch of its bucket to the first of the next.
+    /// Returns the last batch whose first row satisfies `is_at_or_before`. It searches the batches
+    /// that may hold `row`: from the first batch of its bucket to the first of the next.
     #[inline]
     fn search(&self, row: usize, mut is_at_or_before: impl FnMut(usize) -> bool) -> usize {
         let bucket = row >> self.shift;
@@ -249,7 +254,7 @@ impl BatchIndex {
     }
 }
 
-/// How a device moves a column's values.
+/// Form in which a device moves a column's values.
 #[derive(Clone, Debug)]
 pub struct Movable {
     /// Bytes per value, or per dictionary key.
@@ -258,9 +263,10 @@ pub struct Movable {
     pub dictionary: Option<ArrayRef>,
 }
 
-/// How a device can move a column of some batches: fixed-width values as they are, dictionary columns by their keys when
-/// all batches share one dictionary. `None` for the rest, which is gathered by row number on the host, or, if they are
-/// [of variable length](are_bytes), by a device that works on those.
+/// Returns how a device can move a column of some batches. Fixed-width values move unchanged.
+/// Dictionary columns move by their keys when all batches share one dictionary. `None` for other
+/// columns, which the host gathers by row number. A device that works on columns
+/// [of variable length](are_bytes) gathers those.
 pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Option<Movable> {
     let data_type = schema.field(index).data_type();
     let DataType::Dictionary(key_type, value_type) = data_type else {
@@ -276,8 +282,9 @@ pub fn movable(schema: &SchemaRef, batches: &[RecordBatch], index: usize) -> Opt
     Some(Movable { width: fixed_width(key_type)?, dictionary: Some(dictionary) })
 }
 
-/// Whether some rows of a column are a part of its buffers: not of views of lists, unions and runs, whose rows lie anywhere, so that
-/// each of many slices would be as large as the whole.
+/// True if a slice of the rows is a part of the column's buffers. False for list views, unions and
+/// run-end encoding: their rows are stored anywhere, so each of many slices would be as large as
+/// the whole.
 pub fn lies_by_row(data_type: &DataType) -> bool {
     use DataType as T;
     !any_part(data_type, &|part| {
@@ -285,7 +292,7 @@ pub fn lies_by_row(data_type: &DataType) -> bool {
     })
 }
 
-/// How many rows an array of the type can have: runs are told by their ends, which may have 16 bits only.
+/// Most rows that an array of the type can have. Run ends may have 16 bits only.
 pub fn rows_max(data_type: &DataType) -> usize {
     match data_type {
         DataType::RunEndEncoded(ends, values) => {
@@ -301,8 +308,8 @@ pub fn rows_max(data_type: &DataType) -> usize {
     }
 }
 
-/// Whether a type's values are of variable length and lie one after the other, so that a device can read them: the width of the offsets that
-/// say where.
+/// Returns the width of the offsets of a type whose values have variable length and are contiguous.
+/// A device can read such values. `None` for other types.
 pub fn are_bytes(data_type: &DataType) -> Option<Width> {
     match data_type {
         DataType::Utf8 | DataType::Binary => Some(Width::W4),
@@ -311,7 +318,7 @@ pub fn are_bytes(data_type: &DataType) -> Option<Width> {
     }
 }
 
-/// Bytes of the values of an array of such a type.
+/// Bytes of the values of an array of [variable length](are_bytes).
 pub fn value_bytes(array: &ArrayRef) -> u64 {
     fn between<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> u64 {
         (offsets[offsets.len() - 1].as_usize() - offsets[0].as_usize()) as u64
@@ -338,8 +345,8 @@ fn bytes_of(array: &ArrayRef) -> BytesPart {
     }
 }
 
-/// The width of a type's values when they are of fixed width in whole bytes, so that a device can move them; `None` for
-/// the others.
+/// Returns the width of a type's values if it is fixed and a whole number of bytes that a device
+/// can move. `None` for other types.
 pub fn fixed_width(data_type: &DataType) -> Option<Width> {
     match data_type {
         DataType::FixedSizeBinary(bytes) => Width::from_bytes(usize::try_from(*bytes).ok()?),
@@ -378,7 +385,7 @@ mod tests {
                     .collect();
                 assert_eq!(values, (start as i32..end as i32).collect::<Vec<_>>());
                 assert_eq!(rows.len() as u64, end - start);
-                // Any range of those, as it lies.
+                // Any range of those rows, without a copy.
                 for part in (0..=rows.len()).flat_map(|from| (from..=rows.len()).map(move |to| from..to)) {
                     let stretches = rows.stretches(part.clone());
                     assert!(stretches.iter().all(|stretch| !stretch.rows.is_empty()));
@@ -407,7 +414,7 @@ mod tests {
 
     #[test]
     fn one_huge_batch_does_not_make_tiny_ones_slow_to_find() {
-        // All of the tiny batches fall into one bucket.
+        // All tiny batches fall into one bucket.
         let (tiny, huge) = (4000, 10_000_000);
         for lengths in [vec![vec![1; tiny], vec![huge]], vec![vec![huge], vec![1; tiny]]] {
             let lengths = lengths.concat();

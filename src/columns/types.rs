@@ -1,8 +1,8 @@
-//! What types are made of.
+//! Component types of nested Arrow types.
 
 use arrow::datatypes::{DataType, Field};
 
-/// The fields directly inside a type. The values of dictionaries have none of their own.
+/// Returns the fields directly inside a type. A dictionary type has none.
 pub fn children(data_type: &DataType) -> Vec<&Field> {
     use DataType as T;
     match data_type {
@@ -19,7 +19,8 @@ pub fn children(data_type: &DataType) -> Vec<&Field> {
     }
 }
 
-/// Whether that holds of a type, or of one that its values are made of. The values of dictionaries are not looked at.
+/// True if `holds` is true for a type or for any type inside it. Value types of dictionaries are
+/// not checked.
 pub fn any_part(data_type: &DataType, holds: &dyn Fn(&DataType) -> bool) -> bool {
     holds(data_type) || children(data_type).into_iter().any(|field| any_part(field.data_type(), holds))
 }

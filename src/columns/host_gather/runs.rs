@@ -1,16 +1,16 @@
 //! Columns of any type, gathered by runs of rows into the arena.
 //!
 //! ```text
-//!   runs of rows ── list ──► offsets, and runs of the lists' values ──► their child, by the same means
+//!   runs of rows ── list ──► offsets, and runs of the lists' values ──► their child, likewise
 //!                ── struct ► the same runs for each child
 //!                ── union ─► type ids, and for each child the runs of its rows
 //!                ── runs ──► their ends, and runs of their values
-//!                ── values ► bytes, bits, views: one copy each, from where they lie to the result
+//!                ── values ► bytes, bits, views: one copy each, from the source to the result
 //! ```
 //!
-//! A run is any number of rows of one array that follow each other. Rows of a result are runs of one, mostly; the values of a list
-//! are a run of as many as it has, so that what a list holds is copied at once, and what has to be kept of it meanwhile is one
-//! run. Types without values (lists of no values, structs of no columns) are gathered by Arrow.
+//! A run is any number of consecutive rows of one array. Rows of a result are mostly runs of one.
+//! The values of a list are one run, so that they are copied at once and only one run is kept for
+//! them. Arrow gathers types without values (lists of no values, structs of no columns).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use crate::human::type_name;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
-/// Rows of one array that follow each other, or rows that are not there, which become nulls.
+/// Consecutive rows of one array, or missing rows, which become nulls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     array: u32,
@@ -43,14 +43,14 @@ pub(super) struct Run {
     len: usize,
 }
 
-/// In the place of an array's number.
+/// Array number of a missing row.
 const MISSING: u32 = u32::MAX;
 
-/// Bytes of a value that a view holds itself.
+/// Longest value in bytes that a view stores itself.
 const INLINE_BYTES: usize = 12;
 
 impl Run {
-    /// The row at that place (array, index), or one that is not there.
+    /// Creates a run of the row at a place (array, index), or of one missing row.
     pub(super) fn of_row(place: Option<(usize, usize)>) -> Self {
         match place {
             Some((array, start)) => Self { array: array as u32, start, len: 1 },
@@ -58,17 +58,17 @@ impl Run {
         }
     }
 
-    /// The number of its array, and its rows there.
+    /// Returns the array's number and the rows in the array. `None` for missing rows.
     fn rows(self) -> Option<(usize, std::ops::Range<usize>)> {
         (self.array != MISSING).then_some((self.array as usize, self.start..self.start + self.len))
     }
 }
 
-/// The rows of all runs, one after the other.
+/// Gathers the rows of all runs, in order.
 ///
 /// # Errors
-/// [`Error::Exhausted`] when the arena refuses; [`Error::Invalid`] when values are so long together that the type's offsets cannot
-/// address them.
+/// [`Error::Exhausted`] when the arena refuses. [`Error::Invalid`] when the values together exceed
+/// the range of the type's offsets.
 pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Run], arena: &Arena) -> Result<ArrayRef> {
     use DataType as T;
     let rows = runs.iter().map(|run| run.len).sum();
@@ -111,18 +111,18 @@ pub(super) fn gather_runs(arrays: &[&ArrayRef], data_type: &DataType, runs: &[Ru
     }
 }
 
-/// What is gathered, from where and whereto.
+/// One gathering: its source arrays, rows and target.
 struct Job<'a> {
     arrays: &'a [&'a ArrayRef],
     data_type: &'a DataType,
     runs: &'a [Run],
-    /// Of all runs.
+    /// Rows of all runs.
     rows: usize,
     arena: &'a Arena,
 }
 
 impl Job<'_> {
-    /// Which rows have a value; `None` when all have.
+    /// Returns the validity of the rows. `None` when all rows have a value.
     fn validity(&self) -> Result<Option<NullBuffer>> {
         let nulls: Vec<Option<&NullBuffer>> =
             self.arrays.iter().map(|array| array.nulls().filter(|nulls| nulls.null_count() > 0)).collect();
@@ -135,7 +135,8 @@ impl Job<'_> {
         Ok((nulls.null_count() > 0).then_some(nulls))
     }
 
-    /// A bit for each row: what is said of that row of that array, and 0 for a row that is missing.
+    /// Builds a bit for each row: the answer of `is_set` for its array and row, and 0 for a missing
+    /// row.
     fn bits(&self, purpose: &str, is_set: impl Fn(usize, usize) -> bool) -> Result<BooleanBuffer> {
         let mut bits = self.arena.allocate(self.rows.div_ceil(8), purpose)?;
         bits.fill(0);
@@ -151,7 +152,7 @@ impl Job<'_> {
         Ok(BooleanBuffer::new(bits.freeze(), 0, self.rows))
     }
 
-    /// Values of `width` bytes each, or keys of a dictionary that all arrays have.
+    /// Gathers values of `width` bytes each, or keys of a dictionary that all arrays share.
     fn values_of(&self, width: usize) -> Result<ArrayRef> {
         let sources: Vec<ArrayData> = self.arrays.iter().map(|array| array.to_data()).collect();
         let bytes_of = |data: &ArrayData| data.buffers()[0].slice(data.offset() * width);
@@ -179,7 +180,8 @@ impl Job<'_> {
         dictionaries.all(|other| is_same(first, other))
     }
 
-    /// Rows of several dictionaries, with one that has their values. Its keys are of the column's type.
+    /// Gathers rows of several dictionaries, with one dictionary of their values. Its keys have the
+    /// column's type.
     fn dictionaries(&self, value_type: &DataType) -> Result<ArrayRef> {
         let (keys, values) = gather_values_once(self.arrays, self.places(), value_type, self.arena)?;
         with_keys(&keys, &values, self.data_type).map_err(|error| {
@@ -204,7 +206,7 @@ impl Job<'_> {
         T::Offset: bytemuck::Pod,
     {
         if self.runs.len() == self.rows {
-            // Single rows, from anywhere: as those of a plain column.
+            // Single rows at any places gather like rows of a plain column.
             let place = |at: usize| self.runs[at].rows().map(|(array, rows)| (array, rows.start));
             return gather_bytes::<T>(self.arrays, self.rows, place, anywhere, self.arena);
         }
@@ -257,11 +259,12 @@ impl Job<'_> {
         self.assembled(StructArray::try_new(fields.clone(), columns, self.validity()?)).map(array)
     }
 
-    /// List views share what they hold, and so does the result where that is less than each row's own.
+    /// Gathers list views. List views share their values. The result shares them, too, if that is
+    /// less than a copy for each row.
     fn list_views<O: OffsetSizeTrait + bytemuck::Pod>(&self, field: &FieldRef) -> Result<ArrayRef> {
         let sources: Vec<&GenericListViewArray<O>> =
             self.arrays.iter().map(|array| array.as_list_view::<O>()).collect();
-        // Rows that are null hold nothing.
+        // Null rows have no values.
         let place = |array: usize, row: usize| {
             let source = sources[array];
             match source.is_valid(row) {
@@ -274,7 +277,7 @@ impl Job<'_> {
         let are_shared = self.runs.iter().map(held).sum::<usize>() > there_are;
         let mut runs: Vec<Run> = Vec::new();
         let mut total = 0;
-        // Where the values of each array begin, if they come in whole.
+        // Start of each array's values in the result, if all values are copied.
         let mut starts = Vec::with_capacity(sources.len());
         if are_shared {
             for (array, source) in sources.iter().enumerate() {
@@ -312,7 +315,8 @@ impl Job<'_> {
         self.assembled(list_view_array(field, offsets, sizes, values, self.validity()?)).map(array)
     }
 
-    /// A row that is not there is a null of the first child that may have some.
+    /// Gathers unions. A missing row becomes a null of the first nullable child, or else of the
+    /// first child.
     fn unions(&self, fields: &UnionFields, mode: UnionMode) -> Result<ArrayRef> {
         let sources: Vec<&UnionArray> = self.arrays.iter().map(|array| array.as_union()).collect();
         let mut missing = fields.iter().filter(|(_, field)| field.is_nullable()).chain(fields.iter());
@@ -354,7 +358,7 @@ impl Job<'_> {
         self.assembled(UnionArray::try_new(fields.clone(), ids, offsets, children)).map(array)
     }
 
-    /// Rows of one run that follow each other are one run in the result.
+    /// Gathers run-end encoded rows. Adjacent rows of one run become one run in the result.
     fn run_ends<R: RunEndIndexType>(&self, values: &FieldRef) -> Result<ArrayRef>
     where
         R::Native: bytemuck::Pod,
@@ -384,7 +388,7 @@ impl Job<'_> {
         self.assembled(data.child_data(vec![ends.to_data(), values.to_data()]).build()).map(make_array)
     }
 
-    /// The place (array, index) of each row; `None` for one that is not there.
+    /// Returns the place (array, index) of each row. `None` for a missing row.
     fn places(&self) -> impl Iterator<Item = Option<(usize, usize)>> {
         self.runs.iter().flat_map(|run| {
             let place = move |at: usize| run.rows().map(|(array, rows)| (array, rows.start + at));
@@ -392,7 +396,8 @@ impl Job<'_> {
         })
     }
 
-    /// The offsets of what each row holds, and the runs of it. Rows that are null hold nothing.
+    /// Returns the offsets of the values in each row, and the runs of those values. Null rows have
+    /// no values.
     fn inner<'o, O: OffsetSizeTrait + bytemuck::Pod>(
         &self,
         offsets_of: impl Fn(usize) -> &'o [O],
@@ -423,7 +428,8 @@ impl Job<'_> {
         Ok((OffsetBuffer::new(ScalarBuffer::new(offsets.freeze(), 0, self.rows + 1)), runs))
     }
 
-    /// Views with the long values that they are of in one buffer, and no others: the tables' buffers have those of all rows.
+    /// Gathers views. One new buffer has their long values and no others, because the tables'
+    /// buffers have the values of all rows.
     fn views<T: ByteViewType>(&self) -> Result<ArrayRef> {
         let sources: Vec<&GenericByteViewArray<T>> =
             self.arrays.iter().map(|array| array.as_byte_view::<T>()).collect();
@@ -437,7 +443,8 @@ impl Job<'_> {
         };
         let long = || long().filter_map(|(array, row)| Some((array, view_at(array, row)?)));
         let mut total: usize = long().map(|(_, view)| view.length as usize).sum();
-        // Rows that share a value share it in the result, too, where that can make much of a difference: it takes a look-up per row.
+        // Rows that share a value share it in the result, too. That takes a look-up per row, so it
+        // happens only where it can save much.
         let there_are: usize = sources.iter().flat_map(|source| source.data_buffers()).map(|buffer| buffer.len()).sum();
         let mut placed: Option<HashMap<(usize, u32), u32, Seeded>> = (total > there_are).then(HashMap::default);
         let address = |array: usize, view: &ByteView| {
@@ -455,7 +462,7 @@ impl Job<'_> {
                 });
             }
         }
-        // Offsets in views are signed, says the specification.
+        // The specification makes offsets in views signed.
         i32::try_from(total).map_err(|_| self.too_long())?;
         let mut views = self.arena.allocate(self.rows * size_of::<u128>(), "views of a result")?;
         let mut bytes = self.arena.allocate(total, "strings of a result")?;
@@ -499,9 +506,9 @@ impl Job<'_> {
         self.assembled(GenericByteViewArray::<T>::try_new(views, buffers, self.validity()?)).map(array)
     }
 
-    /// Types without values, by Arrow's own kernel.
+    /// Gathers types without values with Arrow's own kernel.
     fn by_arrow(&self) -> Result<ArrayRef> {
-        // A row that does not exist is row 0 of an array of one null.
+        // A missing row is row 0 of an array of one null.
         let null = new_null_array(self.data_type, 1);
         let missing = (self.arrays.len(), 0);
         let arrays: Vec<&dyn Array> = self.arrays.iter().copied().chain([&null]).map(|array| &**array).collect();
@@ -511,7 +518,8 @@ impl Job<'_> {
             .map_err(|error| Error::Internal(format!("gathering a column of {data_type}: {error}")))
     }
 
-    /// As with strings, whoever asked may ask for fewer rows at a time.
+    /// Error for values that are too long for one batch. As with strings, the caller can ask for
+    /// fewer rows at a time.
     fn too_long(&self) -> Error {
         Error::Invalid(format!(
             "values of a column of type {} are so long that one batch of the result cannot hold them; ask for smaller batches with \
@@ -527,7 +535,7 @@ impl Job<'_> {
     }
 }
 
-/// Adds a run, to the one before where it follows that.
+/// Adds a run, or extends the previous run if the new one follows it.
 fn push_run(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.array == run.array && (run.array == MISSING || last.start + last.len == run.start) => {

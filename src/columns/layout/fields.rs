@@ -1,4 +1,4 @@
-//! Where the value of each key column goes in a packed key, and who puts it there.
+//! Place of each key column's value in a packed key, and the source of its bits.
 
 use arrow::datatypes::DataType;
 
@@ -7,7 +7,7 @@ use super::super::rows::fixed_width;
 use super::KeyFacts;
 use crate::device::{KeyWidth, SHORT_BYTES_MAX, length_bits};
 
-/// One pair of columns in a packed key.
+/// Place of one pair of columns in a packed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Field {
     pub(super) source: Source,
@@ -16,28 +16,31 @@ pub(super) struct Field {
     pub(super) null_bit: Option<u32>,
 }
 
-/// Who turns values into bits.
+/// Source of a field's bits: the component that converts values, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The device, from the column as it is; the encoding of each side follows from its type.
+    /// The device converts the stored column. The encoding of each side follows from its type.
     Device { min: i128 },
-    /// The device, bits as they are: both sides have one width and sign.
+    /// The device copies the bits unchanged: both sides have one width and sign.
     Raw,
-    /// The device, floats.
+    /// The device converts floats.
     Float,
-    /// The host: numbers minus `min`.
+    /// The host subtracts `min` from numbers.
     HostNumber { min: i128 },
-    /// The host: floats, as the device would.
+    /// The host converts floats as the device would.
     HostFloat { bits: u32 },
-    /// The host, or a device that makes keys: bytes, the first one on top, then their length.
+    /// The host, or a device that makes keys, packs the bytes with the first one on top, and then
+    /// their length.
     Bytes { bytes_max: usize },
 }
 
-/// Places all fields side by side; `None` when they need more than 128 bits, or an unknown number.
+/// Places all fields next to each other. Returns `None` when they need more than 128 bits, or an
+/// unknown number of bits.
 pub(super) fn packed_fields(facts: &[KeyFacts]) -> Option<(KeyWidth, Vec<Field>)> {
     let mut fields = Vec::with_capacity(facts.len());
     let mut next_bit = 0;
-    // From the last to the first, which decides the order and so comes on top.
+    // Place fields from the last to the first, because the first decides the order and has the
+    // highest bits.
     for fact in facts.iter().rev() {
         let (source, bits) = field_bits(fact, facts.len() == 1)?;
         let null_bit = fact.nulls_equal.then_some(next_bit + bits);
@@ -63,8 +66,9 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
             let bits = 8 * u32::from(*bytes);
             (Source::HostFloat { bits }, bits)
         }
-        // One column of one width on both sides is a key as it lies: no pass over it is needed. It would lose the order of
-        // negative numbers, which is worth more than the pass when rows are sorted.
+        // One column of one width on both sides is a key as stored, and needs no pass over it. The
+        // order of negative numbers would be lost, which is worth more than the pass when rows are
+        // sorted.
         _ if alone
             && on_device
             && !fact.nulls_equal
@@ -81,12 +85,12 @@ fn field_bits(fact: &KeyFacts, alone: bool) -> Option<(Source, u32)> {
     })
 }
 
-/// Whether equal values have equal bits without any conversion.
+/// True if equal values have equal bits without any conversion.
 fn same_integers(a: &DataType, b: &DataType) -> bool {
     fixed_width(a) == fixed_width(b) && a.is_unsigned_integer() == b.is_unsigned_integer()
 }
 
-/// The range that the stored numbers of two types can have.
+/// Returns the range that the stored numbers of two types can have.
 fn range_of_types(a: &DataType, b: &DataType) -> (i128, i128) {
     let range = |data_type: &DataType| match data_type {
         DataType::Dictionary(_, values) => fixed_width(values).map(|width| (width, values.is_unsigned_integer())),

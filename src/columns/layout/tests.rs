@@ -96,7 +96,7 @@ fn devices_hash_what_they_can_read() {
         assert!(!is_read(vec![facts, fact(KeyClass::Boolean, T::Boolean)]), "booleans are bits");
     }
     assert!(!is_read(vec![fact(KeyClass::Integer, T::Int64)]), "what is packed is not hashed");
-    // Short text is packed, beside numbers that a device packs anyway.
+    // Short text is packed together with numbers that a device packs anyway.
     let short = || KeyFacts { range: Some((0, 9)), ..fact(KeyClass::Integer, T::Int64) };
     let flag = || long(KeyClass::String, T::Utf8, T::Utf8, 3);
     let packed = |facts| KeyLayout::new(facts, 0).made_by_device();
@@ -107,7 +107,7 @@ fn devices_hash_what_they_can_read() {
     assert!(packed(vec![flag(), long(KeyClass::String, dictionary(), T::Utf8, 3)]).is_made_on_host());
     assert!(is_read(vec![text(); 8]) && !is_read(vec![text(); 9]));
 
-    // Bytes of a row beside its text, and how values of fixed width are read on both sides.
+    // Bytes of a row next to its text, and the encoding of fixed-width values on both sides.
     let mixed = KeyFacts { probe_type: T::UInt8, ..fact(KeyClass::Integer, T::Int64) };
     let wide = KeyFacts { probe_type: T::Decimal128(20, 0), ..fact(KeyClass::Integer, T::UInt64) };
     let half = fact(KeyClass::Float { bytes: 2 }, T::Float16);
@@ -163,7 +163,8 @@ fn all_bits_of_all_fields_are_in_a_hash() {
         for (at, hash) in hashes.iter().enumerate() {
             assert!(!hashes[..at].contains(hash), "row {at} of seed {seed}");
         }
-        // The last field of rows 1 and 2 is the same: what differs is the first field's hash, all of which counts.
+        // The last field of rows 1 and 2 is the same. Only the first field's hash differs, and all
+        // its bits count.
         let first = |row| {
             readers[0].value(row).map(|value| match value {
                 KeyValue::Bytes(bytes) => xxh3_128_with_seed(bytes, seed),
@@ -178,7 +179,8 @@ fn all_bits_of_all_fields_are_in_a_hash() {
     }
 }
 
-/// Whether keys made of those columns of one batch are in ascending order, and whether the layout says so.
+/// Returns whether keys of the given columns of one batch are in ascending order, and whether the
+/// layout says so.
 fn packed_in_order(columns: Vec<ArrayRef>, mut facts: Vec<KeyFacts>) -> (bool, bool) {
     facts.iter_mut().for_each(|fact| fact.sorted = true);
     let named = columns.into_iter().enumerate().map(|(at, column)| (format!("k{at}"), column));
