@@ -1,7 +1,7 @@
-//! Messages over a socket between two processes of one host, some of them with a file.
+//! Messages over a socket between two processes of one host, some with a file.
 //!
-//! A message is its length in 8 bytes and what `postcard` makes of it. A file goes along with the first byte of its message, so that
-//! messages and files come out in one order.
+//! A message is its length in 8 bytes, followed by its `postcard` encoding. A file is sent with the
+//! first byte of its message, so that messages and files arrive in the same order.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,20 +18,21 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Bytes that are asked of the socket at once, or as many as a message lacks.
+/// Fewest bytes to ask of the socket at once. A read asks for all bytes that the message lacks, if
+/// those are more.
 const READ_BYTES: usize = 16 << 10;
 
-/// Bytes that are asked of it at the most: more than it holds is not worth clearing.
+/// Most bytes to ask of the socket at once. The socket holds no more, and clearing a larger buffer
+/// is wasted work.
 const READ_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of a message's length.
 const LENGTH_BYTES: usize = 8;
 
-/// The end of a socket that messages are put into, by any thread.
+/// Sending end of a socket, for any thread.
 #[derive(Debug)]
 pub(super) struct Sender {
     socket: UnixStream,
-    /// Held while a message is put in.
+    /// Held while a message is written.
     sending: Mutex<()>,
 }
 
@@ -40,20 +41,21 @@ impl Sender {
         Self { socket, sending: Mutex::default() }
     }
 
-    /// Closes the socket, both ways.
+    /// Closes the socket in both directions.
     pub(super) fn hang_up(&self) {
-        // One that is closed already is closed.
+        // An error means that the socket is closed already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Sends a message, and a file with it. Returns when the socket has taken both, which waits for a reader that is behind.
+    /// Sends a message, and optionally a file with it. Returns when the socket has taken both,
+    /// which may wait for a slow reader.
     pub(super) fn send(&self, message: &impl Serialize, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut frame = postcard::to_extend(message, vec![0; LENGTH_BYTES]).map_err(io::Error::other)?;
         let length = (frame.len() - LENGTH_BYTES) as u64;
         frame[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
         let files = file.as_slice();
         let _sending = self.sending.lock();
-        // What has gone in half cannot be understood.
+        // A message cut in half cannot be decoded, so close the socket.
         self.put(&frame, files).inspect_err(|_| self.hang_up())
     }
 
@@ -75,12 +77,12 @@ impl Sender {
     }
 }
 
-/// The end that messages come out of.
+/// Receiving end of a socket.
 #[derive(Debug)]
 pub(super) struct Receiver {
     socket: UnixStream,
     bytes: Vec<u8>,
-    /// Bytes that messages before have taken.
+    /// Bytes of `bytes` that earlier messages have used.
     taken: usize,
     files: VecDeque<OwnedFd>,
 }
@@ -90,7 +92,7 @@ impl Receiver {
         Self { socket, bytes: Vec::new(), taken: 0, files: VecDeque::new() }
     }
 
-    /// The next message; `None` when the other end is closed. Waits.
+    /// Waits for the next message and returns it; `None` if the other end is closed.
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         if !self.fill(LENGTH_BYTES)? {
             return Ok(None);
@@ -105,12 +107,13 @@ impl Receiver {
         message.map(Some).map_err(io::Error::other)
     }
 
-    /// The file that came with the message just received.
+    /// Returns the file that came with the last message.
     pub(super) fn file(&mut self) -> io::Result<OwnedFd> {
         self.files.pop_front().ok_or_else(|| io::Error::other("a message came without its file"))
     }
 
-    /// Reads until so many bytes are there; `false` when the other end is closed and nothing of a message has come.
+    /// Reads until `wanted` bytes are available. Returns `false` if the other end is closed before
+    /// the first byte of a message.
     fn fill(&mut self, wanted: usize) -> io::Result<bool> {
         while self.bytes.len() - self.taken < wanted {
             self.bytes.drain(..std::mem::take(&mut self.taken));

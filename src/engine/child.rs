@@ -1,4 +1,5 @@
-//! The process of a device, as its parent sees it: ended and waited for, whatever becomes of the server's side.
+//! Child process of a device: the server ends it and waits for it, even if the server's own side
+//! fails.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -8,31 +9,32 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::device::DeviceId;
 
-/// How long a process that was hung up on has to end by itself.
+/// Time that the child has to end on its own after the server hangs up.
 const ENDING_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the system may take to end a process that was killed, with the contexts of its GPU.
+/// Time that the kernel may take to reap a killed child and its CUDA contexts.
 pub(super) const KILLED_WAIT: Duration = Duration::from_secs(10);
 
-/// Ends its process when it is dropped.
+/// Ends its child process when it is dropped.
 #[derive(Debug)]
 pub(super) struct ChildGuard {
     pub(super) id: DeviceId,
     pub(super) socket: UnixStream,
     child: Option<Child>,
-    /// What the system said when it had ended.
+    /// Exit status, once the child has ended.
     status: Option<ExitStatus>,
 }
 
 impl ChildGuard {
-    /// Without a child, the process at the other end of the socket is another's.
+    /// Creates a guard. Without a child, another owner ends the process at the other end of the
+    /// socket.
     pub(super) fn new(id: DeviceId, socket: UnixStream, child: Option<Child>) -> Self {
         Self { id, socket, child, status: None }
     }
 
-    /// Hangs up, and kills the process if it does not end by itself. True if it has ended.
+    /// Hangs up, and kills the child if it does not end on its own. True if it has ended.
     pub(super) fn end(&mut self) -> bool {
-        // It may have hung up first.
+        // The child may have hung up first.
         let _ = self.socket.shutdown(Shutdown::Both);
         self.has_ended(ENDING_WAIT) || {
             if let Some(child) = &mut self.child {
@@ -42,7 +44,7 @@ impl ChildGuard {
         }
     }
 
-    /// Whether the process ends within that time.
+    /// True if the child ends within `wait`.
     fn has_ended(&mut self, wait: Duration) -> bool {
         let Some(child) = &mut self.child else { return true };
         let since = Instant::now();
@@ -58,14 +60,14 @@ impl ChildGuard {
         }
     }
 
-    /// Waits for as long as it takes.
+    /// Waits without a limit until the child has ended.
     pub(super) fn wait(&mut self) {
         if let Some(mut child) = self.child.take() {
             self.status = child.wait().ok();
         }
     }
 
-    /// The error of calls to a process that has ended.
+    /// Returns the error of calls to a child that has ended.
     pub(super) fn failure(&self) -> Error {
         let how = self.status.map(|status| format!(" ({status})")).unwrap_or_default();
         Error::Unavailable(format!("the process of {} has ended{how}; joins on other devices go on", self.id))

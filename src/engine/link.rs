@@ -1,14 +1,16 @@
-//! The connection to the process of a device, and the memory that it was lent.
+//! Connection to the process of a device, and the memory that the process has borrowed.
 //!
 //! ```text
-//!   run() ── one thread per job: pushes batches, hands on progress ──────────┐
-//!   clerks ── lend what has to be waited for ────────────────────────────────┤◄── reader ◄── socket
-//!   questions: what is kept, rates ──────────────────────────────────────────┘
+//!   run() ── one thread per job: pushes batches, reports progress ──────────┐
+//!   clerks ── lend memory that has to be waited for ────────────────────────┤◄── reader ◄── socket
+//!   questions: kept rows, rates ────────────────────────────────────────────┘
 //! ```
 //!
-//! The reader waits only for the process, which always takes what it is sent. What is there it lends itself. What is given back it takes
-//! back itself, in the order in which it hears of it, and it may unmap a slab for it: a process gives the pieces of a batch back as soon as
-//! it has sent it, so the reader holds them until the job's thread has pushed it.
+//! The reader waits only for the process, which always reads its socket. The reader lends memory
+//! that is available at once, and leaves the rest to the clerks. It also takes returned memory
+//! back, in the order of the messages, and may unmap a slab for that. A process gives the pieces of
+//! a batch back as soon as the batch is sent. So the link keeps those pieces until the job's thread
+//! has pushed the batch.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,16 +31,18 @@ use crate::join::Report;
 use crate::memory::{Arena, ArenaBuffer, Held, Pin, Place, holding};
 use crate::{Error, Result, panics};
 
-/// The slabs of an arena, for processes that come and go. It takes the place of what pins slabs: each process pins its view.
+/// Slabs of an arena, for processes that come and go. Each process pins its own view, so this
+/// replaces the object that pins slabs.
 #[derive(Debug, Default)]
 pub struct SharedSlabs {
     inner: Mutex<Shown>,
 }
 
-/// Length and file of each slab, by its address.
+/// Length and file of each slab, by address.
 type Slabs = BTreeMap<u64, (u64, Arc<OwnedFd>)>;
 
-/// Slabs that are shown to a process while threads that take one, or give one back, wait.
+/// Most slabs that are shown to a process while other threads wait to take a slab or to give one
+/// back.
 const LAST_SLABS: usize = 8;
 
 #[derive(Debug, Default)]
@@ -48,8 +52,9 @@ struct Shown {
 }
 
 impl SharedSlabs {
-    /// Shows all slabs to a process, those that are there and those to come. It maps and pins each before it takes the next, which may take
-    /// seconds for all of them: a thread that takes a slab, or gives one back, waits for the last few at most.
+    /// Shows a process all slabs, present and future. The process maps and pins each slab before it
+    /// takes the next, which may take seconds in total. A thread that takes a slab, or gives one
+    /// back, waits for at most the last few slabs (`LAST_SLABS`).
     pub(super) fn show_to(&self, link: &Arc<Link>) -> Result<()> {
         let mut seen = Slabs::new();
         loop {
@@ -78,7 +83,7 @@ impl Pin for SharedSlabs {
         let mut shown = self.inner.lock();
         let tell = |link: &Weak<Link>| {
             let Some(link) = link.upgrade() else { return false };
-            // Of a process that does not hear, its reader will tell.
+            // Ignore send errors; the reader reports a process that has ended.
             let _ = link.sender.send(&ToDevice::Slab { address, len }, Some(file.as_fd()));
             true
         };
@@ -89,14 +94,15 @@ impl Pin for SharedSlabs {
 
     fn unpin(&self, start: *mut u8) {
         let address = start as u64;
-        // Links are let go of without the lock: with the last of one go pieces, and with these maybe a slab.
+        // Drop the links without the lock: the last reference to a link frees its pieces, and those
+        // may free a slab.
         let links: Vec<Arc<Link>>;
         {
             let mut shown = self.inner.lock();
             shown.slabs.remove(&address);
             links = shown.to.iter().filter_map(Weak::upgrade).collect();
             for link in &links {
-                // What lay in it was a table's that is gone, which the process has still mapped.
+                // The tables of this slab are gone, but the process still has them mapped.
                 link.forget_gone_tables();
                 let _ = link.sender.send(&ToDevice::Unmapped { address }, None);
             }
@@ -104,43 +110,43 @@ impl Pin for SharedSlabs {
     }
 }
 
-/// Tables that a process knows, by their address, which is not used again while the table can be named.
+/// Tables that a process knows, by address. The address is not reused while a task can name the
+/// table.
 pub(super) type Tables = HashMap<usize, (u64, Weak<Table>)>;
 
-/// The connection to a process, and what was lent to it.
+/// Connection to a process, and the memory lent to it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) sender: Sender,
-    /// Who listens to which job.
+    /// Listener of each job.
     jobs: Mutex<HashMap<u64, Door>>,
-    /// Who waits for which answer.
+    /// Receiver of each answer, by question.
     pub(super) questions: Mutex<HashMap<u64, mpsc::SyncSender<FromDevice>>>,
     lent: Mutex<Lent>,
     pub(super) tables: Mutex<Tables>,
-    /// Whether the server has no use for it any more.
+    /// True if the server has no more use for the process.
     pub(super) is_hung_up: AtomicBool,
     pub(super) state: Mutex<State>,
-    /// Why the device is out of service.
+    /// Reason why the device is out of service.
     pub(super) lost: OnceLock<Error>,
 }
 
-/// What the process has of the server's memory.
+/// Memory of the server that the process has borrowed.
 #[derive(Debug, Default)]
 struct Lent {
-    /// Pieces by their address.
+    /// Pieces by address.
     pieces: BTreeMap<u64, Piece>,
     held: HashMap<u64, Held>,
     last_held: u64,
-    /// Whether the process has ended, so that nothing is lent to it any more.
+    /// True if the process has ended, so that nothing more is lent to it.
     is_closed: bool,
 }
 
-/// A piece that was lent.
 #[derive(Debug)]
 enum Piece {
-    /// The process writes to it.
+    /// The process writes to the piece.
     Open(ArenaBuffer),
-    /// It is part of a batch.
+    /// The piece is part of a batch.
     Written(Buffer),
 }
 
@@ -153,15 +159,15 @@ impl Piece {
     }
 }
 
-/// Where what a job says goes.
+/// Destination of a job's messages.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
-    /// What the job's pieces come from.
+    /// Arena that the job's pieces come from.
     pub(super) arena: Arena,
     pub(super) messages: mpsc::Sender<OfJob>,
 }
 
-/// What a job says.
+/// Message of a job to its thread.
 #[derive(Debug)]
 pub(super) enum OfJob {
     Push { call: u64, batch: BatchParts, pieces: Pieces, shared: Option<Vec<bool>> },
@@ -170,7 +176,7 @@ pub(super) enum OfJob {
     Ended { outcome: Result<()>, report: Report },
 }
 
-/// What clerks do.
+/// Task for a clerk.
 pub(super) enum Chore {
     Piece {
         call: u64,
@@ -188,14 +194,14 @@ pub(super) enum Chore {
         call: u64,
         arena: Arena,
     },
-    /// The job has no listener any more.
+    /// Refuses the call, because the job has no listener any more.
     Refuse {
         call: u64,
     },
 }
 
 impl Chore {
-    /// The call that it is for.
+    /// Returns the call that the chore answers.
     fn call(&self) -> u64 {
         match self {
             Self::Piece { call, .. }
@@ -206,7 +212,7 @@ impl Chore {
     }
 }
 
-/// A door that is open as long as this lives.
+/// Keeps a job's door open until it is dropped.
 pub(super) struct Listening<'a> {
     link: &'a Link,
     pub(super) job: u64,
@@ -217,7 +223,7 @@ impl<'a> Listening<'a> {
     pub(super) fn begin(link: &'a Link, job: u64, door: Door, messages: mpsc::Receiver<OfJob>) -> Result<Self> {
         link.jobs.lock().insert(job, door);
         let listening = Self { link, job, messages };
-        // A link says that the device is lost before it closes its doors.
+        // A link records that the device is lost before it closes its doors.
         link.check()?;
         Ok(listening)
     }
@@ -226,7 +232,7 @@ impl<'a> Listening<'a> {
 impl Drop for Listening<'_> {
     fn drop(&mut self) {
         self.link.jobs.lock().remove(&self.job);
-        // It waits for the answers to what it has said since.
+        // The process waits for the answers to messages that arrived since.
         for said in self.messages.try_iter() {
             if let OfJob::Push { call, .. } | OfJob::ReadersMayHelp { call, .. } = said {
                 self.link.work(Chore::Refuse { call });
@@ -236,7 +242,7 @@ impl Drop for Listening<'_> {
 }
 
 impl Link {
-    /// A link over which nothing was lent yet.
+    /// Creates a link with nothing lent yet.
     pub(super) fn new(sender: Sender) -> Self {
         Self {
             sender,
@@ -250,7 +256,7 @@ impl Link {
         }
     }
 
-    /// Tells the process in what way there are other slabs now than it has seen.
+    /// Tells the process which slabs were removed or added since those it has seen.
     fn show(&self, seen: &mut Slabs, now: &Slabs) -> Result<()> {
         let is_same = |slabs: &Slabs, address: u64, file: &Arc<OwnedFd>| {
             slabs.get(&address).is_some_and(|(_, other)| Arc::ptr_eq(file, other))
@@ -269,7 +275,7 @@ impl Link {
         self.lost.get().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
-    /// Tells the process of the tables that are gone, whose memory it would otherwise keep.
+    /// Tells the process which tables are gone. Otherwise it would keep their memory.
     pub(super) fn forget_gone_tables(&self) {
         let mut gone = Vec::new();
         let mut known = self.tables.lock();
@@ -279,12 +285,12 @@ impl Link {
             is_here
         });
         if !gone.is_empty() {
-            // Of a process that does not hear, its reader will tell.
+            // Ignore send errors; the reader reports a process that has ended.
             let _ = self.sender.send(&ToDevice::Forget { tables: gone }, None);
         }
     }
 
-    /// Waits until the process has ended, for as long as the system may take to end it.
+    /// Waits until the process has ended, at most as long as the kernel may take to end it.
     pub(super) fn wait_until_lost(&self) {
         let since = Instant::now();
         while self.lost.get().is_none() && since.elapsed() < 2 * KILLED_WAIT {
@@ -292,11 +298,11 @@ impl Link {
         }
     }
 
-    /// The reader's life.
+    /// Reads messages until the process ends or its device is lost, and then closes the link.
     pub(super) fn read(&self, mut messages: Receiver, work: &mpsc::Sender<Chore>, mut child: ChildGuard) {
         let lost = loop {
             match messages.receive() {
-                // Of a process whose device is lost nothing more is wanted.
+                // The process is of no more use once its device is lost.
                 Ok(Some(FromDevice::Ended { lost: Some(lost), .. })) => break Some(lost),
                 Ok(Some(message)) => self.take(message, work),
                 Ok(None) => break None,
@@ -309,7 +315,8 @@ impl Link {
         let has_ended = child.end();
         let lost = lost.unwrap_or_else(|| child.failure());
         if !has_ended {
-            // Who waits for it need not wait for ever, but its GPU may yet write where it was told to.
+            // Waiting jobs need not wait for the process, but its GPU may still write to borrowed
+            // memory.
             tracing::error!(device = %child.id, "the process does not end; what it had borrowed stays taken until it does");
             self.close(lost.clone());
             child.wait();
@@ -319,7 +326,7 @@ impl Link {
         self.close(lost);
     }
 
-    /// Tells everybody that the device is lost.
+    /// Reports to all jobs and questions that the device is lost.
     fn close(&self, lost: Error) {
         if self.lost.set(lost).is_ok() && !self.is_hung_up.load(Ordering::Relaxed) {
             tracing::error!("{}", self.lost.get().map_or("", |lost| lost.message()));
@@ -331,7 +338,7 @@ impl Link {
         state.cache.iter_mut().for_each(|cache| cache.bytes = 0);
     }
 
-    /// Hands a message to whom it is for.
+    /// Passes a message to its receiver.
     fn take(&self, message: FromDevice, work: &mpsc::Sender<Chore>) {
         let chore = |chore: Chore| work.send(chore).expect("clerks end after the reader");
         match message {
@@ -358,13 +365,14 @@ impl Link {
                     }
                 }
             }
-            // A piece that becomes shorter leaves its slab in use: nothing is unmapped.
+            // A shortened piece keeps its slab in use, so nothing is unmapped.
             FromDevice::Shorten { address, len } => {
                 if let Some(Piece::Open(piece)) = self.lent.lock().pieces.get_mut(&address) {
                     piece.truncate(len as usize);
                 }
             }
-            // Here, so that what a job does next, or the next job, finds it free.
+            // Freed by the reader, so that the next request of this job or the next job finds the
+            // memory free.
             FromDevice::GiveBack { address } => {
                 let piece = self.lent.lock().pieces.remove(&address);
                 drop(piece);
@@ -377,7 +385,7 @@ impl Link {
             FromDevice::State(state) => *self.state.lock() = state,
             FromDevice::KeptRows { question, .. } | FromDevice::Rates { question, .. } => {
                 if let Some(asker) = self.questions.lock().remove(&question) {
-                    // It may have waited long enough.
+                    // The asker may have stopped waiting.
                     let _ = asker.send(message);
                 }
             }
@@ -391,7 +399,7 @@ impl Link {
         }
     }
 
-    /// Does a chore and answers the call that it is for.
+    /// Does a chore and answers its call.
     fn work(&self, chore: Chore) {
         let (call, answer) = match chore {
             Chore::Piece { call, arena, len, purpose } => {
@@ -420,7 +428,7 @@ impl Link {
     }
 
     fn answer(&self, call: u64, answer: Result<Answer>) {
-        // Of a process that does not hear, the reader will tell.
+        // Ignore send errors; the reader reports a process that has ended.
         let _ = self.sender.send(&ToDevice::Answer { call, answer }, None);
     }
 }
@@ -438,7 +446,7 @@ pub(super) fn work_off(link: &Weak<Link>, clerks: &Mutex<mpsc::Receiver<Chore>>)
 }
 
 impl Lent {
-    /// What is lent, to be added to.
+    /// Returns itself for additions; an error if the process has ended.
     fn open(&mut self) -> Result<&mut Self> {
         match self.is_closed {
             true => Err(Error::Cancelled("the process has ended".into())),
@@ -446,7 +454,7 @@ impl Lent {
         }
     }
 
-    /// The pieces that a batch is made of. They are not written any more.
+    /// Returns the pieces of a batch, and freezes them against further writes.
     fn pieces_of(&mut self, batch: &BatchParts) -> Pieces {
         let mut found = Pieces::new();
         batch.each_place(&mut |place| {

@@ -1,16 +1,16 @@
-//! What the server's process and a device's say to each other.
+//! Messages between the server's process and a device's process.
 //!
 //! ```text
 //!   server                                        process of a device
 //!   Open, slabs as they come and go ────────────► opens the device          ──► Opened
-//!   tables, each once ──────────────────────────► keeps them until it is told to forget
+//!   tables, each once ──────────────────────────► keeps them until told to forget them
 //!   Run ────────────────────────────────────────► runs the task
-//!         ◄── Call: a piece of memory, a batch to be pushed, ... ── answered by Answer
+//!         ◄── Call: a piece of memory, a batch to push, ... ──── answered by Answer
 //!         ◄── Progress, and at the end Ended
-//!   Ask: what is kept of a table, rates ────────► answered by Reply
+//!   KeptRows, MeasureRates ─────────────────────► answered by KeptRows, Rates
 //! ```
 //!
-//! Addresses are the server's.
+//! Addresses are addresses in the server's process.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,68 +28,69 @@ use crate::memory::{ArrayParts, Place, describe, restore};
 use crate::planner::Rates;
 use crate::{Error, Result};
 
-/// From the server to the process of a device.
+/// Message from the server to the process of a device.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToDevice {
-    /// The first message: what device to open.
+    /// Opens a device. The first message.
     Open(Opening),
-    /// Keep columns of joins, in so many bytes of the device's memory.
+    /// Keeps columns of joins, in at most `limit_bytes` of the device's memory.
     KeepColumns { limit_bytes: u64 },
-    /// A slab of the arena; its file comes along.
+    /// Adds a slab of the arena. Its file comes with the message.
     Slab { address: u64, len: u64 },
-    /// A slab is no more.
+    /// Removes a slab.
     Unmapped { address: u64 },
-    /// A table that tasks will name by its number.
+    /// Describes a table, which tasks will name by its number.
     Table(TableParts),
-    /// No task will name these any more.
+    /// Forgets tables that no task will name again.
     Forget { tables: Vec<u64> },
-    /// Run a join.
+    /// Runs a join.
     Run(Box<Run>),
-    /// Stop a join.
+    /// Stops a join.
     Cancel { job: u64 },
-    /// What became of a call.
+    /// Answers a call.
     Answer { call: u64, answer: Result<Answer> },
-    /// What of a table the device keeps.
+    /// Asks which rows of a table the device keeps.
     KeptRows { question: u64, table: u64 },
-    /// What the device does how fast, measured now.
+    /// Asks the device to measure its rates now.
     MeasureRates { question: u64 },
 }
 
-/// A join to run.
+/// Join to run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) job: u64,
     pub(super) task: Task<u64>,
-    /// The part of the device's memory that it has; `None`: it is alone.
+    /// The job's part of the device's memory. `None`: the job runs alone.
     pub(super) device_bytes: Option<u64>,
 }
 
-/// From the process of a device to the server.
+/// Message from the process of a device to the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromDevice {
-    /// The answer to [`ToDevice::Open`].
+    /// Answers [`ToDevice::Open`].
     Opened(Result<Opened>),
-    /// A job wants something, and waits for the answer, but to a push: what it says next is heard when that was done.
+    /// Asks for something on behalf of a job. The job waits for the answer, except that of a push:
+    /// its next messages may come before the batch is pushed.
     Call { call: u64, job: u64, want: Want },
-    /// A piece is no longer needed but for its first bytes.
+    /// Shortens a piece to its first `len` bytes.
     Shorten { address: u64, len: u64 },
-    /// A piece is no longer needed.
+    /// Gives back a piece.
     GiveBack { address: u64 },
-    /// Bytes are no longer held.
+    /// Lets go of held bytes.
     LetGo { held: u64 },
-    /// What a job tells of itself.
+    /// Reports the progress of a job.
     Progress { job: u64, report: Report },
-    /// What the device tells of itself, when that has changed.
+    /// Reports the state of the device, if it has changed.
     State(State),
-    /// The answer to [`ToDevice::KeptRows`].
+    /// Answers [`ToDevice::KeptRows`].
     KeptRows { question: u64, kept: Vec<(usize, Range<u64>)> },
-    /// The answer to [`ToDevice::MeasureRates`].
+    /// Answers [`ToDevice::MeasureRates`].
     Rates { question: u64, rates: Option<Box<Rates>> },
-    /// A job has come to its end, and holds nothing any more.
+    /// Ends a job, which holds nothing any more.
     Ended { job: u64, outcome: Result<()>, report: Report, lost: Option<Error> },
 }
 
-/// A device that was opened.
+/// Properties of a device that was opened.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Opened {
     pub(super) info: DeviceInfo,
@@ -97,16 +98,16 @@ pub(super) struct Opened {
     pub(super) jobs_max: usize,
 }
 
-/// What a device tells of itself.
+/// State that a device reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) memory: MemoryUse,
     pub(super) cache: Option<CacheStats>,
-    /// Lines of its log.
+    /// Lines that the log of the device's process dropped.
     pub(super) dropped_lines: u64,
 }
 
-/// What a job wants of the server.
+/// Request of a job to the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Want {
     Piece { len: u64, purpose: String },
@@ -116,7 +117,7 @@ pub(super) enum Want {
     ReadersMayHelp { waited_seconds: f64 },
 }
 
-/// What it is given.
+/// Answer of the server to a [`Want`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Piece { address: u64 },
@@ -126,17 +127,17 @@ pub(super) enum Answer {
     ReadersMayHelp(bool),
 }
 
-/// Bytes that may be sent in vain rather than copied first.
+/// Unused bytes that may be sent, because a copy would cost more.
 const SLICE_BYTES_MIN: usize = 4 << 10;
 
-/// The same values in buffers of their own; `None` where Arrow makes none.
+/// Copies the values of `array` to buffers of their own; `None` if Arrow cannot copy the type.
 fn copied(array: &ArrayData) -> Option<ArrayData> {
     let mut copy = MutableArrayData::new(vec![array], false, array.len());
     copy.try_extend(0, 0, array.len()).ok()?;
     Some(copy.freeze())
 }
 
-/// A batch but for its schema.
+/// Batch without its schema.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct BatchParts {
     rows: usize,
@@ -148,7 +149,8 @@ impl BatchParts {
         let columns = batch.columns().iter().map(|column| {
             let column = column.to_data();
             let parts = describe(&column, place_of);
-            // Of a slice of what has to be sent, only the slice is.
+            // If the bytes of a slice have to be sent, send only the slice and not all of its
+            // buffers.
             let needed = column.get_slice_memory_size().unwrap_or(usize::MAX);
             let is_wasteful = parts.sent_bytes() / 2 > needed.saturating_add(SLICE_BYTES_MIN);
             let copy = if is_wasteful { copied(&column) } else { None };
@@ -162,7 +164,7 @@ impl BatchParts {
         self.columns.iter().map(ArrayParts::sent_bytes).sum()
     }
 
-    /// Shows every place that it has.
+    /// Calls `show` with every place of the batch.
     pub(super) fn each_place(&self, show: &mut dyn FnMut(&Place)) {
         self.columns.iter().for_each(|column| column.each_place(show));
     }
@@ -177,7 +179,7 @@ impl BatchParts {
     }
 }
 
-/// A table, as far as a join reads it.
+/// Parts of a table that a join reads.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TableParts {
     pub(super) number: u64,

@@ -1,22 +1,26 @@
-//! Engines: what runs the joins of one device, in this process or in one of its own.
+//! Engines: each runs the joins of one device, in this process or in a process of its own.
 //!
 //! ```text
-//!   scheduler ── Task, Grant ──► Engine ─┬─ InProcess   ────────────────────────────────────────► join::run on a Device
-//!                                        └─ Restarting ─ OwnProcess ── socket ──► process::serve ─► join::run on a Device
-//!                                                           │                        │
-//!                                                tables, results: slabs of the arena, which both processes see (memfd)
+//!   scheduler ── Task, Grant ──► Engine
+//!   Engine ─┬─ InProcess ────────────────────────────────────────► join::run on a Device
+//!           └─ Restarting ─ OwnProcess ── socket ──► process::serve ─► join::run on a Device
+//!                              │                        │
+//!                  tables, results: slabs of the arena, which both processes see (memfd)
 //! ```
 //!
-//! A GPU that runs into an illegal access takes all of CUDA in its process along, with every other GPU that the process uses. So
-//! where there are several, each has a process: that one ends, and what runs on other devices goes on.
+//! An illegal access on a GPU breaks all of CUDA in its process, with every other GPU that the
+//! process uses. So where there are several GPUs, each has a process: only that process ends, and
+//! other devices go on.
 //!
-//! Between the two processes go messages (`messages`, over `channel`), and no bytes of columns: a table is told once by where its
-//! buffers lie, and so is each batch of a result. Memory for results is the server's: the device's process borrows each piece
-//! ([`Lender`](crate::memory::Lender)), so that budgets, promises to jobs and the wish to stop hold there as they do here.
-//! What a process had borrowed goes back once the system says that it has ended, since until then its GPU may write there; then
-//! another one is started in its place.
+//! The two processes exchange messages (`messages`, over `channel`), and no bytes of columns. The
+//! server describes each table once, by the addresses of its buffers. The device's process
+//! describes each batch of a result in the same way. Memory for results belongs to the server: the
+//! device's process borrows each piece ([`Lender`](crate::memory::Lender)). So budgets, promises to
+//! jobs and cancellation work there as they do here. Borrowed memory is taken back once the system
+//! reports the end of the process. Until then its GPU may still write there. Then another process
+//! is started instead.
 //!
-//! This room knows of tasks, devices, their rates and memory, and nothing of queues or the wire.
+//! This room knows tasks, devices, their rates and memory. It knows nothing of queues or the wire.
 
 mod channel;
 mod child;
@@ -46,21 +50,22 @@ use crate::memory::{Arena, Budget, ReservedPool};
 use crate::planner::{Rates, Target, measure_rates};
 use crate::{Error, Result};
 
-/// The memory that was reserved for a job before it runs.
+/// Memory that is reserved for a job before it runs.
 #[derive(Debug)]
 pub struct Grant {
-    /// Its part of the device's memory, when it runs beside others. `None`: it has the device, and all of its memory, alone.
+    /// The job's part of the device's memory, if other jobs may run at the same time. `None`: the
+    /// job has the device and all its memory alone.
     pub device_memory: Option<Budget>,
-    /// Host memory for its result and what it makes on the way.
+    /// Host memory for the result and for intermediate data.
     pub host_memory: ReservedPool,
 }
 
 /// Memory of a device that is in use, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
-    /// Now.
+    /// Bytes in use now.
     pub used_bytes: u64,
-    /// At the most, ever.
+    /// Largest number of bytes in use at any time.
     pub used_bytes_max: u64,
 }
 
@@ -72,61 +77,63 @@ impl MemoryUse {
 
 /// Runs joins on one device.
 pub trait Engine: Send + Sync + Debug {
-    /// Which device.
+    /// Returns the id of the device.
     fn id(&self) -> DeviceId;
 
-    /// What it is made of, and the sizes it works best with.
+    /// Returns the device's hardware, and the sizes that it works best with.
     fn info(&self) -> &DeviceInfo;
 
-    /// The device's memory, of which jobs that run beside others are granted parts.
+    /// Returns the device's memory. Jobs that run in parallel are granted parts of it.
     fn memory(&self) -> &Budget;
 
-    /// What of it is in use.
+    /// Returns how much of the device's memory is in use.
     fn memory_use(&self) -> MemoryUse;
 
-    /// How many jobs it can run at a time.
+    /// Returns the number of jobs that the device can run at a time.
     fn jobs_max(&self) -> usize;
 
-    /// Runs a task to its end in the memory that was granted, pushing the result batch by batch.
+    /// Runs a task to its end in the granted memory, and pushes the result batch by batch.
     ///
     /// # Errors
-    /// As [`join::run`](crate::join::run); [`Unavailable`](crate::Error::Unavailable) when the device is lost, which
-    /// [`Engine::check`] says as well.
+    /// Returns the errors of [`join::run`](crate::join::run), and
+    /// [`Unavailable`](crate::Error::Unavailable) if the device is lost. [`Engine::check`] reports
+    /// a lost device too.
     fn run(&self, task: &Task, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
 
-    /// Whether the device can still work, as far as is known without asking it for anything.
+    /// Checks that the device can still work, as far as is known without a request to it.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::Error::Unavailable) when it is lost.
+    /// Returns [`Unavailable`](crate::Error::Unavailable) if the device is lost.
     fn check(&self) -> Result<()>;
 
-    /// How often the device was lost and brought back.
+    /// Returns how often the device was lost and brought back.
     fn restarts(&self) -> u64 {
         0
     }
 
-    /// Lines of the log that its own processes dropped; `None` for a device of this process.
+    /// Returns the number of log lines that the device's own processes dropped; `None` for a device
+    /// of this process.
     fn dropped_lines(&self) -> Option<u64> {
         None
     }
 
-    /// What of a table is on the device from earlier jobs.
+    /// Returns the rows of a table that are on the device from earlier jobs.
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows>;
 
-    /// What its cache of columns has done and holds; `None` without one.
+    /// Returns what the device's cache of columns has done and holds; `None` without a cache.
     fn cache_stats(&self) -> Option<CacheStats>;
 
-    /// What the device does how fast, as [`measure_rates`] finds it now.
+    /// Measures the device's rates now, by [`measure_rates`].
     fn measure_rates(&self, tell: &dyn Fn(f64)) -> Option<Rates>;
 
-    /// The device, where it is in this process.
+    /// Returns the device, if it is in this process.
     #[cfg(test)]
     fn device(&self) -> Option<Arc<dyn Device>> {
         None
     }
 }
 
-/// An engine over a device of this process.
+/// Engine over a device of this process.
 #[derive(Debug)]
 pub struct InProcess {
     device: Arc<dyn Device>,
@@ -134,7 +141,7 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// Runs joins on `device`, whose results lie in `arena`.
+    /// Runs joins on `device`, with their results in `arena`.
     pub fn new(device: Arc<dyn Device>, arena: Arena) -> Self {
         Self { device, arena }
     }
@@ -188,7 +195,7 @@ impl Engine for InProcess {
     }
 }
 
-/// Runs a task in a part of the device's memory, or alone in all of it.
+/// Runs a task in a part of the device's memory, or alone in all of it (`None`).
 fn run_within(
     memory: Option<Budget>,
     device: &dyn Device,
@@ -206,18 +213,18 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     thread.map_err(|error| Error::Exhausted(format!("the system gives no thread: {error}")))
 }
 
-/// What it takes to open a device, here or in a process of its own.
+/// Parameters to open a device, in this process or in a process of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
-    /// Which device.
+    /// Device to open.
     pub id: DeviceId,
-    /// CPU threads that it has.
+    /// CPU threads of the device.
     pub threads: usize,
-    /// Bytes of its memory that joins have; `None`: all that is free of a GPU's.
+    /// Bytes of device memory for joins. `None`: all free memory of a GPU.
     pub memory_bytes: Option<u64>,
-    /// What that memory is called.
+    /// Name of that memory.
     pub memory_name: String,
-    /// How the operator sets it.
+    /// Setting by which the operator sizes that memory.
     pub memory_knob: String,
 }
 
@@ -225,12 +232,12 @@ impl Opening {
     /// Opens the device in this process.
     ///
     /// # Errors
-    /// As [`open_device`].
+    /// Returns the errors of [`open_device`].
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         open_device(self.id, self.threads, |free| self.budget(free))
     }
 
-    /// The budget over its memory, of which so many bytes are free where the device knows.
+    /// Returns a budget of `memory_bytes`, or else of the `free` bytes that the device reports.
     pub fn budget(&self, free: Option<u64>) -> Budget {
         let bytes = self.memory_bytes.or(free).unwrap_or(0);
         Budget::new(self.memory_name.clone(), self.memory_knob.clone(), bytes)

@@ -1,4 +1,5 @@
-//! An engine over a device that has a process of its own: what the server asks of it, and what a job there wants.
+//! Engine over a device in a process of its own: it sends requests to the process, and serves the
+//! jobs there.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -26,25 +27,26 @@ use crate::memory::{Arena, Budget};
 use crate::planner::Rates;
 use crate::{Context, Error, Result, panics};
 
-/// Threads that lend memory: one may wait for a slab, which takes tenths of a second, while others find room.
+/// Threads that lend memory. One may wait tenths of a second for a slab, while others find room.
 const CLERKS: usize = 3;
 
-/// Time between looks at whether a job should stop.
+/// Time between two checks whether a job should stop.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long a process may take to open its device.
+/// Time that a process may take to open its device.
 const OPENING_WAIT: Duration = Duration::from_secs(120);
 
-/// A process that takes nothing from its socket for so long is stuck, and is ended: others wait for it meanwhile.
+/// Time after which a process that reads nothing from its socket counts as stuck and is ended.
+/// Other threads wait for it meanwhile.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
-/// How long a question waits for its answer, whose lack is no failure.
+/// Time that a question waits for its answer. A missing answer is not an error.
 const QUESTION_WAIT: Duration = Duration::from_millis(200);
 
-/// How long rates may take to be measured.
+/// Time that the measurement of rates may take.
 const RATES_WAIT: Duration = Duration::from_secs(120);
 
-/// An engine over a device that has a process of its own.
+/// Engine over a device in a process of its own.
 #[derive(Debug)]
 pub struct OwnProcess {
     id: DeviceId,
@@ -58,14 +60,15 @@ pub struct OwnProcess {
 }
 
 impl OwnProcess {
-    /// Starts the process, this program with `device-process` and those arguments, and opens the device there. `slabs` are those of
-    /// `arena`.
+    /// Starts the process and opens the device there. The process is this program, run with
+    /// `device-process` and the given arguments. `slabs` are the slabs of `arena`.
     ///
     /// # Errors
-    /// What opening the device answers; [`Error::Unavailable`] when the process cannot be started, or does not answer.
+    /// Returns the error of opening the device, or [`Error::Unavailable`] if the process cannot be
+    /// started or does not answer.
     pub fn start(opening: &Opening, arguments: &[&str], arena: Arena, slabs: &SharedSlabs) -> Result<Self> {
         let (here, there) = UnixStream::pair()?;
-        // What runs now, whatever file has its name since.
+        // The program that runs now, even if another file has its name since.
         let mut command = Command::new("/proc/self/exe");
         command.arg0(std::env::args_os().next().unwrap_or_else(|| "dovetail".into()));
         // Ctrl-C in a terminal is for the server, which lets its jobs end.
@@ -78,12 +81,13 @@ impl OwnProcess {
         let child = command.spawn().map_err(|error| {
             Error::Unavailable(format!("starting the process of {}: {}", opening.id, system_words(&error)))
         })?;
-        // It holds the other end, which only the process is to hold: its end is the socket's.
+        // The command holds the other end of the socket. Only the child may hold that end, so that
+        // the socket closes when the child ends.
         drop(command);
         Self::over(opening, arena, slabs, here, Some(child))
     }
 
-    /// The same with a process that runs already at the other end of a socket.
+    /// Opens a device in a process that runs already, at the other end of `socket`.
     pub(super) fn over(
         opening: &Opening,
         arena: Arena,
@@ -124,15 +128,15 @@ impl OwnProcess {
         Ok(Self { id: opening.id, info, memory, jobs_max, arena, link, reader, last_number })
     }
 
-    /// Has the device keep columns of joins, in so many bytes of its memory.
+    /// Lets the device keep columns of joins, in at most `limit_bytes` of its memory.
     ///
     /// # Errors
-    /// As [`Engine::check`].
+    /// Returns the errors of [`Engine::check`].
     pub fn keep_columns(&self, limit_bytes: u64) -> Result<()> {
         self.send(&ToDevice::KeepColumns { limit_bytes })
     }
 
-    /// Waits until the process has taken in what it was sent so far, for as long as opening a device may take.
+    /// Waits until the process has handled all messages so far, at most `OPENING_WAIT`.
     pub(super) fn settle(&self) {
         self.ask(OPENING_WAIT, |question| ToDevice::KeptRows { question, table: 0 }, |_| Some(()));
     }
@@ -145,7 +149,7 @@ impl OwnProcess {
     fn send(&self, message: &ToDevice) -> Result<()> {
         self.check()?;
         self.link.sender.send(message, None).map_err(|error| {
-            // The reader comes to know of it, too, and what has become of the process.
+            // The reader notices the failure too, and how the process ended.
             self.link.wait_until_lost();
             let why = system_words(&error);
             let unheard = || Error::Unavailable(format!("the process of {} does not hear: {why}", self.id));
@@ -157,7 +161,8 @@ impl OwnProcess {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The number by which the process knows a table; it is told of those that are new, and of those that are gone.
+    /// Returns the number by which the process knows a table. Tells the process of a new table, and
+    /// of tables that are gone.
     fn table(&self, table: &Arc<Table>) -> Result<u64> {
         self.link.forget_gone_tables();
         let mut known = self.link.tables.lock();
@@ -172,13 +177,13 @@ impl OwnProcess {
         Ok(number)
     }
 
-    /// How many tables the process is thought to know.
+    /// Returns the number of tables that the process should know.
     #[cfg(test)]
     pub(super) fn known_tables(&self) -> usize {
         self.link.tables.lock().len()
     }
 
-    /// Asks the process something; `None` when it does not answer in time.
+    /// Asks the process a question; `None` if it does not answer in time.
     fn ask<T>(
         &self,
         wait: Duration,
@@ -193,11 +198,11 @@ impl OwnProcess {
         answer
     }
 
-    /// Does what a job wants, or takes in what it tells, until it ends.
+    /// Serves the requests of a job and takes its reports, until the job ends.
     fn attend(&self, listening: &Listening<'_>, task: &Task, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
         let job = listening.job;
         let mut is_told_to_stop = false;
-        // Why a batch could not be pushed. Others may be on their way that follow on it.
+        // Error of the batch that could not be pushed. Later batches may already be on their way.
         let mut refused = None;
         let tables = TableBuffers::new(task);
         loop {
@@ -214,7 +219,7 @@ impl OwnProcess {
                         })
                     };
                     if refused.is_none() {
-                        // The job hears of it, whatever comes of it here.
+                        // The job gets an answer, even if the push panics here.
                         let pushed = catch_unwind(AssertUnwindSafe(push)).unwrap_or_else(|panic| {
                             let message = panics::message(&*panic);
                             Err(Error::Internal(format!("taking a batch of the result panicked: {message}")))
@@ -282,7 +287,7 @@ impl Engine for OwnProcess {
     }
 
     fn kept_rows(&self, table: &Arc<Table>) -> Vec<ColumnRows> {
-        // What was never sent is not there.
+        // A table that was never sent is not kept.
         let Some(number) = self.link.tables.lock().get(&(Arc::as_ptr(table) as usize)).map(|(number, _)| *number)
         else {
             return Vec::new();
@@ -329,7 +334,7 @@ impl Engine for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        // The process ends when the server hangs up, and the reader when the process has.
+        // The process ends when the server hangs up. The reader ends when the process has ended.
         self.link.is_hung_up.store(true, Ordering::Relaxed);
         self.link.sender.hang_up();
         if let Some(reader) = self.reader.take()

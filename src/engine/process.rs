@@ -1,4 +1,4 @@
-//! The process of a device: it runs what the server sends it, until the server hangs up.
+//! Process of a device: it runs the server's jobs until the server hangs up.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,19 +22,22 @@ use crate::memory::{Arena, Budget, Lender, LentPiece, Reservation, SlabViews};
 use crate::planner::{Target, measure_rates};
 use crate::{Error, Result, lines, panics};
 
-/// Time between two looks at what running jobs have to tell.
+/// Time between two checks for progress of running jobs.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a job waits for memory of the device that it was promised: columns that another job is done with give way.
+/// Time that a job waits for device memory that it was promised. Columns that other jobs have
+/// finished with are evicted meanwhile.
 const PROMISED_WAIT: Duration = Duration::from_secs(5);
 
-/// Batches of a job that are sent while earlier ones are not pushed yet: as many as streams of a device make at a time, and some.
+/// Most batches of a job that are sent and not yet pushed: as many as the streams of a device make
+/// at a time, and some more.
 const PUSHES_MAX: usize = 8;
 
-/// Runs the process that [`OwnProcess`](super::OwnProcess) starts; standard input is its socket.
+/// Runs the process that [`OwnProcess`](super::OwnProcess) starts. Standard input is its socket.
 ///
 /// # Errors
-/// [`Error::Invalid`] when somebody else has started it; [`Error::Internal`] when the server cannot be understood.
+/// Returns [`Error::Invalid`] if the server did not start this process, or [`Error::Internal`] if
+/// the server's messages cannot be decoded.
 pub fn run() -> Result<()> {
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let socket = UnixStream::from(socket);
@@ -44,11 +47,12 @@ pub fn run() -> Result<()> {
         ));
     }
     device::set_process_of_one_device();
-    // Jobs that still run end with the process.
+    // Running jobs end with the process.
     serve(socket)
 }
 
-/// Opens a device and runs jobs on it, as the other end of the socket asks, until that is closed.
+/// Opens a device and runs jobs on it, as the other end of the socket asks, until the socket
+/// closes.
 pub(super) fn serve(socket: UnixStream) -> Result<()> {
     let sender = Arc::new(Sender::new(socket.try_clone()?));
     let mut messages = Receiver::new(socket);
@@ -64,14 +68,15 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     };
     let (work, crew) = mpsc::channel();
     let crew = Arc::new(Mutex::new(crew));
-    // Each job has a thread, and questions have one.
+    // One thread for each job, and one for questions.
     for at in 0..=process.device.jobs_max() {
         let (process, crew) = (Arc::downgrade(&process), crew.clone());
         spawn(format!("{}/{at}", opening.id), move || work_off(&process, &crew))?;
     }
     let watched = Arc::downgrade(&process);
     spawn(format!("{}/tell", opening.id), move || tell_progress(&watched))?;
-    // Here nothing is sent, nor waited for: the server may be waiting for room in the socket.
+    // This thread must not send or wait for anything, because the server may be waiting for room in
+    // the socket.
     let outcome = loop {
         match messages.receive() {
             Ok(Some(message)) => match process.take(message, &mut messages, &work) {
@@ -86,21 +91,21 @@ pub(super) fn serve(socket: UnixStream) -> Result<()> {
     outcome
 }
 
-/// What a thread is given to do.
+/// Work item for a thread.
 enum Work {
     Run(Box<Run>),
     KeptRows { question: u64, table: u64 },
     MeasureRates { question: u64 },
 }
 
-/// A device and what is known of the server.
+/// Device and the server's tables, slabs and jobs.
 #[derive(Debug)]
 struct Process {
     device: Arc<dyn Device>,
     slabs: Arc<SlabViews>,
-    /// Those that the server has told of, or why one could not be understood.
+    /// Tables that the server has sent, or the error of a table that could not be decoded.
     tables: Mutex<HashMap<u64, Result<Arc<Table>>>>,
-    /// Jobs that were asked for and have not ended.
+    /// Jobs that have not ended.
     jobs: Mutex<HashMap<u64, Arc<Monitor>>>,
     line: Arc<Line>,
 }
@@ -128,7 +133,7 @@ impl Process {
         Ok((process, opened))
     }
 
-    /// Takes in what the server says. Nothing of it takes long but to map a slab, or to unmap one.
+    /// Handles a message of the server. Only mapping and unmapping a slab take long.
     fn take(&self, message: ToDevice, messages: &mut Receiver, work: &mpsc::Sender<Work>) -> Result<()> {
         let give = |item: Work| work.send(item).expect("the threads live as long as the process");
         match message {
@@ -139,7 +144,7 @@ impl Process {
                 }
             }
             ToDevice::Slab { address, len } => {
-                // Joins of what lies in it will fail, and others not.
+                // Only joins of tables in this slab will fail.
                 if let Err(error) = self.slabs.add(address, len as usize, messages.file()?) {
                     tracing::error!(device = %self.device.id(), "a slab of host memory cannot be seen: {error}");
                 }
@@ -172,7 +177,7 @@ impl Process {
         Ok(())
     }
 
-    /// Ends whatever waits for the server.
+    /// Ends everything that waits for the server.
     fn hang_up(&self) {
         self.jobs.lock().values().for_each(|monitor| monitor.cancel().raise());
         self.line.cut();
@@ -198,7 +203,7 @@ impl Process {
     fn run(&self, run: Run) {
         let job = run.job;
         let monitor = self.jobs.lock().get(&job).expect("a job that runs is known").clone();
-        // A panic is the job's failure, not the process's.
+        // A panic fails the job, not the process.
         let caught = catch_unwind(AssertUnwindSafe(|| self.join(run, &monitor)));
         let outcome = caught.unwrap_or_else(|panic| {
             Err(Error::Internal(format!("the join panicked on {}: {}", self.device.id(), panics::message(&*panic))))
@@ -223,8 +228,8 @@ impl Process {
         run_within(promised.map(Budget::within), &*self.device, &task, &arena, &sink, monitor)
     }
 
-    /// The part of the device's memory that the server has promised to a job: there is no more than that promised, but a column that a job
-    /// beside it reads may be in its place for a moment.
+    /// Reserves the device memory that the server has promised to a job. The promises fit in the
+    /// memory, but a column that another job reads may take the space for a moment.
     fn promised(&self, bytes: u64, cancel: &CancelFlag) -> Result<Reservation> {
         let since = Instant::now();
         loop {
@@ -233,7 +238,7 @@ impl Process {
                 Err(Error::Exhausted(_)) if since.elapsed() < PROMISED_WAIT => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // So that it is tried once more.
+                // `Unavailable`, so that the job is tried once more.
                 Err(Error::Exhausted(message)) => {
                     return Err(Error::Unavailable(format!(
                         "columns that other joins read are in its place: {message}"
@@ -261,7 +266,7 @@ fn work_off(process: &Weak<Process>, crew: &Mutex<mpsc::Receiver<Work>>) {
     }
 }
 
-/// Tells the server what has changed, as long as the process lives.
+/// Reports changes to the server while the process lives.
 fn tell_progress(process: &Weak<Process>) {
     let mut told = HashMap::new();
     let mut told_state = State::default();
@@ -285,32 +290,33 @@ fn tell_progress(process: &Weak<Process>) {
     }
 }
 
-/// The line to the server.
+/// Connection to the server.
 #[derive(Debug)]
 struct Line {
     sender: Arc<Sender>,
-    /// Calls that wait for their answers.
+    /// Calls that wait for answers.
     waiting: Mutex<HashMap<u64, Waiting>>,
     last_call: AtomicU64,
     is_cut: AtomicBool,
 }
 
 impl Line {
-    /// Sends what needs no answer. Where nobody hears it, the process is about to end.
+    /// Sends a message that needs no answer. If the server does not receive it, the process is
+    /// about to end.
     fn send(&self, message: &FromDevice) {
         if let Err(error) = self.sender.send(message, None) {
             tracing::debug!("the server does not hear: {error}");
         }
     }
 
-    /// Asks for something and waits for it.
+    /// Makes a request and waits for its answer.
     fn call(&self, job: u64, want: Want) -> Result<Answer> {
         let (answer, answered) = mpsc::sync_channel(1);
         self.ask(job, want, Waiting::Caller(answer))?;
         answered.recv().unwrap_or_else(|_| Err(hung_up()))
     }
 
-    /// Asks for something that `waiting` waits for.
+    /// Makes a request whose answer goes to `waiting`.
     fn ask(&self, job: u64, want: Want, waiting: Waiting) -> Result<()> {
         let call = self.last_call.fetch_add(1, Ordering::Relaxed) + 1;
         self.waiting.lock().insert(call, waiting);
@@ -338,7 +344,7 @@ fn hung_up() -> Error {
     Error::Cancelled("the server has hung up".into())
 }
 
-/// What waits for an answer.
+/// Receiver of an answer.
 #[derive(Debug)]
 enum Waiting {
     Caller(mpsc::SyncSender<Result<Answer>>),
@@ -348,14 +354,14 @@ enum Waiting {
 impl Waiting {
     fn answered(self, answer: Result<Answer>) {
         match self {
-            // Whoever has asked waits for it.
+            // The caller is waiting for the answer.
             Self::Caller(caller) => drop(caller.send(answer)),
             Self::Pushes(pushes) => pushes.answered(answer.err()),
         }
     }
 }
 
-/// A job's batches that are on their way to whoever reads them.
+/// Batches of a job that are sent and not yet pushed.
 #[derive(Debug, Default)]
 struct Pushes {
     state: Mutex<OnTheirWay>,
@@ -365,12 +371,12 @@ struct Pushes {
 #[derive(Debug, Default)]
 struct OnTheirWay {
     count: usize,
-    /// Why one was refused, with which the job is at its end.
+    /// Reason why a batch was refused, which ends the job.
     refused: Option<Error>,
 }
 
 impl Pushes {
-    /// Waits until one more may be sent.
+    /// Waits until another batch may be sent.
     fn begin(&self) -> Result<()> {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |state| state.refused.is_none() && state.count >= PUSHES_MAX);
@@ -393,7 +399,7 @@ fn unexpected(answer: &Answer) -> Error {
     Error::Internal(format!("the server answers {answer:?} to something else"))
 }
 
-/// Lends a job the server's memory.
+/// Lends the server's memory to a job.
 #[derive(Debug)]
 struct JobLender {
     job: u64,

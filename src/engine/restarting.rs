@@ -1,14 +1,15 @@
-//! A device whose process is started again when it has ended.
+//! Device whose process is started again after it has ended.
 //!
 //! ```text
-//!   in service ── its process ends, or its device is lost ──► out of service ── a delay ──► a process is started
-//!       ▲                                                           ▲                           │        │
-//!       └───────────────────────── it has opened the device ────────┼───────────────────────────┘        │
-//!                                                                   └── it has not: twice the delay ◄────┘
+//!   in service ── process ends, or device is lost ──► out of service ── delay ──► process starts
+//!       ▲                                                   ▲                       │        │
+//!       └───────────── it has opened the device ────────────┼───────────────────────┘        │
+//!                                                           └── it has not: twice the delay ◄┘
 //! ```
 //!
-//! Who runs joins sees one engine of the same sizes and memory, which is lost and is there again. Tables and results lie in the server's
-//! arena and stay; the new process is told of each table when a join needs it. What the device had kept is gone.
+//! The scheduler sees one engine of constant sizes and memory, which is lost and comes back. Tables
+//! and results stay in the server's arena. The new process is told of each table when a join needs
+//! it. Columns that the device had kept are gone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,22 +27,24 @@ use crate::memory::Budget;
 use crate::planner::Rates;
 use crate::{Context, Error, Result};
 
-/// Time between looks at whether the process still serves.
+/// Time between two checks whether the process still serves.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The longest delay. What ends its process time and again costs the jobs that it is given meanwhile.
+/// Longest delay. A cause that ends the process repeatedly costs the jobs that run on it meanwhile.
 const DELAY_MAX: Duration = Duration::from_secs(300);
 
-/// A process that has served for so long had a good start: the next delay is the first one again.
+/// Time of service after which a process had a good start. The next delay is then the first one
+/// again.
 const GOOD_AFTER: Duration = Duration::from_secs(600);
 
-/// How long a server that ends waits for a process that is being started.
+/// Time that a server that ends waits for a process that is being started.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// Opens the device in a process that is started for it, with so many bytes of its memory; `None`: as the settings say.
+/// Function that starts a process and opens the device there, with the given bytes of its memory.
+/// `None`: as the settings say.
 pub type Start = Box<dyn Fn(Option<u64>) -> Result<OwnProcess> + Send + Sync>;
 
-/// An engine over a device that has a process of its own, which is started again when it has ended.
+/// Engine over a device in a process of its own, which is started again after it has ended.
 #[derive(Debug)]
 pub struct Restarting {
     id: DeviceId,
@@ -52,16 +55,16 @@ pub struct Restarting {
     watch: Option<JoinHandle<()>>,
 }
 
-/// What is shared with the thread that starts processes.
+/// State that is shared with the thread that starts processes.
 struct Shared {
     start: Start,
     process: RwLock<Arc<OwnProcess>>,
-    /// What comes of a process that has ended.
+    /// Prospects of a process that has ended.
     outlook: Mutex<Outlook>,
     restarts: AtomicU64,
-    /// What processes that have ended did and took.
+    /// Totals of processes that have ended.
     before: Mutex<Before>,
-    /// Whether the server has no use for the device any more, and who is told.
+    /// True if the server has no more use for the device. `over` signals the change.
     is_over: Mutex<bool>,
     over: Condvar,
 }
@@ -79,13 +82,13 @@ struct Before {
     dropped_lines: u64,
 }
 
-/// When a process is started in the place of one that has ended.
+/// Time at which a new process replaces one that has ended.
 #[derive(Clone, Debug, PartialEq)]
 enum Outlook {
     Never,
-    /// After the delay.
+    /// After the next delay.
     Soon,
-    /// So much later, because the last one did not open the device.
+    /// After the given delay, because the last process did not open the device.
     After {
         delay: Duration,
         failure: String,
@@ -108,10 +111,11 @@ impl Outlook {
 }
 
 impl Restarting {
-    /// Starts the device's first process. `first_delay`: how long after its end the next one is started, for the first time; `None`: none is.
+    /// Starts the device's first process. `first_delay`: time from the first end of the process to
+    /// its restart. `None`: it is not restarted.
     ///
     /// # Errors
-    /// Those of `start`.
+    /// Returns the errors of `start`.
     pub fn new(start: Start, first_delay: Option<Duration>) -> Result<Self> {
         let process = start(None)?;
         let (id, info) = (process.id(), process.info().clone());
@@ -176,7 +180,7 @@ impl Engine for Restarting {
     }
 
     fn dropped_lines(&self) -> Option<u64> {
-        // As for the cache.
+        // Locked first, as in `cache_stats`.
         let before = self.shared.before.lock();
         Some(before.dropped_lines + self.process().dropped_lines()?)
     }
@@ -186,7 +190,7 @@ impl Engine for Restarting {
     }
 
     fn cache_stats(&self) -> Option<CacheStats> {
-        // Not while another process comes in the place of this one.
+        // Locked so that the process is not replaced meanwhile.
         let before = self.shared.before.lock();
         Some(self.process().cache_stats()?.after(&before.cache))
     }
@@ -201,7 +205,7 @@ impl Drop for Restarting {
         *self.shared.is_over.lock() = true;
         self.shared.over.notify_all();
         let Some(watch) = self.watch.take() else { return };
-        // A driver may not answer a process that opens the device: that one ends when the server has.
+        // A driver may hang while a process opens the device. That process ends after the server.
         let since = Instant::now();
         while !watch.is_finished() && since.elapsed() < END_WAIT {
             std::thread::sleep(Duration::from_millis(1));
@@ -213,14 +217,15 @@ impl Drop for Restarting {
 }
 
 impl Shared {
-    /// The life of the thread that starts processes.
+    /// Starts a new process whenever the last one has ended. Runs in the thread `watch`.
     fn watch(&self, first_delay: Duration, info: &DeviceInfo, memory: &Budget) {
         let mut delay = first_delay;
-        // Since when the process serves, while it does.
+        // Start of service, while the process serves.
         let mut serves_since = Some(Instant::now());
         while !self.is_over_within(LOOK_INTERVAL) {
             let process = self.process.read().clone();
-            // The GPU of one that the system has not ended yet may still write to memory that was lent.
+            // A process that the kernel has not ended yet may have a GPU that still writes to
+            // borrowed memory.
             if process.check().is_ok() || !process.has_ended() {
                 continue;
             }
@@ -258,10 +263,10 @@ impl Shared {
 
     fn start_again(&self, info: &DeviceInfo, memory: &Budget) -> Result<OwnProcess> {
         let next = (self.start)(Some(memory.limit_bytes())).context(|| "opening the device anew")?;
-        // Plans and rates are of the device that was there.
+        // Plans and rates are for the earlier device.
         match next.info() == info {
             true => {
-                // It has slabs to map and to pin, which jobs would wait for.
+                // The process has slabs to map and pin. Jobs would have to wait for that.
                 next.settle();
                 Ok(next)
             }
@@ -274,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// Waits so long; whether the server has no use for the device any more.
+    /// Waits for `wait`. True if the server has no more use for the device.
     fn is_over_within(&self, wait: Duration) -> bool {
         let mut is_over = self.is_over.lock();
         self.over.wait_while_for(&mut is_over, |is_over| !*is_over, wait);

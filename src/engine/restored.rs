@@ -1,4 +1,5 @@
-//! Batches of a result that another process made: put together of pieces that it was lent, and of buffers of both tables.
+//! Batches of a result that another process made, restored from lent pieces and buffers of both
+//! tables.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -11,10 +12,10 @@ use crate::join::Task;
 use crate::memory::{Place, holding};
 use crate::{Error, Result};
 
-/// Pieces that are not written any more, by where they begin.
+/// Pieces that are not written any more, by start address.
 pub(super) type Pieces = BTreeMap<u64, Buffer>;
 
-/// A batch of a task's result, of lent pieces and what lies in both tables.
+/// Restores a batch of a task's result from lent pieces and the buffers of both tables.
 pub(super) fn restored(
     task: &Task,
     tables: &TableBuffers<'_>,
@@ -33,13 +34,13 @@ pub(super) fn restored(
     parts.restore(&task.schema, &find)
 }
 
-/// The buffer's part that is at an address.
+/// Returns the slice of a buffer at `address`.
 fn slice_of(buffers: &BTreeMap<u64, Buffer>, address: u64, len: usize) -> Option<Buffer> {
     let (start, offset) = holding(buffers, address, len, Buffer::len)?;
     Some(buffers[&start].slice_with_length(offset, len))
 }
 
-/// The buffers of both tables of a task, by their addresses: a result may share them.
+/// Buffers of both tables of a task, by address. A result may share them.
 pub(super) struct TableBuffers<'a> {
     task: &'a Task,
     buffers: OnceLock<BTreeMap<u64, Buffer>>,
@@ -58,7 +59,8 @@ impl<'a> TableBuffers<'a> {
                     collect(&column.to_data(), &mut buffers);
                 }
             }
-            // One that lies within another, as a table's may that was the result of a join, would hide it.
+            // A buffer within another would hide the larger one. A table that was the result of a
+            // join may have such buffers.
             let mut end = 0;
             buffers.retain(|&start, buffer| {
                 let is_outside = start + buffer.len() as u64 > end;
@@ -71,7 +73,7 @@ impl<'a> TableBuffers<'a> {
     }
 }
 
-/// All buffers of an array, by their addresses; of several that begin at one, the longest.
+/// Collects all buffers of an array, by address. Of buffers with the same start, keeps the longest.
 fn collect(array: &ArrayData, buffers: &mut BTreeMap<u64, Buffer>) {
     let mut add = |buffer: &Buffer| {
         let known = buffers.entry(buffer.as_ptr() as u64).or_insert_with(|| buffer.clone());

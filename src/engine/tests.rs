@@ -25,7 +25,7 @@ use crate::{Error, Result};
 struct Stage {
     catalog: Catalog,
     engine: OwnProcess,
-    /// The process's end of the socket, to be cut.
+    /// Process end of the socket, which tests cut.
     line: UnixStream,
     process: JoinHandle<Result<()>>,
 }
@@ -40,19 +40,18 @@ fn opening() -> Opening {
     }
 }
 
-/// Two tables and the slabs of their arena.
 fn tables() -> (Catalog, Arc<SharedSlabs>) {
     let budget = Budget::new("host memory", "--host-memory", 256 << 20);
     let catalog = Catalog::new(Arena::with_backing(budget, Backing::Memfd));
     let slabs = Arc::new(SharedSlabs::default());
     catalog.arena().pin_by(Some(slabs.clone()));
-    // A table that lies in the arena, and one that does not.
+    // One table in the arena, and one outside.
     catalog.create(table("r", 5_000, Some(catalog.arena()))).unwrap();
     catalog.create(table("s", 20_000, None)).unwrap();
     (catalog, slabs)
 }
 
-/// A process that is a thread, and its end of the socket.
+/// Starts a process as a thread. Also returns its end of the socket.
 fn process_of_a_thread(catalog: &Catalog, slabs: &SharedSlabs) -> (OwnProcess, UnixStream, JoinHandle<Result<()>>) {
     let (here, there) = UnixStream::pair().unwrap();
     let line = there.try_clone().unwrap();
@@ -97,7 +96,7 @@ impl Stage {
     }
 }
 
-/// Keys with repeats and nulls, and words.
+/// Table of keys, with repeats and nulls, and words.
 fn table(name: &str, rows: i64, arena: Option<&Arena>) -> Table {
     let keys: Int64Array = (0..rows).map(|at| (at % 11 > 0).then_some(at % 3_000)).collect();
     let words: StringArray = (0..rows).map(|at| (at % 7 > 0).then(|| format!("{name} {at}"))).collect();
@@ -130,7 +129,7 @@ impl BatchSink for Batches {
     }
 }
 
-/// The rows in an order of their own.
+/// Encodes the rows and sorts them.
 fn sorted(task: &Task, batches: &[RecordBatch]) -> Vec<Vec<u8>> {
     let batch = concat_batches(&task.schema, batches).unwrap();
     let fields = batch.columns().iter().map(|column| SortField::new(column.data_type().clone()));
@@ -152,7 +151,7 @@ fn joins_give_the_same_rows_as_in_this_process_and_all_memory_back() {
             assert_eq!(sorted(&task, &apart), sorted(&task, &here), "{how} by {strategy}");
         }
     }
-    // What goes back is on its way when a job has ended.
+    // Returned memory may still be on its way when a job has ended.
     wait_until("all memory", || stage.catalog.arena().budget().used_bytes() == before);
 }
 
@@ -184,7 +183,7 @@ fn a_job_tells_of_itself_and_stops_when_it_is_told_to() {
     cancel.raise();
     let outcome = stage.engine.run(&task, &stage.grant(), &Batches::default(), &Monitor::new(cancel));
     assert!(matches!(outcome, Err(Error::Cancelled(_))), "{outcome:?}");
-    // The next job is not concerned.
+    // The next job is not affected.
     let (again, first) = (stage.run(&stage.engine, &task).unwrap(), Batches::default());
     stage.engine.run(&task, &stage.grant(), &first, &Monitor::default()).unwrap();
     assert_eq!(sorted(&task, &again), sorted(&task, &first.0.into_inner()));
@@ -211,7 +210,7 @@ fn errors_of_the_sink_and_of_memory_reach_the_job_as_they_are() {
     stage.run(&stage.engine, &task).unwrap();
 }
 
-/// A job sends batches before those ahead of them are pushed.
+/// A job sends batches before earlier ones are pushed.
 #[test]
 fn nothing_is_pushed_after_a_batch_that_was_refused() {
     struct Takes(Mutex<usize>);
@@ -236,7 +235,8 @@ fn batches_that_a_slow_sink_keeps_are_those_that_were_made() {
     struct Slow(Batches);
     impl BatchSink for Slow {
         fn push(&self, batch: RecordBatch) -> Result<()> {
-            // Meanwhile the job gives back what its batches were made of, and makes the next of it.
+            // Meanwhile the job gives back the memory of its batches, and makes the next batch in
+            // it.
             std::thread::sleep(Duration::from_millis(1));
             self.0.push(batch)
         }
@@ -273,7 +273,7 @@ fn a_process_that_ends_fails_its_jobs_and_gives_back_what_it_had() {
     assert!(stage.engine.check().is_err());
     assert!(matches!(stage.run(&stage.engine, &task), Err(Error::Unavailable(_))));
     wait_until("all memory", || stage.catalog.arena().budget().used_bytes() == before);
-    // The other end notices, and ends.
+    // The other end notices and ends.
     assert!(stage.process.join().is_ok());
     assert!(stage.engine.kept_rows(&task.build.table).is_empty());
 }
@@ -392,7 +392,7 @@ fn a_device_that_cannot_be_opened_says_why() {
     process.join().unwrap().unwrap();
 }
 
-/// Processes that are started for a device, and the ends of their lines; with how many attempts to fail first.
+/// Processes started for a device, and the ends of their sockets. `failing` attempts fail first.
 #[derive(Clone, Default)]
 struct Starts {
     lines: Arc<Mutex<Vec<UnixStream>>>,
@@ -415,7 +415,7 @@ impl Starts {
         })
     }
 
-    /// Ends the process that was started last.
+    /// Ends the last process.
     fn cut(&self) {
         self.lines.lock().last().unwrap().shutdown(Shutdown::Both).unwrap();
     }
@@ -430,7 +430,7 @@ fn a_device_whose_process_has_ended_is_opened_anew() {
     let before = catalog.arena().budget().used_bytes();
     let expected = sorted(&task, &run_on(&engine, &catalog, &task).unwrap());
     for round in 1..=3 {
-        // The first attempts to start another one fail, but for those of the first round.
+        // The first attempts to start another process fail, except in the first round.
         starts.failing.store(round - 1, Ordering::Relaxed);
         starts.cut();
         wait_until("the loss", || engine.check().is_err() || engine.restarts() == round as u64);
@@ -438,7 +438,7 @@ fn a_device_whose_process_has_ended_is_opened_anew() {
         assert_eq!(sorted(&task, &run_on(&engine, &catalog, &task).unwrap()), expected, "round {round}");
         wait_until("all memory", || catalog.arena().budget().used_bytes() == before);
     }
-    // Each with the memory that was promised to jobs since the first.
+    // Each later start has the memory that was promised to jobs since the first.
     let memory_bytes = starts.memory_bytes.lock().clone();
     assert_eq!(memory_bytes[0], None);
     assert_eq!(memory_bytes[1..], vec![opening().memory_bytes; 3 + 1 + 2]);
@@ -462,7 +462,7 @@ fn a_device_that_is_not_opened_anew_says_so_and_whether_it_will_be() {
     let said = || engine.check().err().map(|error| error.message().to_string()).unwrap_or_default();
     wait_until("an attempt to fail", || said().contains("starting it again failed and is tried every"));
     assert!(said().contains("opening the device anew: the device is not there yet"), "{}", said());
-    // One that will never be there does not keep the server from ending.
+    // A device that never comes back does not keep the server from ending.
     drop(engine);
 }
 
