@@ -1,4 +1,5 @@
-//! Admission: from a request to a plan and the devices that may run it, or to a refusal before anything is queued.
+//! Admission: turns a request into a plan and the devices that may run it, or refuses it before it
+//! is queued.
 
 use std::collections::BTreeMap;
 
@@ -10,65 +11,68 @@ use crate::memory::{Interrupt, human_bytes};
 use crate::planner::{self, BoundJoin, DeviceRequest, JoinSpec, Plan, Side};
 use crate::{Error, Result};
 
-/// What was admitted.
+/// Plans and places of a join that was admitted.
 #[derive(Debug)]
 pub(super) struct Admitted {
-    /// The plan of each device that may run it, by index.
+    /// Plan of each device that may run the join, by index.
     pub(super) plans: BTreeMap<usize, Plan>,
-    /// The device that is predicted to be the fastest.
+    /// Device with the shortest predicted time.
     pub(super) fastest: usize,
-    /// Where it may run, each device with what its own plan takes.
+    /// Devices that may run the join, each with the needs of its own plan.
     pub(super) places: Vec<Place>,
 }
 
 /// Host memory that a job takes on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostNeed {
-    /// Bytes that it is predicted to take; no more than there will ever be, as far as could be told when it was admitted.
+    /// Predicted bytes. At most what there will ever be, as far as could be told at admission.
     pub(super) bytes: u64,
-    /// Bytes that must be there when no more ever will: all, unless it was predicted to take more than there is. Then a job that
-    /// waited for what nobody gives back would wait in vain, and the prediction may be wrong.
+    /// Bytes that must be free when no more will become free. Equal to `bytes`, unless the
+    /// prediction exceeds what there is. Then a job that waits for more would wait in vain, and the
+    /// prediction may be wrong.
     pub(super) least_bytes: u64,
 }
 
-/// How many jobs share what, and what ends an admission.
+/// Limits of jobs and results, and the interrupt of an admission.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms<'a> {
-    /// Jobs that a device runs at a time, at the most.
+    /// Most jobs that a device runs at a time.
     pub(super) jobs_per_device: usize,
-    /// What a result that is consumed as it is read may pile up, in bytes.
+    /// Most bytes that may accumulate of a result that is consumed as it is read.
     pub(super) window_bytes: u64,
-    /// Ends the admission where nothing waits for it any more.
+    /// Ends the admission if the caller has given up.
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// A join that is predicted to take longer has its device alone: it fills the device by itself, and whoever comes after it
-/// waits no longer for the device than for it. A tenth of a second is what a person still takes for at once: a join that would
-/// have been quick is quick behind such a one too, and one beside three others still answers in less than half a second.
+/// Longest predicted time of a join that shares its device. A longer join fills the device alone,
+/// and later jobs wait for the join as long as for the device. A tenth of a second still feels
+/// immediate. A quick join stays quick behind such a join. A join that shares the device with three
+/// others answers in less than half a second.
 const SHARED_SECONDS_MAX: f64 = 0.1;
 
 impl Admitted {
-    /// The plan on the device that is predicted to be the fastest.
+    /// Returns the plan on the device with the shortest predicted time.
     pub(super) fn plan(&self) -> &Plan {
         &self.plans[&self.fastest]
     }
 }
 
-/// What would run, for those who only want to know.
+/// Plan that a join would run with, for a request that only asks.
 #[derive(Debug)]
 pub(super) struct Proposed {
     pub(super) plan: Plan,
-    /// Why it was planned for this device.
+    /// Reason for this device.
     pub(super) device_reason: String,
-    /// Why the join is refused as things are; `None` when it is not.
+    /// Reason why the join would be refused now; `None` if it would not be.
     pub(super) refusal: Option<Error>,
 }
 
-/// As [`admit`], without a queue in mind. A join that does not fit has a plan all the same: that of the device that lacks the least
-/// for it, or the fastest where only host memory is too small for its keys.
+/// Plans a join as [`admit`] does, but without the queue. A join that does not fit has a plan as
+/// well: the plan of the device that lacks the least memory. If only host memory is too small for
+/// its keys, it has the plan of the fastest device.
 ///
 /// # Errors
-/// What is wrong with the request.
+/// Returns the error in the request.
 pub(super) fn propose(
     spec: JoinSpec,
     catalog: &Catalog,
@@ -78,7 +82,7 @@ pub(super) fn propose(
 ) -> Result<Proposed> {
     let Planned { mut fitting, refused } = plan_for_each(spec, catalog, executors, terms.interrupt, in_service)?;
     let (fitting_count, refused_count) = (fitting.len(), refused.len());
-    // As when it is submitted, a device where host memory is too small does not count beside one where it is not.
+    // Like `admit`, prefer a device whose plan fits in host memory.
     let with_room = fitting.iter().filter(|(_, plan)| host_need(plan, catalog, terms).is_ok());
     let device = fastest(with_room).or_else(|| fastest(&fitting));
     terms.interrupt.check()?;
@@ -99,22 +103,22 @@ pub(super) fn propose(
     Ok(Proposed { plan, device_reason, refusal: Some(refusal) })
 }
 
-/// The plans of a join on the devices that it may run on.
+/// Plans of a join on the devices that it may run on.
 #[derive(Debug, Default)]
 struct Planned {
-    /// Of the devices that it fits on, by index.
+    /// Plans that fit, by device index.
     fitting: BTreeMap<usize, Plan>,
-    /// Of the others, in the order in which they were asked for, with what is too small.
+    /// Plans that do not fit, in the order of the requested devices, with the error.
     refused: Vec<(Plan, Error)>,
 }
 
-/// The device whose plan is predicted to take the least time.
+/// Returns the device whose plan has the shortest predicted time.
 fn fastest<'a>(plans: impl IntoIterator<Item = (&'a usize, &'a Plan)>) -> Option<usize> {
     plans.into_iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds)).map(|(&device, _)| device)
 }
 
-/// Binds a join, and plans it for each of the devices in service that it asks for: sizes and rates decide how it is best composed,
-/// and they differ between devices.
+/// Binds a join, and plans it for each requested device in service. The best composition depends on
+/// sizes and rates, which differ between devices.
 fn plan_for_each(
     spec: JoinSpec,
     catalog: &Catalog,
@@ -143,10 +147,11 @@ fn plan_for_each(
     Ok(planned)
 }
 
-/// Plans a join for the devices that it asks for and fits on, and finds what it takes where.
+/// Plans a join for the requested devices that it fits on, and finds its needs on each.
 ///
 /// # Errors
-/// What is wrong with the request; [`Error::Exhausted`] when it fits no device, or its keys do not fit in host memory.
+/// Returns the error in the request, or [`Error::Exhausted`] if the join fits no device or its keys
+/// do not fit in host memory.
 pub(super) fn admit(
     spec: JoinSpec,
     catalog: &Catalog,
@@ -167,7 +172,7 @@ pub(super) fn admit(
                 plans.insert(device, plan);
             }
             Err(error) if device == fastest_of_all => refusal = Some(error),
-            // Who is refused is told of the fastest.
+            // Report only the refusal of the fastest device.
             Err(_) => {}
         }
     }
@@ -178,8 +183,9 @@ pub(super) fn admit(
     }
 }
 
-/// A short join that fits into an equal part of the device's memory, its probe side in one chunk, runs beside others in such
-/// a part. It is given twice what it needs if there is as much, so that its waves need not be small.
+/// Finds the needs of a plan on a device. A short join runs in parallel with others if it fits into
+/// an equal part of the device's memory, with its probe side in one chunk. The join gets twice its
+/// need, up to that part, so that its waves need not be small.
 fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms: Terms<'_>) -> Place {
     let seats = executor.jobs_max.min(terms.jobs_per_device).max(1) as u64;
     let (part, need) = (executor.memory.limit_bytes() / seats, plan.memory.whole_bytes);
@@ -188,7 +194,7 @@ fn place(device: usize, plan: &Plan, executor: &Executor, host: HostNeed, terms:
     Place { device, seconds: plan.seconds, memory_bytes: plan.memory.minimum_bytes, shared_bytes, host }
 }
 
-/// The devices that a request allows, by index.
+/// Returns the indices of the devices that a request allows.
 fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usize>> {
     let all = || executors.iter().map(|executor| executor.id.to_string()).collect::<Vec<_>>().join(", ");
     match request {
@@ -225,15 +231,15 @@ fn candidates(request: &DeviceRequest, executors: &[Executor]) -> Result<Vec<usi
     }
 }
 
-/// The host memory that a join is predicted to take: its result, or the part of it that may pile up
-/// when it is consumed as it is read, and the keys that the host makes. A prediction that rests on no
-/// statistics asks for at most an eighth of all memory, and any other one for at most what there will
-/// ever be. The join takes more while there is some.
+/// Returns the host memory that a join is predicted to take: its result, and the keys that the host
+/// makes. Of a result that is consumed as it is read, only the window counts. A prediction without
+/// statistics asks for at most an eighth of all memory. Any other prediction asks for at most what
+/// there will ever be. The join takes more while memory is free.
 ///
 /// # Errors
-/// [`Error::Exhausted`] for a join whose keys alone take more than there will be, however many jobs
-/// and leases end: the memory of tables stays taken. The size of the result refuses nothing, because
-/// its prediction errs.
+/// Returns [`Error::Exhausted`] if the keys alone take more than there will be, however many jobs
+/// and leases end. The memory of tables stays taken. The result's size never refuses a join,
+/// because its prediction errs.
 fn host_need(plan: &Plan, catalog: &Catalog, terms: Terms<'_>) -> Result<HostNeed> {
     const GUESSED_SHARE: u64 = 8;
     let all = |bytes: u64| Ok(HostNeed { bytes, least_bytes: bytes });

@@ -1,15 +1,15 @@
-//! Time as the scheduler sees it, so that tests decide how much of it passes.
+//! Clock of the scheduler, which tests can set.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// Time since some fixed moment; never goes back.
+/// Clock that never goes back.
 pub trait Clock: Send + Sync + Debug {
-    /// The time since that moment.
+    /// Returns the time since some fixed moment.
     fn now(&self) -> Duration;
 }
 
-/// The machine's clock, since the server's start.
+/// The machine's clock, from the server's start.
 #[derive(Debug)]
 pub struct SystemClock {
     start: Instant,
@@ -27,7 +27,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told otherwise.
+/// Clock that stands still until a test advances it.
 #[cfg(test)]
 #[derive(Debug, Default)]
 pub(super) struct ManualClock {

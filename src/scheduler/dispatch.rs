@@ -1,4 +1,5 @@
-//! Dispatch: from a request to a job in the queue, and from there to a device, with the memory that it needs.
+//! Dispatch: takes a request to a job in the queue, and from there to a device, with the memory
+//! that it needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,8 @@ use crate::memory::{Budget, Holders, Interrupt, ReservedPool, human_bytes};
 use crate::planner::JoinSpec;
 use crate::{Error, Result};
 
-/// How long a job waits for host memory that nobody is known to give back: a client may still be reading what was dropped.
+/// Time that a job waits for host memory that nothing is known to give back. A client may still be
+/// reading a dropped table or result.
 const HOPELESS_WAIT: Duration = Duration::from_secs(5);
 
 impl Shared {
@@ -29,13 +31,13 @@ impl Shared {
         admit(spec, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
-    /// What would run, without a place in the queue.
+    /// Returns the plan that a join would run with, without a place in the queue.
     pub(super) fn propose(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Proposed> {
         let lost = self.lost();
         propose(spec, &self.catalog, &self.executors, self.terms(interrupt), |device| !lost[device])
     }
 
-    /// Which devices are out of service.
+    /// Returns, for each device, true if it is out of service.
     fn lost(&self) -> Vec<bool> {
         self.state.lock().slots.iter().map(|slot| slot.lost.is_some()).collect()
     }
@@ -44,13 +46,14 @@ impl Shared {
         Terms { jobs_per_device: self.options.jobs_per_device, window_bytes: self.window_bytes(), interrupt }
     }
 
-    /// The memory that tables and results live in.
+    /// Returns the budget of tables and results.
     pub(super) fn host_budget(&self) -> &Budget {
         self.catalog.arena().budget()
     }
 
-    /// What a result that is consumed as it is read may pile up: the option, or an eighth of host memory if that is less, so
-    /// that several such results and the tables they come from fit side by side.
+    /// Returns the most bytes that may accumulate of a result that is consumed as it is read. This
+    /// is the option, or an eighth of host memory if that is less. So several such results fit in
+    /// memory together with their tables.
     fn window_bytes(&self) -> u64 {
         self.options.window_bytes.min(self.host_budget().limit_bytes() / 8)
     }
@@ -58,13 +61,13 @@ impl Shared {
     pub(super) fn submit(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
         let Submission { owner, is_admin, interrupt: planning } = terms;
         self.check_room(&self.state.lock(), &owner)?;
-        // Planning takes its time, and is done without the lock.
+        // Planning takes long, so it is done without the lock.
         let mut admitted = self.admit(spec, &planning)?;
         self.fit_batches(&mut admitted, &owner);
         let places = std::mem::take(&mut admitted.places);
         let planned = JobPlans::of(admitted);
         let plan = planned.plan();
-        // From here on the job is there.
+        // The interrupt ends planning only. From here on the job exists.
         planning.check()?;
         let mut state = self.state.lock();
         self.check_room(&state, &owner)?;
@@ -76,13 +79,14 @@ impl Shared {
         let name = spec.into.as_ref().map(reserve).transpose()?;
         state.last_id = id.0;
         let cancel = CancelFlag::new();
-        // What becomes a table is kept; the table holds the same memory anyway.
+        // A result that becomes a table is kept. The table holds the same memory anyway.
         let retain = match spec.retain_seconds {
             Some(0) if name.is_some() => self.options.retain,
             Some(seconds) => Duration::from_secs(seconds.into()),
             None => self.options.retain,
         };
-        // A table holds the same memory, and who says how long was promised it.
+        // A table holds the same memory. A client that sets the time of its result was promised
+        // that time.
         let may_give_way = name.is_none() && spec.retain_seconds.is_none();
         let (interrupt, is_device_wanted) = (cancel.interrupt(), Arc::new(AtomicBool::new(false)));
         let host_memory = ReservedPool::new(self.host_budget().clone());
@@ -121,11 +125,13 @@ impl Shared {
         Ok(job)
     }
 
-    /// Where a result is consumed as it is read, several of its batches fit into what its tenant may still hold: a single batch
-    /// that does not fit would fail the join, and no reader could make room for it.
+    /// Limits the batch size of a result that is consumed as it is read, so that several batches
+    /// fit into the tenant's remaining room. A single batch that does not fit would fail the join,
+    /// and no reader could make room for it.
     fn fit_batches(&self, admitted: &mut Admitted, owner: &str) {
         const BATCHES: u64 = 4;
-        // What results that were read hold is room, too, and not known here.
+        // At least this much, because results that were read also give room, which `room_of` does
+        // not count.
         const BYTES_MIN: u64 = 64 << 10;
         let Some(room) = self.catalog.room_of(owner) else { return };
         let bytes = (room / BATCHES).max(BYTES_MIN);
@@ -147,7 +153,7 @@ impl Shared {
                 human::counted_as(state.queue.len() as u64, "job waits", "jobs wait")
             )));
         }
-        // Whoever has stopped a job need not wait until its device has noticed.
+        // A client that has stopped a job need not wait until the job's device has noticed.
         let is_stopped = |running: &&Running| running.job.owner == owner && running.job.check_stop().is_err();
         let stopped = state.slots.iter().flat_map(|slot| &slot.running).filter(is_stopped).count();
         let active = state.queue.active(owner).saturating_sub(stopped);
@@ -160,14 +166,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts what can start, and tells everybody else when it is their turn. Those that fail for want of memory leave
-    /// something for the caller to drop without the lock. Nothing here waits for a device.
+    /// Starts every job that can start, and updates the predicted turns of the others. A job that
+    /// fails for lack of memory adds leftovers, which the caller must drop without the lock. Never
+    /// waits for a device.
     pub(super) fn dispatch(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
-        // Whoever fails may have kept others waiting.
+        // A job that fails may have kept others waiting.
         while self.take_turns(state, leftovers) {}
     }
 
-    /// Answers whether a job that waited has failed.
+    /// Takes one round of turns. True if a waiting job has failed.
     fn take_turns(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) -> bool {
         let now = self.clock.now();
         let loads = self.loads(state, now);
@@ -183,7 +190,7 @@ impl Shared {
                 None if state.shutdown => "the server is shutting down".into(),
                 None => match self.start(state, &job, &turn, now) {
                     Ok(()) => continue,
-                    // Somebody took the memory a moment ago.
+                    // Another thread took the memory a moment ago.
                     Err(error) => error.message().to_string(),
                 },
                 Some(Wait::Device) => device.to_string(),
@@ -211,7 +218,7 @@ impl Shared {
             job.life.lock().turn = Some(QueueTurn { position, start, waiting_for });
             position += 1;
         }
-        // For their writers, which may be waiting for a reader.
+        // Tell the jobs' writers, which may be waiting for a reader.
         for (slot, is_wanted) in state.slots.iter().zip(is_wanted) {
             slot.running.iter().for_each(|running| running.job.is_device_wanted.store(is_wanted, Ordering::Relaxed));
         }
@@ -233,8 +240,8 @@ impl Shared {
     pub(super) fn loads(&self, state: &mut State, now: Duration) -> Vec<Load> {
         let seated = |running: &Running, beside: usize| {
             let left = running.predicted_seconds - running.device_seconds;
-            // A job that is late is expected to stay a tenth of the time that it has been there: the longer it has been,
-            // the worse was its prediction, and whoever waits must not be told "now" again and again.
+            // A late job is expected to stay for another tenth of its time so far. The later it is,
+            // the worse was its prediction, and waiting clients must not be told "now" repeatedly.
             let late = 0.1 * now.saturating_sub(running.started).as_secs_f64();
             let ahead = if left > 0.0 { left * beside as f64 } else { late };
             let ahead = Duration::try_from_secs_f64(ahead).unwrap_or(Duration::MAX);
@@ -242,7 +249,7 @@ impl Shared {
         };
         let load = |(slot, executor): (&mut Slot, &Executor)| {
             slot.count_time(now);
-            // What was promised to those who are about to reserve it is nobody else's.
+            // Bytes promised to jobs that are about to reserve them are not free.
             let promised_bytes = slot.running.iter().map(|running| running.promised_bytes).sum();
             match &slot.lost {
                 Some(_) => Load::Lost,
@@ -256,8 +263,9 @@ impl Shared {
         state.slots.iter_mut().zip(&self.executors).map(load).collect()
     }
 
-    /// What is free, and, when somebody may have to wait for more, what comes back by itself: results whose lease ends, and
-    /// what jobs that run have reserved. Tables do not.
+    /// Returns the free host memory. If a job may have to wait for more, also returns when memory
+    /// becomes free: results whose lease ends, and reservations of running jobs. Tables do not
+    /// count.
     fn host_memory(&self, state: &State, now: Duration) -> HostMemory {
         let free_bytes = self.host_budget().free_bytes();
         if state.queue.host_bytes() <= free_bytes {
@@ -267,10 +275,11 @@ impl Shared {
         let returns = state.live.values().filter_map(|job| {
             let is_queued = job.life.lock().state == JobState::Queued;
             let becomes_table = job.plan.join.spec.into.is_some();
-            // What gives way is free already.
+            // A result that gives way counts as free already.
             let held = if becomes_table || job.result.gives_way() { 0 } else { job.result.returning_bytes() };
             let bytes = held.saturating_add(job.host_memory.free_bytes());
-            // A job that runs is given a lease at its end, which is soon beside a lease.
+            // A running job is given a lease at its end. The time to its end is short compared with
+            // a lease.
             let lease = match job.result.expires() {
                 Some(expires) => expires.duration_since(wall_now).unwrap_or_default(),
                 None => job.result.retained_for(),
@@ -280,15 +289,15 @@ impl Shared {
         HostMemory { free_bytes, returns: returns.collect() }
     }
 
-    /// Reserves the host memory that the job needs, promises it its part of the device's, and gives it to the device's workers.
-    /// One of them reserves that part without the lock, because columns that the device keeps may have to give way first,
-    /// which can wait for all that runs there; see [`Shared::grant`].
+    /// Reserves the job's host memory, promises its part of the device's memory, and gives the job
+    /// to the device's workers. A worker reserves that part without the lock. Kept columns may have
+    /// to be evicted first, which can wait for all work on the device; see [`Shared::grant`].
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is less host memory; the job waits on then.
+    /// Returns [`Error::Exhausted`] if less host memory is free. The job then waits on.
     fn start(&self, state: &mut State, job: &Arc<Job>, turn: &Turn, now: Duration) -> Result<()> {
         let (device, seconds) = (turn.place.device, turn.place.seconds);
-        // What holds the memory is asked here, where the lock is held: the budget would wait for it.
+        // The holders are listed here, because the lock is held: the budget would wait for it.
         let reserved = self.host_budget().try_reserve(turn.host_bytes).map_err(|used| {
             let (needed, limit) = (human_bytes(turn.host_bytes), self.host_budget().limit_bytes());
             let free = human_bytes(limit.saturating_sub(used));
@@ -328,7 +337,7 @@ impl Shared {
             promised_bytes: shared_bytes.unwrap_or(0),
             is_taken: false,
         });
-        // Where nobody waits, somebody comes back soon.
+        // If no worker is idle, one will be soon.
         if let Some(worker) = slot.idle.pop() {
             self.work[device][worker].notify_one();
         }
@@ -337,11 +346,11 @@ impl Shared {
 }
 
 impl Shared {
-    /// What holds host memory until somebody lets go of it: results that wait for their readers or the end of their leases, and
-    /// tables. Empty when nothing does.
+    /// Describes what holds host memory until it is let go of: tables, and results that wait for
+    /// readers or for the end of their leases. Empty if nothing does.
     fn holders(&self, state: &State) -> String {
         const NAMED_MAX: usize = 5;
-        // What becomes a table is held by the table.
+        // A result that becomes a table is counted with the tables.
         let is_result = |job: &&Arc<Job>| job.plan.join.spec.into.is_none();
         let held = state.live.values().filter(is_result).map(|job| (job.result.waiting_bytes(), job.id));
         let mut held: Vec<(u64, JobId)> = held.filter(|(bytes, _)| *bytes > 0).collect();

@@ -1,4 +1,4 @@
-//! How jobs end: complete, failed or stopped, by themselves, by somebody, or by the clock.
+//! Ends of jobs: complete, failed, or stopped by a client, the timer or the server.
 
 use super::job::{Job, JobState};
 use super::state::{Leftovers, Shared, State};
@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 impl Shared {
-    /// Gives a job its last state, and its readers the end. The state comes first: who sees the end may ask for the state.
-    /// Answers the outcome, which is the reason to stop if there came one in time, and what is left to be dropped.
+    /// Sets a job's last state, and then ends its result for the readers. The state comes first,
+    /// because a reader that sees the end may ask for the state. Returns the outcome, and leftovers
+    /// to drop. The outcome is the reason to stop, if one came in time.
     pub(super) fn close(&self, job: &Job, outcome: Result<()>) -> (Result<()>, Leftovers) {
         let mut life = job.life.lock();
         let outcome = match &life.stop {
@@ -36,10 +37,10 @@ impl Shared {
         (outcome, leftovers)
     }
 
-    /// Stops a job, in whatever state it is.
+    /// Stops a job in any state.
     pub(super) fn stop(&self, job: &Arc<Job>, reason: Error) {
         let mut state = self.state.lock();
-        // Jobs leave the queue under the scheduler's lock, and come to their end under their own.
+        // Jobs leave the queue under the scheduler's lock, and end under their own lock.
         let mut life = job.life.lock();
         match &life.state {
             JobState::Queued => {
@@ -57,7 +58,7 @@ impl Shared {
                 let is_done = life.is_done;
                 drop(life);
                 drop(state);
-                // One that is done stays so, and its result is released at its end.
+                // A job that is done stays done, and its result is released at its end.
                 if !is_done {
                     job.cancel.raise();
                     // Readers need not wait until the device has noticed.
@@ -78,7 +79,7 @@ impl Shared {
         }
     }
 
-    /// Moves a job that is over to the history.
+    /// Moves an ended job to the history.
     pub(super) fn retire(&self, state: &mut State, job: &Arc<Job>) {
         if state.live.remove(&job.id).is_none() || self.options.history == 0 {
             return;
@@ -98,7 +99,7 @@ impl Shared {
                 self.retire(&mut self.state.lock(), &job);
             }
         }
-        // A device can be lost while it has nothing to do: its process ends. Another one may be there by now.
+        // A device can be lost while idle, if its process ends. A lost device may be back by now.
         let mut leftovers = Vec::new();
         let mut state = self.state.lock();
         self.note_found(&mut state);
@@ -111,16 +112,16 @@ impl Shared {
         self.dispatch_now();
     }
 
-    /// As [`Shared::dispatch`], for whoever holds no lock.
+    /// Dispatches as [`Shared::dispatch`] does, for callers that hold no lock.
     fn dispatch_now(&self) {
         let mut leftovers = Vec::new();
         self.dispatch(&mut self.state.lock(), &mut leftovers);
         drop(leftovers);
     }
 
-    /// The life of the timer's thread.
+    /// Calls `tick` every second, until shutdown. Runs in the timer's thread.
     pub(super) fn keep_time(&self) {
-        /// Leases are in seconds, and predictions for those who wait are refreshed as often.
+        /// Leases are in seconds. Predictions for waiting jobs are refreshed as often.
         const INTERVAL: Duration = Duration::from_secs(1);
         loop {
             self.tick(SystemTime::now());

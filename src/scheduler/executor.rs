@@ -1,4 +1,4 @@
-//! What runs jobs: a device with its rates, behind a seam that tests take the place of.
+//! Executors: devices with their rates, behind a trait that tests implement too.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,46 +11,48 @@ use crate::join::{BatchSink, Monitor};
 use crate::memory::Budget;
 use crate::planner::{BoundJoin, Plan, Rates, Target};
 
-/// Runs jobs: one at a time, or as many as its [`Executor::jobs_max`] says.
+/// Runs jobs: one at a time, or up to [`Executor::jobs_max`].
 pub trait Runner: Send + Sync + Debug {
-    /// Runs a plan to its end in the memory that was granted, pushing the result batch by batch.
+    /// Runs a plan to its end in the granted memory, and pushes the result batch by batch.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::Error::Unavailable) when the device is lost, which [`Runner::check`] says as well, so that it is taken out of
-    /// service, or when it failed in a way that may pass; everything else is the job's own failure.
+    /// Returns [`Unavailable`](crate::Error::Unavailable) if the device is lost, or failed in a way
+    /// that may pass. [`Runner::check`] reports a lost device too, so that it is taken out of
+    /// service. Any other error is the job's own failure.
     fn run(&self, plan: &Plan, grant: &Grant, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()>;
 
-    /// Whether the device can still work.
+    /// Checks that the device can still work.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::Error::Unavailable) when it is lost.
+    /// Returns [`Unavailable`](crate::Error::Unavailable) if the device is lost.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// What of a table is on the device from earlier jobs.
+    /// Returns the rows of a table that are on the device from earlier jobs.
     fn kept_rows(&self, _table: &Arc<Table>) -> Vec<ColumnRows> {
         Vec::new()
     }
 }
 
-/// A device as the scheduler sees it.
+/// Device for the scheduler.
 #[derive(Debug)]
 pub struct Executor {
-    /// Which device.
+    /// Id of the device.
     pub id: DeviceId,
-    /// Its memory. A job that runs beside others has a part of it reserved; one that has the device alone takes what it needs.
+    /// Memory of the device. A job that runs in parallel with others has a part of it reserved. A
+    /// job that runs alone takes what it needs.
     pub memory: Budget,
-    /// Jobs that it can run at a time.
+    /// Jobs that the device can run at a time.
     pub jobs_max: usize,
-    /// Its sizes and rates.
+    /// Sizes and rates of the device.
     pub target: Target,
-    /// What runs the jobs.
+    /// Runner of the jobs.
     pub runner: Box<dyn Runner>,
 }
 
 impl Executor {
-    /// A device that joins run on, with rates that were measured or are assumed.
+    /// Creates an executor for a device that joins run on, with measured or assumed rates.
     pub fn new(engine: Arc<dyn Engine>, rates: Rates) -> Self {
         Self {
             id: engine.id(),
@@ -63,14 +65,13 @@ impl Executor {
 }
 
 impl Executor {
-    /// The device as the planner sees it for a join of those tables now.
+    /// Returns the planner's view of the device, for a join of the given tables now.
     pub fn target_for(&self, join: &BoundJoin) -> Target {
         let kept = [&join.left, &join.right].into_iter().flat_map(|table| self.runner.kept_rows(table)).collect();
         Target { kept, ..self.target.clone() }
     }
 }
 
-/// Runs joins.
 #[derive(Debug)]
 struct JoinRunner {
     engine: Arc<dyn Engine>,

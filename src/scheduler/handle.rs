@@ -1,4 +1,4 @@
-//! The scheduler as others see it: what it is told, and what it tells.
+//! Scheduler handle: the calls that other rooms make.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -21,24 +21,25 @@ use crate::memory::{Holders, Interrupt};
 use crate::planner::{Explanation, JoinSpec, Rates, calibrate};
 use crate::{Error, Result};
 
-/// How a scheduler behaves.
+/// Options of a scheduler.
 #[derive(Clone, Debug)]
 pub struct SchedulerOptions {
-    /// Jobs that may wait; more are refused.
+    /// Jobs that may wait. More are refused.
     pub queue_limit: usize,
-    /// Jobs that one tenant may have waiting or running, those that were stopped left out; 0 for no limit.
+    /// Jobs that one tenant may have waiting or running, not counting stopped jobs. 0: no limit.
     pub tenant_jobs: usize,
-    /// Short jobs that a device runs at a time, at the most; long ones have it alone.
+    /// Most short jobs that a device runs at a time. A long job has the device alone.
     pub jobs_per_device: usize,
-    /// How long a job may wait for nothing but host memory before it fails.
+    /// Time that a job may wait only for host memory before it fails.
     pub memory_wait: Duration,
-    /// How long a result is kept, unless the join says otherwise.
+    /// Time that a result is kept, unless the join sets another.
     pub retain: Duration,
-    /// Bytes that a result which is consumed as it is read may pile up before the join waits for its reader.
+    /// Bytes that may accumulate of a result that is consumed as it is read. Then the join waits
+    /// for its reader.
     pub window_bytes: u64,
-    /// Jobs that are remembered after their result was released.
+    /// Ended jobs that are remembered after their result was released.
     pub history: usize,
-    /// Whether a thread keeps leases; tests call [`Scheduler::tick`] instead.
+    /// True if a thread keeps leases. Tests call [`Scheduler::tick`] instead.
     pub timer: bool,
 }
 
@@ -47,11 +48,12 @@ impl Default for SchedulerOptions {
         Self {
             queue_limit: 1000,
             tenant_jobs: 0,
-            // A join uses its device in turns: it copies in, matches, gathers on the host, waits for the result's memory. Four
-            // keep it busy through these. More would not make it busier, and each leaves less memory to the others: a join
-            // whose part is too small for it takes the whole device instead.
+            // A join alternates between phases: it copies in, matches, gathers on the host, waits
+            // for the result's memory. Four joins keep the device busy through these. More would
+            // not make it busier, and each leaves less memory to the others. A join whose part is
+            // too small takes the whole device instead.
             jobs_per_device: 4,
-            // As long as a lease: by then every result that nobody renews has given its memory back.
+            // Equal to `retain`: by then every result without a renewed lease has freed its memory.
             memory_wait: Duration::from_secs(300),
             retain: Duration::from_secs(300),
             window_bytes: 256 << 20,
@@ -62,24 +64,25 @@ impl Default for SchedulerOptions {
 }
 
 impl SchedulerOptions {
-    /// Jobs that a device runs at a time, at the most.
+    /// Returns the most jobs that a device runs at a time.
     pub(super) fn seats(&self, executor: &Executor) -> usize {
         executor.jobs_max.min(self.jobs_per_device).max(1)
     }
 }
 
-/// Who submits a join, and on what terms.
+/// Submitter of a join, and terms of the submission.
 #[derive(Clone, Debug, Default)]
 pub struct Submission {
-    /// The tenant's name; empty for anonymous.
+    /// Tenant's name; empty for anonymous.
     pub owner: String,
-    /// Whether its result may take the place of tables of others.
+    /// True if the result may replace tables of other tenants.
     pub is_admin: bool,
-    /// Ends the planning; a job that was queued runs on.
+    /// Ends the planning. A job that is queued runs on.
     pub interrupt: Interrupt,
 }
 
-/// Runs jobs on devices. Clones share the queue; when the last one is dropped, jobs are cancelled and threads end.
+/// Runs jobs on devices. Clones share the queue. When the last clone is dropped, jobs are cancelled
+/// and threads end.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     handle: Arc<Handle>,
@@ -92,7 +95,8 @@ struct Handle {
 }
 
 impl Scheduler {
-    /// A scheduler with default options over those devices, whose rates it measures first.
+    /// Creates a scheduler with default options over the given devices, and measures their rates
+    /// first.
     pub fn new(catalog: Catalog, devices: Vec<Arc<dyn Device>>) -> Self {
         let measured = |device: Arc<dyn Device>| {
             let rates = calibrate(&*device);
@@ -101,7 +105,7 @@ impl Scheduler {
         Self::start(catalog, devices.into_iter().map(measured).collect(), SchedulerOptions::default())
     }
 
-    /// A scheduler over devices of this process, of those rates.
+    /// Creates a scheduler over devices of this process with the given rates.
     pub fn start(catalog: Catalog, devices: Vec<(Arc<dyn Device>, Rates)>, options: SchedulerOptions) -> Self {
         let arena = catalog.arena().clone();
         let engine = |(device, rates)| (Arc::new(InProcess::new(device, arena.clone())) as Arc<dyn Engine>, rates);
@@ -109,13 +113,13 @@ impl Scheduler {
         Self::over_engines(catalog, engines, options)
     }
 
-    /// A scheduler over engines of those rates.
+    /// Creates a scheduler over engines with the given rates.
     pub fn over_engines(catalog: Catalog, engines: Vec<(Arc<dyn Engine>, Rates)>, options: SchedulerOptions) -> Self {
         let executors = engines.into_iter().map(|(engine, rates)| Executor::new(engine, rates)).collect();
         Self::over(catalog, executors, options, Arc::new(SystemClock::default()))
     }
 
-    /// A scheduler over executors, with a clock of the caller's.
+    /// Creates a scheduler over executors, with the given clock.
     pub fn over(catalog: Catalog, executors: Vec<Executor>, options: SchedulerOptions, clock: Arc<dyn Clock>) -> Self {
         let state = State {
             queue: Queue::default(),
@@ -165,40 +169,41 @@ impl Scheduler {
     /// Binds, plans and queues a join.
     ///
     /// # Errors
-    /// As [`Scheduler::submit_with`].
+    /// Returns the errors of [`Scheduler::submit_with`].
     pub fn submit(&self, spec: JoinSpec, owner: &str) -> Result<Arc<Job>> {
         self.submit_with(spec, Submission { owner: owner.into(), ..Submission::default() })
     }
 
-    /// Binds, plans and queues a join on terms.
+    /// Binds, plans and queues a join on the given terms.
     ///
     /// # Errors
-    /// What is wrong with the request; [`Error::Exhausted`] when it cannot fit, the queue is full, or the tenant has as many
-    /// jobs as it may; [`Error::Unavailable`] when the server drains or has no device for it.
+    /// Returns the error in the request. [`Error::Exhausted`]: the join cannot fit, the queue is
+    /// full, or the tenant has its most jobs. [`Error::Unavailable`]: the server drains, or has no
+    /// device for the join.
     pub fn submit_with(&self, spec: JoinSpec, terms: Submission) -> Result<Arc<Job>> {
         let interrupt = terms.interrupt.clone();
         let submitted = self.shared().submit(spec, terms);
-        // A submission that its caller gave up does not count as refused.
+        // A submission that the caller has given up does not count as refused.
         if submitted.is_err() && interrupt.check().is_ok() {
             self.shared().state.lock().totals.refused_total += 1;
         }
         submitted
     }
 
-    /// Says what would run, and why, without running it. Of a join that would be refused because it does not fit, also that, and
-    /// what would let it run.
+    /// Explains the plan that a join would run with, without running it. If the join would be
+    /// refused because it does not fit, also explains that, and what would let it run.
     ///
     /// # Errors
-    /// What is wrong with the request, as when it is submitted; the interrupt's.
+    /// Returns the error in the request, as at submission, or the error of the interrupt.
     pub fn explain(&self, spec: JoinSpec, interrupt: &Interrupt) -> Result<Explanation> {
         let Proposed { plan, device_reason, refusal } = self.shared().propose(spec, interrupt)?;
         Ok(Explanation::new(&plan, &plan.target.name, device_reason, None).refused(refusal.as_ref()))
     }
 
-    /// The job of that number, as long as it is remembered.
+    /// Returns the job with the given number, while it is remembered.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// Returns [`Error::NotFound`] for an unknown job.
     pub fn job(&self, id: JobId) -> Result<Arc<Job>> {
         let state = self.shared().state.lock();
         let remembered = || state.history.iter().rev().find(|job| job.id == id);
@@ -206,30 +211,30 @@ impl Scheduler {
         found.ok_or_else(|| Error::NotFound(format!("there is no job {id}, or it was forgotten")))
     }
 
-    /// All jobs that wait, run, or have a result that is not released yet, oldest first.
+    /// Returns all jobs that wait, run, or have a result that is not released yet, oldest first.
     pub fn jobs(&self) -> Vec<Arc<Job>> {
         self.shared().state.lock().live.values().cloned().collect()
     }
 
-    /// The jobs that are over and still remembered, oldest first.
+    /// Returns the ended jobs that are still remembered, oldest first.
     pub fn history(&self) -> Vec<Arc<Job>> {
         self.shared().state.lock().history.iter().cloned().collect()
     }
 
-    /// Stops a job, and releases its result. A job that is over already stays as it is.
+    /// Stops a job and releases its result. A job that has ended keeps its state.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// Returns [`Error::NotFound`] for an unknown job.
     pub fn cancel(&self, id: JobId) -> Result<()> {
         let job = self.job(id)?;
         self.shared().stop(&job, Error::Cancelled(format!("job {id} was cancelled")));
         Ok(())
     }
 
-    /// Sets a tenant's share of device time relative to others'; it is 1 where nothing is set.
+    /// Sets a tenant's share of device time relative to other tenants. The default is 1.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a weight that is not above 0.
+    /// Returns [`Error::Invalid`] for a weight that is not above 0.
     pub fn set_weight(&self, tenant: &str, weight: f64) -> Result<()> {
         if !(weight.is_finite() && weight > 0.0) {
             return Err(Error::Invalid(format!("the weight of tenant {tenant:?} is {weight}; it is a number above 0")));
@@ -238,12 +243,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Refuses new jobs from now on; those that were admitted run on.
+    /// Refuses new jobs from now on. Admitted jobs run on.
     pub fn drain(&self) {
         self.shared().state.lock().draining = true;
     }
 
-    /// Waits until no job waits or runs. `false` when that takes longer than `limit`. Blocks its thread.
+    /// Waits until no job waits or runs. Returns `false` if that takes longer than `limit`. Blocks
+    /// its thread.
     pub fn wait_idle(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         let shared = self.shared();
@@ -258,7 +264,7 @@ impl Scheduler {
         }
     }
 
-    /// Cancels every job that waits or runs, and says why.
+    /// Cancels every job that waits or runs, with the given reason.
     pub fn abort_all(&self, reason: &str) {
         for job in self.jobs() {
             if !job.life.lock().state.is_final() {
@@ -267,13 +273,13 @@ impl Scheduler {
         }
     }
 
-    /// Keeps time: releases results whose lease ended, and starts what can start. The
-    /// scheduler does so by itself unless [`SchedulerOptions::timer`] is off.
+    /// Keeps time: releases results whose lease has ended, and starts jobs that can start. A timer
+    /// thread calls this, unless [`SchedulerOptions::timer`] is off.
     pub fn tick(&self, now: SystemTime) {
         self.shared().tick(now);
     }
 
-    /// Everything in numbers.
+    /// Returns the scheduler's counters and gauges.
     pub fn stats(&self) -> SchedulerStats {
         let shared = self.shared();
         let now = shared.clock.now();
@@ -315,7 +321,7 @@ impl Drop for Handle {
         self.shared.timer.notify_all();
         let this = std::thread::current().id();
         for thread in self.threads.lock().drain(..) {
-            // The last clone may be dropped by a worker; it ends by itself.
+            // A worker may drop the last clone. That worker's thread ends on its own.
             if thread.thread().id() != this && thread.join().is_err() {
                 tracing::error!("a thread of the scheduler panicked");
             }

@@ -1,4 +1,4 @@
-//! One join, from submission to the release of its result.
+//! Job: one join, from submission to the release of its result.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::memory::ReservedPool;
 use crate::planner::{BoundJoin, Explanation, Measured, Plan};
 use crate::{Error, Result};
 
-/// A job's number, unique in the life of a server.
+/// Number of a job, unique in the life of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub u64);
 
@@ -26,126 +26,127 @@ impl fmt::Display for JobId {
     }
 }
 
-/// Where a job is in its life.
+/// State of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobState {
     /// Waiting for a device.
     Queued,
-    /// On a device.
+    /// Running on a device.
     Running(DeviceId),
     /// All rows are in the spool.
     Complete,
-    /// It failed.
+    /// Failed with an error.
     Failed(Error),
-    /// Somebody stopped it.
+    /// Stopped, by a client or by the server.
     Cancelled,
 }
 
 impl JobState {
-    /// Whether nothing more will happen to it.
+    /// True if the state will not change any more.
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::Queued | Self::Running(_))
     }
 }
 
-/// What can be told about a job at a moment.
+/// Status of a job at a moment.
 #[derive(Clone, Debug)]
 pub struct JobStatus {
-    /// Where it is.
+    /// State of the job.
     pub state: JobState,
-    /// The share of its work that is done, 0 to 1. It never falls: a job that begins again elsewhere stays where it was until it
-    /// has come as far.
+    /// Share of the work that is done, 0 to 1. It never falls: a job that begins again elsewhere
+    /// keeps its value until it has come as far.
     pub progress: f64,
-    /// Jobs that will start before it, when queued.
+    /// Jobs that will start before this one, if queued.
     pub queue_position: Option<usize>,
-    /// What keeps it from starting, when queued.
+    /// Reason why the job does not start yet, if queued.
     pub waiting_for: Option<String>,
-    /// When it is expected to start, when queued.
+    /// Time at which the job is expected to start, if queued.
     pub predicted_start: Option<SystemTime>,
-    /// The device that it runs or ran on.
+    /// Device that the job runs or ran on.
     pub device: Option<DeviceId>,
-    /// When it started.
+    /// Time of the start.
     pub started: Option<SystemTime>,
-    /// When it completed, failed or was cancelled.
+    /// Time at which the job completed, failed or was cancelled.
     pub finished: Option<SystemTime>,
     /// Rows in the spool so far.
     pub rows: u64,
-    /// Bytes that were put in the spool so far.
+    /// Bytes put in the spool so far.
     pub bytes: u64,
-    /// Whether the result is gone: its lease ended, somebody let go of it, or it never came to its end.
+    /// True if the result is gone: its lease ended, it was released, or the job failed.
     pub released: bool,
     /// Measured phases so far.
     pub phases: Vec<PhaseRecord>,
 }
 
-/// A join that was submitted.
+/// Join that was submitted.
 #[derive(Debug)]
 pub struct Job {
-    /// Its number.
+    /// Number of the job.
     pub id: JobId,
-    /// Who submitted it: a tenant's name, empty for anonymous.
+    /// Tenant that submitted the job; empty for anonymous.
     pub owner: String,
-    /// What it was admitted with: the plan on the device that was predicted to be the fastest. [`Job::planned`] is the one that
-    /// runs. Tables have no rows here, so that a job which is remembered keeps no table alive.
+    /// Plan at admission, on the device with the shortest predicted time. [`Job::planned`] returns
+    /// the plan that runs. Tables have no rows here, so that a remembered job keeps no table alive.
     pub plan: Arc<Plan>,
-    /// Where its rows go.
+    /// Spool that the rows go to.
     pub result: ResultSpool,
-    /// When it was submitted.
+    /// Time of submission.
     pub submitted: SystemTime,
-    /// Host memory for its result and what it makes on the way; open while it runs.
+    /// Host memory for the result and intermediate data. Open while the job runs.
     pub(super) host_memory: ReservedPool,
     pub(super) cancel: CancelFlag,
-    /// Whether others wait for the device that it runs on.
+    /// True if other jobs wait for the device that this job runs on.
     pub(super) is_device_wanted: Arc<AtomicBool>,
     pub(super) life: Mutex<Life>,
 }
 
-/// A job's place in the queue.
+/// Place of a job in the queue.
 #[derive(Clone, Debug)]
 pub(super) struct QueueTurn {
-    /// Jobs before it.
+    /// Jobs before this one.
     pub(super) position: usize,
-    /// When it is expected to start.
+    /// Time at which the job is expected to start.
     pub(super) start: SystemTime,
-    /// What keeps it from starting.
+    /// Reason why the job does not start yet.
     pub(super) waiting_for: String,
 }
 
-/// What changes about a job.
+/// Mutable state of a job.
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) state: JobState,
-    /// The plan on each device that may run it, without rows.
+    /// Plan on each device that may run the job, without rows.
     pub(super) plans: BTreeMap<usize, Arc<Plan>>,
-    /// The tables that are joined; let go, with the plans, when nothing will run any more.
+    /// Tables to join. Dropped, with the plans, when nothing will run any more.
     pub(super) tables: Option<Tables>,
-    /// The plan that runs or ran, or the fastest, without rows.
+    /// Plan that runs or ran, or the fastest plan, without rows.
     planned: Arc<Plan>,
     pub(super) monitor: Arc<Monitor>,
-    /// The most progress that was told.
+    /// Most progress that was reported.
     progress_max: f64,
-    /// `None` when it does not wait.
+    /// `None` if the job does not wait.
     pub(super) turn: Option<QueueTurn>,
     pub(super) device: Option<DeviceId>,
     pub(super) device_reason: String,
-    /// Whether it was put back in the queue after a failure that may pass.
+    /// True if the job was put back in the queue after a failure that may pass.
     pub(super) tried_again: bool,
-    /// Whether a device was lost while it ran there, by which or by whatever else.
+    /// True if a device was lost while the job ran there, for any reason.
     pub(super) lost_a_device: bool,
     pub(super) started: Option<SystemTime>,
     pub(super) finished: Option<SystemTime>,
-    /// Why it should stop.
+    /// Reason to stop.
     pub(super) stop: Option<Error>,
-    /// Whether its work is done and it comes to a good end, whoever still wants to stop it.
+    /// True if the work has succeeded. The job then completes, even if a client still wants to stop
+    /// it.
     pub(super) is_done: bool,
-    /// The name that its result will have as a table.
+    /// Name of the table that the result becomes.
     pub(super) into: Option<NameReservation>,
 }
 
-/// A join that was admitted, as its job keeps it.
+/// Plans and tables of an admitted join, for its job.
 #[derive(Debug)]
 pub(super) struct JobPlans {
-    /// The plan on each device that may run it, without rows.
+    /// Plan on each device that may run the job, without rows.
     plans: BTreeMap<usize, Arc<Plan>>,
     fastest: usize,
     tables: Tables,
@@ -159,7 +160,7 @@ impl JobPlans {
         Self { plans: plans.collect(), fastest: admitted.fastest, tables }
     }
 
-    /// The plan on the device that is predicted to be the fastest.
+    /// Returns the plan on the device with the shortest predicted time.
     pub(super) fn plan(&self) -> &Arc<Plan> {
         &self.plans[&self.fastest]
     }
@@ -169,7 +170,7 @@ impl JobPlans {
     }
 }
 
-/// The tables that a job joins.
+/// Tables that a job joins.
 #[derive(Clone, Debug)]
 pub(super) struct Tables {
     left: Arc<Table>,
@@ -177,17 +178,16 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// The tables of a join.
     fn of(join: &BoundJoin) -> Self {
         Self { left: join.left.clone(), right: join.right.clone() }
     }
 
-    /// The same schemas, statistics and sizes, and no rows.
+    /// Returns tables with the same schemas, statistics and sizes, and no rows.
     fn without_rows(&self) -> Self {
         Self { left: without_rows(&self.left), right: without_rows(&self.right) }
     }
 
-    /// A plan that reads these tables.
+    /// Returns the plan with these tables.
     fn planned(&self, plan: Plan) -> Plan {
         let Self { left, right } = self.clone();
         Plan { join: BoundJoin { left, right, ..plan.join }, ..plan }
@@ -230,13 +230,14 @@ impl Job {
         Self { id, owner, plan, result, submitted, host_memory, cancel, is_device_wanted, life }
     }
 
-    /// What runs or ran, and why: the plan on its device. Before it is placed, the one that is predicted to be the fastest.
-    /// Tables have no rows here.
+    /// Returns the plan that runs or ran, on the job's device. Before the job is placed, returns
+    /// the plan with the shortest predicted time. Tables have no rows here.
     pub fn planned(&self) -> Arc<Plan> {
         self.life.lock().planned.clone()
     }
 
-    /// The plan on a device, with the tables that it reads. It is copied without a lock: a join may have thousands of columns.
+    /// Returns the plan on a device, with the tables that it reads. The plan is copied without a
+    /// lock, because a join may have thousands of columns.
     pub(super) fn runnable(&self, device: usize) -> Option<Plan> {
         let (plan, tables) = {
             let life = self.life.lock();
@@ -245,7 +246,7 @@ impl Job {
         Some(tables.planned(Plan::clone(&plan)))
     }
 
-    /// What can be told now.
+    /// Returns the status of the job now.
     pub fn status(&self) -> JobStatus {
         let mut life = self.life.lock();
         life.progress_max = life.progress_max.max(life.monitor.progress());
@@ -261,13 +262,13 @@ impl Job {
             finished: life.finished,
             rows: self.result.pushed_rows(),
             bytes: self.result.pushed_bytes(),
-            // What there was of a result that failed went at once.
+            // A failed result releases its rows at once.
             released: matches!(self.result.progress().1, SpoolState::Released | SpoolState::Failed(_)),
             phases: life.monitor.phases(),
         }
     }
 
-    /// The plan with what was measured so far beside what was predicted, and the alternatives.
+    /// Explains the plan: what was predicted, what was measured so far, and the alternatives.
     pub fn explanation(&self) -> Explanation {
         let status = self.status();
         let (plan, device, reason) = {
@@ -283,11 +284,12 @@ impl Job {
         Explanation::new(&plan, &device, reason, measured.as_ref())
     }
 
-    /// What its work comes to. Whoever stopped it has said why; what the work answered after that is a consequence. Work that
-    /// succeeded before is done, and cannot be stopped any more.
+    /// Settles the outcome of the job's work. If the job was stopped, the reason is the outcome,
+    /// because any later error is only a consequence. Work that succeeded before the stop is done,
+    /// and cannot be stopped any more.
     ///
     /// # Errors
-    /// Why it was stopped, or the work's own.
+    /// Returns the reason for the stop, or else the error of the work.
     pub(super) fn settle(&self, outcome: Result<()>) -> Result<()> {
         let mut life = self.life.lock();
         if let Some(reason) = &life.stop {
@@ -298,14 +300,14 @@ impl Job {
     }
 
     /// # Errors
-    /// Why it should stop, once it should.
+    /// Returns the reason to stop, if there is one.
     pub(super) fn check_stop(&self) -> Result<()> {
         self.life.lock().stop.clone().map_or(Ok(()), Err)
     }
 }
 
 impl Life {
-    /// Says that it is in the queue again, and why.
+    /// Records that the job is in the queue again, and why.
     pub(super) fn wait_again(&mut self, reason: String) {
         self.state = JobState::Queued;
         self.device = None;
@@ -313,7 +315,7 @@ impl Life {
         self.device_reason = reason;
     }
 
-    /// Says on which device it runs, by index.
+    /// Records the device that the job runs on, by index.
     pub(super) fn place_on(&mut self, device: usize) {
         if let Some(plan) = self.plans.get(&device) {
             self.planned = plan.clone();
@@ -321,7 +323,7 @@ impl Life {
     }
 }
 
-/// A table that has schema, statistics and sizes, and no rows.
+/// Returns a table with the same schema, statistics and sizes, and no rows.
 fn without_rows(table: &Table) -> Arc<Table> {
     let mut described = Table::from_batches(&table.name, table.schema.clone(), Vec::new())
         .expect("no batch can have another schema when there is none");

@@ -1,48 +1,54 @@
-//! The scheduler: jobs from submission to result.
+//! Scheduler: runs jobs from submission to result.
 //!
 //! ```text
-//!   submit ─► bind, plan ─► Queued ─► (memory free, turn) ─► Running on a device ─► Complete ─► released by its lease
-//!                              │                                 │                └► Failed      ─► history
-//!                              └───────────── cancel ────────────┴────────────────► Cancelled
+//!   submit ─► bind, plan ─► Queued ─► (memory, turn) ─► Running ─┬─► Complete ─► its lease ends
+//!                             │                            │     └─► Failed   ─► history
+//!                             └────────── cancel ──────────┴───────► Cancelled
 //!
-//!   admission ── Job, places ──► queue, placing ── turns ──► dispatch ── worker threads of a device ──► executor ──► engine
+//!   admission ── Job, places ──► queue, placing ── turns ──► dispatch
+//!   dispatch ── worker threads of a device ──► executor ──► engine
 //! ```
 //!
-//! It decides when a join runs and on which device; the planner has decided how. A device runs one long job at a time, or
-//! a few short ones side by side; a job holds its device only while it works, never while somebody reads a result that is kept.
-//! It fails alone: an error or a panic ends the job, and a device that is lost is taken out of service and its jobs go
-//! elsewhere.
+//! The scheduler decides when a join runs and on which device. The planner has decided how. A
+//! device runs one long job at a time, or a few short ones in parallel. A job holds its device only
+//! while it works, never while a client reads a kept result. A job fails alone: an error or a panic
+//! ends only that job. A lost device is taken out of service, and its jobs go to other devices.
 //!
 //! # Memory
-//! A job is given all the memory that it is predicted to take before it runs, or it waits and holds none:
+//! A job gets all the memory that it is predicted to take before it runs. Otherwise it waits and
+//! holds none:
 //!
-//! * of its device, a part that nobody else draws on, when it runs beside others; and all that is free, which must be what
-//!   its plan needs at the least, when it is alone, since nobody else draws on the device then. A part is promised with the
-//!   turn, and reserved by the worker that takes the job: columns that the device keeps may have to give way first, and to
-//!   wait for that with the scheduler's lock would hold up everybody. Should somebody have been quicker, the job is put back
-//!   and holds nothing;
-//! * of the host, what its result and the keys that the host makes are predicted to take. Its pieces of the arena are
-//!   drawn from that, and from what is free beyond it when the prediction was too low; what it did not use goes back at its
-//!   end. A prediction of more than there is beside the tables is given all of that, or of what comes back by itself if that
-//!   is less. The job fails when memory is full, if the prediction was right.
+//! * Device memory. A job that runs in parallel with others gets a part of its own. A job that runs
+//!   alone gets all that is free, which must be at least what its plan needs. A part is promised
+//!   with the turn, and reserved by the worker that takes the job. The worker may have to wait
+//!   until kept columns are evicted, and with the scheduler's lock that wait would hold up all
+//!   other jobs. If another job has taken the memory first, the job is put back and holds nothing.
+//! * Host memory: the predicted bytes of the result and of the keys that the host makes. The job's
+//!   pieces of the arena are drawn from that reservation, and from free memory if the prediction
+//!   was too low. Unused bytes are given back at the job's end. A prediction of more than tables
+//!   leave free reserves all of that, or all that will become free if that is less. If the
+//!   prediction was right, such a job fails when memory is full.
 //!
-//! # Why nobody waits for ever
-//! Device memory is held by jobs that run, and these end. Host memory is held by tables, by jobs that run, and by results until
-//! they are read or their lease ends. Who waits for it holds neither memory nor a device (only its tables and, maybe, a
-//! name), so nobody waits for somebody who waits for memory; with one exception, all that memory waits for ends by itself:
+//! # Why no job waits forever
+//! Device memory is held by running jobs, and these end. Host memory is held by tables, by running
+//! jobs, and by results until they are read or their lease ends. A job that waits for host memory
+//! holds neither memory nor a device, only its tables and possibly a name. So no job waits for a
+//! job that waits for memory. With one exception, all that the job waits for ends on its own:
 //!
-//! * A job that runs does not wait for memory: it was given it, or takes what is free, or fails.
-//! * A result that is kept goes when its lease ends, read or not, so a client that reads one result only after another
-//!   is complete, which waits for its memory, holds that up for a lease at most. One that was read in whole counts as free memory.
-//! * A result that is consumed as it is read makes its writer wait for the reader once memory is full. That is the exception, and it
-//!   is bounded: the spool fails the job after 30 s without a read, and after 5 minutes in all; after 5 s and 30 s while others
-//!   wait for the job's device.
-//! * A lease that is renewed again and again, or tables that came meanwhile, may keep a job waiting longer than anybody
-//!   likes. It fails after [`SchedulerOptions::memory_wait`], and after a few seconds when jobs and leases together do not
-//!   hold what it needs. Until then others may overtake it with less memory, but not for
-//!   ever: see `placing.rs`.
+//! * A running job does not wait for memory. It has reserved memory, takes free memory, or fails.
+//! * A kept result is freed when its lease ends, read or not. A client may read one result only
+//!   after another is complete, and that other may wait for the memory of the first. This delay is
+//!   at most one lease. A result that was read completely counts as free memory.
+//! * A result that is consumed as it is read makes its writer wait for the reader once memory is
+//!   full. That is the exception, and it is bounded. The spool fails the job after 30 s without a
+//!   read, and after 5 minutes in all. While others wait for the job's device, the limits are 5 s
+//!   and 30 s.
+//! * A lease that is renewed repeatedly, or tables that arrived meanwhile, may delay a job for
+//!   long. The job fails after [`SchedulerOptions::memory_wait`]. It fails after a few seconds if
+//!   running jobs and leases together do not hold what it needs. Until then jobs that need less
+//!   memory may overtake it, but not forever: see `placing.rs`.
 //!
-//! This room knows of the planner, the topology, engines and joins, and nothing of the wire.
+//! This room knows the planner, the topology, engines and joins. It knows nothing of the wire.
 
 mod admission;
 mod clock;

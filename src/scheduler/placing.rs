@@ -1,4 +1,5 @@
-//! Where a waiting job goes, and when: devices as seats that are booked one job after the other, and host memory.
+//! Placing: predicts where and when a waiting job runs. Devices are seats that are booked one job
+//! after the other; host memory is shared.
 //!
 //! ```text
 //!   host:0   seat 0  │ short job ▒▒▒│                │ large job ████████████│ ...
@@ -6,12 +7,14 @@
 //!                    now                 └─ the last seat is free: the large job takes all of them
 //! ```
 //!
-//! A short job whose device memory fits beside others' takes one seat, and its time is stretched by those who sit there
-//! too. Any other job takes all seats of its device. Whoever is booked on a seat first sits there first, so that short jobs that
-//! come later do not keep a large one waiting: they are booked after it, or elsewhere.
+//! A short job whose device memory fits next to that of others takes one seat. Jobs on the other
+//! seats stretch its time. Any other job takes all seats of its device. Seats are used in the order
+//! of booking, so that later short jobs do not delay a large one. They are booked after it, or
+//! elsewhere.
 //!
-//! Host memory is everybody's, and what holds it may hold it for as long as a lease. A job whose turn has come but for host
-//! memory therefore books no seat, and others run meanwhile; but not for ever: after [`CLAIM_AFTER`] what is free is kept for it.
+//! Host memory is shared by all jobs, and may be held for as long as a lease. So a job that lacks
+//! only host memory books no seat, and others run meanwhile. That does not go on forever: after
+//! [`CLAIM_AFTER`] free host memory is kept for the job.
 
 use std::time::Duration;
 
@@ -19,26 +22,28 @@ use super::JobId;
 use super::admission::HostNeed;
 use super::queue::Waiting;
 
-/// When what is seated, but short of memory, is looked at again.
+/// Time after which a job that has a seat, but lacks memory, is tried again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// How long a job lets others overtake it that take less host memory. A tenth of the default lease, in which what it waits for
-/// mostly comes back, so keeping free memory for it any sooner would idle devices for nothing; and hundreds of times as long as
-/// the short joins that overtake it, so that a client's burst of these is mostly over.
+/// Time that a job lets others overtake it that take less host memory. It is a tenth of the default
+/// lease, in which memory mostly comes back. Keeping free memory for the job any sooner would idle
+/// devices for nothing. It is also hundreds of times as long as the short joins that overtake the
+/// job. So a client's burst of short joins is mostly over by then.
 pub(super) const CLAIM_AFTER: Duration = Duration::from_secs(30);
 
-/// A device that a job may run on.
+/// Device that a job may run on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Place {
     /// Index of the device.
     pub(super) device: usize,
-    /// Predicted seconds there, when it has the device alone.
+    /// Predicted seconds if the job has the device alone.
     pub(super) seconds: f64,
-    /// Bytes of device memory that must be free for it to start alone.
+    /// Bytes of device memory that must be free for the job to start alone.
     pub(super) memory_bytes: u64,
-    /// Bytes of device memory with which it runs beside others; `None` when it takes the device alone.
+    /// Bytes of device memory with which the job runs in parallel with others. `None`: it takes the
+    /// device alone.
     pub(super) shared_bytes: Option<u64>,
-    /// The host memory that is reserved for it before it starts there.
+    /// Host memory that is reserved before the job starts there.
     pub(super) host: HostNeed,
 }
 
@@ -48,47 +53,47 @@ impl Place {
     }
 }
 
-/// What a device is doing.
+/// Load of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Load {
-    /// It serves.
+    /// The device serves.
     InService {
-        /// Jobs that it runs at a time, at the most.
+        /// Most jobs that the device runs at a time.
         seats: usize,
-        /// Bytes of its memory that are free.
+        /// Free bytes of the device's memory.
         free_bytes: u64,
-        /// The jobs on it.
+        /// Jobs on the device.
         running: Vec<Seated>,
     },
-    /// It is out of service.
+    /// The device is out of service.
     Lost,
 }
 
-/// A job on a device.
+/// Job on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Seated {
-    /// When it is predicted to end.
+    /// Predicted end.
     pub(super) until: Duration,
-    /// Whether it has the device alone.
+    /// True if the job has the device alone.
     pub(super) alone: bool,
 }
 
-/// Host memory, now and as it is expected to be.
+/// Host memory, now and as predicted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct HostMemory {
-    /// Bytes that are free.
+    /// Bytes that are free now.
     pub(super) free_bytes: u64,
-    /// What comes back without anybody's doing, and when: jobs end, leases end.
+    /// Times and bytes of memory that becomes free on its own: jobs end, leases end.
     pub(super) returns: Vec<(Duration, u64)>,
 }
 
 impl HostMemory {
-    /// What is free once all that comes back by itself has.
+    /// Returns the bytes that are free once all returns have happened.
     fn bytes_ever(&self) -> u64 {
         self.returns.iter().fold(self.free_bytes, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// When so many bytes are expected to be free; `None` when somebody has to free them.
+    /// Returns when `bytes` are expected to be free; `None` if a client has to free them.
     fn free_at(&self, bytes: u64, now: Duration) -> Option<Duration> {
         let mut returns = self.returns.clone();
         returns.sort_unstable();
@@ -105,61 +110,62 @@ impl HostMemory {
     }
 }
 
-/// A job's turn as it is predicted. Its index among the turns is its position in the queue.
+/// Predicted turn of a job. Its index among the turns is its position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Turn {
     pub(super) id: JobId,
     pub(super) place: Place,
-    /// Bytes of host memory that it starts with.
+    /// Bytes of host memory that the job starts with.
     pub(super) host_bytes: u64,
-    /// When it starts.
+    /// Time of the start.
     pub(super) start: Duration,
-    /// What it waits for; `None` when it starts right now.
+    /// Reason to wait; `None` if the job starts right now.
     pub(super) wait: Option<Wait>,
 }
 
 impl Turn {
-    /// Seconds of the device's time that it is about to take; none while only memory keeps it from starting.
+    /// Returns the seconds of device time that the job is about to take; 0 if only host memory
+    /// keeps it from starting.
     pub(super) fn seconds(&self) -> f64 {
         if matches!(self.wait, Some(Wait::HostMemory { .. })) { 0.0 } else { self.place.seconds }
     }
 }
 
-/// What keeps a job from starting.
+/// Reason why a job does not start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Wait {
-    /// Its device runs other jobs, or will run some first.
+    /// The device runs other jobs, or will run some first.
     Device,
-    /// Its device has a place for it, and not the memory.
+    /// The device has a seat for the job, but not the memory.
     DeviceMemory { needed_bytes: u64, free_bytes: u64 },
-    /// Its device has a place and memory for it, and the host has no memory for its result.
+    /// The device has a seat and memory for the job, but the host has no memory for its result.
     HostMemory {
         needed_bytes: u64,
         free_bytes: u64,
-        /// Whether what jobs and leases give back by themselves will do.
+        /// True if the memory that jobs and leases give back is enough.
         comes_back: bool,
     },
 }
 
-/// What is booked so far: the jobs that run, and those whose turn comes before.
+/// Bookings so far: running jobs, and jobs with an earlier turn.
 #[derive(Debug)]
 pub(super) struct Bookings {
     now: Duration,
-    /// When each seat of each device is free; no seats on a device that is lost.
+    /// Time at which each seat of each device is free. A lost device has no seats.
     seats: Vec<Vec<Duration>>,
     device_free_bytes: Vec<u64>,
     host: HostMemory,
-    /// Host memory that is free once all that runs has ended.
+    /// Host memory that is free once all running jobs and leases have ended.
     host_bytes_ever: u64,
 }
 
 impl Bookings {
-    /// What runs.
+    /// Creates bookings of the running jobs.
     pub(super) fn new(now: Duration, loads: &[Load], host: HostMemory) -> Self {
         let seats_of = |load: &Load| match load {
             Load::Lost => Vec::new(),
             Load::InService { seats, running, .. } => {
-                // A seat is taken while somebody sits there, however late.
+                // A seat is taken while a job runs there, however late.
                 let until = |job: &Seated| job.until.max(now + Duration::from_nanos(1));
                 let alone = running.iter().filter(|job| job.alone).map(until).max();
                 let mut free_at = vec![alone.unwrap_or(now); (*seats).max(running.len()).max(1)];
@@ -182,7 +188,8 @@ impl Bookings {
         }
     }
 
-    /// Where a job is predicted to finish first; books a seat there. `None` when all its devices are lost.
+    /// Finds the place where a job is predicted to finish first, and books a seat there. `None` if
+    /// all its devices are lost.
     pub(super) fn place(&mut self, job: &Waiting) -> Option<Turn> {
         let starts = job.places.iter().filter_map(|place| Some((*place, self.start_on(place)?)));
         let finish = |(place, start): &(Place, Duration)| start.as_secs_f64() + self.run_seconds(place, *start);
@@ -214,20 +221,21 @@ impl Bookings {
         turn(start, wait)
     }
 
-    /// When there is a seat for it, or all of them.
+    /// Returns when one seat is free for the job, or all seats if it runs alone.
     fn seat_free_at(&self, place: &Place) -> Option<Duration> {
         let seats = self.seats[place.device].iter().copied();
         if place.shared_bytes.is_some() { seats.min() } else { seats.max() }
     }
 
-    /// When it could start. A device that has a seat and no memory is kept for the job all the same.
+    /// Returns when the job could start. A device with a free seat but too little memory is kept
+    /// for the job.
     fn start_on(&self, place: &Place) -> Option<Duration> {
         let free_at = self.seat_free_at(place)?.max(self.now);
         let is_short = free_at <= self.now && self.device_free_bytes[place.device] < place.needed_bytes();
         Some(if is_short { self.now + RETRY } else { free_at })
     }
 
-    /// How long it takes beside those who sit there when it starts.
+    /// Returns the run time of a job, stretched by the jobs on other seats when it starts.
     fn run_seconds(&self, place: &Place, start: Duration) -> f64 {
         let beside = self.seats[place.device].iter().filter(|free_at| **free_at > start).count();
         if place.shared_bytes.is_some() { place.seconds * (1 + beside) as f64 } else { place.seconds }

@@ -1,15 +1,18 @@
-//! Which job runs next, and where: a plain data structure, without threads and without a clock of its own.
+//! Queue: decides which job runs next, and where. A plain data structure, without threads and
+//! without a clock.
 //!
-//! Tenants take turns by stride scheduling (Waldspurger and Weihl 1995): each has a *pass*, the device time it was given
-//! over its weight, and whoever has the least is next. A tenant that comes back starts at the least pass of those that are
-//! active, so that nobody saves up turns. Within a tenant, jobs go by priority plus age: one point per
-//! [`AGING_SECONDS`] of waiting, so that every job's turn comes. Priority is a matter between the jobs of one tenant; weight is
-//! the matter between tenants.
+//! Tenants take turns by stride scheduling (Waldspurger and Weihl 1995). Each tenant has a *pass*:
+//! the device time it was given over its weight. The tenant with the least pass is next. A tenant
+//! that comes back starts at the least pass of the active tenants, so that no tenant saves up
+//! turns. Within a tenant, jobs go by priority plus age: one point per [`AGING_SECONDS`] of
+//! waiting. So every job's turn comes. Priority orders the jobs of one tenant; weight orders
+//! tenants.
 //!
-//! In that order, each job is placed on the device where it is predicted to finish first, counting what runs and what was
-//! placed before it (list scheduling by earliest finish; see [`placing`](super::placing)). If that device is busy the job
-//! waits for it; what comes later may use another device meanwhile, but not push ahead on this one. So a large job is not
-//! starved by small ones, nor are small ones held up by a large one on devices that it does not use.
+//! In that order, each job is placed on the device where it is predicted to finish first. Running
+//! jobs and jobs placed earlier count (list scheduling by earliest finish; see
+//! [`placing`](super::placing)). If that device is busy, the job waits for it. Later jobs may use
+//! another device meanwhile, but cannot overtake on this one. So small jobs do not starve a large
+//! job. A large job does not hold up small ones on devices that it does not use.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -28,19 +31,19 @@ pub(super) struct Waiting {
     pub(super) tenant: String,
     pub(super) priority: i32,
     pub(super) submitted: Duration,
-    /// Where it may run.
+    /// Devices that may run the job.
     pub(super) places: Vec<Place>,
-    /// Since when its turn has come but for host memory.
+    /// Time at which the job began to lack only host memory.
     pub(super) short_since: Option<Duration>,
-    /// Since when nothing is known to give that memory back.
+    /// Time from which nothing is known to give that memory back.
     pub(super) hopeless_since: Option<Duration>,
 }
 
-/// For how long a job's turn has come but for host memory.
+/// Durations for which a job has lacked only host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Short {
     pub(super) waited: Duration,
-    /// For how long nothing is known to give that memory back; zero when something is.
+    /// Duration for which nothing is known to give that memory back; zero if something is.
     pub(super) hopeless: Duration,
 }
 
@@ -53,7 +56,7 @@ struct Tenant {
     active: usize,
 }
 
-/// Jobs that wait, and what their tenants have had.
+/// Waiting jobs, and the device time of their tenants.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: Vec<Waiting>,
@@ -66,18 +69,19 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Jobs of a tenant that wait or run.
+    /// Returns the number of a tenant's jobs that wait or run.
     pub(super) fn active(&self, tenant: &str) -> usize {
         self.tenants.get(tenant).map_or(0, |tenant| tenant.active)
     }
 
-    /// Bytes of host memory that all who wait will ask for, each where it takes the most.
+    /// Returns the bytes of host memory that all waiting jobs will ask for, each on the device
+    /// where it takes most.
     pub(super) fn host_bytes(&self) -> u64 {
         let most = |job: &Waiting| job.places.iter().map(|place| place.host.bytes).max().unwrap_or(0);
         self.waiting.iter().fold(0, |sum, job| sum.saturating_add(most(job)))
     }
 
-    /// Notes that a job's turn has come but for host memory, and answers for how long that has been so.
+    /// Notes that a job lacks only host memory, and returns for how long.
     pub(super) fn note_short(&mut self, id: JobId, now: Duration, comes_back: bool) -> Option<Short> {
         let job = self.waiting.iter_mut().find(|job| job.id == id)?;
         let waited = now.saturating_sub(*job.short_since.get_or_insert(now));
@@ -88,7 +92,7 @@ impl Queue {
         Some(Short { waited, hopeless: now.saturating_sub(*job.hopeless_since.get_or_insert(now)) })
     }
 
-    /// Sets a tenant's share relative to others'; 1 where nothing is set.
+    /// Sets a tenant's share relative to other tenants. The default is 1.
     pub(super) fn set_weight(&mut self, tenant: &str, weight: f64) {
         self.weights.insert(tenant.into(), weight);
         if let Some(known) = self.tenants.get_mut(tenant) {
@@ -101,7 +105,7 @@ impl Queue {
         self.waiting.push(job);
     }
 
-    /// Puts a job back whose device was lost; what it was charged is given back.
+    /// Puts a started job back, and refunds the time that its tenant was charged.
     pub(super) fn push_back(&mut self, job: Waiting, charged_seconds: f64) {
         if let Some(tenant) = self.tenants.get_mut(&job.tenant) {
             tenant.pass -= charged_seconds / tenant.weight;
@@ -109,7 +113,7 @@ impl Queue {
         self.waiting.push(job);
     }
 
-    /// Takes a job out because it will not run.
+    /// Removes a job that will not run.
     pub(super) fn remove(&mut self, id: JobId) -> Option<Waiting> {
         let at = self.waiting.iter().position(|job| job.id == id)?;
         let job = self.waiting.swap_remove(at);
@@ -117,14 +121,14 @@ impl Queue {
         Some(job)
     }
 
-    /// Takes out the jobs that have no place left among `loads`.
+    /// Removes the jobs that have no place left among `loads`.
     pub(super) fn remove_homeless(&mut self, loads: &[Load]) -> Vec<Waiting> {
         let homeless = |job: &Waiting| job.places.iter().all(|place| loads[place.device] == Load::Lost);
         let ids: Vec<JobId> = self.waiting.iter().filter(|job| homeless(job)).map(|job| job.id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Takes a job out because it starts, and charges its tenant for what it is predicted to take.
+    /// Removes a job that starts, and charges its tenant for the predicted time.
     pub(super) fn start(&mut self, id: JobId, seconds: f64) -> Option<Waiting> {
         let at = self.waiting.iter().position(|job| job.id == id)?;
         let job = self.waiting.swap_remove(at);
@@ -134,12 +138,12 @@ impl Queue {
         Some(job)
     }
 
-    /// Says that a job which started has ended, and charges what it took beyond the prediction.
+    /// Records the end of a started job, and charges its tenant for time beyond the prediction.
     pub(super) fn end(&mut self, tenant: &str, predicted_seconds: f64, seconds: f64) {
         self.deactivate(tenant, seconds - predicted_seconds);
     }
 
-    /// Every waiting job's turn, in order. Those that wait for nothing should start.
+    /// Returns every waiting job's turn, in order. Jobs with no reason to wait should start.
     pub(super) fn turns(&self, now: Duration, loads: &[Load], host: HostMemory) -> Vec<Turn> {
         let mut bookings = Bookings::new(now, loads, host);
         let mut lines = self.lines(now);
@@ -154,7 +158,7 @@ impl Queue {
         turns
     }
 
-    /// Waiting jobs by tenant, those to start first at the end.
+    /// Returns the waiting jobs by tenant, the first to start at the end.
     fn lines(&self, now: Duration) -> Vec<Line<'_>> {
         let mut by_tenant: HashMap<&str, Vec<&Waiting>> = HashMap::new();
         for job in &self.waiting {
@@ -186,19 +190,20 @@ impl Queue {
             known.pass += extra_seconds / known.weight;
             known.active = known.active.saturating_sub(1);
         }
-        // A tenant that owes nothing to those who are active is forgotten, so when nobody is, all are.
+        // A tenant that owes nothing to active tenants is forgotten. If no tenant is active, all
+        // are forgotten.
         let floor = self.floor().unwrap_or(f64::INFINITY);
         self.tenants.retain(|_, tenant| tenant.active > 0 || tenant.pass > floor);
     }
 
-    /// The least pass of the tenants that are active; `None` when none is.
+    /// Returns the least pass of the active tenants; `None` if there is none.
     fn floor(&self) -> Option<f64> {
         let active = self.tenants.values().filter(|tenant| tenant.active > 0);
         active.map(|tenant| tenant.pass).min_by(f64::total_cmp)
     }
 }
 
-/// A tenant's jobs on their way to places.
+/// Jobs of a tenant that are not placed yet.
 struct Line<'a> {
     pass: f64,
     weight: f64,
@@ -206,7 +211,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Least pass first; among equals, whose first job came first.
+    /// Compares by pass, least first. Among equals, the tenant with the earlier first job is first.
     fn compare(&self, other: &Self) -> Ordering {
         let first = |line: &Self| line.jobs.last().map(|job| job.id);
         self.pass.total_cmp(&other.pass).then_with(|| first(self).cmp(&first(other)))

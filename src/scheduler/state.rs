@@ -1,4 +1,4 @@
-//! What the threads of a scheduler share.
+//! State that the threads of a scheduler share.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// Wakes each worker of each device.
     pub(super) work: Vec<Vec<Condvar>>,
-    /// Told whenever a job ends.
+    /// Notified whenever a job ends.
     pub(super) ended: Condvar,
     /// Wakes the timer.
     pub(super) timer: Condvar,
@@ -45,22 +45,22 @@ pub(super) struct State {
     pub(super) totals: SchedulerStats,
 }
 
-/// What a device does.
+/// Jobs, workers and counters of a device.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) running: Vec<Running>,
-    /// Workers that wait for a job. The last to come is the first to be given one: what it works with is still in caches, and jobs one
-    /// after the other make no more threads than one needs.
+    /// Workers that wait for a job. The last worker to come is the first to get one: its data is
+    /// still in caches. Jobs in sequence then need no more threads than one job does.
     pub(super) idle: Vec<usize>,
     pub(super) lost: Option<Error>,
     pub(super) jobs_total: u64,
     pub(super) busy_seconds_total: f64,
-    /// Until when the time of its jobs is counted, by the scheduler's clock.
+    /// Time on the scheduler's clock up to which the time of the jobs is counted.
     pub(super) counted: Duration,
 }
 
 impl Slot {
-    /// Counts the time until now: jobs that run side by side share it equally.
+    /// Counts the time until now. Jobs that run in parallel share it equally.
     pub(super) fn count_time(&mut self, now: Duration) {
         let seconds = now.saturating_sub(self.counted).as_secs_f64();
         self.counted = now;
@@ -72,8 +72,8 @@ impl Slot {
     }
 }
 
-/// What a job that is over held: tables that may have been dropped meanwhile, and a name that was kept for its result. Freeing
-/// them may take long, so it is done without the scheduler's lock.
+/// Holdings of an ended job: tables that may have been dropped meanwhile, and the name kept for its
+/// result. Freeing them may take long, so it is done without the scheduler's lock.
 #[derive(Debug)]
 #[must_use = "it is dropped without the scheduler's lock"]
 pub(super) struct Leftovers {
@@ -88,17 +88,17 @@ pub(super) struct Running {
     pub(super) entry: Waiting,
     pub(super) started: Duration,
     pub(super) predicted_seconds: f64,
-    /// What it has had of the device's time.
+    /// Seconds of device time that the job has had.
     pub(super) device_seconds: f64,
-    /// Bytes of device memory that are its part; `None`: it has the device alone.
+    /// Bytes of device memory that are the job's part. `None`: it has the device alone.
     pub(super) shared_bytes: Option<u64>,
-    /// Of these, what its worker has yet to reserve.
+    /// Bytes of that part that the worker has yet to reserve.
     pub(super) promised_bytes: u64,
-    /// Whether a worker has it in hand.
+    /// True if a worker has taken the job.
     pub(super) is_taken: bool,
 }
 
-/// A job on its way through a worker's hands.
+/// Job that a worker has taken.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) device: usize,

@@ -1,8 +1,8 @@
-//! The scheduler in numbers, for metrics.
+//! Statistics of the scheduler, for metrics.
 
 use crate::device::DeviceId;
 
-/// Counters since the start, and gauges of now.
+/// Counters since the start, and current gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerStats {
     /// Jobs that wait.
@@ -19,7 +19,7 @@ pub struct SchedulerStats {
     pub completed_total: u64,
     /// Jobs that failed.
     pub failed_total: u64,
-    /// Jobs that somebody stopped.
+    /// Jobs that were stopped.
     pub cancelled_total: u64,
     /// Seconds that jobs have waited before they started.
     pub waited_seconds_total: f64,
@@ -27,21 +27,21 @@ pub struct SchedulerStats {
     pub rows_total: u64,
     /// Bytes of completed results.
     pub bytes_total: u64,
-    /// Every device.
+    /// Statistics of each device.
     pub devices: Vec<DeviceStats>,
 }
 
-/// A device in numbers.
+/// Statistics of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceStats {
-    /// Which.
+    /// Id of the device.
     pub id: DeviceId,
-    /// `None` when it serves; else why it does not.
+    /// Reason why the device is out of service; `None` if it serves.
     pub lost: Option<String>,
-    /// Jobs on it.
+    /// Jobs on the device.
     pub running: usize,
-    /// Jobs that it has ended.
+    /// Jobs that ended on the device, including runs that are tried again.
     pub jobs_total: u64,
-    /// Seconds that it has had a job, or several.
+    /// Seconds during which the device had at least one job.
     pub busy_seconds_total: f64,
 }

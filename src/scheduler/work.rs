@@ -1,4 +1,4 @@
-//! The worker threads: each takes a job of its device, runs it, and sees to what follows.
+//! Worker threads: each takes a job of its device, runs it, and handles its end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,12 +17,13 @@ use crate::memory::{Budget, human_bytes};
 use crate::{Context, Error, Result, panics};
 
 impl Shared {
-    /// The life of a device's thread; there are as many as the device runs jobs at a time, each with a number.
+    /// Runs the jobs of a device in one of its threads. A device has as many threads as it runs
+    /// jobs at a time; `worker` is the thread's number.
     pub(super) fn work(&self, device: usize, worker: usize) {
         while let Some(taken) = self.take(device, worker) {
             let granted = self.grant(&taken);
             let is_short = granted.is_err();
-            // Memory goes back before anybody else is given a turn.
+            // The job's memory is freed before another job gets a turn.
             let outcome = granted.and_then(|grant| self.run(&taken, &grant));
             taken.job.host_memory.close();
             match outcome {
@@ -32,11 +33,11 @@ impl Shared {
         }
     }
 
-    /// The next job of a device; waits for it. `None` when the scheduler is dropped.
+    /// Waits for the next job of a device. `None` if the scheduler is dropped.
     fn take(&self, device: usize, worker: usize) -> Option<Taken> {
         let mut state = self.state.lock();
         loop {
-            // It may have woken up by itself.
+            // A spurious wakeup leaves the worker in the list.
             state.slots[device].idle.retain(|&idle| idle != worker);
             if let Some(running) = state.slots[device].running.iter_mut().find(|running| !running.is_taken) {
                 running.is_taken = true;
@@ -57,11 +58,12 @@ impl Shared {
         }
     }
 
-    /// Reserves the part of the device's memory that the job was promised. That may wait until columns have given way to it,
-    /// so it is done here, where nobody else waits for it.
+    /// Reserves the part of the device's memory that the job was promised. That may wait until kept
+    /// columns are evicted. So it is done here, where no other job waits for it.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when somebody has taken that memory since: a column that a job beside it has in use, say.
+    /// Returns [`Error::Exhausted`] if that memory is taken by now, for example by a column that
+    /// another job is using.
     fn grant(&self, taken: &Taken) -> Result<Grant> {
         let host_memory = taken.job.host_memory.clone();
         let Some(bytes) = taken.shared_bytes else { return Ok(Grant { device_memory: None, host_memory }) };
@@ -69,7 +71,7 @@ impl Shared {
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
         let running = state.slots[taken.device].running.iter_mut().find(|running| running.job.id == taken.job.id);
         running.expect("a job that was taken is on its device").promised_bytes = 0;
-        // Until now these bytes counted twice, and somebody may have been told to wait for them.
+        // Until now these bytes counted twice, so another job may be waiting for them.
         if state.queue.len() > 0 {
             self.dispatch(&mut state, &mut leftovers);
         }
@@ -78,8 +80,9 @@ impl Shared {
         Ok(Grant { device_memory: Some(Budget::within(part)), host_memory })
     }
 
-    /// Puts a job that was not granted its memory back in the queue, holding none; `false` when somebody has stopped it
-    /// meanwhile. It is not tried again at once but with the next turns, a second later at the latest.
+    /// Puts a job that was not granted its memory back in the queue, holding none. Returns `false`
+    /// if the job was stopped meanwhile. The job is tried again with the next turns, at most a
+    /// second later.
     fn put_back(&self, taken: &Taken, error: &Error) -> bool {
         let (mut state, mut leftovers) = (self.state.lock(), Vec::new());
         let now = self.clock.now();
@@ -104,7 +107,7 @@ impl Shared {
         true
     }
 
-    /// Runs a job on the device's thread. A panic is the job's failure, not the thread's.
+    /// Runs a job on the device's thread. A panic fails the job, not the thread.
     fn run(&self, taken: &Taken, grant: &Grant) -> Result<()> {
         let (device, job) = (taken.device, &taken.job);
         job.check_stop()?;
@@ -123,7 +126,7 @@ impl Shared {
         outcome.map_err(|error| self.with_advice(job, error))
     }
 
-    /// The error of a job, with what would help it if it found no host memory.
+    /// Adds advice to the error of a job that found no host memory.
     fn with_advice(&self, job: &Job, error: Error) -> Error {
         if !matches!(error, Error::Exhausted(_)) || !error.message().contains(self.host_budget().knob()) {
             return error;
@@ -132,7 +135,7 @@ impl Shared {
         error.context(format!("the join ran out of host memory after {held} of its result; {advice}"))
     }
 
-    /// What follows a run: the next attempt elsewhere, or the job's end.
+    /// Handles the outcome of a run: the job is tried again elsewhere, or ends.
     fn end(&self, taken: &Taken, outcome: Result<()>) {
         let (device, job) = (taken.device, &taken.job);
         let mut leftovers = Vec::new();
@@ -140,7 +143,7 @@ impl Shared {
         if let Err(error @ Error::Unavailable(_)) = &outcome {
             let mut state = self.state.lock();
             let id = self.executors[device].id;
-            // What it was lost by may have taken others along.
+            // The same cause may have lost other devices too.
             self.note_lost(&mut state);
             let is_lost = state.slots[device].lost.is_some();
             match is_lost {
@@ -155,7 +158,7 @@ impl Shared {
         let outcome = outcome.and_then(|()| self.keep_as_table(job));
         let (outcome, own_leftovers) = self.close(job, outcome);
         drop(own_leftovers);
-        // Somebody let go of it while it came to its end.
+        // The job was stopped while it ended.
         let is_unwanted = outcome.is_ok() && job.check_stop().is_err();
         if is_unwanted {
             job.result.release();
@@ -182,20 +185,20 @@ impl Shared {
         drop(leftovers);
     }
 
-    /// Takes devices out of service that are lost; answers whether there is one more.
+    /// Takes lost devices out of service. True if another one is lost.
     pub(super) fn note_lost(&self, state: &mut State) -> bool {
         let mut is_one_more = false;
         for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
             if let Err(lost) = executor.runner.check() {
                 is_one_more |= slot.lost.is_none();
-                // What is to become of it may have changed.
+                // The message may have changed, as it tells whether the device will be back.
                 slot.lost = Some(lost);
             }
         }
         is_one_more
     }
 
-    /// Puts devices back into service that were lost and can work again.
+    /// Puts lost devices that can work again back into service.
     pub(super) fn note_found(&self, state: &mut State) {
         for (slot, executor) in state.slots.iter_mut().zip(&self.executors) {
             if slot.lost.is_some() && executor.runner.check().is_ok() {
@@ -205,8 +208,9 @@ impl Shared {
         }
     }
 
-    /// Puts a job back in the queue whose device was lost, or failed in a way that may pass, if a device may run it and nothing was
-    /// delivered yet. What may pass is tried once more, not for ever, and so is a job that devices may be lost by.
+    /// Puts a job back in the queue if its device was lost, or failed in a way that may pass. The
+    /// job needs a device in service, and must not have delivered any rows. It is tried again only
+    /// once for each of the two causes, because the job itself may be the cause of the loss.
     fn try_again(&self, state: &mut State, taken: &Taken, is_lost: bool, leftovers: &mut Vec<Leftovers>) -> bool {
         let job = &taken.job;
         let has_place = taken.entry.places.iter().any(|place| state.slots[place.device].lost.is_none());
@@ -235,7 +239,7 @@ impl Shared {
         true
     }
 
-    /// Takes a job off its device, and answers what it has had of the device's time.
+    /// Takes a job off its device. Returns the seconds of device time that it has had.
     fn free(&self, state: &mut State, taken: &Taken) -> f64 {
         let slot = &mut state.slots[taken.device];
         slot.count_time(self.clock.now());
@@ -244,7 +248,8 @@ impl Shared {
         at.map_or(0.0, |at| slot.running.swap_remove(at).device_seconds)
     }
 
-    /// Fails the jobs that wait for devices which are all lost. What they leave is for the caller to drop without the lock.
+    /// Fails the jobs whose devices are all lost. The caller must drop the leftovers without the
+    /// lock.
     pub(super) fn fail_homeless(&self, state: &mut State, leftovers: &mut Vec<Leftovers>) {
         let loads = self.loads(state, self.clock.now());
         for entry in state.queue.remove_homeless(&loads) {

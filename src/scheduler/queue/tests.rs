@@ -1,4 +1,4 @@
-//! The queue without threads: who is next, and where.
+//! Tests of the queue without threads: order and places of jobs.
 
 use super::super::admission::HostNeed;
 use super::super::placing::{CLAIM_AFTER, RETRY, Seated, Wait};
@@ -6,17 +6,17 @@ use super::*;
 
 const IDLE: Load = Load::InService { seats: 1, free_bytes: 1 << 30, running: Vec::new() };
 
-/// An idle device of one seat with so much memory free.
+/// Idle device of one seat with the given free memory.
 fn idle(free_bytes: u64) -> Load {
     Load::InService { seats: 1, free_bytes, running: Vec::new() }
 }
 
-/// A device of one seat that is taken.
+/// Device of one seat that is taken.
 fn busy(until: f64) -> Load {
     Load::InService { seats: 1, free_bytes: 1 << 30, running: vec![Seated { until: seconds(until), alone: true }] }
 }
 
-/// More than anybody asks for.
+/// More than any job asks for.
 fn ample() -> HostMemory {
     HostMemory { free_bytes: u64::MAX, returns: Vec::new() }
 }
@@ -25,7 +25,7 @@ fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// A job of that many seconds on every one of `devices` devices.
+/// Job of `run` seconds on each of `devices` devices.
 fn job(id: u64, tenant: &str, priority: i32, run: f64, devices: usize) -> Waiting {
     let place = |device| place(device, run, None);
     Waiting {
@@ -47,7 +47,7 @@ fn need(bytes: u64) -> HostNeed {
     HostNeed { bytes, least_bytes: bytes }
 }
 
-/// A job of a second on the first device that takes so many bytes of host memory.
+/// Job of one second on the first device that takes the given host memory.
 fn taking(id: u64, bytes: u64) -> Waiting {
     Waiting { places: vec![Place { host: need(bytes), ..place(0, 1.0, None) }], ..job(id, "a", 0, 1.0, 1) }
 }
@@ -56,7 +56,7 @@ fn order(queue: &Queue, now: Duration, loads: &[Load]) -> Vec<u64> {
     queue.turns(now, loads, ample()).iter().map(|turn| turn.id.0).collect()
 }
 
-/// Runs everything on one device, one job after the other, and answers the order.
+/// Runs all jobs on one device, one after the other, and returns their order.
 fn run_all(queue: &mut Queue, mut now: Duration) -> Vec<u64> {
     let mut order = Vec::new();
     while let Some(turn) = queue.turns(now, &[IDLE], ample()).first().copied() {
@@ -82,7 +82,7 @@ fn a_tenants_jobs_go_by_priority_and_then_by_age() {
 fn waiting_outweighs_priority_in_the_end() {
     let mut queue = Queue::default();
     queue.push(job(1, "a", -100, 1.0, 1));
-    // Jobs of the highest priority keep coming; each is younger than the one that waits.
+    // Jobs of the highest priority keep coming. Each is younger than the waiting job.
     let mut now = Duration::ZERO;
     let mut id = 1;
     loop {
@@ -133,7 +133,7 @@ fn shares_count_time_and_not_jobs() {
         queue.push(job(id, "short", 0, 1.0, 1));
     }
     let order = run_all(&mut queue, Duration::ZERO);
-    // By the time half of the long jobs are done, so is half of the short ones.
+    // By the time half of the long jobs are done, half of the short ones are done too.
     let fourth = order.iter().position(|id| *id == 4).unwrap();
     let short = order[..=fourth].iter().filter(|id| **id > 100).count();
     assert!((12..=20).contains(&short), "{short} of 32 short jobs beside 4 of 8 long ones: {order:?}");
@@ -195,11 +195,11 @@ fn a_job_waits_for_a_fast_device_when_that_is_predicted_to_be_sooner() {
     queue.push(slow_and_fast(1));
     let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());
     assert_eq!((turns[0].place.device, turns[0].start, turns[0].wait.is_none()), (1, seconds(3.0), false));
-    // A later job that only the slow device can run does not have to wait for it.
+    // A later job that only the slow device can run does not have to wait for the first.
     queue.push(job(2, "a", 0, 5.0, 1));
     let turns = queue.turns(Duration::ZERO, &[IDLE, busy(3.0)], ample());
     assert_eq!((turns[1].id, turns[1].place.device, turns[1].wait.is_none()), (JobId(2), 0, true));
-    // The longer the fast one is taken, the better looks the slow one.
+    // The longer the fast device is taken, the better the slow one looks.
     let turns = queue.turns(Duration::ZERO, &[IDLE, busy(30.0)], ample());
     assert_eq!((turns[0].place.device, turns[0].wait.is_none()), (0, true));
 }
@@ -234,7 +234,8 @@ fn jobs_go_elsewhere_when_a_device_is_lost_and_are_named_when_there_is_none() {
 #[test]
 fn tenants_are_forgotten_once_they_owe_nothing() {
     let mut queue = Queue::default();
-    // Whoever had more than one that still waits is remembered, or leaving and coming back would pay.
+    // A tenant that had more device time than an active tenant is remembered. Otherwise leaving and
+    // coming back would pay.
     queue.push(job(2001, "waits", 0, 1.0, 1));
     queue.push(job(2002, "leaves", 0, 1.0, 1));
     queue.start(JobId(2002), 1.0).unwrap();
@@ -250,13 +251,13 @@ fn tenants_are_forgotten_once_they_owe_nothing() {
     assert!(queue.tenants.is_empty(), "{} tenants are remembered", queue.tenants.len());
 }
 
-/// A device of two seats, with those jobs on it.
+/// Device of two seats, with the given jobs on it.
 fn two_seats(running: &[(f64, bool)]) -> Load {
     let running = running.iter().map(|&(until, alone)| Seated { until: seconds(until), alone }).collect();
     Load::InService { seats: 2, free_bytes: 100, running }
 }
 
-/// A short job that takes 50 bytes of a device beside others.
+/// Short job that takes 50 bytes of a device in parallel with others.
 fn short(id: u64, run: f64) -> Waiting {
     Waiting { places: vec![place(0, run, Some(50))], ..job(id, "a", 0, run, 1) }
 }
@@ -270,7 +271,8 @@ fn short_jobs_sit_side_by_side_and_slow_each_other_down() {
     let turns = queue.turns(seconds(10.0), &[two_seats(&[])], ample());
     let waits: Vec<_> = turns.iter().map(|turn| turn.wait).collect();
     assert_eq!(waits, [None, None, Some(Wait::Device)]);
-    // The first is placed where nobody sits yet; the second shares with it, and takes twice as long.
+    // The first job is placed on the empty seat. The second shares the device and takes twice as
+    // long.
     assert_eq!(turns[2].start, seconds(11.0));
     let turns = queue.turns(seconds(10.0), &[two_seats(&[(14.0, false)])], ample());
     assert_eq!(turns[0].wait, None);
@@ -327,12 +329,12 @@ fn a_job_that_waits_for_host_memory_holds_nobody_up_for_a_while() {
     let wait = Wait::HostMemory { needed_bytes: 80, free_bytes: 50, comes_back: true };
     assert_eq!((turns[0].id, turns[0].wait, turns[0].start), (JobId(1), Some(wait), seconds(70.0)));
     assert_eq!((turns[1].id, turns[1].wait), (JobId(2), None), "it books no device");
-    // After a while, what is free is kept for it.
+    // After a while, free memory is kept for the job.
     queue.note_short(JobId(1), Duration::ZERO, true);
     assert_eq!(queue.note_short(JobId(1), CLAIM_AFTER, true).map(|short| short.waited), Some(CLAIM_AFTER));
     let turns = queue.turns(CLAIM_AFTER, &[IDLE], host);
     assert!(matches!(turns[1].wait, Some(Wait::HostMemory { free_bytes: 0, .. })), "{turns:?}");
-    // What would not be enough is told apart.
+    // A return that would not be enough is reported.
     let host = HostMemory { free_bytes: 50, returns: vec![(seconds(60.0), 29)] };
     let turns = queue.turns(Duration::ZERO, &[IDLE], host);
     assert!(matches!(turns[0].wait, Some(Wait::HostMemory { comes_back: false, .. })), "{turns:?}");
@@ -362,7 +364,7 @@ fn how_long_a_wait_is_hopeless_is_counted_apart_from_how_long_it_is() {
         (short.waited.as_secs_f64(), short.hopeless.as_secs_f64())
     };
     assert_eq!(note(10.0, true), (0.0, 0.0));
-    // A lease has ended, and a client still reads what it was of.
+    // A lease has ended, and a client still reads its result.
     assert_eq!(note(50.0, false), (40.0, 0.0));
     assert_eq!(note(52.0, false), (42.0, 2.0));
     assert_eq!(note(53.0, true), (43.0, 0.0));

@@ -1,4 +1,4 @@
-//! Jobs that fail, and devices that are lost.
+//! Tests of jobs that fail, and of devices that are lost.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn a_lost_device_is_taken_out_of_service_and_its_job_goes_elsewhere() {
     assert_eq!(lost_devices, [lost == 0, lost == 1]);
     assert_eq!(job.status().device.unwrap().index, other);
 
-    // When the other one is lost too, whoever runs or waits fails, and newcomers are refused.
+    // When the other device is lost too, running and waiting jobs fail, and new ones are refused.
     let (running, waiting) = (stage.submit("r1"), stage.submit("r2"));
     assert_eq!(stage.next(), (other, "r1".into()));
     stage.tell(other, |_, _| Err(context_lost()));
@@ -94,7 +94,7 @@ fn a_job_that_begins_again_elsewhere_does_not_fall_back() {
     let job = stage.submit("r0");
     let (lost, _) = stage.next();
     let progress = job.clone();
-    // It has told 0.6 before its device is lost.
+    // The job has reported 0.6 before its device is lost.
     let told = stage.ask(lost, move |_, monitor| {
         monitor.expect_work(10);
         monitor.advance(6);

@@ -1,4 +1,4 @@
-//! Host memory: reserved before a job runs, waited for, and given back.
+//! Tests of host memory: reserved before a job runs, waited for, and given back.
 
 use arrow::array::{ArrayRef, StringArray};
 
@@ -8,7 +8,8 @@ use crate::memory::Interrupt;
 
 const MIB: u64 = 1 << 20;
 
-/// So many devices, and a table whose join with itself has 4.4 million rows of 8 bytes: more than half of host memory.
+/// Creates devices, and a table whose join with itself has 4.4 million rows of 8 bytes: more than
+/// half of host memory.
 fn stage(devices: u16) -> Stage {
     let stage = Stage::new(devices);
     stage.catalog.create(table_with("d", (0..2100).map(|_| 0))).unwrap();
@@ -37,12 +38,12 @@ fn the_memory_of_a_result_is_reserved_before_the_job_runs_and_drawn_on_as_it_is_
     stage.next();
     let reserved = host.used_bytes();
     assert!((30 * MIB..40 * MIB).contains(&reserved), "{reserved} B are reserved for a result of 35 MB");
-    // Whatever others take meanwhile, the job has what it was promised.
+    // The job has the memory it was promised, whatever others take meanwhile.
     let _others = host.reserve(host.free_bytes(), "others").unwrap();
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 1_000_000)), Ok(()))).unwrap();
     assert_eq!(stage.ended(&job), JobState::Complete);
     stage.idle();
-    // What it did not use is free again; what it wrote is not.
+    // Unused memory is free again; written memory is not.
     let written = job.result.held_bytes();
     assert!(written >= 8_000_000);
     assert!((written..written + 4096).contains(&(reserved - host.free_bytes())), "{} B", host.free_bytes());
@@ -71,7 +72,7 @@ fn more_than_was_predicted_comes_from_what_is_free_and_fails_when_nothing_is() {
 #[test]
 fn whoever_finds_no_memory_is_told_what_holds_it() {
     let stage = stage(1);
-    // Its reader has stopped: nobody has taken anything of it.
+    // The reader has stopped: it has taken nothing of the result.
     let unread = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..over_half("d0") }, "").unwrap();
     stage.next();
     stage.ask(0, |sink, _| (sink.push(batch_of("d0", 5_000_000)), Ok(()))).unwrap();
@@ -91,7 +92,7 @@ fn whoever_finds_no_memory_is_told_what_holds_it() {
     assert!(text.contains(&held), "{text}");
     assert!(matches!(stage.ended(&job), JobState::Failed(_)));
     stage.idle();
-    // A table that is uploaded finds as little.
+    // An upload of a table finds as little.
     let refused = budget(&stage).reserve(40 * MIB, "an upload").unwrap_err();
     assert!(refused.message().contains(&held), "{refused}");
 }
@@ -107,14 +108,14 @@ fn a_job_waits_for_host_memory_and_says_so_while_others_overtake_it() {
     let waiting_for = second.status().waiting_for.unwrap();
     assert!(waiting_for.contains("of host memory for its result, of which"), "{waiting_for}");
     assert_eq!(second.status().queue_position, Some(0));
-    // A small one does not have to wait for it.
+    // A small job does not have to wait for the large one.
     let small = stage.submit("r0");
     let (other, label) = stage.next();
     assert_eq!(label, "r0");
     stage.finish(other);
     assert_eq!(stage.ended(&small), JobState::Complete);
     stage.nothing_begins();
-    // The first one wrote nothing: all that was reserved for it comes back.
+    // The first job wrote nothing: all that was reserved for it is free again.
     stage.finish(device);
     let (device, label) = stage.next();
     assert_eq!(label, "d1");
@@ -136,9 +137,10 @@ fn a_job_that_has_waited_long_is_kept_what_becomes_free() {
     let (device, _) = stage.next();
     stage.finish(device);
     assert_eq!(stage.ended(&early), JobState::Complete);
-    // A device that is done looks for its next job, and must have looked before there is memory for the large one.
+    // An idle worker looks for its next job. It must have looked before there is memory for the
+    // large job.
     stage.devices_are_free();
-    // Something has to come back by itself, or the large one would have failed by now.
+    // Some memory has to be due to come back, or the large job would have failed by now.
     let kept = stage.scheduler.submit(JoinSpec { retain_seconds: Some(3600), ..spec("r1") }, "").unwrap();
     let (device, _) = stage.next();
     drop(half_of_host);
@@ -242,7 +244,7 @@ fn waiting_for_memory_ends_at_a_limit() {
     assert!(text.contains("waited 60 s"), "{text}");
 }
 
-/// A join of 20 million rows and more, by statistics: more than host memory holds.
+/// Join of more than 20 million rows by statistics: more than host memory holds.
 fn over_all(stage: &Stage) -> JoinSpec {
     for name in ["e", "o"] {
         stage.catalog.create(table_with(name, (0..20_000).map(|row| row % 6))).unwrap();
@@ -273,13 +275,13 @@ fn a_result_that_does_not_fit_fails_with_the_numbers_and_leaves_no_memory_in_use
     for needed in ["ran out of host memory after", "64.0 MiB", "--host-memory", "retain_seconds 0"] {
         assert!(text.contains(needed), "{text}");
     }
-    // A result that becomes a table has to fit, however long it is asked to be kept.
+    // A result that becomes a table has to fit, even if it is to be kept for no time.
     for retain_seconds in [None, Some(0)] {
         let text = failed(JoinSpec { into: Some("t".into()), retain_seconds, ..spec.clone() });
         assert!(text.contains("--host-memory") && text.contains("becomes a table"), "{text}");
         assert!(!text.contains("retain_seconds"), "{text}");
     }
-    // No more than the window is kept of a result that is read as it is made.
+    // Only the window of a result that is read as it is made is kept.
     let job = stage.scheduler.submit(JoinSpec { retain_seconds: Some(0), ..spec }, "").unwrap();
     stage.next();
     let reserved = host.used_bytes();
@@ -298,7 +300,7 @@ fn keys_that_fit_no_host_memory_are_refused_with_the_numbers() {
     }
     let spec = JoinSpec::inner("t", "u", vec![KeyPair::new("k", "k")]);
     assert_eq!(stage.scheduler.explain(spec.clone(), &Interrupt::default()).unwrap().refusal, None);
-    // A table that leaves 50 KiB, where two sides of hashes of 16 bytes take more.
+    // The table leaves 50 KiB, and two sides of 16-byte hashes take more.
     let _table = budget(&stage).reserve(64 * MIB - (50 << 10), "a table").unwrap();
     stage.catalog.create(table_with("large", 0..1_600_000)).unwrap();
     let refusal = stage.scheduler.submit(spec.clone(), "").unwrap_err();
@@ -306,7 +308,7 @@ fn keys_that_fit_no_host_memory_are_refused_with_the_numbers() {
     for needed in ["the keys that the host makes", "64.0 MiB", "of which tables take", "--host-memory"] {
         assert!(text.contains(needed), "{text}");
     }
-    // Explaining it tells the same, with the plan that would have run.
+    // An explanation has the same error, with the plan that would have run.
     let explained = stage.scheduler.explain(spec, &Interrupt::default()).unwrap();
     assert_eq!(explained.refusal.as_deref(), Some(text.as_str()));
     assert!(!explained.phases.is_empty() && explained.to_string().contains(text), "{explained}");
@@ -327,7 +329,8 @@ fn a_join_that_is_predicted_to_take_more_than_there_is_does_not_wait_for_what_no
     let stage = stage(1);
     let spec = over_all(&stage);
     let host = budget(&stage);
-    // Something has host memory, and is no table: as do the holes that pieces of the arena leave.
+    // Host memory may be held by something that is no table, such as holes between pieces of the
+    // arena.
     let held = host.reserve(4096, "a test").unwrap();
     let job = stage.scheduler.submit(spec, "").unwrap();
     assert!(job.planned().result_bytes > 64 * MIB, "{} B are predicted", job.planned().result_bytes);

@@ -1,4 +1,5 @@
-//! The scheduler with runners that do what a test tells them, and a clock that stands still.
+//! Tests of the scheduler, with runners that follow the test's orders, and a clock that stands
+//! still.
 
 mod failing;
 mod memory;
@@ -29,10 +30,10 @@ use crate::memory::{Arena, Budget};
 use crate::planner::{DeviceRequest, JoinKind, JoinSpec, KeyPair, Plan, Rates, Target};
 use crate::{Error, Result};
 
-/// What a runner is told to do with the job that it was given.
+/// Action of a runner on its job.
 type Order = Box<dyn FnOnce(&dyn BatchSink, &Monitor) -> Result<()> + Send>;
 
-/// A device that announces each job it is given, by the column that the join asks for, and then does what it is told.
+/// Device that announces each job by the column that the join asks for, and then follows its order.
 #[derive(Debug)]
 struct Puppet {
     device: u16,
@@ -42,12 +43,11 @@ struct Puppet {
     lost: Arc<AtomicBool>,
 }
 
-/// What a job ends with whose device is lost.
 fn context_lost() -> Error {
     Error::Unavailable("the context is lost".into())
 }
 
-/// The orders of jobs that have a channel of their own, by label, where several are on a device.
+/// Orders of jobs that have a channel of their own, by label. Used when a device has several jobs.
 type OwnOrders = Arc<Mutex<HashMap<String, Receiver<Order>>>>;
 
 impl Runner for Puppet {
@@ -72,7 +72,8 @@ impl Runner for Puppet {
 }
 
 struct Stage {
-    /// Dropped first: without orders to wait for, jobs end, and with them the threads that the scheduler waits for.
+    /// Dropped first: without orders to wait for, jobs end. Then the threads end that the scheduler
+    /// waits for.
     orders: Vec<Sender<Order>>,
     scheduler: Scheduler,
     catalog: Catalog,
@@ -80,11 +81,11 @@ struct Stage {
     memory: Vec<Budget>,
     begun: Receiver<(u16, String)>,
     own_orders: OwnOrders,
-    /// Whether each device is lost.
+    /// True for each device that is lost.
     lost: Vec<Arc<AtomicBool>>,
 }
 
-/// Longer than anything takes, so that a test that is wrong fails instead of hanging.
+/// Longer than any step takes, so that a wrong test fails instead of hanging.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Stage {
@@ -96,13 +97,13 @@ impl Stage {
         Self::with_jobs(devices, 1, options)
     }
 
-    /// Devices that run up to `jobs_max` jobs at a time.
+    /// Creates devices that run up to `jobs_max` jobs at a time.
     fn with_jobs(devices: u16, jobs_max: usize, options: SchedulerOptions) -> Self {
         let host = |index| (DeviceId { kind: DeviceKind::Host, index }, Target::default().rates);
         Self::of((0..devices).map(host).collect(), jobs_max, options)
     }
 
-    /// Devices of those rates.
+    /// Creates devices with the given rates.
     fn of(devices: Vec<(DeviceId, Rates)>, jobs_max: usize, options: SchedulerOptions) -> Self {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 64 << 20)));
         for name in ["r", "s"] {
@@ -149,7 +150,7 @@ impl Stage {
         self.scheduler.submit(spec(label), "").unwrap()
     }
 
-    /// The next job that a device begins.
+    /// Returns the next job that a device begins.
     fn next(&self) -> (u16, String) {
         self.begun.recv_timeout(PATIENCE).expect("a device begins a job")
     }
@@ -162,7 +163,8 @@ impl Stage {
         self.orders[device as usize].send(Box::new(order)).unwrap();
     }
 
-    /// What a running job answers. An assertion about it belongs to the test: on the device's thread it would be the job's panic.
+    /// Returns the answer of a running job. Assertions belong to the test's thread: on the device's
+    /// thread they would be the job's panic.
     fn ask<T: Send + 'static>(
         &self,
         device: u16,
@@ -181,7 +183,7 @@ impl Stage {
         self.tell(device, |_, _| Ok(()));
     }
 
-    /// Waits until a job is over.
+    /// Waits until a job has ended.
     fn ended(&self, job: &Job) -> JobState {
         let end = std::time::Instant::now() + PATIENCE;
         loop {
@@ -208,17 +210,16 @@ impl Stage {
     }
 }
 
-/// Rows of columns `k` and `r0` to `r9` (or `s0` to `s9`).
+/// Rows with columns `k` and `r0` to `r9` (or `s0` to `s9`).
 fn table(name: &str) -> Table {
     rows_of(name, 100)
 }
 
-/// As many rows as one likes.
 fn rows_of(name: &str, rows: i32) -> Table {
     table_with(name, 0..rows)
 }
 
-/// Rows with those keys.
+/// Rows with the given keys.
 fn table_with(name: &str, keys: impl Iterator<Item = i32>) -> Table {
     let keys: Vec<i32> = keys.collect();
     let mut fields = vec![Field::new("k", DataType::Int32, false)];
@@ -236,12 +237,12 @@ fn spec(label: &str) -> JoinSpec {
     JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "s", vec![KeyPair::new("k", "k")]) }
 }
 
-/// A batch of the result of `spec("r0")`.
+/// Batch of the result of `spec("r0")`.
 fn batch(rows: i32) -> RecordBatch {
     batch_of("r0", rows)
 }
 
-/// A batch of the result of a join whose last column is `label`.
+/// Batch of the result of a join whose last column is `label`.
 fn batch_of(label: &str, rows: i32) -> RecordBatch {
     let fields = ["k", label].map(|name| Field::new(name, DataType::Int32, false));
     let column = || Arc::new(Int32Array::from_iter_values(0..rows)) as _;

@@ -1,4 +1,4 @@
-//! With real devices and real joins.
+//! Tests with real devices and real joins.
 
 use super::*;
 use crate::device::Device;

@@ -1,4 +1,4 @@
-//! What is left of a job that is complete: its result, a table, what is told of it.
+//! Tests of complete jobs: their result, a table, their status.
 
 use super::*;
 use crate::memory::Interrupt;
@@ -15,7 +15,7 @@ fn a_result_becomes_a_table_before_anybody_sees_its_end() {
     stage.idle();
     let refusal = stage.scheduler.submit(JoinSpec { into: Some("kept".into()), ..spec("r0") }, "me").unwrap_err();
     assert!(matches!(refusal, Error::AlreadyExists(_)), "{refusal}");
-    // A job that fails leaves no table, and the name free.
+    // A job that fails leaves no table, and the name is free.
     let job = stage.scheduler.submit(JoinSpec { into: Some("other".into()), ..spec("r0") }, "me").unwrap();
     stage.next();
     stage.tell(0, |_, _| Err(Error::Internal("a test".into())));

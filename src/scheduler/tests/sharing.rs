@@ -1,4 +1,4 @@
-//! Several jobs on a device.
+//! Tests of several jobs on a device.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -6,20 +6,20 @@ use std::sync::atomic::Ordering;
 use super::*;
 use crate::memory::{Reclaim, Reservation};
 
-/// A device that runs `jobs` short jobs at a time.
+/// Creates a device that runs `jobs` short jobs at a time.
 fn stage(jobs: usize) -> Stage {
     let stage = Stage::with_jobs(1, jobs, SchedulerOptions::default());
-    // So many rows that their join does not fit into a part of the device's memory in one chunk, whichever side is indexed.
+    // With this many rows, the join does not fit into a part of the device's memory in one chunk,
+    // whichever side is indexed.
     stage.catalog.create(rows_of("large", 160_000)).unwrap();
     stage
 }
 
-/// A join that takes its device alone.
+/// Join that takes its device alone.
 fn large(label: &str) -> JoinSpec {
     JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "large", vec![KeyPair::new("k", "k")]) }
 }
 
-/// What a device's jobs have reserved.
 fn reserved(stage: &Stage) -> u64 {
     stage.memory[0].used_bytes()
 }
@@ -43,7 +43,7 @@ fn short_jobs_run_side_by_side_in_parts_of_the_memory() {
     assert_eq!(jobs[2].status().state, JobState::Queued);
     assert_eq!(jobs[2].status().waiting_for.as_deref(), Some("host:0"));
     assert!(jobs[1].explanation().device.reason.contains("beside 1 more"), "{:?}", jobs[1].explanation().device);
-    // One of them ends: the third takes its place, while the other stays.
+    // One of the jobs ends. The third takes its seat, and the other stays.
     orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
     assert_eq!(stage.next().1, "r2");
     assert_eq!(stage.ended(&jobs[1]), JobState::Complete);
@@ -68,7 +68,7 @@ fn jobs_one_after_the_other_are_not_for_each_thread_in_turn() {
         thread
     };
     let threads: HashSet<_> = (0..12).map(|_| thread()).collect();
-    // The last one may not be back yet when the next job comes.
+    // The last worker may not be back yet when the next job comes.
     assert!(threads.len() < 4, "{} threads", threads.len());
 }
 
@@ -84,7 +84,7 @@ fn a_large_job_waits_for_all_and_is_alone_then() {
     assert!(large.status().predicted_start <= later.status().predicted_start);
     orders[0].send(Box::new(|_, _| Ok(()))).unwrap();
     assert_eq!(stage.ended(&short[0]), JobState::Complete);
-    // There is a place for a short job now, but the large one was first.
+    // A seat for a short job is free now, but the large job was first.
     stage.scheduler.tick(SystemTime::now());
     stage.nothing_begins();
     orders[1].send(Box::new(|_, _| Ok(()))).unwrap();
@@ -192,12 +192,12 @@ fn a_running_job_is_told_whether_others_wait_for_its_device() {
     stage.idle();
 }
 
-/// Holds memory of a device as kept columns do, and gives it back when it is told to.
+/// Holds memory of a device as kept columns do, and gives it back on demand.
 #[derive(Debug)]
 struct Keeper {
     kept: Mutex<Option<Reservation>>,
     asked: Mutex<Sender<()>>,
-    /// Whether it gives back what it was asked for.
+    /// True if the keeper gives back the requested memory.
     gives: Mutex<Receiver<bool>>,
 }
 
@@ -215,7 +215,8 @@ impl Reclaim for Keeper {
     }
 }
 
-/// A keeper of so much of the first device's memory; who it tells that it was asked, and who tells it to give.
+/// Creates a keeper of the given bytes of the first device's memory. Also returns the channel on
+/// which it reports requests, and the channel that lets it give back.
 fn keeper(stage: &Stage, bytes: u64) -> (Arc<Keeper>, Receiver<()>, Sender<bool>) {
     let ((asked, is_asked), (give, gives)) = (channel(), channel());
     let kept = Mutex::new(Some(stage.memory[0].reserve(bytes, "kept columns").unwrap()));
@@ -225,15 +226,15 @@ fn keeper(stage: &Stage, bytes: u64) -> (Arc<Keeper>, Receiver<()>, Sender<bool>
     (keeper, is_asked, give)
 }
 
-/// Does it in a thread of its own, because it may not come back.
+/// Runs `work` in a thread of its own, because it may not come back.
 fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, outcome) = channel();
     std::thread::spawn(move || done.send(work()));
     outcome.recv_timeout(PATIENCE / 3).expect("the scheduler answers while a device makes room")
 }
 
-/// On a GPU, columns that give way to a job are let go of once everything that runs there is done. That used to be waited for with
-/// the scheduler's lock.
+/// On a GPU, columns that give way to a job are freed once all work there is done. The scheduler's
+/// lock used to be held during that wait.
 #[test]
 fn nobody_waits_while_a_device_makes_room_for_a_job() {
     let stage = Stage::with_jobs(2, 2, SchedulerOptions::default());

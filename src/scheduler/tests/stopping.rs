@@ -1,4 +1,4 @@
-//! Jobs that somebody stops: a client, the clock, or the server's end.
+//! Tests of jobs that are stopped by a client, the clock, or the server's end.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn a_running_job_is_told_to_stop_and_its_readers_at_once() {
     assert!(is_raised, "the device was not told");
     assert!(matches!(pushed, Err(Error::Cancelled(_))), "a stopped job can still push: {pushed:?}");
     assert_eq!(stage.ended(&job), JobState::Cancelled);
-    // Whatever a stopped job answers, it was stopped.
+    // A stopped job stays stopped, whatever it answers.
     let job = stage.submit("r0");
     stage.next();
     stage.scheduler.cancel(job.id).unwrap();
@@ -39,7 +39,8 @@ fn a_running_job_is_told_to_stop_and_its_readers_at_once() {
     assert_eq!(stage.ended(&job), JobState::Cancelled);
 }
 
-/// A job that was stopped while its device said that all was well once was complete, with readers who were told otherwise.
+/// A job that was stopped while its device reported success was once complete, although its readers
+/// got an error.
 #[test]
 fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
     let stage = Stage::new(1);
@@ -47,9 +48,9 @@ fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
         let into = format!("kept{attempt}");
         let job = stage.scheduler.submit(JoinSpec { into: Some(into.clone()), ..spec("r0") }, "").unwrap();
         stage.next();
-        // Enough rows for their statistics to take a while, as the result becomes a table.
+        // Statistics of this many rows take a while when the result becomes a table.
         stage.ask(0, |sink, _| (sink.push(batch(20_000)), Ok(()))).unwrap();
-        // Anywhere between before and after.
+        // The stop comes anywhere between before and after the end.
         (0..attempt * 100).for_each(|_| std::hint::spin_loop());
         stage.scheduler.cancel(job.id).unwrap();
         let told_readers = matches!(job.result.progress().1, SpoolState::Failed(_));
@@ -70,13 +71,13 @@ fn a_job_that_is_stopped_as_it_ends_is_either_stopped_or_complete() {
     }
 }
 
-/// The same without luck: whoever comes first, the work's end or the one who stops it, decides.
+/// Tests the same without timing: the first of the work's end and the stop decides.
 #[test]
 fn what_is_done_cannot_be_stopped_and_what_is_stopped_cannot_be_done() {
     let stage = Stage::new(1);
     let job = stage.submit("r0");
     stage.next();
-    // As a worker does whose work has come to a good end, and before it says so to anybody.
+    // Settle the job like a worker whose work has succeeded, before the worker reports that.
     assert_eq!(job.settle(Ok(())), Ok(()));
     stage.scheduler.cancel(job.id).unwrap();
     assert_eq!(job.result.progress().1, SpoolState::Open, "readers were told that a job which is done was stopped");
@@ -127,7 +128,7 @@ fn cancelling_a_complete_job_releases_its_result() {
     assert_eq!(job.result.held_bytes(), 0);
     assert!(job.status().released);
     assert!(stage.scheduler.jobs().is_empty());
-    // It is remembered, with what it was, and cancelling it again changes nothing.
+    // The job is remembered with its state. Cancelling it again changes nothing.
     assert_eq!(stage.scheduler.job(job.id).unwrap().status().state, JobState::Complete);
     assert_eq!(stage.scheduler.job(job.id).unwrap().status().rows, 1000);
     stage.scheduler.cancel(job.id).unwrap();

@@ -1,4 +1,4 @@
-//! Who runs when and where, and what is refused before that.
+//! Tests of turns: when and where jobs run, and what is refused before.
 
 use super::*;
 
@@ -130,7 +130,7 @@ fn limits_refuse_and_leave_no_trace() {
     let refusal = submit("b").unwrap_err();
     assert!(matches!(&refusal, Error::Exhausted(text) if text.contains("--queue-limit")), "{refusal}");
     assert_eq!(stage.scheduler.jobs().len(), 3);
-    // The refused one's name is free, the waiting one's is not until it is cancelled.
+    // The refused job's name is free. The waiting job's name is taken until that job is cancelled.
     assert!(stage.catalog.reserve("tb", "", "a test").is_ok());
     assert!(matches!(stage.catalog.reserve("ta", "", "a test"), Err(Error::AlreadyExists(_))));
     stage.scheduler.cancel(queued.id).unwrap();

@@ -1,9 +1,10 @@
-//! Devices of two kinds: one that is quick with much, and one that is quick with little.
+//! Tests of two kinds of devices: one is quick with much work, the other with little.
 
 use super::*;
 use crate::memory::Interrupt;
 
-/// A GPU, as device 0, whose calls take long however little they do, and a CPU, as device 1, whose rows do.
+/// Device 0 is a GPU whose calls take long, even with little work. Device 1 is a CPU whose rows
+/// take long.
 fn stage() -> Stage {
     const CALL: f64 = 3e-4;
     const ROWS: f64 = 5e5;
@@ -22,7 +23,7 @@ fn stage() -> Stage {
     stage
 }
 
-/// A join of many rows.
+/// Join of many rows.
 fn large(label: &str) -> JoinSpec {
     JoinSpec { columns: vec!["k".into(), label.into()], ..JoinSpec::inner("r", "large", vec![KeyPair::new("k", "k")]) }
 }
@@ -68,7 +69,7 @@ fn each_device_is_planned_for_by_its_own_rates() {
     };
     let (gpu, cpu) = (seconds("cuda:0"), seconds("host:0"));
     assert!(gpu > cpu, "{gpu} s, {cpu} s");
-    // Who may run on both has both plans.
+    // A job that may run on both devices has both plans.
     stage.devices_are_free();
     let job = stage.submit("r0");
     assert_eq!(stage.next().0, 1);
@@ -99,7 +100,7 @@ fn jobs_of_a_lost_gpu_that_delivered_nothing_go_to_the_cpu() {
     assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
     let lost: Vec<bool> = stage.scheduler.stats().devices.iter().map(|device| device.lost.is_some()).collect();
     assert_eq!(lost, [true, false]);
-    // What comes later is planned for what is left.
+    // A later job is planned for the devices that are left.
     let explanation = stage.scheduler.explain(large("large2"), &Interrupt::default()).unwrap();
     assert_eq!(explanation.device.name, "host:0");
     assert_eq!(explanation.device.reason, "the only device that may run it");
