@@ -1,8 +1,9 @@
-//! Batches that were made elsewhere come to live in the arena.
+//! Copies of batches from outside the arena into it.
 //!
 //! ```text
-//!   column ─ outline ─► the parts of its buffers that its rows refer to ─ copy ─► one piece of the arena per batch
-//!                                                └─ dictionary ─────────────────► a piece of its own, shared by batches
+//!   column ─ outline ─► the parts of its buffers ─ copy ─► one piece of the arena per batch
+//!                       that its rows refer to
+//!                          └─ dictionary ────────────────► a piece of its own, shared by batches
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -14,27 +15,29 @@ use arrow::datatypes::{DataType, SchemaRef};
 use crate::memory::Arena;
 use crate::{Context, Error, Result};
 
-/// What every buffer in a piece is aligned to, in bytes: a cache line, and more than any Arrow type asks for.
+/// Alignment of every buffer in a piece, in bytes: a cache line, which is more than any Arrow type
+/// needs.
 const BUFFER_ALIGNMENT: usize = 64;
 
-/// Copies the batches of one stream into the arena, and keeps what they share shared.
+/// Copies the batches of one stream into the arena. Dictionaries that batches share stay shared.
 #[derive(Debug)]
 pub struct Adopter {
     arena: Arena,
-    /// The last dictionary of each dictionary column, in the order in which a batch has them: as it came, and its copy. As
-    /// it came it is kept so that its address stays its own.
+    /// The last dictionary of each dictionary column, in the order of the batch's columns: the
+    /// original and its copy. The original is held so that no other dictionary can have its
+    /// address.
     dictionaries: Vec<Option<(ArrayData, ArrayData)>>,
 }
 
 impl Adopter {
-    /// An adopter of one stream's batches.
+    /// Makes an adopter of one stream's batches.
     pub fn new(arena: Arena) -> Self {
         Self { arena, dictionaries: Vec::new() }
     }
 
-    /// The batch with all its buffers in the arena. Columns that live there already stay as they are; of the others, the
-    /// parts that the rows refer to are copied into one piece. A dictionary that is the one of the last batch is copied
-    /// once.
+    /// Returns the batch with all its buffers in the arena. Columns that are stored in the arena
+    /// stay as they are. Of the other columns, the parts that the rows refer to are copied into one
+    /// piece. A dictionary that the last batch had too is not copied again.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the arena has no room.
@@ -66,7 +69,7 @@ impl Adopter {
         with_rows(schema, adopted, rows)
     }
 
-    /// Whether all buffers are in the arena.
+    /// True if all buffers are in the arena.
     fn is_home(&self, data: &ArrayData) -> bool {
         let owns = |buffer: &Buffer| buffer.is_empty() || self.arena.owns(buffer.as_ptr());
         data.buffers().iter().all(owns)
@@ -74,7 +77,7 @@ impl Adopter {
             && data.child_data().iter().all(|child| self.is_home(child))
     }
 
-    /// Puts the arena's copy in the place of each dictionary that the outline refers to.
+    /// Replaces each dictionary that the outline refers to with the arena's copy.
     fn settle_dictionaries(&mut self, outline: &mut Outline, ordinal: &mut usize) -> Result<()> {
         for child in &mut outline.children {
             match child {
@@ -101,7 +104,8 @@ impl Adopter {
         {
             return Ok(copy.clone());
         }
-        // A dictionary of dictionaries gets an adopter of its own: its inner ones have no place in this one's order.
+        // A dictionary of dictionaries gets an adopter of its own, because its inner dictionaries
+        // have no index in this adopter.
         let mut outline = Outline::of(values);
         Adopter::new(self.arena.clone()).settle_dictionaries(&mut outline, &mut 0)?;
         let mut writer = Writer::new(&self.arena, outline.size_bytes())?;
@@ -112,7 +116,7 @@ impl Adopter {
     }
 }
 
-/// A batch of those columns; the row count says what no column can when there are none.
+/// Makes a batch of those columns. `rows` is needed if there are no columns.
 fn with_rows(schema: SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
     let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(rows));
     RecordBatch::try_new_with_options(schema, columns, &options)
@@ -120,39 +124,40 @@ fn with_rows(schema: SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<R
         .context(|| "putting a batch together from its copies")
 }
 
-/// Counts the bytes that batches refer to; what several batches share counts once.
+/// Counts the bytes that batches refer to. Memory that several batches share counts once.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
-    /// Memory with buffers that batches may share, by its address. It is held, because an address is a name only as long as
-    /// nobody else can have it.
+    /// Memory with buffers that batches may share, by its address. The memory is held so that its
+    /// address cannot be reused.
     shared: HashMap<usize, SharedMemory>,
 }
 
 #[derive(Debug)]
 struct SharedMemory {
     memory: Buffer,
-    /// Where the buffers in it that were counted start, and their length.
+    /// Address and length of the buffers in this memory that were counted.
     counted: HashSet<(usize, usize)>,
 }
 
 impl Meter {
-    /// Bytes of the parts of buffers that the batch's rows refer to and that no batch before it did.
+    /// Bytes of the parts of buffers that the batch's rows refer to and that no earlier batch
+    /// referred to.
     pub(super) fn referenced_bytes(&mut self, batch: &RecordBatch) -> u64 {
         batch.columns().iter().map(|column| self.referenced_bytes_of(column)).sum()
     }
 
-    /// The same of a column.
+    /// Same as [`Meter::referenced_bytes`], for one column.
     pub(super) fn referenced_bytes_of(&mut self, column: &ArrayRef) -> u64 {
         self.outline_bytes(&Outline::of(&column.to_data()))
     }
 
-    /// Lets go of memory that only this meter holds any more. For whoever lets batches go before the last one is counted; what
-    /// comes later at the same address counts then.
+    /// Drops memory that only this meter holds. For callers that drop batches before the last one
+    /// is counted: new memory at the same address counts again.
     pub(super) fn forget_unused(&mut self) {
         self.shared.retain(|_, shared| shared.memory.strong_count() > 1);
     }
 
-    /// Whether the buffer was not counted before.
+    /// True if the buffer was not counted before.
     fn is_new(&mut self, buffer: &Buffer) -> bool {
         let place = (buffer.as_ptr() as usize, buffer.len());
         let memory = || SharedMemory { memory: buffer.clone(), counted: HashSet::new() };
@@ -186,7 +191,7 @@ impl Meter {
     }
 }
 
-/// The parts of an array's buffers that its rows refer to: an [`ArrayData`] in the making.
+/// The parts of an array's buffers that its rows refer to, from which an [`ArrayData`] is built.
 #[derive(Debug)]
 struct Outline {
     data_type: DataType,
@@ -197,18 +202,18 @@ struct Outline {
     children: Vec<Child>,
 }
 
-/// A buffer in the making.
+/// A buffer to be written.
 #[derive(Debug)]
 enum Part {
-    /// These bytes.
+    /// Bytes to copy unchanged.
     Bytes(Buffer),
-    /// These bytes, which other batches may refer to as well.
+    /// Bytes to copy unchanged, to which other batches may refer as well.
     Shared(Buffer),
-    /// These bits.
+    /// Bits, which may start inside a byte.
     Bits(BooleanBuffer),
-    /// These 32-bit offsets, less the first of them.
+    /// 32-bit offsets; the first of them is subtracted from each.
     Offsets32(Buffer),
-    /// These 64-bit offsets, less the first of them.
+    /// 64-bit offsets; the first of them is subtracted from each.
     Offsets64(Buffer),
 }
 
@@ -273,7 +278,8 @@ impl Outline {
                 Some(width) => {
                     outline.parts.push(Part::Bytes(buffers[0].slice_with_length(offset * width, len * width)));
                 }
-                // Unions, list views and runs refer to their children in ways of their own, and are rare: as they lie.
+                // Unions, list views and runs refer to their children in other ways, and are rare.
+                // They are copied whole.
                 None => {
                     outline.offset = offset;
                     outline.parts.extend(buffers.iter().cloned().map(Part::Bytes));
@@ -284,7 +290,7 @@ impl Outline {
         outline
     }
 
-    /// Bytes that [`Outline::write`] takes, dictionaries excepted.
+    /// Bytes that [`Outline::write`] writes, except dictionaries.
     fn size_bytes(&self) -> usize {
         let aligned = |len: usize| len.next_multiple_of(BUFFER_ALIGNMENT);
         let parts: usize = self.parts.iter().map(|part| aligned(part.len())).sum();
@@ -308,7 +314,7 @@ impl Outline {
         }
     }
 
-    /// The array over what [`Outline::write`] wrote.
+    /// Builds the array over the buffers that [`Outline::write`] wrote.
     fn build(self, written: &mut Written) -> Result<ArrayData> {
         let buffers = self.parts.iter().map(|part| written.next(part.len())).collect();
         let nulls = self.nulls.map(|nulls| {
@@ -336,8 +342,8 @@ impl Part {
     }
 }
 
-/// Some rows of a child. By way of a typed array, since [`ArrayData::slice`] of a struct slices its columns and keeps the
-/// offset as well.
+/// Slices a child by way of a typed array. [`ArrayData::slice`] of a struct slices its columns and
+/// keeps the offset as well.
 fn slice(child: &ArrayData, offset: usize, len: usize) -> ArrayData {
     match offset == 0 && len == child.len() {
         true => child.clone(),
@@ -345,7 +351,7 @@ fn slice(child: &ArrayData, offset: usize, len: usize) -> ArrayData {
     }
 }
 
-/// Bytes of a value, where all values have as many.
+/// Bytes of a value, for types whose values all have the same width.
 fn fixed_width(data_type: &DataType) -> Option<usize> {
     match data_type {
         DataType::FixedSizeBinary(size) => Some(*size as usize),
@@ -355,7 +361,7 @@ fn fixed_width(data_type: &DataType) -> Option<usize> {
     }
 }
 
-/// The offsets of `len` values, and the first and the last of them.
+/// Returns the offsets of `len` values, and the first and the last offset.
 fn offsets_32(offsets: &Buffer, offset: usize, len: usize) -> (Part, usize, usize) {
     let width = size_of::<i32>();
     if len == 0 {
@@ -367,7 +373,7 @@ fn offsets_32(offsets: &Buffer, offset: usize, len: usize) -> (Part, usize, usiz
     (Part::Offsets32(slice), first, last)
 }
 
-/// As [`offsets_32`].
+/// Same as [`offsets_32`], for 64-bit offsets.
 fn offsets_64(offsets: &Buffer, offset: usize, len: usize) -> (Part, usize, usize) {
     let width = size_of::<i64>();
     if len == 0 {
@@ -424,7 +430,7 @@ impl Writer {
     }
 }
 
-/// A filled piece, from which the buffers are taken in the order in which they were written.
+/// A filled piece. [`Written::next`] returns its buffers in the order in which they were written.
 struct Written {
     piece: Buffer,
     taken: usize,

@@ -1,27 +1,28 @@
-//! Who may change a table.
+//! Permission to change a table.
 
 use super::Table;
 use crate::{Error, Result};
 
-/// Somebody who makes, changes and drops tables. Everybody reads every table; only its owner changes it, or somebody who may
-/// change everybody's.
+/// A caller that makes, changes and drops tables. Every tenant can read every table. Only the owner
+/// of a table and an admin can change it.
 ///
-/// A table stays its owner's whoever changes it. What was added is charged to who added it.
+/// A table keeps its owner when an admin changes it. Appended rows are charged to the tenant that
+/// appended them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Editor {
-    /// The tenant that owns what is made, and pays for it.
+    /// The tenant that owns the tables that this editor makes, and is charged for them.
     pub tenant: String,
-    /// Whether the tables of others may be changed as well.
+    /// True if this editor may also change the tables of other tenants.
     pub is_admin: bool,
 }
 
-/// What becomes of a table whose name the result of a join is to have.
+/// Handling of an existing table whose name the result of a join asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IntoMode {
-    /// It stays, and the name is refused.
+    /// The existing table stays, and the name is refused.
     #[default]
     Create,
-    /// The result takes its place.
+    /// The result replaces the existing table.
     Replace,
 }
 
@@ -32,15 +33,15 @@ impl From<&str> for Editor {
 }
 
 impl Editor {
-    /// Somebody of that tenant who may change the tables of all.
+    /// Returns an editor of that tenant that may change the tables of all tenants.
     pub fn admin(tenant: &str) -> Self {
         Self { tenant: tenant.into(), is_admin: true }
     }
 
-    /// Fails when the table is not this one's to change.
+    /// Fails if this editor may not change `table`.
     ///
     /// # Errors
-    /// [`Error::Denied`] says whose it is.
+    /// [`Error::Denied`] names the owner.
     pub(super) fn check(&self, table: &Table, done: &str) -> Result<()> {
         if self.is_admin || self.tenant == table.owner {
             return Ok(());

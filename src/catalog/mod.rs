@@ -1,18 +1,21 @@
-//! The catalog: named tables and the results of joins, and what is known about their columns.
+//! The catalog: named tables, results of joins, and statistics of their columns.
 //!
 //! ```text
-//!   Uploads ── open ──► UploadStream ─ append ─► Upload (invisible) ── commit ──► Table (immutable, shared) ◄── by name
-//!      └─ several streams, one upload ID              └─ adopt: into the arena; statistics; the tenant's quota
+//!   Uploads ─ open ─► UploadStream ─ append ─► Upload (invisible) ─ commit ─► Table (immutable,
+//!      └─ several streams, one upload ID            │                         shared) ◄── by name
+//!                                                   └─ adopt: into the arena; statistics; quota
 //!
 //!   join ── push batches ──► ResultSpool ── read by many, released by lease ──► (into) Table
 //! ```
 //!
-//! A table is a list of record batches whose buffers live in the arena, with statistics taken on the way in. It is
-//! immutable: `append` and `replace` make a new table under the same name, and whoever reads the old one keeps it until
-//! done. A table appears in whole, or not at all. A name can be reserved while its table is made.
+//! A table is a list of record batches whose buffers live in the arena, with statistics taken on
+//! the way in. It is immutable: `append` and `replace` make a new table under the same name. A
+//! reader of the old table keeps it until done. A table appears in whole, or not at all. A name can
+//! be reserved while its table is made.
 //!
-//! What a tenant holds (tables, uploads under way, results) is charged to it, and the charge ends when the memory does.
-//! Nothing here runs by itself: whoever owns the clock calls [`Uploads::forget_idle`] and [`ResultSpool::is_expired`].
+//! Everything that a tenant holds (tables, uploads under way, results) is charged to the tenant.
+//! The charge ends when the memory is freed. The catalog has no timers: the server calls
+//! [`Uploads::forget_idle`] and [`ResultSpool::is_expired`] at intervals.
 //!
 //! This room knows of memory, and nothing of devices, jobs or the wire.
 

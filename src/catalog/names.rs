@@ -13,7 +13,7 @@ use crate::human;
 use crate::memory::Arena;
 use crate::{Error, Result};
 
-/// Bytes that a name may have.
+/// Maximum length of a name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
 /// All tables, by name. Clones share them.
@@ -26,11 +26,12 @@ pub struct Catalog {
     samples: Arc<AtomicU64>,
 }
 
-/// What names stand for. One lock over both maps: whether a name is free is a question to both.
+/// Tables and reservations by name. One lock guards both maps, because a name is free only if
+/// neither has it.
 #[derive(Debug, Default)]
 struct Names {
     tables: BTreeMap<String, Arc<Table>>,
-    /// What the name is kept for, to be told to the next who asks.
+    /// Reserved names. The purpose is reported to the next caller that asks for the name.
     reserved: HashMap<String, Reserved>,
 }
 
@@ -41,12 +42,12 @@ struct Reserved {
 }
 
 impl Catalog {
-    /// An empty catalog whose tables live in `arena`.
+    /// Makes an empty catalog whose tables live in `arena`.
     pub fn new(arena: Arena) -> Self {
         Self::with_limits(arena, TenantLimits::default())
     }
 
-    /// As [`Catalog::new`], with a limit to what each tenant may hold.
+    /// Same as [`Catalog::new`], with a limit on each tenant's holdings.
     pub fn with_limits(arena: Arena, limits: TenantLimits) -> Self {
         let spent = SpentResults::default();
         arena.budget().reclaim_from(spent.as_reclaim());
@@ -59,23 +60,23 @@ impl Catalog {
         }
     }
 
-    /// Results whose memory goes to whoever needs it.
+    /// Results whose memory is released when other work needs it.
     pub fn spent_results(&self) -> &SpentResults {
         self.ledger.spent()
     }
 
-    /// Where the tables' buffers live.
+    /// The arena of the tables' buffers.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Another seed for each stream of rows, since the samples of several may be put together. The same streams in the same
-    /// order have the same seeds, and so the same statistics.
+    /// Returns a new seed for each stream of rows, since samples of several streams may be merged.
+    /// The same streams in the same order get the same seeds, and so the same statistics.
     pub(super) fn sample_seed(&self) -> u64 {
         self.samples.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The table of that name.
+    /// Returns the table of that name.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -84,15 +85,15 @@ impl Catalog {
         found.ok_or_else(|| self.no_table(name))
     }
 
-    /// What is said of a name that no table has.
+    /// Returns the error for a name that no table has.
     pub(super) fn no_table(&self, name: &str) -> Error {
-        // Compared without the lock: it takes a while where there are many.
+        // The comparison runs without the lock, because it takes a while if there are many tables.
         let known: Vec<String> = self.names.read().tables.keys().cloned().collect();
         let meant = human::did_you_mean(name, known.iter().map(String::as_str));
         Error::NotFound(format!("there is no table {}{meant}", human::asked(name)))
     }
 
-    /// All tables, by name.
+    /// Returns all tables, by name.
     pub fn tables(&self) -> Vec<Arc<Table>> {
         self.names.read().tables.values().cloned().collect()
     }
@@ -100,18 +101,19 @@ impl Catalog {
     /// Makes a table appear under a name that is free.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`]; [`Error::Exhausted`] when its owner has as many tables as it may; [`Error::Invalid`] for the
-    /// name.
+    /// [`Error::AlreadyExists`]; [`Error::Exhausted`] when its owner has as many tables as it may;
+    /// [`Error::Invalid`] for the name.
     pub fn create(&self, table: Table) -> Result<Arc<Table>> {
         self.reserve(&table.name, &table.owner, "being created")?.publish(table)
     }
 
-    /// Makes a table appear, in the place of one of that name if there is one, whose owner it keeps.
+    /// Makes a table appear. It replaces a table of the same name and keeps that table's owner.
     ///
     /// # Errors
-    /// [`Error::Denied`] when the one in its place is not the editor's to change; [`Error::AlreadyExists`] when the name is
-    /// reserved for a table that is being made; [`Error::Exhausted`] when its owner has as many tables as it may;
-    /// [`Error::Invalid`] for the name.
+    /// [`Error::Denied`] when the editor may not change the replaced table;
+    /// [`Error::AlreadyExists`] when the name is reserved for a table that is being made;
+    /// [`Error::Exhausted`] when its owner has as many tables as it may; [`Error::Invalid`] for the
+    /// name.
     pub fn replace(&self, table: Table, editor: &Editor) -> Result<Arc<Table>> {
         check_name(&table.name)?;
         let mut names = self.names.write();
@@ -119,10 +121,11 @@ impl Catalog {
         self.insert(&mut names, table, editor)
     }
 
-    /// Makes a table appear in the place of `expected`; `None` when something else has happened to the name meanwhile.
+    /// Replaces `expected` with `table`. Returns `None` if the name no longer stands for
+    /// `expected`.
     ///
     /// # Errors
-    /// As [`Catalog::replace`].
+    /// See [`Catalog::replace`].
     pub(super) fn swap(
         &self,
         expected: Option<&Arc<Table>>,
@@ -143,21 +146,23 @@ impl Catalog {
         self.insert(&mut names, table, editor).map(Some)
     }
 
-    /// Keeps a free name for a table that is being made, until the reservation is used or dropped. `purpose` tells others
-    /// why they cannot have the name: `being uploaded`, `the result of job 7`.
+    /// Reserves a free name for a table that is being made, until the reservation is used or
+    /// dropped. `purpose` tells other callers why the name is taken: `being uploaded`, `the result
+    /// of job 7`.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name; [`Error::Exhausted`] when `owner` has as many tables as it
-    /// may, counting its reservations.
+    /// [`Error::AlreadyExists`], [`Error::Invalid`] for the name; [`Error::Exhausted`] when `owner`
+    /// has as many tables as it may, counting its reservations.
     pub fn reserve(&self, name: &str, owner: &str, purpose: &str) -> Result<NameReservation> {
         self.reserve_unless(name, &owner.into(), purpose, |_| Err(exists(name)))
     }
 
-    /// As [`Catalog::reserve`], for the result of a join: with [`IntoMode::Replace`] also where there is a table of that name, if
-    /// the editor may change it. That table can be read and dropped until its name is used, and stays if that never happens.
+    /// Same as [`Catalog::reserve`], for the result of a join. [`IntoMode::Replace`] also accepts
+    /// the name of an existing table that the editor may change. That table can be read and dropped
+    /// until the reservation is used. It stays if the reservation is never used.
     ///
     /// # Errors
-    /// As [`Catalog::reserve`]; [`Error::Denied`] when the table is not the editor's to change.
+    /// See [`Catalog::reserve`]; [`Error::Denied`] when the editor may not change the table.
     pub fn reserve_for_result(
         &self,
         name: &str,
@@ -174,7 +179,7 @@ impl Catalog {
         })
     }
 
-    /// Keeps a name, unless the table that has it already is in the way.
+    /// Reserves a name. If a table has the name, `in_the_way` decides whether that is an error.
     fn reserve_unless(
         &self,
         name: &str,
@@ -202,10 +207,10 @@ impl Catalog {
         self.names.read().check_unreserved(name)
     }
 
-    /// Removes a table. Those who read it keep it until they are done.
+    /// Removes a table. Current readers keep it until they are done.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Denied`] when it is not the editor's to change.
+    /// [`Error::NotFound`]; [`Error::Denied`] when the editor may not change the table.
     pub fn drop_table(&self, name: &str, editor: &Editor) -> Result<Arc<Table>> {
         let mut names = self.names.write();
         match names.tables.get(name) {
@@ -218,36 +223,36 @@ impl Catalog {
         Ok(names.tables.remove(name).expect("it was found under this lock"))
     }
 
-    /// An account of `owner` that bytes can be charged to.
+    /// Returns a charge of zero bytes on the account of `owner`.
     pub fn charge(&self, owner: &str) -> Charge {
         self.ledger.charge(owner)
     }
 
-    /// Bytes that a tenant may hold beside what it does; `None` for no limit.
+    /// Returns the bytes that a tenant may still add; `None` for no limit.
     pub fn room_of(&self, owner: &str) -> Option<u64> {
         self.ledger.room(owner)
     }
 
-    /// Bytes of all tables.
+    /// Returns the bytes of all tables.
     pub fn table_bytes(&self) -> u64 {
         self.names.read().tables.values().map(|table| table.bytes).sum()
     }
 
-    /// What a tenant holds.
+    /// Returns the current holdings of a tenant.
     pub fn usage(&self, owner: &str) -> TenantUsage {
         let tables = self.names.read().tables.values().filter(|table| table.owner == owner).count();
         TenantUsage { bytes: self.ledger.bytes(owner), tables }
     }
 
-    /// What each tenant holds that holds anything, by name.
+    /// Returns the holdings of each tenant that holds anything, by name.
     pub fn usage_of_all(&self) -> BTreeMap<String, TenantUsage> {
         let mut owners = self.ledger.owners();
         owners.extend(self.names.read().tables.values().map(|table| table.owner.clone()));
         owners.into_iter().map(|owner| (owner.clone(), self.usage(&owner))).collect()
     }
 
-    /// The batch with all its buffers in the arena: those that are elsewhere are copied. See [`Adopter`] for batches that
-    /// share dictionaries.
+    /// Copies buffers that are outside the arena into it, and returns the batch. See [`Adopter`]
+    /// for batches that share dictionaries.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the arena has no room.
@@ -255,7 +260,8 @@ impl Catalog {
         Adopter::new(self.arena.clone()).adopt(batch)
     }
 
-    /// The one place where a table takes another's, so that whose it is cannot change between question and deed.
+    /// Inserts a table, checking the editor under the same lock. Every replacement goes through
+    /// here, so that the owner cannot change between the check and the replacement.
     fn insert(&self, names: &mut Names, mut table: Table, editor: &Editor) -> Result<Arc<Table>> {
         match names.tables.get(&table.name) {
             Some(replaced) => {
@@ -272,7 +278,7 @@ impl Catalog {
     fn check_tables(&self, names: &Names, owner: &str) -> Result<()> {
         let Some(limit) = self.tables_max else { return Ok(()) };
         let tables = names.tables.values().filter(|table| table.owner == owner).count();
-        // A table that is to be replaced has its place already.
+        // A name reserved to be replaced is not counted again: its table is counted already.
         let is_new = |name: &String| !names.tables.contains_key(name);
         let reserved = names.reserved.iter().filter(|(name, reserved)| reserved.owner == owner && is_new(name)).count();
         if tables + reserved >= limit {
@@ -297,37 +303,38 @@ impl Names {
     }
 }
 
-/// A name that nobody else can give to a table. Dropping it frees the name.
+/// A name that no other caller can give to a table. Dropping the reservation frees the name.
 #[derive(Debug)]
 pub struct NameReservation {
     catalog: Catalog,
     name: String,
     editor: Editor,
-    /// Whether the name is still this reservation's to free.
+    /// False once the reservation is used up. Dropping the reservation frees the name only while
+    /// true.
     held: bool,
 }
 
 impl NameReservation {
-    /// The name.
+    /// The reserved name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The catalog that keeps it.
+    /// The catalog of the reservation.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// Makes the table appear, under the name that was kept for it; in the place of the table that has it, if there is one. The
-    /// reservation is used up then, and stays after a failure.
+    /// Makes the table appear under the reserved name, replacing the table of that name if there is
+    /// one. Success uses the reservation up. After a failure the reservation stays.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when its owner has as many tables as it may, which can only be when somebody else's reservation
-    /// is used; [`Error::Internal`] when the reservation is used up.
+    /// [`Error::Exhausted`] when the table's owner has as many tables as it may, which requires a
+    /// reservation by another tenant; [`Error::Internal`] when the reservation is used up.
     pub fn publish(&mut self, mut table: Table) -> Result<Arc<Table>> {
         table.name.clone_from(&self.name);
         let mut names = self.catalog.names.write();
-        // The owner's place for a table that the reservation took is the one that the table gets.
+        // The reservation counts towards its owner's limit. Removing it makes room for the table.
         let Some(reserved) = names.reserved.remove(&self.name).filter(|_| self.held) else {
             return Err(Error::Internal(format!("the reservation of the name {:?} was used twice", self.name)));
         };
@@ -348,7 +355,7 @@ impl Drop for NameReservation {
     }
 }
 
-/// Fails for a name that no table can have.
+/// Fails for a name that a table cannot have.
 ///
 /// # Errors
 /// [`Error::Invalid`].

@@ -1,4 +1,4 @@
-//! Whether rows are in the order that their uploader said.
+//! Check that rows are in the order that their uploader declared.
 
 use std::cmp::Ordering;
 
@@ -9,10 +9,12 @@ use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type, SchemaRe
 use crate::memory::Interrupt;
 use crate::{Context, Error, Result, listed};
 
-/// Fails unless the rows are in ascending order of those columns, the first deciding first, nulls before values.
+/// Fails unless the rows are in ascending order of those columns. The first column decides first,
+/// and nulls come before values.
 ///
 /// # Errors
-/// [`Error::Invalid`] names the first row that is less than the one before it, and both rows' values; the interrupt's.
+/// [`Error::Invalid`] names the first row that is less than the row before it, and both rows'
+/// values; the interrupt's.
 pub(super) fn check_order(
     schema: &SchemaRef,
     batches: &[RecordBatch],
@@ -39,7 +41,7 @@ pub(super) fn check_order(
     Ok(())
 }
 
-/// Whether the last row of `before` is no greater than the first of `after`, by those columns.
+/// True if the last row of `before` is no greater than the first row of `after`, by those columns.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a column of a type without order.
@@ -48,7 +50,7 @@ pub(super) fn is_seam_in_order(before: &RecordBatch, after: &RecordBatch, column
     Ok(row_comparator(&last, &first, columns)?(0, 0).is_le())
 }
 
-/// Compares a row of one batch with a row of another.
+/// Returns a comparator of rows of `a` with rows of `b`.
 fn row_comparator(a: &RecordBatch, b: &RecordBatch, columns: &[usize]) -> Result<DynComparator> {
     let compare_column = |&column: &usize| {
         comparator(a.column(column), b.column(column)).context(|| {
@@ -63,8 +65,8 @@ fn row_comparator(a: &RecordBatch, b: &RecordBatch, columns: &[usize]) -> Result
     }))
 }
 
-/// Nulls first, then values in the order that statistics have, too: Arrow's own but for floats, of which -0 equals 0 and
-/// every NaN is the greatest.
+/// Returns a comparator that puts nulls first, then values in the order that statistics use. Except
+/// for floats this is Arrow's order: here -0 equals 0, and every NaN is the greatest value.
 fn comparator(a: &ArrayRef, b: &ArrayRef) -> Result<DynComparator> {
     let options = SortOptions { descending: false, nulls_first: true };
     let widened = |array: &ArrayRef| -> Option<Vec<f64>> {

@@ -1,4 +1,4 @@
-//! What each tenant holds, and how much it may.
+//! Memory and tables that each tenant holds, and the limits on both.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::SpentResults;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
-/// How much each tenant may hold; the same for all.
+/// Limits on each tenant's holdings, the same for all tenants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantLimits {
     /// Bytes of tables, uploads under way and results; `None` for no limit.
@@ -18,11 +18,11 @@ pub struct TenantLimits {
     pub tables: Option<usize>,
 }
 
-/// What a tenant holds now.
+/// Current holdings of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantUsage {
-    /// Bytes of tables, uploads under way and results. A table that was dropped or replaced counts until its last reader is
-    /// done with it.
+    /// Bytes of tables, uploads under way and results. A table that was dropped or replaced counts
+    /// until its last reader is done with it.
     pub bytes: u64,
     /// Tables in the catalog.
     pub tables: usize,
@@ -37,17 +37,17 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// With the results that go before a tenant is refused anything.
+    /// Returns an empty ledger. Results in `spent` are released before a tenant is refused memory.
     pub(super) fn new(limits: TenantLimits, spent: SpentResults) -> Self {
         Self { bytes_limit: limits.bytes, bytes: Arc::default(), spent }
     }
 
-    /// The results that go before a tenant is refused anything.
+    /// Results that are released before a tenant is refused memory.
     pub(super) fn spent(&self) -> &SpentResults {
         &self.spent
     }
 
-    /// Nothing yet, on that tenant's account.
+    /// Returns a charge of zero bytes on that tenant's account.
     pub(super) fn charge(&self, owner: &str) -> Charge {
         Charge { ledger: self.clone(), owner: owner.into(), bytes: 0 }
     }
@@ -56,7 +56,7 @@ impl Ledger {
         self.bytes.lock().get(owner).copied().unwrap_or(0)
     }
 
-    /// Bytes that an owner may have more; `None` for no limit.
+    /// Returns the bytes that a tenant may still add; `None` for no limit.
     pub(super) fn room(&self, owner: &str) -> Option<u64> {
         Some(self.bytes_limit?.saturating_sub(self.bytes(owner)))
     }
@@ -66,13 +66,13 @@ impl Ledger {
     }
 }
 
-/// A tenant's account has no room.
+/// Refusal: the tenant's account has no room.
 struct Full {
     held_bytes: u64,
     limit_bytes: u64,
 }
 
-/// Bytes on a tenant's account; dropping it takes them off.
+/// Bytes on a tenant's account. Dropping the charge subtracts them.
 #[derive(Debug)]
 pub struct Charge {
     ledger: Ledger,
@@ -81,10 +81,10 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Adds `bytes`.
+    /// Adds `bytes` to the charge.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the tenant may not hold as many; nothing is added then.
+    /// [`Error::Exhausted`] when the tenant's limit is exceeded; nothing is added then.
     pub fn try_grow(&mut self, bytes: u64) -> Result<()> {
         while let Err(Full { held_bytes, limit_bytes }) = self.try_add(bytes) {
             let missing = held_bytes.saturating_add(bytes) - limit_bytes;
@@ -117,7 +117,7 @@ impl Charge {
         Ok(())
     }
 
-    /// Takes `bytes` off; at most those that are on.
+    /// Subtracts `bytes`, or all bytes of this charge if it holds fewer.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         if bytes == 0 {

@@ -1,22 +1,30 @@
-//! The result of a join: batches that are written once, read by several readers, and released by a lease.
+//! Result of a join: batches that are written once, read by several readers, and released by a
+//! lease.
 //!
 //! ```text
-//!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the lease ends, or memory
-//!                                          or a part of them, 0 1 2 (parts.rs)     is needed and all was read (spent.rs)
-//!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     each goes with its reader
+//!   retained:   push ─► 0 1 2 3 4 5 …      reader i of n clones i, i + n, …   all stay until the
+//!                                          or one part, 0 1 2 (parts.rs)      lease ends, or until
+//!                                                                             read and memory is
+//!                                                                             needed (spent.rs)
+//!   consumed:   push ─► … 4 5 ─► queue ─►  each reader takes the next one     a reader frees it
 //! ```
 //!
-//! Batches may share memory with the tables that they were made of. Such columns are no bytes of the result's; but they keep the
-//! tables' memory where it is, so whoever is charged for a table is charged until the result lets go of it.
+//! Batches may share memory with the tables from which they were made. Shared columns do not count
+//! as bytes of the result. They keep the tables' memory allocated, so the tenant that is charged
+//! for a table stays charged until the result is released.
 //!
-//! A result that is kept can be read again and in parallel, and is bounded: what does not fit is an error. A result that
-//! is consumed as it is read (`retain_seconds` 0) can be of any size, and every batch goes to exactly one reader. A writer
-//! that is faster than its readers writes on while memory has room, since it holds a device. When there is none left it
-//! waits for them, but not for long, and less when others wait for the device: then the result fails, and they get it. (To give
-//! the device back and take it again later, a join would have to leave what it has arranged in the device's memory, where the next
-//! one needs the room, or arrange it anew.) Readers
-//! share one queue rather than fixed shares of it, so that a client which reads its endpoints one after the other does
-//! not wait for batches that are behind those of its later endpoints.
+//! A retained result can be read again and in parallel. Its size is bounded: pushing beyond the
+//! bound is an error. A result that is consumed as it is read (`retain_seconds` 0) can be of any
+//! size, and each batch goes to exactly one reader.
+//!
+//! The writer of a consumed result holds a device, so it keeps writing while memory has room.
+//! Without room it waits for its readers for a limited time. The limit is shorter if other joins
+//! wait for the device. When the limit is exceeded the result fails, and the device is free for
+//! them. (Returning the device and resuming later would need the join's arranged data. Either it
+//! stays in device memory, where the next join needs the room, or it is arranged anew.)
+//!
+//! Readers share one queue instead of fixed shares of it. So a client that reads its endpoints one
+//! after the other does not wait for batches that are behind those of its later endpoints.
 
 mod parts;
 mod reading;
@@ -42,69 +50,75 @@ use super::{Charge, NameReservation, Table};
 use crate::memory::{Arena, Budget, Interrupt, human_bytes};
 use crate::{Context, Error, Result};
 
-/// How often a writer that waits for a reader looks whether it should stop.
+/// Interval at which a writer that waits for a reader checks for interrupts.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The share of the arena, one in this many, that results which wait for their readers leave to others: to tables, and to
-/// the batches that joins are making.
+/// Divisor of the arena's size: this share stays free for tables and for batches that joins are
+/// making. Results that wait for their readers must leave it free.
 const ROOM_LEFT_SHARE: u64 = 4;
 
-/// How far a result is.
+/// State of a result.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SpoolState {
     /// More batches may come.
     Open,
-    /// All batches are there, or were.
+    /// All batches were pushed.
     Complete,
     /// The join failed; readers see this error.
     Failed(Error),
-    /// The batches are gone: the lease ended, or somebody let go of them.
+    /// The batches are gone: the lease ended, or the result was released before.
     Released,
 }
 
-/// How long a writer waits for readers while others wait for the device that it holds.
+/// Limits on a writer that waits for readers while other joins wait for its device.
 ///
-/// A reader that cannot keep up must not keep them waiting; but it may well be the better client, with a long result that
-/// needs no memory, so it is given what a pause of a client that works takes, and not less.
+/// A slow reader must not keep other joins waiting. But its client may have the better claim: its
+/// result may be long and need no memory. So the limits allow the pause of a working client, and
+/// not less.
 #[derive(Clone, Debug)]
 pub struct GiveWay {
-    /// Whether others wait for the device now.
+    /// True while other joins wait for the device.
     pub is_wanted: Arc<AtomicBool>,
-    /// How long it waits while readers take nothing.
+    /// Maximum time that the writer waits while readers take nothing.
     pub stall: Duration,
-    /// How long it waits in all, counting the time during which others did.
+    /// Maximum total time that the writer waits while other joins wait for the device.
     pub wait_max: Duration,
 }
 
 impl GiveWay {
-    /// When the flag is raised: after 5 s without a read, which is longer than a client collects garbage or the network repairs
-    /// a loss, and after 30 s in all, a tenth of what it has when nobody else wants the device.
+    /// Returns limits that hold while `is_wanted` is true: 5 s without a read, and 30 s in all. 5 s
+    /// is longer than a client's garbage collection, or the network's repair of a loss. 30 s is a
+    /// tenth of the limit that holds when no other join wants the device.
     pub fn when(is_wanted: Arc<AtomicBool>) -> Self {
         Self { is_wanted, stall: Duration::from_secs(5), wait_max: Duration::from_secs(30) }
     }
 }
 
-/// How a result is kept.
+/// Options for keeping a result.
 pub struct SpoolOptions {
-    /// How long it is kept once it is complete or was last read, whichever is later; zero: each batch until it is read.
+    /// Time for which the result is kept after it is complete or was last read, whichever is later.
+    /// Zero: each batch is kept until it is read.
     pub retain: Duration,
-    /// Bytes that it may hold at a time. One that is consumed may hold more while the arena has room.
+    /// Maximum bytes held at a time. A consumed result may hold more while the arena has room.
     pub bytes_max: u64,
-    /// How long the writer of a result that is consumed waits for readers that take nothing before it fails.
+    /// Maximum time that the writer of a consumed result waits while readers take nothing. Then it
+    /// fails.
     pub stall: Duration,
-    /// How long it waits for readers in all, however much they take: it holds a device all the while.
+    /// Maximum time that the writer waits in all, however much readers take: it holds a device
+    /// meanwhile.
     pub wait_max: Duration,
-    /// When it waits less than that; `None`: never.
+    /// Shorter limits while other joins want the device; `None`: the limits are never shortened.
     pub give_way: Option<GiveWay>,
-    /// Where batches are put that are not in an arena yet; `None` takes them as they come.
+    /// Arena into which batches from elsewhere are copied; `None` leaves batches where they are.
     pub arena: Option<Arena>,
-    /// What its bytes are charged to.
+    /// The charge to which the result's bytes are added.
     pub charge: Option<Charge>,
-    /// The tables that it is made of, with which its batches may share memory.
+    /// The tables from which the result is made. Its batches may share memory with them.
     pub tables: Vec<Weak<Table>>,
-    /// Looked at while the writer waits for a reader.
+    /// Checked while the writer waits for a reader.
     pub interrupt: Interrupt,
-    /// When its memory goes to whoever needs it once it was read; `None`: not before its lease ends.
+    /// Permits the release of the result's memory once it was read; `None`: not before its lease
+    /// ends.
     pub spending: Option<Spending>,
 }
 
@@ -139,43 +153,44 @@ struct Inner {
     wait_max: Duration,
     give_way: Option<GiveWay>,
     tables: Vec<Weak<Table>>,
-    /// Of the arena that it is kept in.
+    /// Budget of the result's arena.
     budget: Option<Budget>,
     interrupt: Interrupt,
     spending: Option<Spending>,
     held: Mutex<Held>,
-    /// Told when batches were taken, or the result was released.
+    /// Notified when batches were taken, or the result was released.
     room: Condvar,
-    /// Number of batches pushed and state; readers wait on it. Changed while `held` is locked.
+    /// Number of batches pushed, and the state. Readers wait on it. Changed while `held` is locked.
     progress: watch::Sender<(usize, SpoolState)>,
 }
 
-/// What the result holds.
+/// Batches of the result, with their accounting.
 #[derive(Default)]
 struct Held {
-    /// By index less `taken`, each with the bytes of its own. `None`: taken out of turn.
+    /// Batches, indexed by batch number minus `taken`, each with its bytes. `None`: taken out of
+    /// turn.
     batches: VecDeque<Option<(RecordBatch, u64)>>,
-    /// Batches that were taken and are no longer in `batches`.
+    /// Number of batches that were taken and are no longer in `batches`.
     taken: usize,
     bytes: u64,
     pushed_bytes: u64,
     rows: u64,
-    /// Endpoints of a result that is consumed, which somebody has begun to read.
+    /// Endpoints of a consumed result from which a reader has begun to read.
     begun: BTreeSet<usize>,
     parts: Parts,
     reading: Reading,
     adopter: Option<Adopter>,
     meter: Meter,
     charge: Option<Charge>,
-    /// What the tables cost whose memory is shared; each once.
+    /// Charges of the tables whose memory is shared, each once.
     shared: Vec<SharedRows>,
-    /// Since when readers have taken nothing.
+    /// Time at which a reader last took a batch.
     last_taken: Option<Instant>,
-    /// How long the writer has waited for readers.
+    /// Time that the writer has waited for readers.
     waited: Duration,
-    /// For how much of that others waited for the device.
+    /// Part of `waited` during which other joins waited for the device.
     waited_wanted: Duration,
-    /// When the lease ends, once the result is complete.
+    /// End of the lease, once the result is complete.
     expires: Option<SystemTime>,
 }
 
@@ -187,13 +202,13 @@ struct SharedRows {
 }
 
 impl Held {
-    /// Bytes of tables that are gone, and whose memory this result keeps.
+    /// Bytes of dropped or replaced tables whose memory this result keeps allocated.
     fn bytes_of_gone_tables(&self) -> u64 {
         let gone = self.shared.iter().filter(|rows| rows.table.strong_count() == 0);
         gone.map(|rows| rows.charge.bytes()).sum()
     }
 
-    /// Forgets all batches and what they cost; the caller drops them once nothing is locked.
+    /// Removes all batches and their charges. The caller drops the batches once no lock is held.
     fn let_go(&mut self) -> VecDeque<Option<(RecordBatch, u64)>> {
         let batches = std::mem::take(&mut self.batches);
         self.taken += batches.len();
@@ -207,12 +222,12 @@ impl Held {
 }
 
 impl ResultSpool {
-    /// An empty result with the default options.
+    /// Makes an empty result with the default options.
     pub fn new(schema: SchemaRef) -> Self {
         Self::with_options(schema, SpoolOptions::default())
     }
 
-    /// An empty result.
+    /// Makes an empty result.
     pub fn with_options(schema: SchemaRef, options: SpoolOptions) -> Self {
         let SpoolOptions { retain, bytes_max, stall, wait_max, give_way, arena, charge, tables, interrupt, spending } =
             options;
@@ -243,29 +258,30 @@ impl ResultSpool {
         &self.inner.schema
     }
 
-    /// How long it is kept once it is complete or was last read.
+    /// Time for which the result is kept after it is complete or was last read.
     pub fn retained_for(&self) -> Duration {
         self.inner.retain
     }
 
-    /// Whether each batch goes to one reader and is gone then.
+    /// True if each batch goes to one reader and is removed then.
     pub fn is_consumed_by_reading(&self) -> bool {
         self.inner.retain.is_zero()
     }
 
-    /// Adds a batch. When the result is consumed as it is read, waits while there is no room.
+    /// Adds a batch. If the result is consumed as it is read, waits while there is no room.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is no room for it, and when readers make none for too long;
-    /// [`Error::Cancelled`] when the result was released; whatever the interrupt says.
+    /// [`Error::Exhausted`] when there is no room for the batch, or when readers make none for too
+    /// long; [`Error::Cancelled`] when the result was released; the interrupt's.
     pub fn push(&self, batch: RecordBatch) -> Result<()> {
         self.push_sharing(batch, &[])
     }
 
-    /// As [`ResultSpool::push`], of a batch whose columns marked in `shared` lie in [`SpoolOptions::tables`].
+    /// Same as [`ResultSpool::push`]. The columns that are marked in `shared` are stored in
+    /// [`SpoolOptions::tables`].
     ///
     /// # Errors
-    /// As [`ResultSpool::push`].
+    /// See [`ResultSpool::push`].
     pub fn push_sharing(&self, batch: RecordBatch, shared: &[bool]) -> Result<()> {
         if batch.num_rows() == 0 {
             return Ok(());
@@ -295,7 +311,7 @@ impl ResultSpool {
             charge.try_grow(bytes).context(|| "keeping the result of the join")?;
         }
         if shared.contains(&true) && held.shared.is_empty() {
-            // The join that pushes has the tables.
+            // The upgrade succeeds, because the join that pushes holds the tables.
             for table in self.inner.tables.iter().filter_map(Weak::upgrade) {
                 for charge in &table.charges {
                     if !held.shared.iter().any(|rows| Arc::ptr_eq(&rows.charge, charge)) {
@@ -315,13 +331,14 @@ impl ResultSpool {
         Ok(())
     }
 
-    /// Says that no batch follows: the join is complete, or failed. A result that was released stays so. The lease begins.
-    /// A part of a result is good for nothing: the batches of a join that failed go at once, and readers see its error.
+    /// Ends the result: the join is complete, or failed. Starts the lease. A result that was
+    /// released stays released. Batches of a failed join are freed at once, because a part of a
+    /// result is useless. Readers of a failed result get the join's error.
     pub fn finish(&self, outcome: Result<()>) {
         let mut held = self.inner.held.lock();
         let state = outcome.map_or_else(SpoolState::Failed, |()| SpoolState::Complete);
         held.expires = Some(SystemTime::now() + self.inner.retain);
-        // Nothing is counted any more, so nothing is held for that.
+        // Nothing is counted any more, so the meter's memory can be freed.
         let meter = std::mem::take(&mut held.meter);
         let batches = if matches!(state, SpoolState::Failed(_)) { held.let_go() } else { VecDeque::new() };
         self.inner.progress.send_modify(|progress| {
@@ -334,7 +351,7 @@ impl ResultSpool {
         drop((batches, meter));
     }
 
-    /// Lets go of all batches, now. Readers find them gone; a writer is stopped.
+    /// Frees all batches now. Readers get an error, and a waiting writer stops.
     pub fn release(&self) {
         self.release_held(self.inner.held.lock());
     }
@@ -347,7 +364,7 @@ impl ResultSpool {
         drop(batches);
     }
 
-    /// Number of batches that were pushed, and state.
+    /// Returns the number of batches that were pushed, and the state.
     pub fn progress(&self) -> (usize, SpoolState) {
         self.inner.progress.borrow().clone()
     }
@@ -357,25 +374,26 @@ impl ResultSpool {
         self.inner.held.lock().rows
     }
 
-    /// Bytes that were pushed, with those that are shared with tables.
+    /// Bytes that were pushed, including bytes shared with tables.
     pub fn pushed_bytes(&self) -> u64 {
         self.inner.held.lock().pushed_bytes
     }
 
-    /// Bytes that the result holds now, beside those that it shares with tables.
+    /// Bytes that the result holds now, except bytes shared with tables.
     pub fn held_bytes(&self) -> u64 {
         self.inner.held.lock().bytes
     }
 
-    /// Bytes that come free when the result goes: those that it holds, and those of tables that are gone and stay because it shares
-    /// their memory.
+    /// Bytes that come free when the result is released. They include the bytes of dropped or
+    /// replaced tables whose memory the result shares.
     pub fn returning_bytes(&self) -> u64 {
         let held = self.inner.held.lock();
         held.bytes.saturating_add(held.bytes_of_gone_tables())
     }
 
-    /// As [`ResultSpool::returning_bytes`], of a result whose batches wait for readers: it is complete and does not give way, or
-    /// each batch goes with its reader. 0 of any other, and of one that somebody is at work on: who asks may be that one.
+    /// Same as [`ResultSpool::returning_bytes`], for a result whose batches wait for readers. Such
+    /// a result is complete and does not give way, or it is consumed. 0 for any other result, and
+    /// for one that is locked: the caller may be at work on it.
     pub fn waiting_bytes(&self) -> u64 {
         if !self.is_consumed_by_reading() && self.progress().1 != SpoolState::Complete {
             return 0;
@@ -387,13 +405,14 @@ impl ResultSpool {
         }
     }
 
-    /// When the lease ends; `None` while the join runs. Reading extends it.
+    /// End of the lease; `None` while the join runs. Reading extends it.
     pub fn expires(&self) -> Option<SystemTime> {
         self.inner.held.lock().expires
     }
 
-    /// Extends the lease to `duration` from now; a lease that ends later stays as it is. From then on the result gives way to
-    /// nobody. Answers when the lease ends; `None` while the join runs, since it has not begun.
+    /// Extends the lease to `duration` from now. A lease that ends later stays as it is. From then
+    /// on the result does not give way. Returns the end of the lease; `None` while the join runs,
+    /// since the lease has not begun.
     ///
     /// # Errors
     /// [`Error::NotFound`] when the result is released.
@@ -405,9 +424,10 @@ impl ResultSpool {
         Ok(held.expires)
     }
 
-    /// Whether the result is good for nothing any more, so that its owner should [`ResultSpool::release`] and forget it: it
-    /// was released, or its lease ended. One that is consumed has no lease; it stays for as long as a writer would wait for a
-    /// reader, so that whoever reads its endpoints one after the other finds each of them, and what failed can be told.
+    /// True if the result was released or its lease ended. Its owner should then
+    /// [`ResultSpool::release`] and forget it. A consumed result has no lease: it stays for the
+    /// time that a writer waits for a reader (`stall`). So a client that reads the endpoints one
+    /// after the other finds each endpoint, and a failure can be reported.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         let held = self.inner.held.lock();
         let grace = if self.is_consumed_by_reading() { self.inner.stall } else { Duration::ZERO };
@@ -418,11 +438,11 @@ impl ResultSpool {
         }
     }
 
-    /// Whether there is nothing to fetch any more: it was released, or it is consumed by reading and readers have taken all of it.
-    /// Whoever has its endpoints is told so until [`ResultSpool::is_expired`].
+    /// True if nothing is left to fetch: the result was released, or readers have consumed all of
+    /// it. Readers of its endpoints get that answer until [`ResultSpool::is_expired`].
     pub fn is_gone(&self) -> bool {
         let held = self.inner.held.lock();
-        // One without rows is there until somebody has seen that it has none.
+        // A result without rows stays until a reader has seen that it is empty.
         let is_taken = held.batches.is_empty() && (held.taken > 0 || !held.begun.is_empty());
         match self.inner.progress.borrow().1 {
             SpoolState::Released => true,
@@ -431,13 +451,14 @@ impl ResultSpool {
         }
     }
 
-    /// Makes the result appear as a table, under a name that was reserved for it; the rows are not copied, and statistics
-    /// are taken. The writer calls it after its last batch, and before it says that the result is complete, so that whoever
-    /// sees the end of the result finds the table. The result can still be read for its lease.
+    /// Makes the result appear as a table under a reserved name. The rows are not copied, and
+    /// statistics are taken. The writer calls it after its last batch and before
+    /// [`ResultSpool::finish`]. So a client that sees the end of the result finds the table. The
+    /// result can still be read during its lease.
     ///
     /// # Errors
-    /// [`Error::Precondition`] when the result has failed or is gone, or its rows are consumed by reading; else as
-    /// [`NameReservation::publish`].
+    /// [`Error::Precondition`] when the result has failed or is gone, or its rows are consumed by
+    /// reading; else see [`NameReservation::publish`].
     pub fn into_table(&self, mut name: NameReservation, owner: &str) -> Result<Arc<Table>> {
         let is_whole = matches!(self.progress().1, SpoolState::Open | SpoolState::Complete);
         if !is_whole || self.is_consumed_by_reading() {
@@ -465,7 +486,7 @@ impl ResultSpool {
         name.publish(table)
     }
 
-    /// Returns when there is room for those bytes, which are charged then.
+    /// Returns when there is room for those bytes, and charges them.
     fn wait_for_room(&self, held: &mut MutexGuard<'_, Held>, bytes: u64) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -473,14 +494,14 @@ impl ResultSpool {
             if self.has_room(held, bytes) {
                 let Some(charge) = &mut held.charge else { return Ok(()) };
                 match charge.try_grow(bytes) {
-                    // Nothing is held that readers could make room with.
+                    // The result holds no bytes, so readers cannot make room.
                     Err(error) if held.bytes == 0 => return Err(error.context("passing on the result of the join")),
                     Err(_) => (),
                     Ok(()) => return Ok(()),
                 }
             }
             self.inner.interrupt.check()?;
-            // What readers are done with makes room.
+            // Batches that readers have dropped make room.
             held.meter.forget_unused();
             let idle = held.last_taken.map_or(started, |taken| taken.max(started)).elapsed();
             let (wanted, stall) = (self.wanted(), self.stall_now());
@@ -508,12 +529,13 @@ impl ResultSpool {
         }
     }
 
-    /// There is no memory for the next batch of a result that is consumed as it is read, and none has come since `since`: waits a
-    /// little, since what readers have taken is free once it is sent. Answers whether it may still come: not when readers were given
-    /// as long as they are by [`ResultSpool::push`].
+    /// Waits a little for memory, when there is none for the next batch of a consumed result.
+    /// Batches that readers have taken are freed once they are sent. `since` is the time since when
+    /// memory was missing. Returns true if memory may still come: false after the time limit of
+    /// [`ResultSpool::push`].
     ///
     /// # Errors
-    /// [`Error::Cancelled`] when the result was released; whatever the interrupt says.
+    /// [`Error::Cancelled`] when the result was released; the interrupt's.
     pub fn wait_for_readers(&self, since: Instant) -> Result<bool> {
         if !self.is_consumed_by_reading() {
             return Ok(false);
@@ -526,7 +548,8 @@ impl ResultSpool {
         Ok(since.elapsed() < self.stall_now())
     }
 
-    /// How long a writer waits for readers that take nothing: less when others wait for its device.
+    /// Maximum time that a writer waits while readers take nothing. Shorter if other joins want its
+    /// device.
     fn stall_now(&self) -> Duration {
         self.wanted().map_or(self.inner.stall, |wanted| wanted.stall.min(self.inner.stall))
     }
@@ -535,7 +558,7 @@ impl ResultSpool {
         self.inner.give_way.as_ref().filter(|give_way| give_way.is_wanted.load(Ordering::Relaxed))
     }
 
-    /// Within the bound there is; beyond it, while the arena keeps enough for others.
+    /// True if the bytes fit the result's bound, or if the arena keeps enough free for other work.
     fn has_room(&self, held: &Held, bytes: u64) -> bool {
         let leaves_enough = |budget: &Budget| budget.free_bytes() >= budget.limit_bytes() / ROOM_LEFT_SHARE;
         held.bytes == 0

@@ -1,4 +1,4 @@
-//! A table.
+//! Immutable tables.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -16,19 +16,20 @@ use crate::human::{asked, did_you_mean};
 use crate::memory::Interrupt;
 use crate::{Error, Result, listed};
 
-/// What is known of a column once somebody has asked.
+/// Facts about a column that are computed on first request.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
-    /// Which different values it has; `None` where nobody can tell.
+    /// Sketch of the column's values; `None` if the table has no rows to sketch, or the type has no
+    /// order.
     sketch: OnceLock<Option<Sketch>>,
-    /// The type that it has in a result of this table alone.
+    /// The column's type in a result of this table alone.
     gathered_type: OnceLock<DataType>,
-    /// Locked by a pass over the column, for which others wait that need it too.
+    /// Locked during a pass over the column. Other threads that need the same pass wait for it.
     passing: Mutex<()>,
 }
 
 impl Asked {
-    /// What is known in one of these cells, or is found by a pass over the column.
+    /// Returns the value of `cell`, or fills it by a pass over the column.
     ///
     /// # Errors
     /// The interrupt's, and those of the pass.
@@ -55,23 +56,23 @@ impl Asked {
     }
 }
 
-/// Columns in the order in which they were asked for, each with whether its nulls are values.
+/// Columns in the requested order, each with a flag: true if its nulls are values.
 type CombinedColumns = Vec<(usize, bool)>;
 
-/// Sets of columns of which a table keeps what is known: each takes some 100 KB, and a pass over the rows of every append. Others are
-/// found anew for each plan.
+/// Maximum number of column sets whose combinations a table caches. Each takes some 100 KB, and a
+/// pass over the rows of every append. Other sets are computed anew for each plan.
 const COMBINATIONS_MAX: usize = 16;
 
-/// What is known of several columns together once somebody has asked.
+/// Combinations of several columns, computed on first request.
 #[derive(Debug, Default)]
 pub(super) struct Combinations(Mutex<HashMap<CombinedColumns, Arc<Combination>>>);
 
 /// An immutable table whose buffers live in the arena.
 #[derive(Debug)]
 pub struct Table {
-    /// The name it is found by.
+    /// The table's name in the catalog.
     pub name: String,
-    /// The tenant who created it; empty for anonymous.
+    /// The tenant that created the table; empty for anonymous.
     pub owner: String,
     /// Columns and their types.
     pub schema: SchemaRef,
@@ -79,26 +80,27 @@ pub struct Table {
     pub batches: Vec<RecordBatch>,
     /// Number of rows.
     pub rows: u64,
-    /// Bytes of the parts of all buffers that the rows refer to; a dictionary that several batches share counts once.
+    /// Bytes of the parts of all buffers that the rows refer to. A dictionary that several batches
+    /// share counts once.
     pub bytes: u64,
-    /// What is known of each column, in schema order.
+    /// Statistics of each column, in schema order.
     pub statistics: Vec<ColumnStatistics>,
-    /// Columns by which the rows are sorted, ascending; empty when they are not known to be.
+    /// Columns by which the rows are sorted, ascending; empty if no order is known.
     pub sorted_by: Vec<usize>,
-    /// Sets of columns that the uploader said are distinct. For planning only.
+    /// Sets of columns that the uploader declared distinct. For planning only.
     pub unique: Vec<Vec<usize>>,
-    /// When it appeared.
+    /// Time at which the table appeared.
     pub created: SystemTime,
     pub(super) collectors: Vec<StatisticsCollector>,
-    /// What was asked of each column.
+    /// Facts computed on request, one entry per column.
     pub(super) asked: Vec<Asked>,
     pub(super) combinations: Combinations,
-    /// What its rows cost whom; shared by the tables that share batches.
+    /// Charges for the rows. Tables that share batches share them.
     pub(super) charges: Vec<Arc<Charge>>,
 }
 
 impl Table {
-    /// A table of those batches, with statistics; nobody is charged.
+    /// Makes a table of those batches, with statistics. No tenant is charged.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a batch has another schema.
@@ -140,7 +142,7 @@ impl Table {
         })
     }
 
-    /// A table for one who joins it and plans nothing: of its rows nothing is known.
+    /// Makes a table without statistics, for a component that joins the table but does not plan.
     pub(crate) fn unknown(name: String, schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
         Self {
             name,
@@ -160,8 +162,9 @@ impl Table {
         }
     }
 
-    /// Which different values a column has; `None` for a type without order, and for a table that is there as statistics only.
-    /// The first call passes over the column on all processors, which takes about a nanosecond per row of numbers on each.
+    /// Returns a sketch of a column's different values. `None` for a type without order, and for a
+    /// table of which only statistics are available. The first call passes over the column on all
+    /// processors, which takes about a nanosecond per row of numbers on each.
     ///
     /// # Errors
     /// The interrupt's.
@@ -174,9 +177,10 @@ impl Table {
         Ok(asked.once(&asked.sketch, interrupt, sketch)?.as_ref())
     }
 
-    /// Which combinations of values rows have in those columns, each with whether its nulls are values: a row that has another null
-    /// has none. `None` where a column is of a type without order, and for a table that is there as statistics only. The first
-    /// call passes over the columns on all processors.
+    /// Returns the combinations of values in those columns. Each column has a flag: true if its
+    /// nulls are values. A row with any other null has no combination. `None` if a column's type
+    /// has no order, and for a table of which only statistics are available. The first call passes
+    /// over the columns on all processors.
     ///
     /// # Errors
     /// The interrupt's.
@@ -185,7 +189,8 @@ impl Table {
             return Ok(None);
         }
         let known = self.combinations.0.lock().get(columns).cloned();
-        // Nothing is locked meanwhile: a thread that waits for its part of this may be given another plan to make.
+        // No lock is held during the pass: a thread that waits for its part of the pass may be
+        // given another plan to make.
         let found = match known {
             Some(known) => known,
             None => Arc::new(Combination::of_interruptible(&self.batches, columns, interrupt)?),
@@ -197,12 +202,12 @@ impl Table {
         Ok(Some(found))
     }
 
-    /// Whether the rows are there, and not what is known of them only.
+    /// True if the rows are available; false if only statistics are.
     fn is_here(&self) -> bool {
         self.rows == 0 || !self.batches.is_empty()
     }
 
-    /// What was asked of columns together, for the table with those rows after its own.
+    /// Returns the cached combinations, updated for a table with the rows of `more` appended.
     pub(super) fn combinations_with(&self, more: &[RecordBatch]) -> Combinations {
         let known = self.combinations.0.lock().clone();
         let with = |(columns, combination): (Vec<(usize, bool)>, Arc<Combination>)| {
@@ -212,8 +217,9 @@ impl Table {
         Combinations(Mutex::new(known.into_iter().map(with).collect()))
     }
 
-    /// What was asked of each column, for the table with those rows after its own: who asked for a sketch will ask again, and
-    /// only the new rows have to be passed over for it.
+    /// Returns the columns' computed facts for a table with the rows of `more` appended. A sketch
+    /// that was requested once will be requested again, so it is merged with a sketch of the new
+    /// rows only.
     pub(super) fn asked_with(&self, collectors: &[StatisticsCollector], more: &[RecordBatch]) -> Vec<Asked> {
         let with = |(column, (asked, collector)): (usize, (&Asked, &StatisticsCollector))| {
             let of_more = || collector.sketch(more.iter().map(|batch| batch.column(column)));
@@ -230,13 +236,14 @@ impl Table {
         self.batches.iter().map(move |batch| batch.column(column))
     }
 
-    /// The type that a column has in a result of this table alone. Whoever gathers columns finds it once: the batches stay as they
-    /// are, and to compare the dictionaries of thousands of them with each join takes longer than all else that binding does.
+    /// Returns the column's type in a result of this table alone. `find` runs once, because the
+    /// batches do not change. Comparing the dictionaries of thousands of batches in each join takes
+    /// longer than the rest of binding.
     pub fn gathered_type(&self, column: usize, find: impl FnOnce() -> DataType) -> &DataType {
         self.asked[column].gathered_type.get_or_init(find)
     }
 
-    /// The value of one row of a column in words; `None` beyond the last row.
+    /// Returns the value of one row of a column as text; `None` beyond the last row.
     pub fn value_text(&self, column: usize, row: u64) -> Option<String> {
         let mut row = usize::try_from(row).ok()?;
         for batch in &self.batches {
@@ -248,7 +255,7 @@ impl Table {
         None
     }
 
-    /// The index of a column.
+    /// Returns the index of a column.
     ///
     /// # Errors
     /// [`Error::Invalid`] with the columns that exist.
@@ -258,12 +265,12 @@ impl Table {
     }
 }
 
-/// Nobody has asked yet.
+/// Returns one empty entry per column.
 pub(super) fn unasked(columns: usize) -> Vec<Asked> {
     (0..columns).map(|_| Asked::default()).collect()
 }
 
-/// The index of a column; `of` says whose, for the error.
+/// Returns the index of a column. The error message calls the schema's owner `of`.
 pub(super) fn column_index(schema: &SchemaRef, column: &str, of: &str) -> Result<usize> {
     schema.index_of(column).map_err(|_| {
         let names = schema.fields().iter().map(|field| field.name());
@@ -272,8 +279,8 @@ pub(super) fn column_index(schema: &SchemaRef, column: &str, of: &str) -> Result
     })
 }
 
-/// The column by which the rows were seen to be sorted, if there is one. One that is strictly ascending comes first, since
-/// it orders the rows completely; one that never changes says nothing.
+/// Returns the column by which the rows are sorted, if statistics found one. A strictly ascending
+/// column is preferred, since it orders the rows completely. A column with one value is ignored.
 pub(super) fn detected_order(statistics: &[ColumnStatistics], rows: u64) -> Vec<usize> {
     if rows < 2 {
         return Vec::new();

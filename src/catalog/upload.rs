@@ -1,4 +1,4 @@
-//! Tables on their way in: invisible until they are committed.
+//! Tables that are being uploaded, invisible until they are committed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,40 +18,42 @@ use crate::human::type_name;
 use crate::memory::Interrupt;
 use crate::{Context, Error, Result};
 
-/// What the first DoPut message may say about the table, as JSON.
+/// Options of an upload, given as JSON in the first DoPut message.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields)]
 pub struct UploadOptions {
-    /// What to do with a table of that name.
+    /// Handling of an existing table of that name.
     pub mode: UploadMode,
-    /// Columns by which the rows of this upload are sorted, ascending, nulls first. Checked when it is committed.
+    /// Columns by which the rows of this upload are sorted, ascending, nulls first. Checked at
+    /// commit.
     pub sorted_by: Vec<String>,
     /// Sets of columns whose values are distinct. Trusted for planning, never for correctness.
     pub unique: Vec<Vec<String>>,
-    /// Several streams that fill one table name the same upload; it appears with the action `commit_upload`.
+    /// ID of an upload that several streams fill. Its table appears with the action
+    /// `commit_upload`.
     pub upload: Option<String>,
-    /// The place of this stream's rows among those of the other streams of the same upload, lowest first. Streams without
-    /// one come after those with one, in the order in which they were opened.
+    /// Position of this stream's rows among the streams of the same upload, lowest first. Streams
+    /// without a number come after the numbered ones, in the order in which they were opened.
     pub part: Option<u64>,
 }
 
-/// What to do with a table of that name.
+/// Handling of an existing table of the upload's name.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum UploadMode {
-    /// It must not exist; the name is kept for this upload from its beginning on.
+    /// The table must not exist. The name is reserved from the start of the upload.
     #[default]
     Create,
-    /// Take its place, whatever it is by then; without one, create it.
+    /// Replaces the table that has the name at commit, or creates it.
     Replace,
-    /// It must exist; add to it.
+    /// Adds to the table, which must exist.
     Append,
-    /// Add to it, or create it.
+    /// Adds to the table, or creates it.
     CreateIfMissing,
 }
 
-/// A table that is being uploaded in one stream. Dropping it forgets it. See [`Uploads`](super::Uploads) for uploads that
-/// are counted, and for those in several streams.
+/// A table that is being uploaded in one stream. Dropping the upload discards its rows. See
+/// [`Uploads`](super::Uploads) for uploads that are counted, and for uploads in several streams.
 #[derive(Debug)]
 pub struct Upload {
     target: Target,
@@ -59,19 +61,20 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Starts an upload of an anonymous tenant. What can be refused at this point is.
+    /// Starts an upload of an anonymous tenant. Checks everything that can be checked before rows
+    /// arrive.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`], [`Error::NotFound`], [`Error::Denied`] (another's table), [`Error::Invalid`] (name, schema,
-    /// options), [`Error::Exhausted`] (the tenant's tables).
+    /// [`Error::AlreadyExists`], [`Error::NotFound`], [`Error::Denied`] (another tenant's table),
+    /// [`Error::Invalid`] (name, schema, options), [`Error::Exhausted`] (the tenant's tables).
     pub fn begin(catalog: &Catalog, name: &str, schema: SchemaRef, options: UploadOptions) -> Result<Self> {
         Self::begin_for(catalog, "", name, schema, options)
     }
 
-    /// As [`Upload::begin`], by that tenant or admin.
+    /// Same as [`Upload::begin`], for that tenant or admin.
     ///
     /// # Errors
-    /// As [`Upload::begin`].
+    /// See [`Upload::begin`].
     pub fn begin_for(
         catalog: &Catalog,
         editor: impl Into<Editor>,
@@ -84,11 +87,11 @@ impl Upload {
         Ok(Self { target, rows })
     }
 
-    /// Adds rows. Buffers that are not in the arena yet are copied into it.
+    /// Adds rows. Buffers outside the arena are copied into it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the batch has another schema, [`Error::Exhausted`] when the arena or the tenant's quota has no
-    /// room for it. The upload is good for nothing then.
+    /// [`Error::Invalid`] when the batch has another schema, [`Error::Exhausted`] when the arena or
+    /// the tenant's quota has no room for it. The upload is unusable after an error.
     pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
         self.rows.append(batch)
     }
@@ -101,14 +104,14 @@ impl Upload {
     /// Makes the table appear, in whole.
     ///
     /// # Errors
-    /// As [`Upload::begin`], when the catalog changed meanwhile; [`Error::Invalid`] when the rows are not in the order that
-    /// `sorted_by` says.
+    /// See [`Upload::begin`], when the catalog changed meanwhile; [`Error::Invalid`] when the rows
+    /// are not in the order that `sorted_by` declares.
     pub fn commit(mut self) -> Result<Arc<Table>> {
         self.target.commit(&self.rows.done(), &Interrupt::default())
     }
 }
 
-/// Where an upload's rows will appear.
+/// Destination of an upload's rows.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) catalog: Catalog,
@@ -118,7 +121,7 @@ pub(super) struct Target {
     pub(super) mode: UploadMode,
     pub(super) sorted_by: Vec<usize>,
     pub(super) unique: Vec<Vec<usize>>,
-    /// In [`UploadMode::Create`], the name.
+    /// The reserved name, in [`UploadMode::Create`].
     reservation: Option<NameReservation>,
 }
 
@@ -151,7 +154,7 @@ impl Target {
         if unique.iter().any(Vec::is_empty) {
             return Err(Error::Invalid("unique: a set of columns is empty; write [[\"k\"], [\"a\", \"b\"]]".into()));
         }
-        // All of this is looked at again when the table appears; now it saves a client from sending rows in vain.
+        // The commit repeats these checks. Checking now saves a client from sending rows in vain.
         let existing = catalog.table(name);
         if let (Ok(table), false) = (&existing, options.mode == UploadMode::Create) {
             editor.check(table, "changed")?;
@@ -168,7 +171,7 @@ impl Target {
         Ok(Self { catalog, editor, name, schema, mode, sorted_by, unique, reservation })
     }
 
-    /// Makes the rows appear, unless it is interrupted before. After a failure it may be tried again.
+    /// Makes the rows appear, unless interrupted before. After a failure the caller can try again.
     pub(super) fn commit(&mut self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Arc<Table>> {
         self.check_declared_order(rows, interrupt)?;
         match self.mode {
@@ -184,7 +187,7 @@ impl Target {
         }
     }
 
-    /// Compare and swap: when another append was first, its rows come before these.
+    /// Appends by compare and swap. The rows of an append that committed earlier come first.
     fn append(&self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Arc<Table>> {
         loop {
             let existing = self.catalog.table(&self.name).ok();
@@ -208,7 +211,7 @@ impl Target {
         if known { Ok(()) } else { check_order(&self.schema, &rows.batches, &self.sorted_by, interrupt) }
     }
 
-    /// The rows alone.
+    /// Makes a table of these rows alone.
     fn table(&self, rows: &DoneRows, interrupt: &Interrupt) -> Result<Table> {
         let statistics = finished(&rows.collectors, interrupt)?;
         let sorted_by = match self.sorted_by.is_empty() {
@@ -233,12 +236,12 @@ impl Target {
         })
     }
 
-    /// The rows after those of `existing`.
+    /// Makes a table of the rows of `existing`, followed by these rows.
     fn appended(&self, existing: &Table, rows: &DoneRows, interrupt: &Interrupt) -> Result<Table> {
         check_appendable(existing, &self.schema)?;
         check_nulls(existing, &self.schema, rows)?;
         let schema = existing.schema.clone();
-        // Metadata may differ, and whether a column without nulls may have some.
+        // Metadata and nullability may differ between the two schemas.
         let relabel = |batch: &RecordBatch| RecordBatch::try_new(schema.clone(), batch.columns().to_vec());
         let mut collectors = existing.collectors.clone();
         collectors.iter_mut().zip(&rows.collectors).for_each(|(before, after)| before.merge(after));
@@ -274,7 +277,8 @@ impl Target {
         })
     }
 
-    /// Whether both parts are sorted by what the existing one is, and so is the seam between them.
+    /// True if `rows` continue the order of `existing`: they are sorted by its columns, and so is
+    /// the seam.
     fn stays_sorted(&self, existing: &Table, rows: &DoneRows, statistics: &[ColumnStatistics]) -> Result<bool> {
         match (&existing.sorted_by[..], existing.batches.last(), rows.batches.first()) {
             ([only], ..) => Ok(statistics[*only].ascending),
@@ -286,13 +290,13 @@ impl Target {
     }
 }
 
-/// What was learned of each column.
+/// Returns the statistics of each column.
 fn finished(collectors: &[StatisticsCollector], interrupt: &Interrupt) -> Result<Vec<ColumnStatistics>> {
     let finish = |collector: &StatisticsCollector| interrupt.check().map(|()| collector.finish());
     collectors.iter().map(finish).collect()
 }
 
-/// Rows that were taken in, and what is known of them.
+/// Rows received so far, with their statistics.
 #[derive(Debug)]
 pub(super) struct Rows {
     schema: SchemaRef,
@@ -345,7 +349,7 @@ impl Rows {
         Ok(())
     }
 
-    /// No rows follow.
+    /// Ends the rows: none follow.
     pub(super) fn done(self) -> DoneRows {
         let Self { batches, collectors, rows, bytes, charge, .. } = self;
         DoneRows { batches, collectors, rows, bytes, charges: vec![Arc::new(charge)] }
@@ -363,7 +367,7 @@ pub(super) struct DoneRows {
 }
 
 impl DoneRows {
-    /// Adds the rows that come after.
+    /// Appends the rows of `later`.
     pub(super) fn extend(&mut self, later: Self) {
         self.batches.extend(later.batches);
         self.collectors.iter_mut().zip(&later.collectors).for_each(|(before, after)| before.merge(after));
@@ -373,7 +377,7 @@ impl DoneRows {
     }
 }
 
-/// A table needs columns, and different names for them.
+/// Fails if the schema has no columns, or two columns of one name.
 fn check_columns(schema: &SchemaRef, of: &str) -> Result<()> {
     if schema.fields().is_empty() {
         return Err(Error::Invalid(format!("{of} has no columns; a table has at least one")));
@@ -388,8 +392,9 @@ fn check_columns(schema: &SchemaRef, of: &str) -> Result<()> {
     }
 }
 
-/// Rows fit a table when names, order and types of the columns are equal. Metadata does not matter, nor whether a schema allows
-/// nulls: that of a CSV file or of a data frame allows them everywhere, so [`check_nulls`] looks for some.
+/// Fails unless names, order and types of the columns are equal. Metadata and nullability may
+/// differ: the schema of a CSV file or a data frame allows nulls everywhere. So [`check_nulls`]
+/// looks for actual nulls.
 fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
     let (fields, new) = (table.schema.fields(), schema.fields());
     let fits = fields.len() == new.len()
@@ -400,7 +405,8 @@ fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
     if fits {
         return Ok(());
     }
-    // What is told is what is in the way.
+    // The message compares nullability as the table has it, because nullability is not the
+    // obstacle.
     let nullable_as = |(at, new): (usize, &FieldRef)| {
         let is_nullable = fields.get(at).map_or(new.is_nullable(), |field| field.is_nullable());
         new.as_ref().clone().with_nullable(is_nullable)
@@ -413,7 +419,7 @@ fn check_appendable(table: &Table, schema: &SchemaRef) -> Result<()> {
     )))
 }
 
-/// Refuses nulls in columns where a table has none, and will not have any.
+/// Refuses nulls in columns that the table declares not null.
 fn check_nulls(table: &Table, schema: &SchemaRef, rows: &DoneRows) -> Result<()> {
     let columns = table.schema.fields().iter().enumerate();
     for (at, field) in columns.filter(|(at, field)| !field.is_nullable() && schema.field(*at).is_nullable()) {
@@ -435,7 +441,7 @@ fn check_nulls(table: &Table, schema: &SchemaRef, rows: &DoneRows) -> Result<()>
     Ok(())
 }
 
-/// The first difference between two schemas, in words.
+/// Describes the first difference between two schemas.
 fn difference(before: &SchemaRef, after: &SchemaRef) -> String {
     let describe = |field: &Field, of_type: String| {
         let null = if field.is_nullable() { "" } else { " not null" };
@@ -444,7 +450,8 @@ fn difference(before: &SchemaRef, after: &SchemaRef) -> String {
     let (fields, new) = (before.fields(), after.fields());
     for (index, (field, new)) in (1..).zip(fields.iter().zip(new)) {
         let named = [field, new].map(|field| describe(field, type_name(field.data_type())));
-        // Arrow's own words tell what the names leave out, such as whether the values of a list may be null.
+        // Arrow's own type names include details that `type_name` omits, such as the nullability of
+        // list values.
         let [was, is] = match named[0] != named[1] {
             true => named,
             false => [field, new].map(|field| describe(field, field.data_type().to_string())),

@@ -1,4 +1,4 @@
-//! Uploads under way: how many there may be, and those that several streams fill together.
+//! Uploads under way: their limits, and uploads that several streams fill together.
 //!
 //! ```text
 //!   open(ID) ─► UploadStream ─ append, append … ─ finish ─► part ┐
@@ -6,9 +6,9 @@
 //!   open(ID) ─► UploadStream ─ append ─ (broken off) ─► nothing  ┘
 //! ```
 //!
-//! A stream that breaks off leaves its rows out and the upload open, so that the client can send that stream again. A
-//! client that numbers its streams cannot forget to: the commit is refused until every number that was begun has ended
-//! well.
+//! A stream that breaks off leaves its rows out and the upload open, so that the client can send
+//! that stream again. Numbered streams guard against forgetting one: the commit is refused until
+//! every number that was begun has ended well.
 
 mod stream;
 
@@ -27,15 +27,16 @@ use super::{Catalog, Editor, Table, UploadOptions};
 use crate::memory::Interrupt;
 use crate::{Context, Error, Result, human};
 
-/// Ended uploads whose IDs are remembered, so that a repeated commit is answered and a repeated ID is refused.
+/// Maximum number of ended uploads whose IDs are remembered. They answer a repeated commit and
+/// refuse a repeated ID.
 const ENDED_MAX: usize = 1024;
 
-/// How many uploads there may be, and how long they may rest.
+/// Limits on the number of uploads and on their idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UploadsLimits {
     /// Uploads under way at once: single streams, and IDs that several streams fill.
     pub under_way: usize,
-    /// How long nothing may arrive for an upload with an ID before it is forgotten.
+    /// Idle time after which an upload with an ID is forgotten.
     pub idle: Duration,
 }
 
@@ -52,12 +53,12 @@ struct Inner {
     state: Mutex<State>,
 }
 
-/// Whose upload, and which.
+/// Owner and upload ID.
 type Key = (String, String);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Streams that are an upload by themselves.
+    /// Number of uploads that have one stream and no ID.
     single: usize,
     shared: HashMap<Key, Shared>,
     ended: VecDeque<(Key, Ended)>,
@@ -66,9 +67,9 @@ struct State {
 /// An upload that several streams fill.
 #[derive(Debug)]
 struct Shared {
-    /// `None` while it is being committed.
+    /// `None` while the upload is being committed.
     target: Option<Target>,
-    /// As the first stream said, to be compared with what the others say.
+    /// Name, schema and options of the first stream, compared with those of the other streams.
     name: String,
     schema: SchemaRef,
     options: UploadOptions,
@@ -80,32 +81,33 @@ struct Shared {
     last_activity: Instant,
 }
 
-/// Order of the parts: numbered ones by number, then the others by the order in which they were opened.
+/// Position of a part. Numbered parts come first by number, then the others in the order of
+/// opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Numbered(u64),
     Opened(u64),
 }
 
-/// Before all others.
+/// A position before all other parts.
 const FIRST: Place = Place::Numbered(0);
 
-/// How an upload with an ID ended.
+/// Reason for which an upload with an ID ended.
 #[derive(Debug)]
 enum Ended {
     Committed(Weak<Table>),
     Aborted,
-    /// Its rows could not become a table, for this reason.
+    /// The rows could not become a table, for this reason.
     Refused(String),
     Forgotten(Duration),
 }
 
-/// What became of a stream that ended well.
+/// Outcome of a stream that ended well.
 #[derive(Debug)]
 pub enum Finished {
-    /// It was an upload by itself: this table has appeared.
+    /// The stream was a whole upload: this table has appeared.
     Table(Arc<Table>),
-    /// It was one of several: its rows wait for the commit.
+    /// The stream was one of several: its rows wait for the commit.
     Part {
         /// Rows of this stream.
         rows: u64,
@@ -113,18 +115,18 @@ pub enum Finished {
 }
 
 impl Uploads {
-    /// No uploads yet.
+    /// Makes an empty registry of uploads.
     pub fn new(catalog: Catalog, limits: UploadsLimits) -> Self {
         Self { inner: Arc::new(Inner { catalog, limits, state: Mutex::default() }) }
     }
 
-    /// Starts a stream: an upload by itself, or one of those that fill the upload that `options` names. What can be
-    /// refused at this point is.
+    /// Starts a stream: a whole upload, or a part of the upload that `options` names. Checks
+    /// everything that can be checked before rows arrive.
     ///
     /// # Errors
-    /// As [`Upload::begin`](super::Upload::begin); [`Error::Exhausted`] when there are as many uploads under way as there
-    /// may be; [`Error::Invalid`] when the streams of one upload differ in table, schema or options;
-    /// [`Error::AlreadyExists`] when the ID or the part is taken.
+    /// See [`Upload::begin`](super::Upload::begin); [`Error::Exhausted`] when the limit of uploads
+    /// under way is reached; [`Error::Invalid`] when the streams of one upload differ in table,
+    /// schema or options; [`Error::AlreadyExists`] when the ID or the part is taken.
     pub fn open(
         &self,
         editor: impl Into<Editor>,
@@ -138,14 +140,14 @@ impl Uploads {
         }
     }
 
-    /// Makes the table of an upload with an ID appear, in whole: the rows of all streams that ended well. A commit that is
-    /// repeated gives the same table.
+    /// Makes the table of an upload with an ID appear, in whole: the rows of all streams that ended
+    /// well. A repeated commit returns the same table.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while a stream is open, or when a numbered part broke off and
-    /// was not sent again; the interrupt's, before the table appears; else as
-    /// [`Upload::commit`](super::Upload::commit). After [`Error::Invalid`] the upload is
-    /// forgotten; after any other error it can be committed again.
+    /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while a stream is open, or when a
+    /// numbered part broke off and was not sent again; the interrupt's, before the table appears;
+    /// else see [`Upload::commit`](super::Upload::commit). After [`Error::Invalid`] the upload is
+    /// forgotten. After any other error it can be committed again.
     pub fn commit(&self, owner: &str, id: &str, interrupt: &Interrupt) -> Result<Arc<Table>> {
         let key = (owner.into(), id.into());
         let (mut target, mut parts) = {
@@ -155,7 +157,8 @@ impl Uploads {
             }
             state.take_complete(&key)?
         };
-        // The registry is not locked while the rows are looked through; `target: None` keeps others out.
+        // The registry is not locked while the rows are checked. `target: None` keeps other callers
+        // out.
         let mut rows = Rows::new(&target).done();
         let together = put_together(&mut rows, &mut parts, interrupt);
         let committed = together
@@ -179,7 +182,8 @@ impl Uploads {
         committed
     }
 
-    /// Forgets an upload with an ID and all its rows. Streams that are still open fail with their next rows.
+    /// Discards an upload with an ID and all its rows. Streams that are still open fail with their
+    /// next rows.
     ///
     /// # Errors
     /// [`Error::NotFound`] for the ID; [`Error::Precondition`] while it is being committed.
@@ -194,8 +198,8 @@ impl Uploads {
         Ok(())
     }
 
-    /// Forgets the uploads with an ID for which nothing has arrived for too long, and tells which (owner, ID). To be called
-    /// every few seconds.
+    /// Discards uploads with an ID that were idle for too long, and returns their owners and IDs.
+    /// The caller should call it every few seconds.
     pub fn forget_idle(&self, now: Instant) -> Vec<(String, String)> {
         let mut state = self.inner.state.lock();
         let limit = self.inner.limits.idle;
@@ -209,12 +213,12 @@ impl Uploads {
         keys
     }
 
-    /// Whether that upload has begun, and was neither committed nor given up.
+    /// True if that upload has begun and has not ended.
     pub fn is_under_way(&self, owner: &str, id: &str) -> bool {
         self.inner.state.lock().shared.contains_key(&(owner.into(), id.into()))
     }
 
-    /// Uploads under way.
+    /// Number of uploads under way.
     pub fn under_way(&self) -> usize {
         let state = self.inner.state.lock();
         state.single + state.shared.len()
@@ -235,7 +239,7 @@ impl Uploads {
             self.check_limit(&state)?;
             state.single += 1;
         }
-        // The registry is not locked while thousands of columns are looked at.
+        // The registry is not locked while thousands of columns are checked.
         let target = Target::new(&self.inner.catalog, editor, name, schema, options);
         let target = target.inspect_err(|_| self.inner.state.lock().single -= 1)?;
         let rows = Some(Rows::new(&target));
@@ -344,7 +348,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes all parts, when nothing is missing.
+    /// Takes all parts. Fails if a stream is open or a part is missing.
     fn take_complete(&mut self, key: &Key) -> Result<(Target, BTreeMap<Place, DoneRows>)> {
         let id = &key.1;
         let shared = self.shared.get_mut(key).expect("the caller looked");
@@ -371,7 +375,7 @@ impl State {
         self.ended.push_back((key, how));
     }
 
-    /// The table of an upload that was committed before.
+    /// Returns the table of an upload that was committed before.
     fn committed(&self, key: &Key) -> Result<Arc<Table>> {
         let ended = self.ended.iter().find(|(ended, _)| ended == key).map(|(_, how)| how);
         match ended {
@@ -403,7 +407,7 @@ impl Ended {
     }
 }
 
-/// Puts parts one after the other. Those that are left when it is interrupted stay behind.
+/// Concatenates parts in order. An interrupt leaves the remaining parts in `parts`.
 fn put_together(rows: &mut DoneRows, parts: &mut BTreeMap<Place, DoneRows>, interrupt: &Interrupt) -> Result<()> {
     while !parts.is_empty() {
         interrupt.check()?;

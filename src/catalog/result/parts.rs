@@ -1,27 +1,30 @@
-//! Parts of a result that is kept: ranges of batches that are whole while the join still makes more.
+//! Parts of a retained result: ranges of batches that are whole while the join still makes more.
 //!
 //! ```text
 //!   batches   0 1 2 3 4 5 6 7 8 9 ...      pushed in this order, and never moved
-//!   parts     └─ 0 ─┘└── 1 ──┘ (open)      a part ends once its batches are large enough together; it stays as it is
+//!   parts     └─ 0 ─┘└── 1 ──┘ (open)      a part ends once its batches are large enough together,
+//!                                          and does not change then
 //! ```
 //!
-//! Whoever polls a join is told the parts as they become whole, and can read each to its end without waiting for the join.
+//! A client that polls a join gets the parts as they become whole. It can read each part to its end
+//! without waiting for the join.
 
 use std::ops::Range;
 
 use super::{ResultSpool, SpoolState};
 
-/// The least size of a part, in bytes: worth a stream of its own, of which opening costs about as much as a megabyte.
+/// Minimum size of a part, in bytes. A part needs a stream, and opening a stream costs about as
+/// much as a megabyte.
 const PART_BYTES_MIN: u64 = 32 << 20;
 
-/// A part is at least one in this many of all bytes before it, so that even a huge result has a few dozen parts and not
-/// thousands: 17 at 1 GiB, 38 at 16 GiB.
+/// Divisor of the bytes before a part that gives its minimum size. It keeps the number of parts of
+/// a huge result to a few dozen instead of thousands: 17 at 1 GiB, 38 at 16 GiB.
 const GROWTH_SHARE: u64 = 8;
 
-/// Where parts end.
+/// Ends and sizes of the parts.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    /// The batch after the last of each part.
+    /// Index after the last batch of each part.
     ends: Vec<usize>,
     /// Bytes of all parts.
     whole_bytes: u64,
@@ -30,7 +33,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// A batch was pushed, the last of `batches`.
+    /// Records that a batch was pushed. `batches` counts all batches, including it.
     pub(super) fn push(&mut self, batches: usize, bytes: u64) {
         self.open_bytes += bytes;
         if self.open_bytes >= PART_BYTES_MIN.max(self.whole_bytes / GROWTH_SHARE) {
@@ -44,8 +47,9 @@ impl Parts {
         starts.zip(&self.ends).map(|(start, &end)| start..end).collect()
     }
 
-    /// The parts of a result of `batches` that is complete: those that were whole before, then the rest, cut so that there are
-    /// `count_min` of them if there are batches enough. One at the least, so that there is something to read the schema from.
+    /// Returns the parts of a complete result of `batches`: the whole parts, then the rest. The
+    /// rest is cut so that there are `count_min` parts, if there are enough batches. There is at
+    /// least one part, so that a client can read the schema.
     fn all(&self, batches: usize, count_min: usize) -> Vec<Range<usize>> {
         let mut parts = self.whole();
         let start = self.ends.last().copied().unwrap_or_default();
@@ -59,9 +63,9 @@ impl Parts {
 }
 
 impl ResultSpool {
-    /// The parts of a result that is kept which have all their batches, in the order in which they came to have them. A later answer
-    /// begins with an earlier one. Once the result is complete they are all of it, `count_min` at the least if there are
-    /// batches enough.
+    /// Returns the parts of a retained result that have all their batches, in the order of
+    /// completion. A later answer begins with the earlier one. The parts of a complete result cover
+    /// it: at least `count_min`, if there are enough batches.
     pub fn parts(&self, count_min: usize) -> Vec<Range<usize>> {
         let held = self.inner.held.lock();
         let (batches, state) = self.progress();
@@ -71,12 +75,13 @@ impl ResultSpool {
         }
     }
 
-    /// Waits until there is another part than those that are whole now, or the result is finished.
+    /// Waits until there is another whole part, or the result is finished.
     pub async fn next_part(&self) {
         let mut progress = self.inner.progress.subscribe();
         let known = self.inner.held.lock().parts.ends.len();
         loop {
-            // Not while the writer's lock is held: it changes the progress, and holds that lock then.
+            // The borrow of the progress ends before `held` is locked, because a writer changes the
+            // progress while it holds that lock.
             let is_open = progress.borrow_and_update().1 == SpoolState::Open;
             if !is_open || self.inner.held.lock().parts.ends.len() > known || progress.changed().await.is_err() {
                 return;

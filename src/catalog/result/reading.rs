@@ -1,4 +1,4 @@
-//! Reading a result: in shares while it is kept, from one queue when it is consumed.
+//! Readers of a result: in shares while it is retained, from one queue when it is consumed.
 
 use std::ops::Range;
 use std::time::{Instant, SystemTime};
@@ -14,9 +14,9 @@ pub struct ResultReader {
     spool: ResultSpool,
     next: usize,
     step: usize,
-    /// The batch after the last of its share; `usize::MAX` where the result's end is the share's.
+    /// Index after the last batch of the share; `usize::MAX` if the share ends with the result.
     end: usize,
-    /// Whether it was asked for a batch.
+    /// True if the reader was asked for a batch of a consumed result.
     begun: bool,
 }
 
@@ -26,15 +26,16 @@ impl ResultReader {
         Self { spool: spool.clone(), next, step, end, begun: false }
     }
 
-    /// The next batch of the share; waits for it. `None` after the last.
+    /// Waits for the next batch of the share and returns it; `None` after the last.
     ///
     /// Dropping the future before it is ready loses nothing.
     ///
     /// # Errors
-    /// As [`ResultSpool::batch`]; [`Error::Precondition`] when the result is consumed as it is read, and this endpoint was read before.
+    /// See [`ResultSpool::batch`]; [`Error::Precondition`] when the result is consumed as it is
+    /// read, and this endpoint was read before.
     pub async fn next(&mut self) -> Result<Option<RecordBatch>> {
         if self.spool.is_consumed_by_reading() {
-            // Whoever reads an endpoint once more would be told that it has no rows.
+            // Without this check, a second reader of an endpoint would be told that it has no rows.
             if !self.begun && !self.spool.inner.held.lock().begun.insert(self.next) {
                 return Err(consumed());
             }
@@ -60,8 +61,8 @@ impl Drop for ResultReader {
 }
 
 impl ResultSpool {
-    /// The batch of that index; waits for it. `None` after the last. In a result that is consumed, the batch is the
-    /// caller's alone.
+    /// Waits for the batch of that index and returns it; `None` after the last. A batch of a
+    /// consumed result is removed and goes to the caller alone.
     ///
     /// Dropping the future before it is ready loses nothing.
     ///
@@ -78,7 +79,8 @@ impl ResultSpool {
         }
     }
 
-    /// A reader of share `endpoint` of `endpoints` equal ones: of all batches, when there is one endpoint.
+    /// Returns a reader of share `endpoint` of `endpoints` equal shares. One endpoint reads all
+    /// batches.
     ///
     /// # Panics
     /// When `endpoint` is not less than `endpoints`.
@@ -87,16 +89,18 @@ impl ResultSpool {
         ResultReader::open(self, endpoint, endpoints, usize::MAX)
     }
 
-    /// A reader of those batches of a result that is kept, which are one of its [parts](Self::parts).
+    /// Returns a reader of those batches of a retained result, which are one of its
+    /// [parts](Self::parts).
     pub fn part_reader(&self, batches: Range<usize>) -> ResultReader {
         ResultReader::open(self, batches.start, 1, batches.end)
     }
 
-    /// The first batch that nobody has taken; waits for it.
+    /// Waits for the first batch that no reader has taken, and returns it.
     async fn next_of_all(&self) -> Result<Option<RecordBatch>> {
         let mut progress = self.inner.progress.subscribe();
         loop {
-            // The state is read first: what a finished writer has pushed is there.
+            // The state is read first: if the writer had finished by then, `take_next` sees all its
+            // batches.
             let state = progress.borrow_and_update().1.clone();
             if let Some(batch) = self.take_next() {
                 return Ok(Some(batch));
@@ -108,7 +112,7 @@ impl ResultSpool {
         }
     }
 
-    /// Hands out a batch that was pushed.
+    /// Returns a batch that was pushed. A consumed result gives it up.
     fn take(&self, index: usize) -> Result<RecordBatch> {
         let mut held = self.inner.held.lock();
         self.check_readable()?;
@@ -127,7 +131,7 @@ impl ResultSpool {
         Ok(batch)
     }
 
-    /// Hands out the first batch that nobody has taken.
+    /// Returns the first batch that no reader has taken.
     fn take_next(&self) -> Option<RecordBatch> {
         let mut held = self.inner.held.lock();
         let (batch, bytes) = held.batches.iter_mut().find_map(Option::take)?;
@@ -152,7 +156,7 @@ impl ResultSpool {
     }
 }
 
-/// What a reader is told after the last batch.
+/// Returns the answer for a reader after the last batch.
 fn end_of(state: SpoolState) -> Result<Option<RecordBatch>> {
     match state {
         SpoolState::Failed(error) => Err(error),

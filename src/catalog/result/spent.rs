@@ -1,12 +1,13 @@
-//! Results that were read in whole, and whose memory goes to whoever needs it.
+//! Results that were read in whole, whose memory is released when other work needs it.
 //!
-//! A lease lets a client read a result again; few do. So a result that was kept only because the server keeps all of them gives
-//! its memory up before a table, a join or another result is refused for want of it: once every row has reached a client,
-//! while nobody reads it, and the one that was read longest ago first. Whoever said how long it is to be kept, or has renewed
-//! its lease, was promised that it stays.
+//! A lease lets a client read a result again, but few clients do. So a result gives its memory up
+//! before a table, a join or another result is refused memory. Three conditions hold: the server
+//! kept the result only by default, every row has reached a client, and no reader is open. The
+//! result that was read longest ago is released first. A result stays if its client set how long it
+//! is kept, or renewed its lease.
 //!
-//! With a result goes what it shares with a table that was dropped or replaced meanwhile, when it is the last to hold that. One that only
-//! shares what tables still hold frees nothing, and stays.
+//! The release also frees the memory of a dropped or replaced table, if the result is its last
+//! holder. A result that only shares memory with current tables frees nothing, and stays.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 use super::{Held, Inner, ResultSpool, SharedRows, SpoolState};
 use crate::memory::Reclaim;
 
-/// The results that give way, the one that was read longest ago first. Clones share them.
+/// The results that give way, ordered from the one that was read longest ago. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct SpentResults(Arc<List>);
 
@@ -28,7 +29,7 @@ struct Entry {
     owner: String,
 }
 
-/// What would come free with a result.
+/// Memory that comes free when a result is released.
 struct Holding {
     inner: Arc<Inner>,
     own_bytes: u64,
@@ -37,10 +38,10 @@ struct Holding {
 
 /// Rows of tables that a result shares.
 struct Share {
-    /// The place of their charge in memory, by which the same rows are known.
+    /// Address of the charge for these rows, which identifies them.
     charge: usize,
     bytes: u64,
-    /// How many tables, jobs and results hold them.
+    /// Number of tables, jobs and results that hold these rows.
     holders: usize,
 }
 
@@ -50,23 +51,24 @@ impl std::fmt::Debug for Entry {
     }
 }
 
-/// What a result that may give way is known by.
+/// Registration of a result that may give way.
 #[derive(Clone, Debug)]
 pub struct Spending {
-    /// Where it is listed once it does.
+    /// The list that the result joins once it gives way.
     pub results: SpentResults,
-    /// Whose it is.
+    /// The tenant that owns the result.
     pub owner: String,
 }
 
 impl SpentResults {
-    /// Who asks for memory is given theirs, for as long as the list is there.
+    /// Returns a handle through which a budget reclaims memory of these results, while the list
+    /// exists.
     pub(in crate::catalog) fn as_reclaim(&self) -> Weak<dyn Reclaim> {
         let list: Weak<List> = Arc::downgrade(&self.0);
         list
     }
 
-    /// Takes the memory of results of that owner's until it is so many bytes; how many it were.
+    /// Releases results of `owner` until `bytes` bytes are free. Returns the bytes that came free.
     pub(in crate::catalog) fn give_back_of(&self, owner: &str, bytes: u64) -> u64 {
         self.0.give_back(bytes, |entry| entry.owner == owner)
     }
@@ -83,7 +85,7 @@ impl SpentResults {
 }
 
 impl List {
-    /// What the results hold that give way, the one that was read longest ago first.
+    /// Returns the holdings of the results that give way, ordered from the one read longest ago.
     fn holdings(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<Holding> {
         let spools: Vec<_> = {
             let entries = self.0.lock();
@@ -109,9 +111,9 @@ impl List {
 }
 
 impl Holding {
-    /// `None` for a result that somebody is about to read, or to let go of.
+    /// Returns `None` for a result that is locked: a reader or a release is at work on it.
     fn of(inner: Arc<Inner>) -> Option<Self> {
-        // Whoever has it locked may be asking for memory.
+        // The thread that holds the lock may be asking for memory.
         let held = inner.held.try_lock()?;
         let share = |rows: &SharedRows| Share {
             charge: Arc::as_ptr(&rows.charge).addr(),
@@ -124,7 +126,8 @@ impl Holding {
     }
 }
 
-/// Of the rows that those share with tables, the bytes of those that no table, job or other result holds.
+/// Returns the bytes of shared table rows that only results in `holdings` hold, by address of the
+/// charge.
 fn held_by_nobody_else(holdings: &[Holding]) -> HashMap<usize, u64> {
     let mut known: HashMap<usize, (usize, &Share)> = HashMap::new();
     for share in holdings.iter().flat_map(|holding| &holding.shared) {
@@ -146,24 +149,24 @@ impl Reclaim for List {
     }
 }
 
-/// Who has read a result, and what was promised to them.
+/// Reads of a result, and the promise to its client.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    /// Readers that are open.
     readers: usize,
-    /// Whether every row has reached a client.
+    /// True if every row has reached a client.
     is_whole: bool,
-    /// Whether somebody has renewed the lease.
+    /// True if a client has renewed the lease.
     is_renewed: bool,
 }
 
 impl ResultSpool {
-    /// Every row of it has reached a client. From now on it gives way while nobody reads it, if it may at all.
+    /// Records that every row has reached a client. From then on the result gives way while no
+    /// reader is open, if its options allow it.
     pub fn was_read(&self) {
         self.change_reading(|reading| reading.is_whole = true);
     }
 
-    /// Whether its memory goes to whoever needs it.
+    /// True if the result's memory is released when other work needs it.
     pub fn gives_way(&self) -> bool {
         self.inner.gives_way(&self.inner.held.lock())
     }
@@ -194,7 +197,7 @@ impl ResultSpool {
         }
     }
 
-    /// Lets go of all batches, unless somebody came to read them. How many bytes came free.
+    /// Releases all batches, unless a reader has come. Returns the bytes that came free.
     fn give_up(&self) -> u64 {
         let held = self.inner.held.lock();
         if !self.inner.gives_way(&held) {

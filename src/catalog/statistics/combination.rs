@@ -1,5 +1,6 @@
-//! What is known of several columns together: which combinations of values there are, and which of them far more rows have than
-//! others. Each column by itself tells neither: the values of two columns may be combined in all ways, or each with one other.
+//! Statistics of several columns together: their combinations of values, and the frequent ones.
+//! Statistics of single columns do not tell these. The values of two columns may be combined in all
+//! ways, or each with one other.
 
 use std::sync::Arc;
 
@@ -23,13 +24,13 @@ pub struct Combination {
 }
 
 impl Combination {
-    /// Of those columns, all of ordered types, in those batches, each with whether its nulls are values: a row that has another
-    /// null has no combination.
+    /// Collects the combinations of those columns, all of ordered types. Each column has a flag:
+    /// true if its nulls are values. A row with any other null has no combination.
     pub(in crate::catalog) fn of(batches: &[RecordBatch], columns: &[(usize, bool)]) -> Self {
         Self::of_interruptible(batches, columns, &Interrupt::default()).expect("nothing interrupts it")
     }
 
-    /// As [`of`](Self::of), unless it is interrupted.
+    /// Same as [`of`](Self::of), unless it is interrupted.
     ///
     /// # Errors
     /// The interrupt's.
@@ -66,28 +67,30 @@ impl Combination {
         Ok(Self { heavy: sample.heavy_values(), sketch, sample })
     }
 
-    /// Puts the rows of another one after those of this.
+    /// Appends the rows of `later`.
     pub(in crate::catalog) fn merge(self, later: &Self) -> Self {
         let mut sample = self.sample;
         sample.merge(&later.sample);
         Self { heavy: sample.heavy_values(), sketch: self.sketch.merge(later.sketch.clone()), sample }
     }
 
-    /// Which different combinations there are.
+    /// Returns a sketch of the different combinations.
     pub fn sketch(&self) -> &Sketch {
         &self.sketch
     }
 
-    /// The most frequent combinations, the most frequent first, as far as a sample tells them from chance. Those of two tables
-    /// that are equal, column by column in the order that was given, have equal hashes.
+    /// Returns the most frequent combinations, the most frequent first, as far as a sample tells
+    /// them from chance. Equal combinations of two tables have equal hashes if their columns were
+    /// given in the same order.
     pub fn heavy(&self) -> &[HeavyValue] {
         &self.heavy
     }
 }
 
-/// A hash of each row's values in those columns, each with whether its nulls are values.
+/// Returns a hash of each row's values in those columns. A column's flag is true if its nulls are
+/// values.
 fn hashes(columns: impl Iterator<Item = (ArrayRef, bool)>) -> Vec<u64> {
-    /// What a null counts for where it is a value.
+    /// Hash of a null that is a value.
     const OF_NULL: u64 = 1;
     let of_column = |(column, with_nulls): (ArrayRef, bool)| {
         let mut hashes = hash::hashes(&column);

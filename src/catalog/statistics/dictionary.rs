@@ -1,4 +1,5 @@
-//! Dictionaries in brief: what is said of them is said of the values that rows use, whatever else the dictionary holds.
+//! Summaries of dictionary arrays. They cover the values that rows use, and no other values of the
+//! dictionary.
 
 use std::cmp::Ordering;
 
@@ -7,8 +8,8 @@ use arrow::compute::{SortOptions, filter};
 
 use super::summary::{self, Summary};
 
-/// Summarises a dictionary array of which not all rows are null. The order is looked at when wanted; nulls come first
-/// then.
+/// Summarises a dictionary array in which at least one row is not null. Checks the order if
+/// `order_wanted`; nulls come first then.
 pub(super) fn summarize(array: &dyn AnyDictionaryArray, order_wanted: bool) -> Summary {
     let keys = array.normalized_keys();
     let mut used = vec![false; array.values().len()];
@@ -18,7 +19,8 @@ pub(super) fn summarize(array: &dyn AnyDictionaryArray, order_wanted: bool) -> S
     }
     let values_used = filter(array.values(), &BooleanArray::from(used)).expect("a flag for each value");
     let mut summary = summary::summarize(&values_used, values_used.logical_null_count(), false);
-    // `summarize` says of values that are all null that they are in order.
+    // `summarize` did not check the order. It may still report values that are all null as
+    // ascending.
     (summary.ascending, summary.strict, summary.runs) = (false, false, 0);
     if order_wanted && let Some((runs, strict)) = ascending_runs(array, &keys[array.logical_null_count()..]) {
         summary.ascending = true;
@@ -28,8 +30,8 @@ pub(super) fn summarize(array: &dyn AnyDictionaryArray, order_wanted: bool) -> S
     summary
 }
 
-/// The number of different values that `keys` name, and whether none repeats, when they are in ascending order. Of floats
-/// nothing is said: the comparison of values tells -0 from 0.
+/// Returns the number of different values of `keys`, and true if none repeats. `None` unless they
+/// are in ascending order, and for floats: the comparison of values tells -0 from 0.
 fn ascending_runs(array: &dyn AnyDictionaryArray, keys: &[usize]) -> Option<(u64, bool)> {
     let values = array.values();
     if values.data_type().is_floating() {

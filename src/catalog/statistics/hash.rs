@@ -1,4 +1,4 @@
-//! Values of columns as numbers that are equal where the values are.
+//! Hashes of column values: equal values have equal hashes.
 
 use arrow::array::{AnyDictionaryArray, Array, ArrayRef, AsArray, PrimitiveArray, UInt64Array};
 use arrow::compute::take;
@@ -7,11 +7,12 @@ use arrow::downcast_primitive_array;
 use multiversion::multiversion;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a null has for a hash. No value has it.
+/// Hash of a null. No value has it.
 pub(super) const NULL: u64 = 0;
 
-/// A hash of each row of an array of an ordered type, in row order. Values that are equal as keys of a join have equal
-/// hashes, whatever widths and encodings their columns have: the integer 5 in 32 and in 64 bits, a string and a dictionary's.
+/// Returns a hash of each row of an array of an ordered type, in row order. Values that are equal
+/// as keys of a join have equal hashes, whatever their widths and encodings. Examples: the integer
+/// 5 in 32 and in 64 bits, a string and a dictionary's string.
 pub(super) fn hashes(array: &ArrayRef) -> Vec<u64> {
     let mut hashes = hashes_of_values(array);
     match array.nulls() {
@@ -23,13 +24,14 @@ pub(super) fn hashes(array: &ArrayRef) -> Vec<u64> {
     hashes
 }
 
-/// As [`hashes`], of those rows only.
+/// Same as [`hashes`], for those rows only.
 pub(super) fn hashes_of(array: &ArrayRef, rows: &[usize]) -> Vec<u64> {
     let rows = UInt64Array::from_iter_values(rows.iter().map(|&row| row as u64));
     hashes(&take(array, &rows, None).expect("the rows are the array's"))
 }
 
-/// Of a row that is null, anything but for a dictionary's null values.
+/// Hashes of the values. The hash of a null row is unspecified, except that a dictionary's null
+/// values give [`NULL`].
 fn hashes_of_values(array: &ArrayRef) -> Vec<u64> {
     fn of<T>(values: impl Iterator<Item = T>, hash: impl Fn(T) -> u64) -> Vec<u64> {
         values.map(|value| hash(value).max(NULL + 1)).collect()
@@ -60,7 +62,8 @@ fn hashes_of_values(array: &ArrayRef) -> Vec<u64> {
     }
 }
 
-/// Hashes what the keys stand for: every value once, or where there are more of them than rows, what each row has.
+/// Hashes the values that the keys stand for. Hashes every value once, or each row's value if there
+/// are more values than rows.
 fn hashes_of_entries(array: &dyn AnyDictionaryArray) -> Vec<u64> {
     let rows = array.keys().len();
     if array.values().is_empty() {
@@ -76,9 +79,10 @@ fn hashes_of_entries(array: &dyn AnyDictionaryArray) -> Vec<u64> {
     array.normalized_keys().into_iter().map(|key| of_values.get(key).copied().unwrap_or(NULL)).collect()
 }
 
-/// Hashes numbers by their values, whatever bytes they are stored in: those that 64 bits hold alike.
+/// Hashes numbers by value, whatever their width. All widths agree on numbers that fit 64 signed
+/// bits.
 fn hashes_of_numbers<T: ArrowPrimitiveType>(array: &PrimitiveArray<T>) -> Vec<u64> {
-    /// Numbers of 64 bits that are no signed ones, and the upper halves of wider ones.
+    /// Mixed into unsigned 64-bit numbers that do not fit a signed one, and into wider numbers.
     const UPPER: u64 = 0x9e37_79b9_7f4a_7c15;
     let bytes = array.values().inner().as_slice();
     let mut hashes = vec![0; array.len()];
@@ -112,7 +116,7 @@ fn hashes_of_numbers<T: ArrowPrimitiveType>(array: &PrimitiveArray<T>) -> Vec<u6
     hashes
 }
 
-/// Hashes numbers of `N` bytes at the speed of memory; none becomes [`NULL`].
+/// Hashes numbers of `N` bytes at the speed of memory. No hash is [`NULL`].
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn mix_all<const N: usize>(values: &[[u8; N]], widen: impl Fn([u8; N]) -> u64, hashes: &mut [u64]) {
     for (hash, value) in hashes.iter_mut().zip(values) {
@@ -120,8 +124,9 @@ fn mix_all<const N: usize>(values: &[[u8; N]], widen: impl Fn([u8; N]) -> u64, h
     }
 }
 
-/// Spreads numbers evenly over 64 bits, different ones to different places: the finalizer of SplitMix64 (Steele et al.,
-/// "Fast splittable pseudorandom number generators", OOPSLA 2014), with zero moved away from itself.
+/// Spreads numbers evenly over 64 bits, without collisions. It is the finalizer of SplitMix64
+/// (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014), changed so that
+/// zero does not map to zero.
 #[inline(always)]
 fn mix(value: u64) -> u64 {
     let mut hash = value ^ 0x5851_f42d_4c95_7f2d;
@@ -130,7 +135,7 @@ fn mix(value: u64) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// A hash of two values, of which these are the hashes; the other way round it is another one.
+/// Combines the hashes of two values. The order of the values matters.
 pub(super) fn combined(first: u64, second: u64) -> u64 {
     mix(first.rotate_left(32) ^ second).max(NULL + 1)
 }

@@ -1,20 +1,26 @@
-//! What is known of a column, taken batch by batch while it is uploaded.
+//! Statistics of a column, taken batch by batch while it is uploaded.
 //!
 //! ```text
 //!   array ─┬─ numbers / strings / dictionary ─► Summary (min, max, order) ─┐
-//!          └─ sample: at most 8192 rows of the column, hashed ─────────────┴─► StatisticsCollector ─► ColumnStatistics
+//!          └─ sample: at most 8192 rows of the column, hashed ─────────────┴─► StatisticsCollector
+//!                                                                                      ▼
+//!                                                                              ColumnStatistics
 //! ```
 //!
-//! Minimum, maximum, nulls, order and the longest value are exact. The number of distinct values and the shares of the
-//! most frequent ones are estimates from the sample. The former is exact where the column is in order, and known from above where
-//! only its batches are, as when several streams filled a table with what was in order. A column in order
-//! costs one pass over its values, any other one as well: the check for order ends at the first row that breaks it.
+//! Minimum, maximum, nulls, order and the longest value are exact. The number of distinct values
+//! and the shares of the most frequent values are estimates from the sample. The number of distinct
+//! values is exact if the column is in order. If only its batches are in order, as when several
+//! streams filled the table with ordered rows, there is an upper bound.
 //!
-//! A sample of rows cannot tell a column of ten million values from one of twenty. A [`Sketch`] tells
-//! which different values a column has ([`Table::sketch`](super::Table::sketch)), and a
-//! [`Combination`] does for several columns together ([`Table::combination`](super::Table::combination)).
-//! Taken from every column of every upload, they would cost a slower pass than all else together. So
-//! each is taken when a join is first planned that needs it, and then kept.
+//! Each column costs one pass over its values, whether it is in order or not: the check for order
+//! ends at the first row that breaks it.
+//!
+//! A sample of rows cannot tell a column of ten million values from one of twenty. A [`Sketch`]
+//! knows a column's different values ([`Table::sketch`](super::Table::sketch)), and a
+//! [`Combination`] those of several columns together
+//! ([`Table::combination`](super::Table::combination)). Taking both from every column of every
+//! upload would cost more time than all other work of an upload. So each is taken when a join is
+//! first planned that needs it, and then kept.
 
 mod combination;
 mod dictionary;
@@ -42,41 +48,45 @@ use summary::Summary;
 use crate::Result;
 use crate::memory::Interrupt;
 
-/// What is known of a column.
+/// Statistics of a column.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ColumnStatistics {
-    /// Rows that are null.
+    /// Number of null rows.
     pub nulls: u64,
-    /// The smallest value, exactly; `None` when unknown (all null, or a type without order).
+    /// The smallest value, exact; `None` when unknown (all null, or a type without order).
     pub min: Option<Value>,
-    /// The largest value, exactly.
+    /// The largest value, exact; `None` when unknown.
     pub max: Option<Value>,
-    /// Roughly how many different values there are, from a sample of rows: of columns of many values, [`Sketch`] knows better.
-    /// `None` when unknown; exact when `ascending`.
+    /// Number of different values, estimated from a sample of rows. For columns of many values,
+    /// [`Sketch`] is more accurate. `None` when unknown; exact when `ascending`.
     pub distinct: Option<f64>,
-    /// Whether the rows are in ascending order of this column, exactly (nulls first); what the upload saw. A column without
-    /// rows is in order; one of a type without order is not.
+    /// True if the upload saw all rows in ascending order of this column, nulls first. Exact,
+    /// except that it is false for dictionaries with float values. A column without rows is in
+    /// order; a column of a type without order is not.
     pub ascending: bool,
-    /// Whether each row is greater than the one before it, with at most one null: `ascending`, and no value repeats.
+    /// True if each row is greater than the row before it, with at most one null: `ascending`, and
+    /// no value repeats.
     pub unique_ascending: bool,
-    /// The share of rows that the most frequent value of a sample has, 0 to 1; nulls are no value. Near `1 / distinct`
-    /// without skew.
+    /// Share of sampled rows that have the most frequent value, 0 to 1; nulls do not count as a
+    /// value. Near `1 / distinct` without skew.
     pub heaviest_share: f64,
-    /// The most frequent values, the most frequent first, as far as a sample tells them from chance; all values where there
-    /// are few of them.
+    /// The most frequent values, the most frequent first, as far as a sample tells them from
+    /// chance. A column of few values lists all of them.
     pub heavy: Vec<HeavyValue>,
-    /// Bytes of the longest value, for strings and binaries and dictionaries of these; `None` for other types.
+    /// Bytes of the longest value, for strings, binaries and dictionaries of them; `None` for other
+    /// types.
     pub max_value_bytes: Option<u64>,
 }
 
 /// A value that many rows of a column have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeavyValue {
-    /// The same for values that are equal as keys of a join, whatever types hold them.
+    /// Hash of the value. Values that are equal as keys of a join have equal hashes, whatever their
+    /// types.
     pub hash: u64,
-    /// The share of rows that have it, 0 to 1, in a sample; nulls are rows, too.
+    /// Share of sampled rows that have the value, 0 to 1; null rows count as rows.
     pub share: f64,
-    /// The number of a row that has it.
+    /// Index of a row that has the value.
     pub row: u64,
 }
 
@@ -85,28 +95,31 @@ pub struct HeavyValue {
 pub struct StatisticsCollector {
     rows: u64,
     nulls: u64,
-    /// `None` before the first value, for a type without order, and after a value that [`Value`] cannot hold.
+    /// `None` before the first value, for a type without order, and after a value that [`Value`]
+    /// cannot hold.
     range: Option<(Value, Value)>,
-    /// Whether `range` is the range of all values so far.
+    /// True if `range` covers all values so far.
     range_known: bool,
     ascending: bool,
-    /// Whether no value repeats, given that the rows are ascending.
+    /// True if no value repeats, given that the rows are ascending.
     strict: bool,
-    /// Runs of equal values so far, as long as the rows come in pieces (batches, parts) that are ascending by themselves; else
-    /// `None`. Given that all rows are ascending, that is how many different values there are; else there are no more.
+    /// Runs of equal values so far, while each piece of the column (batch, part) is ascending; else
+    /// `None`. If all rows are ascending, it is the number of different values. Otherwise it is an
+    /// upper bound.
     runs: Option<u64>,
     max_value_bytes: Option<u64>,
     sample: Option<Sample>,
 }
 
 impl StatisticsCollector {
-    /// A collector for a column of that type.
+    /// Makes a collector for a column of that type.
     pub fn new(data_type: &DataType) -> Self {
         Self::seeded(data_type, 0)
     }
 
-    /// A collector that takes its sample by that seed. Collectors of different seeds that see the same rows differ in what they
-    /// estimate; those that are to be merged should.
+    /// Makes a collector whose sample is drawn with `seed`. Collectors of different seeds that see
+    /// the same rows differ in their estimates. Collectors that will be merged should have
+    /// different seeds.
     pub fn seeded(data_type: &DataType, seed: u64) -> Self {
         let ordered = summary::is_ordered(data_type);
         Self {
@@ -122,7 +135,7 @@ impl StatisticsCollector {
         }
     }
 
-    /// Takes in the next rows of the column.
+    /// Adds the next rows of the column.
     pub fn update(&mut self, array: &ArrayRef) {
         let nulls = array.logical_null_count() as u64;
         if !array.is_empty() && self.sample.is_some() {
@@ -136,7 +149,7 @@ impl StatisticsCollector {
         }
     }
 
-    /// Puts the rows that `later` saw after those that this collector saw.
+    /// Appends the rows that `later` saw to the rows that this collector saw.
     pub fn merge(&mut self, later: &Self) {
         if later.rows == 0 {
             return;
@@ -155,7 +168,7 @@ impl StatisticsCollector {
         }
     }
 
-    /// What was learned.
+    /// Returns the statistics of the rows so far.
     pub fn finish(&self) -> ColumnStatistics {
         let values = self.rows - self.nulls;
         let (min, max) = self.range.clone().unzip();
@@ -179,12 +192,13 @@ impl StatisticsCollector {
         }
     }
 
-    /// The different values of those arrays, which are all of the column; `None` of a type that is not sampled.
+    /// Returns a sketch of the values of `arrays`, which are the whole column; `None` for a type
+    /// that is not sampled.
     pub(super) fn sketch<'a>(&self, arrays: impl Iterator<Item = &'a ArrayRef>) -> Option<Sketch> {
         self.sketch_interruptible(arrays, &Interrupt::default()).unwrap_or_default()
     }
 
-    /// As [`sketch`](Self::sketch), unless it is interrupted.
+    /// Same as [`sketch`](Self::sketch), unless it is interrupted.
     ///
     /// # Errors
     /// The interrupt's.
@@ -211,7 +225,7 @@ impl StatisticsCollector {
         sketches.try_reduce(Sketch::default, |one, other| Ok(one.merge(other))).map(Some)
     }
 
-    /// Whether the column's values are sampled: whether its type has an order.
+    /// True if the column's values are sampled: its type has an order.
     pub(super) fn is_sampled(&self) -> bool {
         self.sample.is_some()
     }
@@ -238,25 +252,26 @@ impl StatisticsCollector {
         self.max_value_bytes = self.max_value_bytes.max(later.max_value_bytes);
         self.nulls += nulls;
         self.rows += rows;
-        // Without a range there is nothing to compare the next batch's first value with.
+        // Without a range there is no value to compare the next batch's first value with.
         self.ascending &= self.range_known;
     }
 }
 
-/// Rows whose hashes fit in a processor's cache.
+/// Rows per piece, few enough that their hashes fit in a processor's cache.
 const PIECE_ROWS: usize = 4096;
 
-/// An array in pieces of so many rows.
+/// Cuts an array into pieces of `PIECE_ROWS` rows.
 fn pieces(array: &ArrayRef) -> impl Iterator<Item = ArrayRef> {
     (0..array.len()).step_by(PIECE_ROWS).map(|start| array.slice(start, PIECE_ROWS.min(array.len() - start)))
 }
 
-/// How many of so many pieces one sketch is made of: there are a few for each thread, since each begins by taking all that it sees.
+/// Number of pieces per sketch, given the number of all pieces. Each thread gets only a few
+/// sketches, since a new sketch begins by keeping every hash.
 fn pieces_each(pieces: usize) -> usize {
     pieces.div_ceil(4 * rayon::current_num_threads()).max(1)
 }
 
-/// Between two integers there are no more values than integers.
+/// Caps an estimate of distinct integers at the number of integers in `range`.
 fn within_range(distinct: f64, range: &Option<(Value, Value)>) -> f64 {
     match range {
         Some((Value::Integer(min), Value::Integer(max))) => distinct.min(max.wrapping_sub(*min) as u128 as f64 + 1.0),

@@ -1,7 +1,8 @@
-//! Numbers in brief: minimum, maximum and order at the speed of memory.
+//! Summaries of numbers: minimum, maximum and order at the speed of memory.
 //!
-//! The loops are written for the compiler's vectoriser and compiled for several instruction sets, of which the machine's
-//! best is taken: the baseline of x86-64 has no 64-bit comparison of vectors.
+//! The loops are written for the compiler's vectoriser and compiled for several instruction sets.
+//! The best set of the machine is used, because the baseline of x86-64 has no 64-bit comparison of
+//! vectors.
 
 use arrow::buffer::NullBuffer;
 use half::f16;
@@ -10,13 +11,13 @@ use multiversion::multiversion;
 use super::Value;
 use super::summary::Summary;
 
-/// A number as it is stored, and the integer of the same width that orders it.
+/// A number as it is stored, and an integer of the same width that orders it.
 pub(super) trait Number: Copy {
-    /// Ordered as the numbers are: NaN greatest, -0 as 0.
+    /// Integer with the same order as the numbers: NaN is greatest, -0 equals 0.
     type Key: Copy + Ord;
-    /// No key is greater.
+    /// The greatest key.
     const KEY_MAX: Self::Key;
-    /// No key is smaller.
+    /// The smallest key.
     const KEY_MIN: Self::Key;
 
     fn key(self) -> Self::Key;
@@ -44,8 +45,8 @@ macro_rules! integer {
 
 integer!(i8, i16, i32, i64, i128, u8, u16, u32, u64);
 
-/// Floats in order of their bits: those of a negative number are flipped but for the sign, so that larger magnitudes come
-/// first. Adding zero turns -0 into 0.
+/// Orders floats by their bits. All bits of a negative number except the sign are flipped, so that
+/// larger magnitudes come first. Adding zero turns -0 into 0.
 macro_rules! float {
     ($native:ty, $bits:ty, $widen:expr) => {
         impl Number for $native {
@@ -76,7 +77,8 @@ float!(f16, i16, f16::to_f64);
 float!(f32, i32, f64::from);
 float!(f64, i64, std::convert::identity);
 
-/// Summarises values of which not all are null. The order is looked at when wanted; nulls come first then.
+/// Summarises values of which at least one is not null. Checks the order if `order_wanted`; nulls
+/// come first then.
 pub(super) fn summarize<T: Number>(values: &[T], nulls: Option<&NullBuffer>, order_wanted: bool) -> Summary {
     let mut summary = Summary { range_known: true, ..Summary::default() };
     if order_wanted {
@@ -98,7 +100,7 @@ pub(super) fn summarize<T: Number>(values: &[T], nulls: Option<&NullBuffer>, ord
     summary
 }
 
-/// Rows that are compared before looking whether any was out of order.
+/// Rows that are compared between two checks for a row out of order.
 const ORDER_CHUNK: usize = 512;
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -110,7 +112,7 @@ fn is_strictly_ascending<T: Number>(values: &[T]) -> bool {
         .all(|(before, after)| before.iter().zip(after).fold(true, |ordered, (a, b)| ordered & (a.key() < b.key())))
 }
 
-/// The number of different values, when they are in ascending order.
+/// Returns the number of different values; `None` unless the values are in ascending order.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn ascending_runs<T: Number>(values: &[T]) -> Option<u64> {
     let later = values.get(1..).unwrap_or_default();
@@ -140,8 +142,8 @@ fn min_max<T: Number>(values: &[T]) -> (T::Key, T::Key) {
     (min, max)
 }
 
-/// The bit of each lane in a word of validity. A lookup, since the vectoriser does not see through `word >> lane`: ten times
-/// as slow.
+/// The bit of each lane in a word of validity. A table, because the vectoriser does not see through
+/// `word >> lane`, which is ten times as slow.
 const LANE_BIT: [u64; 64] = {
     let mut bits = [0; 64];
     let mut lane = 0;
@@ -152,8 +154,9 @@ const LANE_BIT: [u64; 64] = {
     bits
 };
 
-/// As [`min_max`], passing over nulls: in their place stands a key that changes nothing. Each lane has minimum and maximum
-/// of its own, so that one word of validity decides over 64 of them.
+/// Same as [`min_max`], ignoring nulls. A key that changes nothing replaces the key of a null. Each
+/// lane has a minimum and a maximum of its own, so that one word of validity decides over 64 of
+/// them.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn valid_min_max<T: Number>(values: &[T], nulls: &NullBuffer) -> (T::Key, T::Key) {
     let (mut min, mut max) = ([T::KEY_MAX; 64], [T::KEY_MIN; 64]);

@@ -1,13 +1,17 @@
-//! A bounded sample of a column's rows, for what cannot be counted exactly at the speed of an upload.
+//! A bounded sample of a column's rows, for statistics too slow to count exactly during an upload.
 //!
-//! Each row is taken with the same probability, independently of all others (a Bernoulli sample). When the sample is full, each
-//! of its rows stays with probability one half, and so does the chance of those that follow. The cost is thus a few
-//! thousand rows, and a logarithm of the column's length times that, whatever the length.
+//! Each row is taken with the same probability, independently of all others (a Bernoulli sample).
+//! When the sample is full, each of its rows stays with probability one half. The probability for
+//! later rows is halved too. The cost is a few thousand rows times the logarithm of the column's
+//! length.
 //!
-//! The estimators below take rows for independent, and tell how often values repeat from rows that were taken together. One
-//! row out of each stretch of equal length would be a steadier sample, but it never takes two neighbours: the items of an order,
-//! which lie side by side, would all look as if they belonged to different orders. Two samples with one probability make
-//! one of the rows of both, so that it does not matter in how many parts rows come, nor in which order.
+//! The estimators below assume independent rows, and infer repetition of values from rows that were
+//! taken together. One row out of each stretch of equal length would be a steadier sample. But it
+//! never takes two neighbours: the items of an order are stored next to each other, and would all
+//! seem to belong to different orders.
+//!
+//! Two samples with one probability merge into a sample of the rows of both. So the number and
+//! order of the parts in which rows come do not matter.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -19,50 +23,53 @@ use rand::{Rng, SeedableRng};
 use super::HeavyValue;
 use super::hash::{NULL, hashes_of};
 
-/// Rows kept at most. The share of a value with share p is off by sqrt(p / 8192): a tenth of a percent for one of 1 %.
+/// Maximum number of rows in the sample. The share of a value with share p has an error of sqrt(p /
+/// 8192): a tenth of a percent for a share of 1 %.
 const ROWS_MAX: usize = 8192;
 
-/// Values that were sampled more often than this are not rare.
+/// Maximum sampled rows of a rare value.
 const OFTEN: u64 = 50;
 
-/// Values that are named as heavy, at most: of a Zipf distribution with exponent 1 over ten thousand values, the first sixteen
-/// make up 96 % of the sum of squares, which is what a join of two such columns gives.
+/// Maximum number of heavy values. Of a Zipf distribution with exponent 1 over ten thousand values,
+/// the first sixteen make up 96 % of the sum of squares. That sum is the size of a join of two such
+/// columns.
 const HEAVY_MAX: usize = 16;
 
-/// Fewer rows of a sample with one value are chance: where it leaves rows out, and where it holds all.
+/// Minimum sampled rows of a heavy value; fewer are chance. First number: the sample leaves rows
+/// out. Second number: the sample holds all rows.
 const HEAVY_ROWS_MIN: (u64, u64) = (4, 2);
 
-/// A row of the sample.
 #[derive(Clone, Copy, Debug)]
 struct Picked {
-    /// Of its value, or [`NULL`].
+    /// Hash of the row's value, or [`NULL`].
     hash: u64,
-    /// Counted from the first ever seen.
+    /// Row number, counted from the first row ever seen.
     row: u64,
 }
 
-/// Some rows of a column.
+/// A sample of a column's rows.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    /// In row order.
+    /// The sampled rows, in row order.
     picked: Vec<Picked>,
-    /// One row of so many is taken: a power of two.
+    /// Inverse of the sampling probability, a power of two: one row in `one_in` is taken.
     one_in: u64,
-    /// Rows seen.
+    /// Number of rows seen.
     rows: u64,
-    /// The row, counted from the first ever seen, that is taken next.
+    /// The next row to take, counted from the first row ever seen.
     next: u64,
     random: SmallRng,
 }
 
 impl Sample {
-    /// An empty sample. Those that will be merged need different seeds: with the same one they take rows at the same places,
-    /// and values that repeat from part to part look as if all others did, too.
+    /// Makes an empty sample. Samples that will be merged need different seeds. With one seed they
+    /// take rows at the same places. Values that repeat from part to part then make all other
+    /// values look repeated, too.
     pub(super) fn new(seed: u64) -> Self {
         Self { picked: Vec::new(), one_in: 1, rows: 0, next: 0, random: SmallRng::seed_from_u64(seed) }
     }
 
-    /// Takes what falls to it out of the next rows.
+    /// Samples the next rows.
     pub(super) fn update(&mut self, array: &ArrayRef) {
         let end = self.rows + array.len() as u64;
         while self.next < end {
@@ -77,14 +84,14 @@ impl Sample {
             self.picked.extend(hashes_of(array, &picks).into_iter().zip(rows).map(|(hash, row)| Picked { hash, row }));
             if self.picked.len() >= ROWS_MAX {
                 self.halve();
-                // Drawn anew, as the rows from there on are now taken less often.
+                // Drawn again, because later rows are now taken with a lower probability.
                 self.next = self.first_from(seen);
             }
         }
         self.rows = end;
     }
 
-    /// Adds the sample of the rows that came after.
+    /// Appends the sample of later rows.
     pub(super) fn merge(&mut self, later: &Self) {
         let mut later = later.clone();
         while self.one_in < later.one_in {
@@ -98,15 +105,16 @@ impl Sample {
         while self.picked.len() >= ROWS_MAX {
             self.halve();
         }
-        // Whether a row is taken does not depend on those before it.
+        // Each row is taken independently of the rows before it, so a new draw is right.
         self.next = self.first_from(self.rows);
     }
 
-    /// An estimate of the number of different values among `values` rows that are not null.
+    /// Estimates the number of different values among `values` rows that are not null.
     ///
-    /// Haas and Stokes, "Estimating the number of classes in a finite population" (JASA 1998), estimator Duj1: with `d`
-    /// values in a sample of `n` rows, `f1` of which were seen once, `n d / (n - f1 + f1 n / N)`. Values that were seen often are
-    /// counted apart, as in their Duj2a: where a few values have many rows, they hide how rare all others are.
+    /// Haas and Stokes, "Estimating the number of classes in a finite population" (JASA 1998),
+    /// estimator Duj1: `n d / (n - f1 + f1 n / N)`. The sample has `n` rows and `d` values. In it
+    /// `f1` values were seen once. Values that were seen often are counted separately, as in their
+    /// Duj2a. A few values with many rows would otherwise hide how rare all others are.
     pub(super) fn distinct(&self, values: u64) -> f64 {
         let counts = self.counts();
         let all = counts.values().sum::<u64>() as f64;
@@ -125,14 +133,15 @@ impl Sample {
         estimate.clamp(often + distinct, (values as f64).max(often + distinct))
     }
 
-    /// The share of all sampled rows that the most frequent value has.
+    /// Returns the share of all sampled rows that have the most frequent value.
     pub(super) fn heaviest_share(&self) -> f64 {
         let heaviest = self.counts().into_values().max().unwrap_or(0);
         heaviest as f64 / self.picked.len().max(1) as f64
     }
 
-    /// The most frequent values of the sample, the most frequent first: all where there are few, else those that chance does not
-    /// account for.
+    /// Returns the most frequent values of the sample, the most frequent first. A sample that holds
+    /// all rows and has few values returns all of them. Otherwise values that may be chance are
+    /// left out.
     pub(super) fn heavy_values(&self) -> Vec<HeavyValue> {
         let mut counts: Vec<(u64, u64)> = self.counts().into_iter().collect();
         let holds_all = self.picked.len() as u64 == self.rows;
@@ -151,7 +160,7 @@ impl Sample {
         counts.into_iter().map(heavy).collect()
     }
 
-    /// How often each value was sampled.
+    /// Counts the sampled rows of each value.
     fn counts(&self) -> HashMap<u64, u64> {
         let mut counts = HashMap::with_capacity(self.picked.len());
         for picked in self.picked.iter().filter(|picked| picked.hash != NULL) {
@@ -160,18 +169,18 @@ impl Sample {
         counts
     }
 
-    /// Takes half as many rows, of those in the sample and of those to come.
+    /// Halves the sample and the probability for later rows.
     fn halve(&mut self) {
         self.picked.retain(|_| self.random.random());
         self.one_in *= 2;
     }
 
-    /// The first row from that one on that is taken.
+    /// Draws the first row, from `row` on, that is taken.
     fn first_from(&mut self, row: u64) -> u64 {
         if self.one_in == 1 {
             return row;
         }
-        // How many rows are left out is distributed geometrically.
+        // The number of rows left out is distributed geometrically.
         let left_out = (1.0 - self.random.random::<f64>()).ln() / (-1.0 / self.one_in as f64).ln_1p();
         row.saturating_add(left_out as u64)
     }

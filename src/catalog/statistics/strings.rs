@@ -1,7 +1,7 @@
-//! Strings and binaries in brief.
+//! Summaries of strings and binaries.
 //!
-//! Values are compared by their first eight bytes as one number, and in full only where those are equal: most values are
-//! neither a new minimum nor a new maximum, and their first bytes tell.
+//! Values are compared by their first eight bytes as one number, and in full only if those are
+//! equal. Most values are neither a new minimum nor a new maximum, and their first bytes prove it.
 
 use std::cmp::Ordering;
 
@@ -11,13 +11,13 @@ use arrow::datatypes::{ArrowNativeType, ByteArrayType};
 use super::Value;
 use super::summary::Summary;
 
-/// An array of bytes. What is said of a null's value is unspecified.
+/// An array of bytes. The value of a null is unspecified.
 pub(super) trait Bytes: Array {
-    /// A row's value.
+    /// Returns a row's value.
     fn bytes(&self, row: usize) -> &[u8];
 
-    /// The first eight bytes of a row's value as a number that orders them as bytes are; a shorter value is filled up with
-    /// zeros.
+    /// Returns the first eight bytes of a row's value as a number that orders them as bytes are. A
+    /// shorter value is padded with zeros.
     #[inline(always)]
     fn prefix(&self, row: usize) -> u64 {
         prefix(self.bytes(row))
@@ -30,7 +30,8 @@ impl<T: ByteArrayType> Bytes for &GenericByteArray<T> {
         self.value(row).as_ref()
     }
 
-    /// Reads eight bytes whatever the value's length, where the buffer has them, and blanks those of the next value.
+    /// Reads eight bytes whatever the value's length, if the buffer has them. Then zeros the bytes
+    /// of the next value.
     #[inline(always)]
     fn prefix(&self, row: usize) -> u64 {
         let offsets = self.value_offsets();
@@ -66,7 +67,8 @@ impl Bytes for &FixedSizeBinaryArray {
     }
 }
 
-/// Summarises an array of which not all rows are null. The order is looked at when wanted; nulls come first then.
+/// Summarises an array in which at least one row is not null. Checks the order if `order_wanted`;
+/// nulls come first then.
 pub(super) fn summarize<A: Bytes>(array: &A, order_wanted: bool) -> Summary {
     let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
     let null_count = array.null_count();
@@ -100,7 +102,8 @@ fn extremes<A: Bytes>(array: &A, mut rows: impl Iterator<Item = usize>) -> Summa
     Summary { range, range_known: true, max_value_bytes: Some(longest as u64), ..Summary::default() }
 }
 
-/// The number of different values from row `start` on, and whether none repeats, when they are in ascending order.
+/// Returns the number of different values from row `start` on, and true if none repeats. `None`
+/// unless they are in ascending order.
 fn ascending_runs<A: Bytes>(array: &A, start: usize) -> Option<(u64, bool)> {
     let mut before = (array.prefix(start), start);
     let mut runs = 1;
@@ -116,12 +119,12 @@ fn ascending_runs<A: Bytes>(array: &A, start: usize) -> Option<(u64, bool)> {
     Some((runs, runs == (array.len() - start) as u64))
 }
 
-/// Compares two rows, of which the prefixes are known.
+/// Compares two rows, given as prefix and row index.
 #[inline(always)]
 fn compare<A: Bytes>(array: &A, a: (u64, usize), b: (u64, usize)) -> Ordering {
     a.0.cmp(&b.0).then_with(|| {
         let (a, b) = (array.bytes(a.1), array.bytes(b.1));
-        // Where the prefixes hold both values, the one that zeros fill up more is the smaller one.
+        // If the prefixes hold both values, the one with more padding is smaller.
         if a.len() <= 8 && b.len() <= 8 { a.len().cmp(&b.len()) } else { a.cmp(b) }
     })
 }

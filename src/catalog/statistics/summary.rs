@@ -1,4 +1,4 @@
-//! One batch's values in brief, by type.
+//! Summaries of one batch's values, by type.
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Decimal256Array};
 use arrow::compute::{max_boolean, min_boolean};
@@ -6,32 +6,32 @@ use arrow::datatypes::*;
 
 use super::{Value, dictionary, numbers, strings};
 
-/// The non-null values of some rows in brief.
+/// A summary of the non-null values of some rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Summary {
     /// Smallest and largest value; `None` without values.
     pub range: Option<(Value, Value)>,
-    /// False when there is a value that [`Value`] cannot hold.
+    /// False if a value does not fit [`Value`].
     pub range_known: bool,
-    /// Whether the rows are in ascending order, nulls first. False, too, when nobody asked.
+    /// True if the rows are in ascending order, nulls first. False if the order was not checked.
     pub ascending: bool,
-    /// Whether they are, and no value repeats.
+    /// True if `ascending`, and no value repeats.
     pub strict: bool,
-    /// Different values, given that the rows are in ascending order.
+    /// Number of different values, given that the rows are in ascending order.
     pub runs: u64,
     /// Bytes of the longest value, for strings and binaries.
     pub max_value_bytes: Option<u64>,
 }
 
 impl Summary {
-    /// Of rows that are all null.
+    /// Returns the summary of rows that are all null.
     fn of_nulls(data_type: &DataType) -> Self {
         let max_value_bytes = has_value_bytes(data_type).then_some(0);
         Self { range_known: true, ascending: true, strict: true, max_value_bytes, ..Self::default() }
     }
 }
 
-/// Whether columns of that type have minima, order and samples.
+/// True if columns of that type have minima, order and samples.
 pub(super) fn is_ordered(data_type: &DataType) -> bool {
     match data_type {
         DataType::Dictionary(_, values) => is_ordered(values) && !matches!(**values, DataType::Dictionary(..)),
@@ -40,7 +40,7 @@ pub(super) fn is_ordered(data_type: &DataType) -> bool {
     }
 }
 
-/// Whether values of that type have lengths worth knowing.
+/// True if values of that type have lengths worth knowing.
 pub(super) fn has_value_bytes(data_type: &DataType) -> bool {
     match data_type {
         DataType::Dictionary(_, values) => has_value_bytes(values),
@@ -50,8 +50,8 @@ pub(super) fn has_value_bytes(data_type: &DataType) -> bool {
     }
 }
 
-/// Summarises an array of an ordered type of which `null_count` rows are null; looks at the order only when asked, since
-/// a column that is out of order stays so.
+/// Summarises an array of an ordered type of which `null_count` rows are null. Checks the order
+/// only if `order_wanted`, since a column that is out of order stays so.
 pub(super) fn summarize(array: &ArrayRef, null_count: usize, order_wanted: bool) -> Summary {
     let data_type = array.data_type();
     if null_count == array.len() {
@@ -111,7 +111,7 @@ pub(super) fn summarize(array: &ArrayRef, null_count: usize, order_wanted: bool)
     }
 }
 
-/// Whether all nulls come before all values.
+/// True if all nulls come before all values.
 fn nulls_lead(array: &ArrayRef, null_count: usize) -> bool {
     match array.logical_nulls() {
         Some(nulls) if null_count > 0 => nulls.slice(0, null_count).null_count() == null_count,
@@ -134,7 +134,7 @@ fn booleans(array: &BooleanArray, order_wanted: bool) -> Summary {
     summary
 }
 
-/// Decimals stored in 256 bits, as long as their values fit 128.
+/// Summarises decimals stored in 256 bits. The summary is unknown if a value does not fit 128 bits.
 fn wide_decimals(array: &Decimal256Array, order_wanted: bool) -> Summary {
     let narrow = |row: usize| if array.is_null(row) { Some(0) } else { array.value(row).to_i128() };
     match (0..array.len()).map(narrow).collect::<Option<Vec<i128>>>() {

@@ -29,7 +29,7 @@ fn cut(array: &ArrayRef, random: &mut StdRng) -> Vec<ArrayRef> {
     batches
 }
 
-/// One value as the collector should see it.
+/// Returns one value as the collector should see it.
 fn value_at(array: &ArrayRef, row: usize) -> Option<Value> {
     if array.logical_nulls().is_some_and(|nulls| nulls.is_null(row)) {
         return None;
@@ -69,7 +69,7 @@ fn value_at(array: &ArrayRef, row: usize) -> Option<Value> {
     })
 }
 
-/// Everything that is exact, by looking at each value.
+/// Checks all exact statistics against a scan of the values.
 fn check_exact(what: &str, batches: &[ArrayRef]) {
     let rows: Vec<Option<Value>> =
         batches.iter().flat_map(|batch| (0..batch.len()).map(|row| value_at(batch, row))).collect();
@@ -98,7 +98,7 @@ fn check_exact(what: &str, batches: &[ArrayRef]) {
     assert_eq!(found.max_value_bytes, is_bytes.then(|| longest.max().unwrap_or(0)), "{what}: max_value_bytes");
 }
 
-/// Columns of every ordered type, from the same random numbers.
+/// Makes columns of every ordered type from the same random numbers.
 fn columns(numbers: &[Option<i64>]) -> Vec<ArrayRef> {
     let narrow = |number: &Option<i64>| number.map(|n| n.rem_euclid(100));
     let float = |number: &Option<i64>| {
@@ -252,7 +252,7 @@ fn merged_collectors_know_what_one_collector_would() {
     }
 }
 
-/// Collectors of the parts that those batches are dealt out to in turn, merged in a random order.
+/// Deals the batches out to `parts` collectors in turn, and merges these in a random order.
 fn collect_in_parts(batches: &[ArrayRef], parts: usize, random: &mut StdRng) -> ColumnStatistics {
     let data_type = batches[0].data_type();
     let mut collectors: Vec<_> =
@@ -266,8 +266,9 @@ fn collect_in_parts(batches: &[ArrayRef], parts: usize, random: &mut StdRng) -> 
     merged.finish()
 }
 
-/// The items of an order lie side by side. A sample that takes at most one row of each stretch of a column never sees two of
-/// them, and found 78689 of 30000 orders: a join of the two was predicted at 45946 rows instead of 120515.
+/// The items of an order are stored next to each other. A sample of at most one row per stretch of
+/// a column never sees two of them. It found 78689 of 30000 orders: a join of the two was predicted
+/// at 45946 rows instead of 120515.
 #[test]
 fn values_whose_rows_lie_side_by_side_are_counted_however_the_rows_are_dealt_out() {
     let mut random = StdRng::seed_from_u64(10);
@@ -285,15 +286,17 @@ fn values_whose_rows_lie_side_by_side_are_counted_however_the_rows_are_dealt_out
             assert_eq!((&found.min, &found.max, found.nulls), (&one_pass.min, &one_pass.max, 0));
             let distinct = found.distinct.unwrap() / 150_000.0;
             let situation = format!("{parts} parts of rows {what}");
-            // The estimator takes all orders to have as many items, and so finds 4 of 5.
+            // The estimator assumes equally many items per order, and so finds 4 of 5.
             assert!((0.6..1.3).contains(&distinct), "{distinct} times as many as there are, {situation}");
-            // Pieces in order have few more runs than values: an order may begin in one piece and end in the next.
+            // Ordered pieces have few more runs than values: an order may begin in one piece and
+            // end in the next.
             assert!(!order_known || distinct <= 1.01, "{distinct} times as many as there are, {situation}");
         }
     }
 }
 
-/// With one seed, the samples of all parts had the same rows, and each of 65536 values seemed to have four of the few rows.
+/// With one seed, the samples of all parts had the same rows. Each of 65536 values then seemed to
+/// have four of the few rows.
 #[test]
 fn values_that_repeat_from_part_to_part_are_not_all_sampled_in_each() {
     let mut random = StdRng::seed_from_u64(11);
@@ -314,7 +317,7 @@ fn a_merged_sample_goes_on_as_one() {
             _ => random.random(),
         })))
     };
-    // Of parts of very different sizes, and rows that come after a merge, each has its share.
+    // Parts of very different sizes, and rows after a merge, are each represented by their share.
     let mut merged = StatisticsCollector::seeded(&DataType::Int64, 1);
     merged.update(&batch(&mut random, 500_000));
     let mut small = StatisticsCollector::seeded(&DataType::Int64, 2);
@@ -329,7 +332,8 @@ fn a_merged_sample_goes_on_as_one() {
     }
 }
 
-/// Within a factor of two: enough to size a hash table, and what a sample of 8192 rows can promise for even spreads.
+/// A factor of two is enough to size a hash table. A sample of 8192 rows can promise it for even
+/// spreads.
 #[test]
 fn distinct_values_are_estimated_within_a_factor_of_two() {
     let mut random = StdRng::seed_from_u64(1);
@@ -345,7 +349,7 @@ fn distinct_values_are_estimated_within_a_factor_of_two() {
     }
 }
 
-/// The sketch of a column that was uploaded in those batches.
+/// Sketches a column that was uploaded in those batches.
 fn sketch(batches: &[ArrayRef]) -> Sketch {
     StatisticsCollector::new(batches[0].data_type()).sketch(batches.iter()).unwrap()
 }
@@ -397,7 +401,7 @@ fn sketches_count_values_that_two_columns_have_in_common() {
         for (found, expected) in [(own, own_share), (other, other_share)] {
             assert!((found - expected).abs() <= 0.15 * expected + 0.001, "{range:?}: {found}, not {expected}");
         }
-        // All values are in the other column or they are not: no error of the sample hides that.
+        // The sample's error cannot hide whether all values are in the other column.
         assert_eq!(own == 1.0, own_share == 1.0, "{range:?}");
     }
     // A few values of a million fall into no sample.
@@ -415,7 +419,7 @@ fn sketches_tell_few_values_on_two_rows_from_none() {
                 values.chunks(30_000).map(|values| Arc::new(Int64Array::from(values.to_vec())) as _).collect();
             let found = sketch(&batches);
             assert_eq!(found.repeats(), twice > 0, "{twice} of {distinct} values");
-            // In parts, of which each may have a value once.
+            // Each part may have a value only once.
             let parts = batches.iter().map(|batch| sketch(std::slice::from_ref(batch)));
             let merged = parts.reduce(Sketch::merge).unwrap();
             assert_eq!(merged.repeats(), twice > 0, "{twice} of {distinct} values, in parts");
@@ -425,7 +429,8 @@ fn sketches_tell_few_values_on_two_rows_from_none() {
 
 #[test]
 fn sketches_tell_what_frequent_and_rare_values_have_in_common() {
-    // Every tenth value is on twenty rows. Of these the other column has half, of the others a quarter.
+    // Every tenth value is on twenty rows. The other column has half of these values, and a quarter
+    // of the rest.
     let rows_of = |value: i64| if value % 10 == 0 { 20 } else { 1 };
     for values in [2_000, 400_000] {
         let column: Vec<i64> = (0..values).flat_map(|value| std::iter::repeat_n(value, rows_of(value))).collect();
@@ -476,14 +481,14 @@ fn combinations_of_columns_are_counted_as_they_occur() {
         let distinct = each.sketch().distinct();
         assert!((distinct - 90_000.0).abs() < 0.06 * 90_000.0 && !each.sketch().repeats(), "{distinct}");
         assert!(each.heavy().is_empty());
-        // As many values in both columns, and each of one with one of the other.
+        // Both columns have 300 values, and each value of one occurs with one value of the other.
         let diagonal = Combination::of(&pairs((0..90_000).map(|row| (Some(row % 300), row % 300)), text), &COLUMNS);
         assert_eq!((diagonal.sketch().distinct(), diagonal.sketch().repeats()), (300.0, true));
-        // Which column has a value matters.
+        // The same pair of values in the other order is another combination.
         let half = Combination::of(&pairs((0..45_000).map(|row| (Some(row / 300), row % 300)), text), &COLUMNS);
         let (of_all, of_half) = each.sketch().shares_in_common(half.sketch()).unwrap();
         assert!((of_all - 0.5).abs() < 0.06 && of_half == 1.0, "{of_all}, {of_half}");
-        // One combination on a fifth of the rows, of which the parts are named where they were added.
+        // One combination on a fifth of the rows. The merged statistics find it, too.
         let heavy = || all().chain((0..22_500).map(|_| (Some(7), 11)));
         let whole = Combination::of(&pairs(heavy(), text), &COLUMNS);
         let [heaviest] = whole.heavy() else { panic!("{:?}", whole.heavy()) };
@@ -502,7 +507,8 @@ fn a_null_makes_no_combination_unless_it_is_a_value() {
     assert_eq!((distinct(false), distinct(true)), (500.0, 501.0));
 }
 
-/// One value on a fifth of the rows, which alone would make the others look four times as frequent as they are.
+/// One value on a fifth of the rows, which alone would make the others look four times as frequent
+/// as they are.
 #[test]
 fn a_heavy_value_does_not_hide_how_many_others_there_are() {
     let mut random = StdRng::seed_from_u64(2);
@@ -543,7 +549,7 @@ fn heavy_values_are_named_with_their_shares_and_a_row_that_has_each() {
             assert!((heavy.share - share).abs() < 0.03, "{heavy:?} of {value}");
         }
         assert!(found.heavy.len() >= 2, "{:?}", found.heavy);
-        // Values that only one row has are sampled four times by no chance.
+        // A value on only one row cannot be sampled four times.
         assert_eq!(found.heavy.len(), 2, "{:?}", found.heavy);
     };
     check(&collect(&batches));
@@ -554,7 +560,7 @@ fn heavy_values_are_named_with_their_shares_and_a_row_that_has_each() {
         merged.merge(&collector);
     }
     check(&merged.finish());
-    // Of a column of few values all are named, however few rows they have.
+    // All values of a column of few values are listed, however few rows they have.
     let few = collect(&[Arc::new(Int64Array::from(vec![Some(4), None, Some(5), Some(4)]))]).heavy;
     assert_eq!(few.iter().map(|heavy| (heavy.row, heavy.share)).collect::<Vec<_>>(), [(0, 0.5), (2, 0.25)]);
 }

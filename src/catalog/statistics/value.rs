@@ -2,12 +2,13 @@
 
 use std::cmp::Ordering;
 
-/// A value of an ordered type, for minima and maxima. In total order: numbers as numbers, NaN the greatest and equal to
-/// itself, -0 equal to 0, bytes as bytes. Values of different kinds never meet in one column.
+/// A value of an ordered type, for minima and maxima, in total order. Numbers compare as numbers:
+/// NaN is greatest and equal to itself, -0 equals 0. Bytes compare as bytes. Values of different
+/// kinds never meet in one column.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Integers of any width, booleans, dates, times, timestamps, durations, and decimals whose stored number has up to 128
-    /// bits: by their stored number.
+    /// Integers of any width, booleans, dates, times, timestamps, durations, and decimals that fit
+    /// 128 bits. All compare by their stored number.
     Integer(i128),
     /// Floats.
     Float(f64),

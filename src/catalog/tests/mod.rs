@@ -1,4 +1,4 @@
-//! Tests of the catalog through its doors.
+//! Tests of the catalog through its public interface.
 
 mod adopting;
 mod naming;
@@ -32,7 +32,7 @@ fn schema() -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// A row for each key, named after it.
+/// Makes a row for each key, named after the key.
 fn batch(keys: impl IntoIterator<Item = i64>) -> RecordBatch {
     let keys: Vec<i64> = keys.into_iter().collect();
     let names: StringArray = keys.iter().map(|key| Some(format!("name {key}"))).collect();
@@ -40,7 +40,7 @@ fn batch(keys: impl IntoIterator<Item = i64>) -> RecordBatch {
     RecordBatch::try_new(schema(), columns).unwrap()
 }
 
-/// The keys of all rows, in order.
+/// Returns the keys of all rows, in order.
 fn keys(batches: &[RecordBatch]) -> Vec<i64> {
     use arrow::array::AsArray;
     use arrow::datatypes::Int64Type;
@@ -51,7 +51,7 @@ fn options(mode: UploadMode) -> UploadOptions {
     UploadOptions { mode, ..UploadOptions::default() }
 }
 
-/// Asserts on the variant and on words of the message.
+/// Asserts the variant of the error, and words of its message.
 #[track_caller]
 fn assert_refused<T: std::fmt::Debug>(result: Result<T>, is_kind: impl Fn(&Error) -> bool, words: &[&str]) {
     let error = result.expect_err("this should have been refused");

@@ -23,7 +23,7 @@ fn a_reserved_name_is_nobody_elses_until_it_is_used_or_dropped() {
     assert!(catalog.table("t").is_err());
     reservation.publish(table("another name", "ada")).unwrap();
     assert_eq!(catalog.table("t").unwrap().name, "t");
-    // What became of the name later is no business of a reservation that was used.
+    // Dropping a used reservation does not affect a later reservation of the name.
     catalog.drop_table("t", &Editor::admin("")).unwrap();
     let second = catalog.reserve("t", "ada", "job 8").unwrap();
     drop(reservation);
@@ -63,7 +63,7 @@ fn a_tenant_may_hold_only_so_many_tables() {
     assert!(catalog.table("d").is_err());
 }
 
-/// What a name that was reserved to be replaced stands for, until it is and afterwards.
+/// Checks the name before, during and after a reservation that replaces its table.
 #[test]
 fn a_result_takes_the_place_of_a_table_that_is_its_owners_to_change() {
     let catalog = limited(None, Some(2));
@@ -77,12 +77,13 @@ fn a_result_takes_the_place_of_a_table_that_is_its_owners_to_change() {
     for mode in [UploadMode::Replace, UploadMode::Append] {
         assert_refused(upload(&catalog, "ada", "a", mode, 1), is!(AlreadyExists), &["the result of job 7"]);
     }
-    // It takes no second place among the tables of its owner.
+    // The reservation does not count as another table of its owner.
     upload(&catalog, "ada", "b", UploadMode::Create, 1).unwrap();
     reserved.publish(table("", "ada")).unwrap();
     assert_eq!(catalog.table("a").unwrap().rows, 2);
     drop(reserved);
-    // Given up, it leaves the table as it was; and a table that was dropped meanwhile keeps its place free.
+    // A dropped reservation leaves the table as it was. The place of a table that was dropped
+    // meanwhile stays reserved.
     drop(reserve(&ada, IntoMode::Replace).unwrap());
     let mut reserved = reserve(&Editor::admin("root"), IntoMode::Replace).unwrap();
     reserved.publish(table("", "root")).unwrap();

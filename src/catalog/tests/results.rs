@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 use super::*;
 use crate::catalog::{GiveWay, ResultSpool, Spending, SpoolOptions, SpoolState, Upload};
 
-/// Bytes that a batch of those many rows counts for.
+/// Returns the bytes that a batch of `rows` rows counts for.
 fn bytes_of(rows: i64) -> u64 {
     let spool = ResultSpool::new(schema());
     spool.push(batch(0..rows)).unwrap();
@@ -185,8 +185,8 @@ async fn a_consumed_batch_is_freed_by_reading_and_cannot_be_read_twice() {
     assert!(empty.is_gone());
 }
 
-/// What a reader has taken is freed, and what the next batch brings may come to lie at the same address: it was once taken for
-/// what had been counted before, and cost nothing.
+/// A batch that a reader has taken is freed, and the next batch may get the same address. That
+/// batch was once taken for one already counted, and cost nothing.
 #[tokio::test]
 async fn each_batch_with_a_dictionary_of_its_own_counts_wherever_it_lies() {
     use arrow::array::{DictionaryArray, Int8Array, StringViewArray};
@@ -302,7 +302,7 @@ fn a_slow_reader_makes_the_writer_wait_only_so_long_in_all() {
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| (0..).try_for_each(|key| spool.push(batch([key]))));
         let mut reader = spool.reader(0, 1);
-        // It takes a batch now and then, so that it is never idle for long.
+        // The reader takes a batch now and then, so that it is never idle for long.
         while !writer.is_finished() {
             std::thread::sleep(Duration::from_millis(10));
             let _ = futures::FutureExt::now_or_never(reader.next());
@@ -324,7 +324,7 @@ fn a_writer_gives_way_to_others_sooner_and_only_while_they_wait() {
     let slow = ResultSpool::with_options(schema(), way(never, soon));
     std::thread::scope(|scope| {
         let writers = [&idle, &slow].map(|spool| scope.spawn(|| (0..).try_for_each(|key| spool.push(batch([key])))));
-        // Nobody wants the device, so that both wait on, for much longer than they would.
+        // No other join wants the device, so both writers wait for much longer than `soon`.
         std::thread::sleep(4 * soon);
         assert!(writers.iter().all(|writer| !writer.is_finished()), "nobody waits for the device");
         is_wanted.store(true, Ordering::Relaxed);
@@ -413,10 +413,10 @@ fn a_result_that_failed_or_is_consumed_becomes_no_table_and_frees_the_name() {
     catalog.reserve("t", "", "a result").unwrap();
 }
 
-/// Bytes of 1024 keys, which an arena need not round up.
+/// Bytes of 1024 keys, a size that an arena does not round up.
 const KEPT_BYTES: u64 = 8 * 1024;
 
-/// A result of that size.
+/// Makes a result of `KEPT_BYTES` bytes.
 fn kept_in(catalog: &Catalog, owner: &str) -> ResultSpool {
     let spending = Spending { results: catalog.spent_results().clone(), owner: owner.into() };
     let options = SpoolOptions {
@@ -476,7 +476,7 @@ async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone
         upload.commit().unwrap()
     };
     let table = put(UploadMode::Create);
-    // Two results that share all that they are made of: they have no bytes of their own.
+    // Two results that share all their memory with tables: they have no bytes of their own.
     let sharing = || {
         let options = SpoolOptions {
             arena: Some(catalog.arena().clone()),
@@ -499,7 +499,7 @@ async fn with_results_that_were_read_goes_what_they_keep_of_tables_that_are_gone
     put(UploadMode::Replace);
     assert_eq!(first.returning_bytes(), KEPT_BYTES);
     assert_eq!((budget.free_bytes(), budget.unused_bytes()), (2 * KEPT_BYTES, KEPT_BYTES));
-    // It takes both.
+    // The reservation takes the memory of both results.
     let reserved = budget.reserve(2 * KEPT_BYTES, "two tables").unwrap();
     assert!(!first.gives_way() && !second.gives_way());
     assert_refused(second.batch(0).await, is!(NotFound), &["its memory was needed"]);

@@ -161,13 +161,13 @@ fn rows_that_may_be_null_and_are_not_join_a_table_where_they_may_not() {
     let table = upload(&catalog, UploadMode::Append, &[batch([2]), batch([3])]).unwrap();
     assert_eq!((keys(&table.batches), &table.schema), (vec![1, 2, 3], &strict));
     assert!(table.batches.iter().all(|batch| batch.schema() == strict));
-    // A null is told by its row, and nothing is added.
+    // The error names the row of the null, and no rows are added.
     let columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(vec![Some(5), None])), batch([5, 6]).column(1).clone()];
     let with_null = RecordBatch::try_new(schema(), columns).unwrap();
     let refused = upload(&catalog, UploadMode::CreateIfMissing, &[batch([4]), with_null]);
     assert_refused(refused, is!(Invalid), &["\"t\"", "column \"k\" is not null there", "row 3 has a null"]);
     assert_eq!(keys(&catalog.table("t").unwrap().batches), [1, 2, 3]);
-    // Of a schema that does not fit, what is told is not what its columns allow.
+    // The error for a schema that does not fit does not mention nullability.
     let fields = vec![Field::new("k", DataType::Int64, true), Field::new("name", DataType::Binary, true)];
     let begun = Upload::begin(&catalog, "t", Arc::new(Schema::new(fields)), options(UploadMode::Append)).map(|_| ());
     assert_refused(begun, is!(Invalid), &["column 2 was \"name\" of type string not null and is", "binary not null"]);
@@ -351,7 +351,7 @@ fn racing_creates_if_missing_lose_no_row() {
     }
 }
 
-// ---- Several streams -------------------------------------------------------------------------------------------------
+// ---- Several streams -------------------------------------------------------------------------
 
 fn shared(part: Option<u64>) -> UploadOptions {
     UploadOptions { upload: Some("id".into()), part, ..UploadOptions::default() }

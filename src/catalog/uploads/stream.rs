@@ -1,4 +1,4 @@
-//! One stream of an upload: rows on their way into a table, or into a part of one.
+//! One stream of an upload, whose rows become a table or a part of one.
 
 use std::time::Instant;
 
@@ -9,11 +9,11 @@ use crate::Result;
 use crate::catalog::upload::{Rows, Target};
 use crate::memory::Interrupt;
 
-/// One stream of rows. Dropping it without [`UploadStream::finish`] leaves its rows out.
+/// One stream of rows. Dropping it without [`UploadStream::finish`] discards its rows.
 #[derive(Debug)]
 pub struct UploadStream {
     pub(super) uploads: Uploads,
-    /// `None` once it is finished.
+    /// `None` once the stream is finished.
     pub(super) rows: Option<Rows>,
     pub(super) kind: Kind,
 }
@@ -25,11 +25,11 @@ pub(super) enum Kind {
 }
 
 impl UploadStream {
-    /// Adds rows. Buffers that are not in the arena yet are copied into it.
+    /// Adds rows. Buffers outside the arena are copied into it.
     ///
     /// # Errors
-    /// As [`Upload::append`](crate::catalog::Upload::append); [`NotFound`](crate::Error::NotFound) when the upload was
-    /// aborted or forgotten meanwhile.
+    /// See [`Upload::append`](crate::catalog::Upload::append); [`NotFound`](crate::Error::NotFound)
+    /// when the upload was aborted or forgotten meanwhile.
     pub fn append(&mut self, batch: RecordBatch) -> Result<()> {
         if let Kind::Shared(key, _) = &self.kind {
             let mut state = self.uploads.inner.state.lock();
@@ -46,16 +46,17 @@ impl UploadStream {
         self.rows.as_ref().map_or(0, |rows| rows.rows)
     }
 
-    /// Bytes that those rows refer to, what several batches share once.
+    /// Bytes that those rows refer to. Memory that several batches share counts once.
     pub fn bytes(&self) -> u64 {
         self.rows.as_ref().map_or(0, |rows| rows.bytes)
     }
 
-    /// Says that the stream ended well: the table appears, or the part waits for the commit.
+    /// Ends the stream well: the table appears, or the part waits for the commit.
     ///
     /// # Errors
-    /// As [`Upload::commit`](crate::catalog::Upload::commit); [`NotFound`](crate::Error::NotFound) when the upload was
-    /// aborted or forgotten meanwhile; the interrupt's, before the table appears.
+    /// See [`Upload::commit`](crate::catalog::Upload::commit); [`NotFound`](crate::Error::NotFound)
+    /// when the upload was aborted or forgotten meanwhile; the interrupt's, before the table
+    /// appears.
     pub fn finish(mut self, interrupt: &Interrupt) -> Result<Finished> {
         let done = self.rows.take().expect("`finish` consumes the stream").done();
         match &mut self.kind {
