@@ -532,8 +532,9 @@ impl ArenaBuffer {
         let size = size_of_piece(self.len);
         match &mut self.home {
             Home::Owned(owned) if size < owned.size => {
-                owned.arena.give_back(owned.slab, owned.offset + size, owned.size - size);
-                owned.size = size;
+                // Set first, so that a panic gives no bytes back twice.
+                let before = std::mem::replace(&mut owned.size, size);
+                owned.arena.give_back(owned.slab, owned.offset + size, before - size);
                 owned.reservation.shrink_to(size as u64);
             }
             Home::Lent(address, lender) if size < before => lender.shorten(*address, self.len),
@@ -584,8 +585,8 @@ unsafe impl Send for ArenaBuffer {}
 // SAFETY: `&ArenaBuffer` only reads.
 unsafe impl Sync for ArenaBuffer {}
 
-// A panic cannot leave a piece half changed: its fields are set once, and its bytes have no
-// invariants.
+// A panic cannot leave a piece half changed: a shorter size is set before bytes are given back, and
+// bytes have no invariants.
 impl std::panic::RefUnwindSafe for ArenaBuffer {}
 impl std::panic::UnwindSafe for ArenaBuffer {}
 
