@@ -1,4 +1,4 @@
-//! Binding: every name found, every type checked, the result's schema known.
+//! Binding: finds every name, checks every type and derives the result's schema.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::join::{JoinKey, JoinKind, OutputColumn, OutputSource, Side};
 use crate::memory::Interrupt;
 use crate::{Context, Error, Result, listed};
 
-/// A join whose names are found and whose types fit.
+/// A join whose names are found and whose types match.
 #[derive(Clone, Debug)]
 pub struct BoundJoin {
-    /// As it was asked for.
+    /// The request.
     pub spec: JoinSpec,
-    /// The left table, as it was when the join was bound.
+    /// The left table, as of the time of binding.
     pub left: Arc<Table>,
-    /// The right table.
+    /// The right table, as of the time of binding.
     pub right: Arc<Table>,
-    /// The columns that must be equal.
+    /// Pairs of key columns.
     pub keys: Vec<JoinKey>,
-    /// The columns of the result; none when its rows are counted.
+    /// The columns of the result; empty if its rows are counted.
     pub output: Vec<OutputColumn>,
     /// The schema of the result.
     pub schema: SchemaRef,
 }
 
 impl BoundJoin {
-    /// The table on that side.
+    /// Returns the table on the given side.
     pub fn table(&self, side: Side) -> &Arc<Table> {
         match side {
             Side::Left => &self.left,
@@ -41,10 +41,11 @@ impl BoundJoin {
         }
     }
 
-    /// Whether the result may share those columns of a side with its table. All of the table's memory stays as long as any of it
-    /// is shared: so not if the result becomes a table, which may outlive it for long, nor if the columns are a small part of it.
+    /// True if the result may share the given columns of a side with its table. Sharing any part
+    /// keeps all of the table's memory alive. So a result that becomes a table, and may live long,
+    /// does not share. Nor does one whose columns are a small part of the table.
     pub fn may_share(&self, side: Side, columns: &[usize]) -> bool {
-        /// The least part of a table's bytes, one in this many, that is worth keeping all of it.
+        /// Sharing requires at least `1 / PART` of a table's bytes.
         const PART: f64 = 4.0;
         let table = self.table(side);
         let sizes = ValueSizes::of(table);
@@ -52,24 +53,26 @@ impl BoundJoin {
         self.spec.into.is_none() && PART * bytes * table.rows as f64 >= table.bytes as f64
     }
 
-    /// The columns that the result takes from a side when the tables are built on `build_side`, each once, ascending.
+    /// Returns the columns that the result takes from a side for the given `build_side`, each once,
+    /// ascending.
     pub fn output_columns(&self, side: Side, build_side: Side) -> Vec<usize> {
         OutputColumn::taken_from(side, build_side, self.spec.how, &self.output, &self.keys)
     }
 }
 
-/// Finds the tables and columns of a join and checks that they fit.
+/// Finds the tables and columns of a join and checks their types.
 ///
 /// # Errors
-/// [`Error::NotFound`] for a table; [`Error::Invalid`] for a column, a key type, or a clash of names in the result.
+/// [`Error::NotFound`] for a table. [`Error::Invalid`] for a column, a key type, or a clash of
+/// names in the result.
 pub fn bind(spec: JoinSpec, catalog: &Catalog) -> Result<BoundJoin> {
     bind_interruptible(spec, catalog, &Interrupt::default())
 }
 
-/// As [`bind`], unless it is interrupted.
+/// Binds a join as [`bind`] does, unless interrupted.
 ///
 /// # Errors
-/// As [`bind`]; the interrupt's.
+/// The errors of [`bind`] and of the interrupt.
 pub fn bind_interruptible(spec: JoinSpec, catalog: &Catalog, interrupt: &Interrupt) -> Result<BoundJoin> {
     let left = catalog.table(&spec.left).context(|| "the left side of the join")?;
     let right = catalog.table(&spec.right).context(|| "the right side of the join")?;
@@ -88,7 +91,7 @@ pub fn bind_interruptible(spec: JoinSpec, catalog: &Catalog, interrupt: &Interru
     Ok(BoundJoin { spec, left, right, keys, output, schema })
 }
 
-/// A table with its columns by name: a join may name thousands of them.
+/// A table with an index of its columns by name, because a join may name thousands of columns.
 struct Named<'a> {
     table: &'a Table,
     columns: HashMap<&'a str, usize>,
@@ -104,10 +107,10 @@ impl<'a> Named<'a> {
         self.columns.get(column).copied()
     }
 
-    /// The index of a column.
+    /// Returns the index of a column.
     ///
     /// # Errors
-    /// As [`Table::column_index`].
+    /// The errors of [`Table::column_index`].
     fn index_of(&self, column: &str) -> Result<usize> {
         self.find(column).map_or_else(|| self.table.column_index(column), Ok)
     }
@@ -145,7 +148,7 @@ fn bind_keys(spec: &JoinSpec, left_named: &Named<'_>, right_named: &Named<'_>) -
             left: left_index,
             right: right_index,
             nulls_equal: pair.nulls_equal.unwrap_or(spec.nulls_equal),
-            // What order a dictionary has is its own.
+            // Each dictionary has its own order.
             alike: !is_float
                 && !is_ordered(left, left_index)
                 && gathered_type(&[(left, left_index)]) == gathered_type(&[(right, right_index)]),
@@ -154,7 +157,8 @@ fn bind_keys(spec: &JoinSpec, left_named: &Named<'_>, right_named: &Named<'_>) -
     spec.on.iter().map(bind_pair).collect()
 }
 
-/// The keys once, then the rest of left, then the rest of right; for semi and anti joins, the columns of their side.
+/// Returns the keys once, then the rest of left, then the rest of right. Semi and anti joins: the
+/// columns of their side.
 fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) -> Vec<OutputColumn> {
     let columns_of = |side: Side, table: &Table, skip: &HashSet<usize>| -> Vec<OutputColumn> {
         let fields = table.schema.fields().iter().enumerate().filter(|(index, _)| !skip.contains(index));
@@ -171,13 +175,13 @@ fn default_output(how: JoinKind, left: &Table, right: &Table, keys: &[JoinKey]) 
     let mut output = Vec::new();
     let (mut left_shown, mut right_shown) = (HashSet::new(), HashSet::new());
     for (index, key) in keys.iter().enumerate() {
-        // A left column that is compared with several right ones is one key of the result.
+        // A left column that is compared with several right columns is one key of the result.
         let is_first = left_shown.insert(key.left);
         if is_first {
             let name = left.schema.field(key.left).name().clone();
             output.push(OutputColumn { name, source: OutputSource::Key { index } });
         }
-        // In a right row without a match, a second right column has a value of its own.
+        // In an unmatched right row, a second right column has a value of its own.
         if is_first || !how.keeps_unmatched(Side::Right) {
             right_shown.insert(key.right);
         }
@@ -192,14 +196,14 @@ struct Finder<'a> {
     how: JoinKind,
     left: Named<'a>,
     right: Named<'a>,
-    /// The first key of both columns, and the first of the left one.
+    /// The first key of each pair of columns, and the first key of each left column.
     keys_by_pair: HashMap<(usize, usize), usize>,
     keys_by_left: HashMap<usize, usize>,
 }
 
 impl<'a> Finder<'a> {
     fn new(how: JoinKind, left: Named<'a>, right: Named<'a>, keys: &[JoinKey]) -> Self {
-        // The first of several is entered last.
+        // Reversed, so that the first of several keys is entered last.
         let keys = || keys.iter().enumerate().rev();
         let keys_by_pair = keys().map(|(index, key)| ((key.left, key.right), index)).collect();
         let keys_by_left = keys().map(|(index, key)| (key.left, index)).collect();
@@ -210,7 +214,7 @@ impl<'a> Finder<'a> {
         if side == Side::Left { &self.left } else { &self.right }
     }
 
-    /// The columns that the join names, each once.
+    /// Resolves the columns that the join names, and refuses duplicates.
     fn chosen_output(&self, columns: &[String]) -> Result<Vec<OutputColumn>> {
         let mut output: Vec<OutputColumn> = Vec::with_capacity(columns.len());
         let mut places: HashMap<OutputSource, usize> = HashMap::with_capacity(columns.len());
@@ -230,8 +234,8 @@ impl<'a> Finder<'a> {
         Ok(output)
     }
 
-    /// `column`, `left.column` or `right.column`. A bare name that the result without named columns gives to a key is that key; one
-    /// that both sides have otherwise is ambiguous.
+    /// Resolves `column`, `left.column` or `right.column`. A bare name of a key in the default
+    /// result is that key. Any other bare name that both sides have is ambiguous.
     fn find(&self, column: &str) -> Result<OutputColumn> {
         let key = |index: usize| Ok(OutputColumn { name: column.into(), source: OutputSource::Key { index } });
         match (self.left.find(column), self.right.find(column)) {
@@ -258,7 +262,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// The column of that side with that name, which the join wrote as `column`.
+    /// Resolves `name` on the given side; `column` is the name that the join wrote.
     fn on_side(&self, column: &str, side: Side, name: &str) -> Result<OutputColumn> {
         if self.how.only_side().is_some_and(|only| only != side) {
             return Err(Error::Invalid(format!(
@@ -278,7 +282,8 @@ impl<'a> Finder<'a> {
 
     fn unknown(&self, column: &str) -> Error {
         let names = |table: &Table| listed(table.schema.fields().iter().map(|field| field.name()));
-        // As SQL would have it; a table may have a name with a point, and one name may be of both sides.
+        // SQL writes `table.column`. A column name may contain a point, and both sides may be the
+        // same table.
         let by_table = [Side::Right, Side::Left].into_iter().find_map(|side| {
             let named = self.side(side);
             let name = column.strip_prefix(&named.table.name)?.strip_prefix('.')?;
@@ -305,11 +310,11 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// What a right column whose name is taken is called after.
+/// Suffix of a right column whose name is taken.
 const SUFFIX: &str = "_right";
 
-/// A right column whose name is taken gets the suffix `_right`, more than once where a table is a result itself; a clash of others is
-/// the caller's to solve.
+/// Appends the suffix `_right` to a right column whose name is taken, more than once if a table is
+/// itself a result. The caller has to solve any other clash.
 fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     let mut names = TakenNames::of(&output);
     let suffixes_more = output.iter().map(|column| match column.source {
@@ -329,11 +334,12 @@ fn disambiguate(mut output: Vec<OutputColumn>) -> Result<Vec<OutputColumn>> {
     Ok(output)
 }
 
-/// Names of the result by what they are without suffixes, and how many suffixes they have: of both there may be thousands.
+/// Names of the result, split into base and number of suffixes. A result may have thousands of
+/// names, and a name thousands of suffixes.
 struct TakenNames<'a> {
-    /// How many columns have a name.
+    /// Number of columns with a name.
     columns: HashMap<(&'a str, usize), usize>,
-    /// A later number of suffixes up to which all are taken.
+    /// A higher number of suffixes, up to which all numbers are taken.
     taken_until: HashMap<(&'a str, usize), usize>,
 }
 
@@ -348,7 +354,7 @@ impl<'a> TakenNames<'a> {
         self.columns.get(&parts_of(name)).is_some_and(|columns| *columns > 1)
     }
 
-    /// Gives a column a name that it shares with none, and answers how many suffixes that has more.
+    /// Gives a column a unique name. Returns the number of suffixes to append.
     fn free(&mut self, name: &'a str) -> usize {
         let (base, own) = parts_of(name);
         let Some(sharing) = self.columns.get_mut(&(base, own)).filter(|columns| **columns > 1) else { return 0 };
@@ -364,7 +370,7 @@ impl<'a> TakenNames<'a> {
     }
 }
 
-/// A name without its suffixes, and their number.
+/// Splits a name into its base and its number of suffixes.
 fn parts_of(name: &str) -> (&str, usize) {
     let base = name.trim_end_matches(SUFFIX);
     (base, (name.len() - base.len()) / SUFFIX.len())
@@ -398,7 +404,7 @@ fn output_schema(
         let data_type = match column.source {
             OutputSource::Column { side: Side::Left, index } => gathered_type(&[(left, index)]),
             OutputSource::Column { side: Side::Right, index } => gathered_type(&[(right, index)]),
-            // Right rows without a match bring values that the left type may not hold.
+            // Unmatched right rows bring values that the left type may not hold.
             OutputSource::Key { index } if spec.how.keeps_unmatched(Side::Right) => {
                 let sides = [(left, keys[index].left), (right, keys[index].right)];
                 match sides.map(|(table, index)| table.schema.field(index).data_type()) {
@@ -421,13 +427,15 @@ fn output_schema(
     Ok(Arc::new(Schema::new(output.iter().map(field).collect::<Result<Vec<_>>>()?)))
 }
 
-/// Whether the values of a column's dictionary are in an order that means something, which the result's then are in too.
+/// True if the order of a column's dictionary has a meaning. The result's dictionary then has the
+/// same order.
 fn is_ordered(table: &Table, index: usize) -> bool {
     table.schema.field(index).dict_is_ordered() == Some(true) && is_as_it_lies(&[(table, index)])
 }
 
-/// The type that a column is gathered in, or two that become one: the first's own; but for dictionary columns of which not all
-/// batches have the same dictionary, one whose keys can number the values of all of them.
+/// Type in which one column, or two columns that become one, are gathered: the type of the first.
+/// Dictionary columns whose batches have different dictionaries get keys that can number all their
+/// values.
 fn gathered_type(columns: &[(&Table, usize)]) -> DataType {
     match columns {
         &[(table, index)] => table.gathered_type(index, || find_gathered_type(columns)).clone(),
@@ -452,19 +460,20 @@ fn find_gathered_type(columns: &[(&Table, usize)]) -> DataType {
     encoded_type(data_type, &dictionaries.iter().collect::<Vec<_>>())
 }
 
-/// Whether a dictionary column is of one table, and all its batches have the same dictionary, which the result's then have too.
+/// True if the column is a dictionary column of one table whose batches all have the same
+/// dictionary. The result then has that dictionary too.
 fn is_as_it_lies(columns: &[(&Table, usize)]) -> bool {
     matches!(columns, [(table, index)] if movable(&table.schema, &table.batches, *index).is_some())
 }
 
-/// A type that holds the values of both key types, which are of one class: the wider one.
+/// Returns a type that holds the values of both key types, which are of one class.
 fn common_key_type(left: &DataType, right: &DataType) -> DataType {
     use DataType as T;
     let values = |data_type: &DataType| match data_type {
         T::Dictionary(_, values) => values.as_ref().clone(),
         other => other.clone(),
     };
-    // Values of two dictionaries may be too many for the keys of one.
+    // Values of two dictionaries may be too many for the key type of one.
     let (left, right) = (values(left), values(right));
     let integer = |data_type: &DataType| match data_type {
         T::Int8 => Some((true, 8)),
@@ -479,7 +488,7 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
     };
     match (integer(&left), integer(&right)) {
         (Some((a_signed, a_bits)), Some((b_signed, b_bits))) => {
-            // An unsigned type beside a signed one takes a bit more.
+            // An unsigned type combined with a signed one takes one more bit.
             let bits = |signed: bool, bits: u32| if (a_signed || b_signed) && !signed { bits + 1 } else { bits };
             match (a_signed || b_signed, bits(a_signed, a_bits).max(bits(b_signed, b_bits))) {
                 (true, ..=8) => T::Int8,
@@ -505,19 +514,20 @@ fn common_key_type(left: &DataType, right: &DataType) -> DataType {
             (_, T::Decimal128(_, scale)) | (T::Decimal128(_, scale), _) => T::Decimal128(38, *scale),
             (_, T::Decimal64(_, scale)) | (T::Decimal64(_, scale), _) => T::Decimal64(18, *scale),
             (T::Decimal32(_, scale), _) => T::Decimal32(9, *scale),
-            // Times of one unit have one type, and instants differ in the name of their zone only.
+            // Times of one unit have one type, and instants differ only in the name of their zone.
             _ => left,
         },
     }
 }
 
-/// Decimal digits of the largest integer of so many bits.
+/// Decimal digits of the largest integer with the given number of bits.
 fn digits(is_signed: bool, bits: u32) -> u8 {
     let largest = if is_signed { (1u128 << (bits - 1)) - 1 } else { (1u128 << bits) - 1 };
     largest.ilog10() as u8 + 1
 }
 
-/// A decimal type of scale 0 that holds the values of another, and all numbers of so many digits.
+/// Returns a decimal type of scale 0 that holds the values of `decimal` and all numbers of the
+/// given digits.
 fn wide_enough(decimal: DataType, digits: u8) -> DataType {
     use DataType as T;
     match decimal {
@@ -525,7 +535,7 @@ fn wide_enough(decimal: DataType, digits: u8) -> DataType {
             T::Decimal128(38, 0)
         }
         T::Decimal256(precision, _) if precision < digits => T::Decimal256(76, 0),
-        // A column of it needs no conversion.
+        // A column of this type needs no conversion.
         wide => wide,
     }
 }
@@ -561,7 +571,8 @@ mod tests {
         assert!(refused("w_left", JoinKind::Inner).ends_with("right has a, b, w"));
         assert!(refused("left.w", JoinKind::Inner).ends_with("columns are k, v; the right table has it: \"right.w\""));
         assert!(refused("right.v", JoinKind::Left).ends_with("the left table has it: \"left.v\""));
-        // Sides are left and right, whatever their tables are called; so is a key of the right table told by its side.
+        // Sides are left and right, whatever the names of their tables. The hint for a key of the
+        // right table names its side too.
         assert!(refused("r.a", JoinKind::Inner).ends_with("right has a, b, w; write \"right.a\""));
         assert!(refused("l.v", JoinKind::Full).ends_with("; write \"left.v\""));
         assert!(refused("r.w", JoinKind::LeftSemi).ends_with("right has a, b, w"));
@@ -588,7 +599,7 @@ mod tests {
     fn a_column_that_is_named_twice_is_refused() {
         let refused = |columns: &[&str]| bound(JoinKind::Inner, columns).unwrap_err().message().to_owned();
         assert_eq!(refused(&["v", "v"]), "column \"v\" is among the columns of the join twice; name it once");
-        // The second one was once a column of its own, as the first had been given another name.
+        // The join used to accept the second one, because the first had been given another name.
         assert!(refused(&["right.w", "k", "right.w"]).starts_with("column \"right.w\" is among"));
         assert_eq!(
             refused(&["w", "right.w"]),
@@ -600,7 +611,7 @@ mod tests {
     fn a_column_that_is_compared_twice_is_shown_once() {
         assert_eq!(names(JoinKind::Inner), ["k", "v", "w"]);
         assert_eq!(names(JoinKind::Left), ["k", "v", "w"]);
-        // A right row without a match shows `a` as `k`, and its `b` may be another.
+        // An unmatched right row shows `a` as `k`, and its `b` may differ.
         assert_eq!(names(JoinKind::Right), ["k", "v", "b", "w"]);
         assert_eq!(names(JoinKind::LeftSemi), ["k", "v"]);
     }
@@ -612,7 +623,7 @@ mod tests {
             (T::Int32, T::Int64, T::Int64),
             (T::UInt32, T::Int32, T::Int64),
             (T::Int64, T::UInt64, T::Decimal128(20, 0)),
-            // What that gives is joined with both again.
+            // The common type is joined with both types again.
             (T::Int64, T::Decimal128(20, 0), T::Decimal128(20, 0)),
             (T::Decimal128(20, 0), T::UInt64, T::Decimal128(20, 0)),
             (T::UInt64, T::Decimal128(19, 0), T::Decimal128(38, 0)),

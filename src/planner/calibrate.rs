@@ -1,4 +1,4 @@
-//! Measuring a device: each primitive on small data, once.
+//! Measures a device: runs each primitive on small data, once.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,55 +15,58 @@ use crate::device::{
 };
 use crate::memory::{Arena, Budget};
 
-/// Rows that a GPU is measured with, which is through with as few as a CPU's ([`HOST_ROWS_MAX`]) before they are launched.
+/// Rows for measuring a GPU. A GPU finishes [`HOST_ROWS_MAX`] rows in less time than a launch
+/// takes.
 const GPU_ROWS_MAX: usize = 1 << 22;
 
 /// Fewer rows than these measure the cost of a call, not a rate.
 const ROWS_MIN: usize = 1 << 10;
 
-/// Rows of a call that has next to nothing to do, and how often it is repeated.
+/// Rows of a call with next to nothing to do, and number of its repetitions.
 const CALL_ROWS: usize = 64;
 const CALLS: usize = 10;
 
-/// Rows of a call that sorts on a GPU. Far fewer are sorted by one block at once, and these in as many passes as millions, each
-/// of which takes what its launch takes.
+/// Rows of a call that sorts on a GPU. One block sorts far fewer rows at once. This many take as
+/// many passes as millions of rows do, each as long as its launch.
 const GPU_SORTED_ROWS: usize = 1 << 15;
 
-/// What is written between calls: host memory, as much as a processor's own caches hold, and flags on the device.
+/// Data written between timed calls: bytes of host memory, as many as a processor's own caches
+/// hold, and flags on the device.
 const OTHER_BYTES: usize = 2 << 20;
 const OTHER_FLAGS: usize = 1 << 20;
 
-/// Bytes of device memory that measuring takes per row, at the most.
+/// Maximum bytes of device memory that measuring takes per row.
 const ROW_BYTES: u64 = 256;
 
-/// How often all of it is measured. What else the machine does comes in bursts, longer than one measurement.
+/// Number of measuring rounds. Other work on the machine comes in bursts, longer than one
+/// measurement.
 const ROUNDS: usize = 3;
 
-/// Rows of 8 bytes whose random reads go to memory.
+/// Rows of 8 bytes for random reads from a CPU's memory, beyond its caches.
 const SPREAD_ROWS: usize = FAR_BYTES as usize / 8;
 
-/// The same for a GPU, whose second-level cache is larger.
+/// Rows of 8 bytes for random reads from a GPU's memory, whose second-level cache is larger.
 const GPU_SPREAD_ROWS: usize = 1 << 25;
 
-/// Rows of a hash table that stays in the second cache of a CPU's thread.
+/// Rows of a hash table that stays in the second-level cache of a CPU core.
 const TABLE_ROWS: usize = 1 << 13;
 
-/// The same for a GPU, in the cache that all of it shares.
+/// Rows of a hash table that stays in the cache shared by the whole GPU.
 const GPU_TABLE_ROWS: usize = 1 << 20;
 
-/// A device's rates as they are measured, or the defaults when they cannot be.
+/// Measures a device's rates, or returns the defaults if it cannot be measured.
 pub fn calibrate(device: &dyn Device) -> Rates {
     calibrate_telling(device, &|_| ())
 }
 
-/// As [`calibrate`]; `tell` is told the share that is done.
+/// Calibrates as [`calibrate`] does. Calls `tell` with the share that is done.
 pub fn calibrate_telling(device: &dyn Device, tell: &dyn Fn(f64)) -> Rates {
     measure_rates(device, tell).unwrap_or_else(|| Rates::defaults(device.id().kind, device.info().parallelism))
 }
 
-/// Measures a device's rates, in a second or two. `None` for a device with too little memory to measure with, and for one
-/// that refuses, which is logged. `tell` is told the share that is done. Whoever changes what is measured, or how, counts it in
-/// `kept_rates`.
+/// Measures a device's rates, in a second or two. Returns `None` for a device with too little
+/// memory to measure with, and for a device that refuses, which is logged. Calls `tell` with the
+/// share that is done. Any change to the measurements must raise the version in `kept_rates`.
 pub fn measure_rates(device: &dyn Device, tell: &dyn Fn(f64)) -> Option<Rates> {
     let fit = device.memory().free_bytes() / ROW_BYTES;
     let (rows_max, _, _) = sizes(device);
@@ -82,7 +85,8 @@ pub fn measure_rates(device: &dyn Device, tell: &dyn Fn(f64)) -> Option<Rates> {
         .ok()
 }
 
-/// Rows that are measured, rows of a table that stays in cache, and rows that do not.
+/// Returns the rows to measure, the rows of a table that stays in cache, and the rows of one that
+/// does not.
 fn sizes(device: &dyn Device) -> (usize, usize, usize) {
     match device.id().kind {
         DeviceKind::Host => (HOST_ROWS_MAX, TABLE_ROWS, SPREAD_ROWS),
@@ -96,7 +100,8 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let stream = device.stream(CancelFlag::new())?;
     let arena = Arena::new(Budget::new("calibration memory", "--host-memory", 512 << 20));
     arena.pin_by(device.pin());
-    // Tables lie in an arena, and copies of its memory may be quicker than those of any other.
+    // Tables are stored in an arena, and copies of its memory may be faster than those of any
+    // other.
     let in_arena = |values: Buffer| -> Result<Buffer> {
         let mut piece = arena.allocate(values.len(), "calibration")?;
         piece.copy_from_slice(&values);
@@ -109,14 +114,15 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         Ok(Column { data, width: Width::W8, rows, validity: None })
     };
 
-    // Over a slow link, what has to cross it is kept small.
+    // Limits the data that has to cross a slow link.
     const LINK_SECONDS: f64 = 10e-3;
     let parts = |rows: usize| -> Result<Vec<Buffer>> {
         let host = in_arena(shuffled_keys(rows))?;
         let middle = host.len() / 2;
         Ok(vec![host.slice_with_length(0, middle), host.slice(middle)])
     };
-    // So many that a GPU's fixed cost of a copy, some microseconds, does not look like a slow link.
+    // Enough rows that a GPU's fixed cost of a copy, some microseconds, does not look like a slow
+    // link.
     let probed = rows_max.min(ROWS_MIN.max(rows_max >> 8));
     let few = parts(probed)?;
     let (_, seconds) = bench.time(|| device.copy_in(&few, &stream))?;
@@ -129,7 +135,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     let in_one_piece = device.copy_in(std::slice::from_ref(&host), &stream)?;
     rates.reads_host_memory = device.memory().used_bytes() == used;
     drop(in_one_piece);
-    // Two pieces are put together, so they are copied on any device.
+    // Two pieces are put together, so any device copies them.
     let halves = parts(row_count)?;
     let (copied, seconds) = bench.time(|| device.copy_in(&halves, &stream))?;
     rates.copy_in = host.len() as f64 / seconds;
@@ -138,7 +144,8 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
 
     let rows = row_count as f64;
     let near = column(row_count)?;
-    // All rows but the first: a range that is the whole column would not be copied at all.
+    // All rows except the first, because a range that is the whole column would not be copied at
+    // all.
     let in_order = Positions::Range(1..row_count);
     let (_, seconds) = bench.time(|| device.gather(&near, &in_order, &stream))?;
     rates.stream = 2.0 * 8.0 * rows / seconds;
@@ -151,7 +158,8 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     };
     let bits = RadixBits { skip: 0, bits: partition_bits(device, row_count) };
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
-        // Distinct keys, and others that each are one of these: so a foreign key meets a primary key.
+        // Distinct build keys, and probe keys that each equal one of them, as a foreign key meets a
+        // primary key.
         let build = device_keys(width, &|at| at)?;
         let probe = device_keys(width, &|at| mixed(at) % row_count)?;
         let (partitioned, seconds) = bench.time(|| device.partition(&build, &carry, bits, &stream))?;
@@ -178,8 +186,8 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         if width == KeyWidth::W8 {
             let wide = [Carry::RowNumber, Carry::Column(build.as_column())];
             let extra = bench.time(|| device.sort(&build, &wide, &stream))?.1 - seconds;
-            // The difference of two short measurements can vanish; moving a column is never faster than reading and
-            // writing it.
+            // The difference of two short measurements can vanish. Moving a column is never faster
+            // than reading and writing it.
             rates.sort_carry = (2.0 * 8.0 * rows / extra.max(1e-9)).min(rates.stream);
         }
     }
@@ -208,7 +216,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     rates.partition_call_seconds =
         bench.call_seconds(|| device.partition(&few_keys, &carry, pass, &stream).map(drop))?;
 
-    // A table and columns that fit in cache, then ones that do not.
+    // A table and columns that fit in cache, then others that do not.
     let small = Keys { data: keys.data.clone(), width: KeyWidth::W8, rows: row_count.min(table_rows) };
     let table = device.build_table(&small, false, &stream)?;
     for (at, width) in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16].into_iter().enumerate() {
@@ -216,7 +224,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         let (_, seconds) = bench.time(|| device.build_table(&keys, true, &stream))?;
         rates.build_repeated_rows[at] = beyond(rates.build_repeated_call_seconds[at], small.rows as f64, seconds);
     }
-    // With all rows, so that sharing them out among threads is not what takes the time.
+    // Probes with all rows, so that sharing them out among threads does not dominate the time.
     let probe = device_keys(KeyWidth::W8, &|at| mixed(at) % small.rows)?;
     let (_, seconds) = bench.time(|| device.probe_table(&table, &probe, 0..row_count, &stream))?;
     rates.probe_rows = beyond(rates.call_seconds, rows, seconds);
@@ -245,7 +253,7 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
         }
     }
 
-    // What the host does for the device: strings gathered, of 16 bytes each.
+    // Work that the host does for the device: gathering strings of 16 bytes each.
     let host_rows = row_count.min(HOST_ROWS_MAX);
     let text = StringArray::from_iter_values((0..host_rows).map(|at| format!("{:016x}", mixed(at))));
     let batch = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)])?;
@@ -256,10 +264,10 @@ fn measure(device: &dyn Device, rows_max: usize) -> Result<Rates> {
     Ok(rates)
 }
 
-/// Rows per second of a call with so many, beyond what a call takes with next to none: that is priced apart, and on a GPU it is a good part of
-/// the time for a million rows.
+/// Rows per second of a call, excluding the time of a call with next to no rows. That time is
+/// priced separately, and on a GPU it is a good part of the time for a million rows.
 fn beyond(call_seconds: f64, rows: f64, seconds: f64) -> f64 {
-    /// Both are measured, and so may err.
+    /// Minimum share of the time that remains, because both times are measured and may err.
     const LEAST: f64 = 0.25;
     rows / (seconds - call_seconds).max(LEAST * seconds)
 }
@@ -270,8 +278,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs a piece of work until it is done, three times, and answers the shortest time: the first one warms up, and
-    /// whatever else the machine does only ever adds.
+    /// Runs the work to completion three times and returns the last result with the shortest time.
+    /// The first run warms up, and other work on the machine only adds time.
     fn time<T>(&self, work: impl Fn() -> Result<T>) -> Result<(T, f64)> {
         let mut seconds = f64::INFINITY;
         let mut last = None;
@@ -285,8 +293,9 @@ impl Bench<'_> {
         Ok((last.expect("it ran three times"), seconds.max(1e-9)))
     }
 
-    /// What a call with next to nothing to do takes among others, as in a join: the median of calls before each of which the device did
-    /// something else, and the processor's caches were filled with it.
+    /// Seconds of a call with next to nothing to do, between other calls as in a join. Takes the
+    /// median of calls. Before each call the device does something else, and other data fills the
+    /// processor's caches.
     fn call_seconds(&self, call: impl Fn() -> Result<()>) -> Result<f64> {
         let mut others = vec![0u64; OTHER_BYTES / 8];
         let mut timed = |at: usize| {
@@ -299,13 +308,14 @@ impl Bench<'_> {
             self.device.synchronize(self.stream)?;
             Ok(start.elapsed().as_secs_f64())
         };
-        // The first one may have something to set up.
+        // The first call may have something to set up.
         let mut seconds = (0..=CALLS).map(&mut timed).skip(1).collect::<Result<Vec<f64>>>()?;
         seconds.sort_unstable_by(f64::total_cmp);
         Ok(seconds[CALLS / 2].max(1e-9))
     }
 
-    /// As [`time`](Self::time), for work of the host's, on the CPU threads that a join on this device has for it.
+    /// Measures host work as [`time`](Self::time) does, on the CPU threads that a join on this
+    /// device has for it.
     fn time_beside(&self, work: impl Fn() -> Result<()> + Sync) -> Result<((), f64)> {
         self.time(|| {
             let mut outcome = Ok(());
@@ -315,7 +325,8 @@ impl Bench<'_> {
     }
 }
 
-/// As few bits as give partitions of a size that the device likes, but enough for a pass to be one.
+/// Returns the fewest bits that give partitions of the device's preferred size, but enough for a
+/// realistic pass.
 fn partition_bits(device: &dyn Device, rows: usize) -> u32 {
     const BITS_MIN: u32 = 6;
     let partitions = rows.div_ceil(device.info().partition_rows.max(1)).next_power_of_two();
@@ -327,7 +338,8 @@ fn shuffled_keys(rows: usize) -> Buffer {
     Buffer::from_vec((0..rows).map(|at| mixed(at) as u64).collect::<Vec<u64>>())
 }
 
-/// The keys with those numbers: distinct numbers have distinct keys, without order, over all bits of the width.
+/// Returns the keys with the given numbers. Distinct numbers give distinct keys, without order,
+/// over all bits of the width.
 fn keys_of(width: KeyWidth, numbers: impl Iterator<Item = usize>) -> Buffer {
     match width {
         KeyWidth::W4 => Buffer::from_vec(numbers.map(|at| (at as u32).wrapping_mul(0x9e37_79b1)).collect::<Vec<u32>>()),

@@ -1,29 +1,30 @@
-//! Which payload columns move with the keys (gather from transformed relations, GFTR) and which are gathered by row number
-//! from where they lie (gather from untransformed relations, GFUR): Wu et al. 2024, section 4.
+//! Payload columns that move with the keys (gather from transformed relations, GFTR). The others
+//! are gathered by row number from the table (gather from untransformed relations, GFUR): Wu et al.
+//! 2024, section 4.
 
 use std::collections::BTreeSet;
 
 use super::inputs::{Input, Inputs};
 use super::{Side, Strategy};
 
-/// What moves with the keys.
+/// Columns that move with the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Carried {
-    /// Every column that can.
+    /// Every column that can move.
     Everything,
-    /// None: row numbers do.
+    /// No column: row numbers move instead.
     Nothing,
-    /// These of each table, by index; the others are gathered by row number.
+    /// The given columns of each table, by index; the others are gathered by row number.
     Columns {
-        /// Of the left table.
+        /// Columns of the left table.
         left: BTreeSet<usize>,
-        /// Of the right table.
+        /// Columns of the right table.
         right: BTreeSet<usize>,
     },
 }
 
 impl Carried {
-    /// Those that were marked when a strategy was priced.
+    /// Collects the columns that pricing a strategy marked as carried.
     pub(super) fn of(strategy: Strategy, inputs: &Inputs) -> Self {
         let sides = [&inputs.build, &inputs.probe];
         let all = || sides.into_iter().flat_map(|input| &input.columns);
@@ -41,7 +42,7 @@ impl Carried {
         Self::Columns { left: of(Side::Left), right: of(Side::Right) }
     }
 
-    /// Of the columns that a result takes from a side, those that are to move.
+    /// Returns the columns that move, out of the columns that a result takes from a side.
     pub(super) fn of_side(&self, side: Side, output_columns: &[usize]) -> BTreeSet<usize> {
         let chosen = |column: &usize| match self {
             Self::Everything => true,

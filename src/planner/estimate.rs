@@ -1,17 +1,25 @@
-//! How many rows a join gives, from the statistics of its keys.
+//! Estimates how many rows a join gives, from the statistics of its keys.
 //!
-//! Equal values are counted as in Selinger et al. 1979, section 4: values are spread evenly, and the side with fewer
-//! different values has all of them in common with the other (containment), within the range that both sides share. Where
-//! sketches of both key columns tell how many values they have in common, that is taken instead. Values that far more rows
-//! have than others (heavy hitters) are taken out of that, as in the end-biased histograms of Ioannidis and Poosala 1995: where
-//! both sides know of one, its pairs are the product of its rows, and where one side does, it is taken to meet as many rows as
-//! any other value of the other side does. Frequent values may have more in common with the other side than rare ones, as where most
-//! keys without a partner are on one row: sketches tell of both apart. Nulls that match nulls are one more such value, of which the rows are known
-//! exactly. A value of several key columns is their combination; where nothing is known of these, because a table is there as
-//! statistics only, there are as many as the columns could make, each on as many rows as any other.
+//! Equal values are counted as in Selinger et al. 1979, section 4. Values are spread evenly. Within
+//! the range that both sides share, all values of the side with fewer distinct values occur on the
+//! other (containment). If sketches of both key columns tell how many values are common, that
+//! number replaces the assumption.
 //!
-//! All are assumptions; the numbers choose strategies, size reservations and fill `explain`, and nothing depends on them for
-//! correctness.
+//! Values with far more rows than others (heavy hitters) are counted apart, as in the end-biased
+//! histograms of Ioannidis and Poosala 1995. A value known as heavy on both sides gives the product
+//! of its rows as pairs. A value heavy on one side is assumed to meet as many rows as any other
+//! value of the other side.
+//!
+//! Frequent values may have more in common with the other side than rare ones. For example, most
+//! keys without a partner may be on one row each. So sketches count frequent and rare values apart.
+//! Nulls that match nulls count as one more heavy value, with an exactly known number of rows.
+//!
+//! A value of several key columns is their combination. Nothing is known of combinations if a table
+//! exists only as statistics. Then every combination that the columns could make is assumed, each
+//! with equally many rows.
+//!
+//! These are assumptions. The numbers choose strategies, size reservations and fill `explain`;
+//! correctness does not depend on them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -23,7 +31,7 @@ use crate::Result;
 use crate::catalog::{Combination, HeavyValue, Overlap, Sketch, Table, Value};
 use crate::memory::Interrupt;
 
-/// A value is far more frequent than others when so many times as many rows have it as have one on average.
+/// A value is heavy if its rows exceed this multiple of the mean rows per value.
 const HEAVY: f64 = 4.0;
 
 /// Sizes that statistics predict.
@@ -33,21 +41,21 @@ pub struct Estimates {
     pub left_keyed: f64,
     /// Rows of the right table that have a key.
     pub right_keyed: f64,
-    /// Different keys of the left table.
+    /// Distinct keys of the left table.
     pub left_distinct: f64,
-    /// Different keys of the right table.
+    /// Distinct keys of the right table.
     pub right_distinct: f64,
-    /// Whether keys of the left table repeat.
+    /// True if keys of the left table repeat.
     pub left_repeats: bool,
-    /// Whether keys of the right table repeat.
+    /// True if keys of the right table repeat.
     pub right_repeats: bool,
-    /// Whether statistics tell how many different keys the left table has.
+    /// True if statistics tell the number of distinct keys of the left table.
     pub left_counted: bool,
-    /// The same of the right table.
+    /// True if statistics tell the number of distinct keys of the right table.
     pub right_counted: bool,
     /// The most frequent keys of the left table, the most frequent first.
     pub left_frequent: Vec<HeavyValue>,
-    /// The same of the right table.
+    /// The most frequent keys of the right table, the most frequent first.
     pub right_frequent: Vec<HeavyValue>,
     /// Rows of the left table with a match.
     pub left_matched: f64,
@@ -60,10 +68,10 @@ pub struct Estimates {
 }
 
 impl Estimates {
-    /// Estimates for a bound join. The first ones for its key columns pass over these.
+    /// Estimates a bound join. The first estimate for its key columns scans these columns.
     ///
     /// # Errors
-    /// The interrupt's.
+    /// The errors of the interrupt.
     pub fn of(join: &BoundJoin, interrupt: &Interrupt) -> Result<Self> {
         let (left_keys, right_keys) = (Keys::of(join, Side::Left, interrupt)?, Keys::of(join, Side::Right, interrupt)?);
         let (left_keyed, left_distinct) = left_keys.keyed_and_distinct(join, Side::Left);
@@ -98,37 +106,37 @@ impl Estimates {
         Ok(estimates)
     }
 
-    /// Rows of that side with a key.
+    /// Rows of the given side with a key.
     pub fn keyed(&self, side: Side) -> f64 {
         if side == Side::Left { self.left_keyed } else { self.right_keyed }
     }
 
-    /// Different keys of that side.
+    /// Distinct keys of the given side.
     pub fn distinct(&self, side: Side) -> f64 {
         if side == Side::Left { self.left_distinct } else { self.right_distinct }
     }
 
-    /// Rows of that side with a match.
+    /// Rows of the given side with a match.
     pub fn matched(&self, side: Side) -> f64 {
         if side == Side::Left { self.left_matched } else { self.right_matched }
     }
 
-    /// Whether keys of that side repeat, as far as statistics tell: one that does is enough.
+    /// True if keys of the given side repeat, as far as statistics tell. One repeated key suffices.
     pub fn repeats(&self, side: Side) -> bool {
         if side == Side::Left { self.left_repeats } else { self.right_repeats }
     }
 
-    /// Whether statistics tell how many different keys that side has.
+    /// True if statistics tell the number of distinct keys of the given side.
     pub(super) fn are_counted(&self, side: Side) -> bool {
         if side == Side::Left { self.left_counted } else { self.right_counted }
     }
 
-    /// Rows of that side with the same key, on average.
+    /// Mean rows per key of the given side.
     pub(super) fn rows_of_key(&self, side: Side) -> f64 {
         self.keyed(side) / self.distinct(side).max(1.0)
     }
 
-    /// The keys of that side that far more rows have than others, and how many do, the most frequent first.
+    /// The heavy keys of the given side with their rows, the most frequent first.
     pub(super) fn heavy(&self, join: &BoundJoin, side: Side) -> impl Iterator<Item = (&HeavyValue, f64)> {
         let (table_rows, average) = (join.table(side).rows as f64, self.rows_of_key(side));
         let values = if side == Side::Left { &self.left_frequent } else { &self.right_frequent };
@@ -151,27 +159,29 @@ impl Estimates {
     }
 }
 
-/// How the rows of one side that have a key are spread over its values.
+/// Distribution of one side's keyed rows over its values.
 struct Spread {
-    /// Each heavy value, by its hash: in one order, because sums in another differ in their last bits, and with them the choice
-    /// between plans that are equally good.
+    /// Each heavy value, by its hash. The map is ordered because sums in another order differ in
+    /// their last bits, which would change the choice between equally good plans.
     heavy: BTreeMap<u64, Heavy>,
-    /// Rows whose key is null, where nulls match.
+    /// Rows with a null key, if nulls match.
     nulls: f64,
-    /// The other rows, and the different values that they have.
+    /// The other rows, and their distinct values.
     rest_rows: f64,
     rest_distinct: f64,
-    /// The share of these values that lies in the range of both sides or, where sketches tell, that the other side has.
+    /// Share of the other values in the range of both sides. If sketches tell, the share that the
+    /// other side has.
     shared: f64,
-    /// The share of these rows that have such a value.
+    /// Share of the other rows with such a value.
     shared_rows: f64,
 }
 
-/// A value that far more rows have than others.
+/// A value with far more rows than others.
 #[derive(Clone, Copy)]
 struct Heavy {
     rows: f64,
-    /// How likely it is that the other side has it, where that does not know of it.
+    /// Probability that the other side has the value, if it is not among the other side's heavy
+    /// values.
     shared: f64,
 }
 
@@ -197,7 +207,8 @@ impl Spread {
         }
         let of_value = |heavy: &HeavyValue| (heavy.hash, Heavy { rows: heavy.share * table.rows as f64, shared });
         let heavy: BTreeMap<u64, Heavy> = frequent.iter().map(of_value).collect();
-        // Samples and counts of distinct values err apart: what is left is never less than nothing, and rows have values.
+        // Samples and distinct counts err independently. So the remainder is clamped at zero, and
+        // at most one value per row remains.
         let rest_rows = (values - heavy.values().map(|heavy| heavy.rows).sum::<f64>()).max(0.0);
         let rest_distinct = (distinct - heavy.len() as f64).max(0.0);
         match rest_distinct < 1.0 {
@@ -206,18 +217,19 @@ impl Spread {
         }
     }
 
-    /// Learns from sketches of both sides which of the values, and of the rows, the other side shares.
+    /// Learns from sketches of both sides which values and rows the other side shares.
     fn look_up(&mut self, own: &Sketch, other: &Sketch) {
         if self.rest_distinct < 1.0 && self.heavy.is_empty() {
             return;
         }
         let rare_rows_max = HEAVY * self.rest_rows_each().max(1.0);
-        // Where all values are shared, or each is on one row, rows are shared as values are, and need not be looked at one by one.
+        // If all values are shared, or each is on one row, the share of rows equals the share of
+        // values. The rows need not be examined.
         let overlap = match self.shared >= 1.0 || !own.repeats() {
             true => Overlap { rare_rows: self.rest_rows, of_rare_rows: self.shared, of_frequent_values: self.shared },
             false => own.overlap(other, rare_rows_max, |hash| self.heavy.contains_key(&hash)),
         };
-        // What is no rare value's has a frequent one, of which there may be too few to be named.
+        // Rows without a rare value have a frequent one, which may have too few rows to be listed.
         let rare_rows = overlap.rare_rows.min(self.rest_rows);
         let shared = rare_rows * overlap.of_rare_rows + (self.rest_rows - rare_rows) * overlap.of_frequent_values;
         self.shared_rows = if self.rest_rows > 0.0 { (shared / self.rest_rows).min(1.0) } else { self.shared };
@@ -226,9 +238,9 @@ impl Spread {
         }
     }
 
-    /// Rows of this side with a match in `other`, and the pairs of both. `is_in_common`: the values that are `shared` are known to be the
-    /// other side's. How many values a side has is known to a few per cent only, so that the numbers of both cannot tell that all of
-    /// one are among the other's.
+    /// Returns the rows of this side with a match in `other`, and the pairs of both.
+    /// `is_in_common`: the `shared` values are known to be the other side's. Distinct counts err by
+    /// a few per cent, so they alone cannot show that one side's values are all among the other's.
     fn meet(&self, other: &Self, is_in_common: bool) -> (f64, f64) {
         let (mut matched, mut pairs) = (0.0, self.nulls * other.nulls);
         if other.nulls > 0.0 {
@@ -247,7 +259,7 @@ impl Spread {
         let (rest, other_rest) = (self.rest_distinct * self.shared, other.rest_distinct * other.shared);
         let (common, distinct_max) = (rest.min(other_rest), rest.max(other_rest));
         if rest > 0.0 {
-            // Heavy values of the other side meet some of the rest, too.
+            // Heavy values of the other side also meet some of the other values.
             let met = if is_in_common { 1.0 } else { (common + others.values).min(rest) / rest };
             matched += self.rest_rows * self.shared_rows * met;
             pairs += self.rest_rows * self.shared_rows * other.rest_rows * other.shared_rows / distinct_max;
@@ -255,8 +267,8 @@ impl Spread {
         (matched, pairs)
     }
 
-    /// Heavy values of this side that are none of the other side's, as far as they lie in the range of both, and the other side
-    /// has values left for them to meet.
+    /// Heavy values of this side that are not heavy on the other side. Counts those in the range of
+    /// both sides, while the other side has values left to meet.
     fn only_here(&self, other: &Self) -> OnlyHere {
         let only = || self.heavy.iter().filter(|(hash, _)| !other.heavy.contains_key(hash)).map(|(_, heavy)| heavy);
         let values: f64 = only().map(|heavy| heavy.shared).sum();
@@ -270,19 +282,19 @@ impl Spread {
     }
 }
 
-/// Heavy values of one side that meet values of the other side's rest, and the rows that have them.
+/// Heavy values of one side that meet other values of the other side, and their rows.
 struct OnlyHere {
     values: f64,
     rows: f64,
 }
 
-/// What is known of the keys of one side.
+/// Statistics of the keys of one side.
 enum Keys<'a> {
-    /// In one column, with its sketch.
+    /// One key column, with its sketch.
     Column(&'a Table, usize, Option<&'a Sketch>),
-    /// In several, together.
+    /// Several key columns, with statistics of their combination.
     Combination(Arc<Combination>),
-    /// In several, of which nothing is known together.
+    /// Several key columns, with nothing known of their combination.
     Columns,
 }
 
@@ -298,7 +310,7 @@ impl<'a> Keys<'a> {
         Ok(known.map_or(Self::Columns, Self::Combination))
     }
 
-    /// Which different keys there are, where that is known.
+    /// Sketch of the distinct keys, if known.
     fn sketch(&self) -> Option<&Sketch> {
         match self {
             Self::Column(_, _, sketch) => *sketch,
@@ -307,7 +319,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Whether it is known how many different ones there are.
+    /// True if the number of distinct keys is known.
     fn are_counted(&self) -> bool {
         match self {
             Self::Column(table, column, _) => table.statistics[*column].distinct.is_some(),
@@ -324,7 +336,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Rows that have a key, and how many different ones. A column of unknown statistics is taken to be distinct.
+    /// Returns the rows with a key, and the distinct keys. A column without statistics is assumed
+    /// to be distinct.
     fn keyed_and_distinct(&self, join: &BoundJoin, side: Side) -> (f64, f64) {
         let table = join.table(side);
         let rows = table.rows as f64;
@@ -340,15 +353,15 @@ impl<'a> Keys<'a> {
         (keyed, distinct)
     }
 
-    /// Whether keys repeat. Estimates of distinct values err by a few per cent, and so do not tell whether a few keys are on two rows
-    /// each, which a sketch does; of single keys on many rows, it may hold none.
+    /// True if keys repeat. Distinct counts err by a few per cent, so they cannot show a few keys
+    /// on two rows each. A sketch shows these, but may miss single keys on many rows.
     fn repeat(&self, join: &BoundJoin, side: Side, keyed: f64, distinct: f64) -> bool {
         let few = distinct < 0.9 * keyed;
         if known_unique(join, side) {
             return false;
         }
         match self {
-            // Both are exact, but for how floats are rounded.
+            // Both are exact, except for float rounding.
             Self::Column(table, column, _) if table.statistics[*column].ascending => distinct < keyed - 0.5,
             Self::Column(table, column, _) if join.keys[0].nulls_equal && table.statistics[*column].nulls > 1 => true,
             _ => {
@@ -359,21 +372,22 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Whether some of the key columns together are distinct: because the rows were seen to be, or the uploader said so.
+/// True if some key columns together are distinct, as seen in the rows or as the uploader declared.
 fn known_unique(join: &BoundJoin, side: Side) -> bool {
     let keys: HashSet<usize> = join.keys.iter().map(|key| key.column(side)).collect();
     let are_keys = |columns: &Vec<usize>| !columns.is_empty() && columns.iter().all(|column| keys.contains(column));
     seen_unique(join, side) || join.table(side).unique.iter().any(are_keys)
 }
 
-/// Whether keys of that side certainly do not repeat, because a column of them is strictly ascending. What the uploader said
-/// of distinct keys is believed and not checked, so memory must not be reckoned by it.
+/// True if keys of the given side certainly do not repeat, because a key column is strictly
+/// ascending. The uploader's declaration is believed without a check, so memory must not depend on
+/// it.
 pub(super) fn seen_unique(join: &BoundJoin, side: Side) -> bool {
     join.keys.iter().any(|key| join.table(side).statistics[key.column(side)].unique_ascending)
 }
 
-/// Roughly how many rows have the most frequent key: shares are known of columns, so that of several key columns this is an
-/// upper bound, and zero where nothing is known. A null that matches nulls is a key, too.
+/// Estimated rows of the most frequent key. Shares are known per column, so for several key columns
+/// this is an upper bound, and zero if nothing is known. A null that matches nulls is a key too.
 pub(super) fn heaviest_rows_max(join: &BoundJoin, side: Side) -> f64 {
     let table = join.table(side);
     let rows = join.keys.iter().map(|key| {
@@ -385,7 +399,8 @@ pub(super) fn heaviest_rows_max(join: &BoundJoin, side: Side) -> f64 {
 }
 
 impl BoundJoin {
-    /// Whether the rows of that side are known to be in the order of the key columns, nulls first.
+    /// True if the rows of the given side are known to be in the order of the key columns, nulls
+    /// first.
     pub fn is_sorted_by_key(&self, side: Side) -> bool {
         let table: &Table = self.table(side);
         let detected = self.keys.len() == 1 && table.statistics[self.keys[0].column(side)].ascending;
@@ -395,7 +410,7 @@ impl BoundJoin {
     }
 }
 
-/// The share of each side's values that lies in the range which both sides have in common.
+/// Share of each side's values in the range common to both sides.
 fn shared_ranges(join: &BoundJoin) -> (f64, f64) {
     let (mut left_share, mut right_share) = (1.0, 1.0);
     for key in &join.keys {

@@ -1,4 +1,5 @@
-//! A plan, for people and machines: what will run, what it was predicted to take, what it took, and why not otherwise.
+//! Explains a plan for people and machines: steps, predicted and measured times, and rejected
+//! alternatives.
 
 use std::fmt;
 
@@ -12,35 +13,35 @@ use crate::human;
 use crate::join::PhaseRecord;
 use crate::memory::human_bytes;
 
-/// Everything that can be said about a plan. Its JSON form is what the action `explain` answers; its text form is what the
-/// command line shows.
+/// Everything known about a plan. The action `explain` answers its JSON form; the command line
+/// shows its text form.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// The strategy's name.
     pub strategy: &'static str,
-    /// Why this one.
+    /// Reason for the strategy.
     pub reason: String,
-    /// Why the join is refused as things are, and what would let it run; `None` for one that may run.
+    /// Reason why the server refuses the join, and a remedy. `None` if the join may run.
     pub refusal: Option<String>,
     /// The kind of join.
     pub how: &'static str,
     /// Steps of the plan, the last one first, indented as a tree.
     pub tree: Vec<String>,
-    /// The device, and why that one.
+    /// The device, and the reason for it.
     pub device: ExplainedDevice,
-    /// The left table.
+    /// The left side.
     pub left: ExplainedSide,
-    /// The right table.
+    /// The right side.
     pub right: ExplainedSide,
-    /// The result.
+    /// Rows and bytes of the result.
     pub result: ExplainedResult,
-    /// Device memory that it takes, in bytes.
+    /// Device memory that the join takes, in bytes.
     pub memory: MemoryNeed,
     /// Phases, predicted and measured.
     pub phases: Vec<ExplainedPhase>,
-    /// Predicted seconds in all.
+    /// Predicted seconds in total.
     pub predicted_seconds: f64,
-    /// Measured seconds in all, of a job that has run.
+    /// Measured seconds in total, for a job that has run.
     pub measured_seconds: Option<f64>,
     /// The other strategies, on either side.
     pub alternatives: Vec<ExplainedAlternative>,
@@ -49,11 +50,11 @@ pub struct Explanation {
 /// The device of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedDevice {
-    /// Its name.
+    /// Device name.
     pub name: String,
-    /// Why it was chosen.
+    /// Reason for the device.
     pub reason: String,
-    /// Bytes of memory that it has.
+    /// Bytes of device memory.
     pub memory_bytes: u64,
 }
 
@@ -64,7 +65,7 @@ pub struct ExplainedSide {
     pub table: String,
     /// `build` or `probe`.
     pub role: &'static str,
-    /// Its key columns.
+    /// Names of the key columns.
     pub keys: Vec<String>,
     /// Rows of the table.
     pub rows: u64,
@@ -72,79 +73,83 @@ pub struct ExplainedSide {
     pub bytes: u64,
     /// Rows that have a key.
     pub keyed_rows: u64,
-    /// Different keys, roughly.
+    /// Distinct keys, estimated.
     pub distinct_keys: u64,
     /// Rows with a match, predicted.
     pub matched_rows: u64,
-    /// Keys that far more rows have than others, the most frequent first, as far as a sample tells; none of several key columns.
+    /// Keys with far more rows than others, the most frequent first, as far as a sample shows.
+    /// Empty for several key columns.
     pub heavy_keys: Vec<ExplainedHeavyKey>,
-    /// Whether the rows are in the order of the key.
+    /// True if the rows are in the order of the key.
     pub sorted: bool,
-    /// Columns that move with the keys when rows are partitioned or sorted; the others are gathered by row number.
+    /// Columns that move with the keys when rows are partitioned or sorted. The others are gathered
+    /// by row number.
     pub carried: Vec<String>,
-    /// Of a probe side that passes over a filter of the build keys first, the rows that are predicted to pass.
+    /// Rows predicted to pass the filter of the build keys, for a filtered probe side.
     pub filtered_rows: Option<u64>,
 }
 
-/// A key that many rows have.
+/// A key with many rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedHeavyKey {
-    /// Its value in words.
+    /// The key's value as text.
     pub key: String,
-    /// Roughly how many rows have it.
+    /// Rows with the key, estimated.
     pub rows: u64,
 }
 
 /// The result of the join.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedResult {
-    /// Rows, predicted.
+    /// Predicted rows.
     pub predicted_rows: u64,
-    /// Bytes, predicted.
+    /// Predicted bytes.
     pub predicted_bytes: u64,
-    /// Rows so far, or in all when it is complete.
+    /// Rows so far; the total once the result is complete.
     pub rows: Option<u64>,
 }
 
-/// A phase, predicted and measured side by side.
+/// A phase, with prediction and measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedPhase {
-    /// Its name.
+    /// Phase name.
     pub name: String,
-    /// `None`: it was not expected.
+    /// Predicted seconds. `None`: the phase was not expected.
     pub predicted_seconds: Option<f64>,
-    /// Bytes read and written, predicted.
+    /// Predicted bytes read and written.
     pub predicted_bytes: Option<u64>,
-    /// `None`: it has not run.
+    /// Measured seconds. `None`: the phase has not run.
     pub measured_seconds: Option<f64>,
     /// Bytes read and written, as the running join counted them.
     pub measured_bytes: Option<u64>,
-    /// Those bytes per second.
+    /// Measured bytes per second.
     pub measured_bytes_per_second: Option<f64>,
-    /// Bytes that did not have to be copied, because the device had kept them from an earlier join. `None`: it has not run.
+    /// Bytes that were not copied because the device had kept them from an earlier join. `None`:
+    /// the phase has not run.
     pub kept_bytes: Option<u64>,
-    /// Bytes that did not have to be copied, because the device reads them where they lie. `None`: it has not run.
+    /// Bytes that were not copied because the device reads them in place. `None`: the phase has not
+    /// run.
     pub in_place_bytes: Option<u64>,
-    /// What the bytes cross: `device memory`, or the way between host and device.
+    /// Boundary that the bytes cross: `device memory`, or the link between host and device.
     pub boundary: &'static str,
-    /// The measured rate of that boundary, in bytes per second: no phase can be faster.
+    /// Measured rate of that boundary, in bytes per second: an upper limit for the phase.
     pub boundary_bytes_per_second: f64,
 }
 
 /// A strategy that was not chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedAlternative {
-    /// Its name.
+    /// Strategy name.
     pub strategy: &'static str,
-    /// On which side it would build: `left` or `right`.
+    /// Its build side: `left` or `right`.
     pub build_side: String,
     /// Predicted seconds.
     pub predicted_seconds: f64,
-    /// Why it lost.
+    /// Reason why it lost.
     pub reason: String,
 }
 
-/// What a job that ran, or runs, has shown.
+/// Measurements of a job that runs or has run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// Each phase so far.
@@ -156,7 +161,7 @@ pub struct Measured {
 }
 
 impl Explanation {
-    /// Explains a plan on a device, with what was measured if it has run.
+    /// Explains a plan on a device, with measurements if the join has run.
     pub fn new(plan: &Plan, device: &str, device_reason: String, measured: Option<&Measured>) -> Self {
         let join = &plan.join;
         let carried = CarriedNames::of(plan);
@@ -214,14 +219,14 @@ impl Explanation {
         }
     }
 
-    /// The same of a join that is refused for that reason, if there is one.
+    /// Adds the reason why the join is refused, if there is one.
     #[must_use]
     pub fn refused(self, refusal: Option<&Error>) -> Self {
         Self { refusal: refusal.map(|refusal| refusal.message().into()), ..self }
     }
 }
 
-/// Predicted phases in order, each with its measurement, then those that ran unexpectedly.
+/// Pairs each predicted phase, in order, with its measurement, then adds the unexpected phases.
 fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Rates) -> Vec<ExplainedPhase> {
     let measured: &[PhaseRecord] = measured.map_or(&[], |measured| &measured.phases);
     let explained = |name: &str, predicted: Option<&PredictedPhase>| {
@@ -248,11 +253,12 @@ fn line_up(predicted: &[PredictedPhase], measured: Option<&Measured>, rates: &Ra
     expected.chain(unexpected).collect()
 }
 
-/// What the bytes of a phase cross, and how many of them per second can.
+/// Boundary that the bytes of a phase cross, and its rate in bytes per second.
 fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
     match phase {
         "copy in" => ("host to device", rates.copy_in),
-        // Half of what gathering counts is read on the device, the other half crosses to the host.
+        // Half of the bytes that a gather counts are read on the device; the other half crosses to
+        // the host.
         "gather" if 2.0 * rates.copy_out < rates.stream => ("device to host", 2.0 * rates.copy_out),
         _ => ("device memory", rates.stream),
     }
@@ -260,7 +266,7 @@ fn boundary(phase: &str, rates: &Rates) -> (&'static str, f64) {
 
 /// The composition of primitives, from the result down to the tables.
 fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
-    /// More of them, or of a key, would hide the rest.
+    /// More keys, or more characters per key, would hide the rest.
     const HEAVY_SHOWN: usize = 3;
     const KEY_CHARS_MAX: usize = 24;
     let how_gathered = match (plan.strategy, &plan.carried) {
@@ -345,7 +351,7 @@ fn tree(plan: &Plan, carried: &CarriedNames<'_>) -> Vec<String> {
     lines
 }
 
-/// The keys of a side that far more rows have than others.
+/// Returns the keys of a side with far more rows than others.
 fn heavy_keys(plan: &Plan, side: Side) -> Vec<ExplainedHeavyKey> {
     let table = plan.join.table(side);
     let explained = plan.estimates.heavy(&plan.join, side).filter_map(|(heavy, rows)| {
@@ -366,7 +372,7 @@ impl<'a> CarriedNames<'a> {
     fn of(plan: &'a Plan) -> Self {
         let (join, build_side) = (&plan.join, plan.build_side);
         let text = TextWork { makes_keys: plan.device_makes_keys, gathers: plan.device_gathers_text };
-        // A plan exists only of keys that can be packed.
+        // A plan exists only if its keys can be packed.
         let Ok(inputs) = Inputs::new(join, build_side, &plan.estimates, text) else {
             return Self { left: Vec::new(), right: Vec::new() };
         };
@@ -385,7 +391,7 @@ impl<'a> CarriedNames<'a> {
     }
 }
 
-/// Plan, phases side by side, alternatives.
+/// Prints the plan, the phases as a table, and the alternatives.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.strategy, self.reason)?;

@@ -1,19 +1,21 @@
-//! Whether a filter of the build keys is worth its pass over the probe keys.
+//! Decides if a filter of the build keys is worth its pass over the probe keys.
 
 use super::inputs::Inputs;
 use super::{BoundJoin, Estimates};
 use crate::device::host::FILTER_FALSE_POSITIVES;
 
-/// A filter has to save a tenth of the time: how many rows will match is known less well than what a pass costs.
+/// A filter has to save a tenth of the time, because the number of matching rows is less certain
+/// than the cost of a pass.
 pub(super) const WORTH: f64 = 0.9;
 
-/// Whether enough is known of the keys of both sides to tell what a filter is worth.
+/// True if the statistics of both sides' keys suffice to tell what a filter is worth.
 pub(super) fn is_predictable(inputs: &Inputs, estimates: &Estimates) -> bool {
-    // Of several key columns, the product of their different values makes matches look rarer than they are.
+    // With several key columns, the product of their distinct counts makes matches look rarer than
+    // they are.
     [&inputs.build, &inputs.probe].into_iter().all(|input| estimates.are_counted(input.side))
 }
 
-/// Probe rows that pass a filter of the build keys; `None` where there can be none.
+/// Probe rows that pass a filter of the build keys; `None` if a filter is not possible.
 pub(super) fn passing_rows(join: &BoundJoin, inputs: &Inputs) -> Option<f64> {
     let probe = &inputs.probe;
     if !join.spec.how.drops_unmatched(probe.side) {

@@ -1,40 +1,41 @@
-//! Decisions that are taken out of the planner's hands, so that its own can be measured against them.
+//! Decisions that a caller takes instead of the planner, so that the planner's own can be measured
+//! against them.
 
 use std::fmt;
 
 use super::cost::Costed;
 use super::{Side, Strategy};
 
-/// What is decided beforehand. The planner decides all else, and so that it goes with this.
+/// Decisions taken beforehand. The planner takes all others to suit them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forced {
-    /// The strategy.
+    /// Strategy to use.
     pub strategy: Option<Strategy>,
-    /// Whether the name of a strategy says which columns move with the keys: all that can, or none. Otherwise those of each side
-    /// do, if that is worth it.
+    /// True if the name of a strategy also decides which columns move with the keys: all that can,
+    /// or none. False: on each side columns move if that pays.
     pub by_name: bool,
-    /// The build side.
+    /// Build side to use.
     pub build_side: Option<Side>,
-    /// Whether probe rows pass over a filter of the build keys.
+    /// True if probe rows pass over a filter of the build keys.
     pub filter: Option<bool>,
-    /// Whether columns of the build side come in after the probe side, where they can.
+    /// True if columns of the build side come in after the probe side, where possible.
     pub build_columns_last: Option<bool>,
-    /// Whether the device gathers text of the result.
+    /// True if the device gathers text of the result.
     pub device_gathers_text: Option<bool>,
 }
 
 impl Forced {
-    /// A strategy that is asked for by its name; `None`: nothing.
+    /// Forces a strategy asked for by name. `None` forces nothing.
     pub fn named(strategy: Option<Strategy>) -> Self {
         Self { strategy, by_name: strategy.is_some(), ..Self::default() }
     }
 
-    /// Whether anything is decided beforehand.
+    /// True if any decision is taken beforehand.
     pub(super) fn is_anything(&self) -> bool {
         *self != Self::default()
     }
 
-    /// Whether a strategy on a build side, as it is composed, goes with this.
+    /// True if a composed strategy on a build side agrees with the forced decisions.
     pub(super) fn allows(&self, build_side: Side, costed: &Costed) -> bool {
         self.strategy.is_none_or(|strategy| strategy == costed.strategy)
             && self.build_side.is_none_or(|side| side == build_side)
@@ -43,7 +44,7 @@ impl Forced {
     }
 }
 
-/// As a part of a sentence: `strategy hash, built on the left side, with a filter`.
+/// Part of a sentence: `strategy hash, built on the left side, with a filter`.
 impl fmt::Display for Forced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [

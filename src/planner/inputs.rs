@@ -1,4 +1,4 @@
-//! What the cost model needs to know of each side: rows, widths and orders.
+//! Inputs of the cost model for each side: rows, widths and orders.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -14,44 +14,45 @@ use crate::columns::{
 use crate::device::{KeyWidth, Width};
 use crate::join::BatchSizes;
 
-/// Both sides, with the roles that were given to them.
+/// Both sides with their roles.
 #[derive(Clone, Debug)]
 pub(super) struct Inputs {
     pub(super) build: Input,
     pub(super) probe: Input,
     /// Bytes of the packed key.
     pub(super) key_width: KeyWidth,
-    /// Whether equal keys must be compared by their values.
+    /// True if the join must compare the values of keys whose packed keys are equal.
     pub(super) hashed: bool,
-    /// Whether the device makes keys of what is no number as it lies, and so hashes and compares what is too wide to be packed.
+    /// True if the device makes keys from values that are not plain numbers. It then also hashes
+    /// and compares keys too wide to be packed.
     pub(super) device_makes_keys: bool,
-    /// Whether the packed key is the key column itself.
+    /// True if the packed key is the key column itself.
     pub(super) raw: bool,
-    /// Slots of the perfect-hash array, when the build keys are distinct and dense.
+    /// Slots of the perfect-hash array; `None` unless the build keys are distinct and dense.
     pub(super) dense_slots: Option<f64>,
-    /// The column that gives each column of the result, in the result's order. Clones share it.
+    /// Source column of each column of the result, in the result's order. Clones share the list.
     pub(super) given: Arc<[Given]>,
 }
 
-/// The column that gives a column of the result.
+/// Source of a column of the result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
     pub(super) role: Role,
     pub(super) place: Place,
 }
 
-/// Where [`Input`] has a column, by its place in that list.
+/// Position of a column in the lists of [`Input`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     /// In [`Input::columns`].
     Fixed(usize),
     /// In [`Input::text_columns`].
     Text(usize),
-    /// Gathered by the host.
+    /// Not in a list: the host gathers the column.
     Host,
 }
 
-/// One side.
+/// One side of the join.
 #[derive(Clone, Debug)]
 pub(super) struct Input {
     pub(super) side: Side,
@@ -60,49 +61,51 @@ pub(super) struct Input {
     pub(super) keyed: f64,
     /// Rows with a match.
     pub(super) matched: f64,
-    /// Whether keys repeat.
+    /// True if keys repeat.
     pub(super) repeats: bool,
-    /// Whether keys certainly do not repeat.
+    /// True if keys certainly do not repeat.
     pub(super) seen_unique: bool,
-    /// Rows of the most frequent key, roughly and at most.
+    /// Estimated upper bound on the rows of the most frequent key.
     pub(super) heaviest_rows: f64,
-    /// The share of rows with a key whose key is one of a few that far more rows have than others: what they meet on the other
-    /// side is read again and again, and so lies in the cache.
+    /// Share of keyed rows whose key is heavy: one of a few keys with far more rows than others.
+    /// The entries that heavy rows meet on the other side are read repeatedly, so they stay in the
+    /// cache.
     pub(super) hot: f64,
-    /// Whether the packed keys are in ascending order as the rows lie.
+    /// True if the packed keys are in ascending order in table order.
     pub(super) sorted: bool,
-    /// Bytes per row of the key columns as they are stored; zero for those that the host reads.
+    /// Bytes per row of the key columns as stored; zero for columns that the host reads.
     pub(super) key_source_bytes: f64,
     /// Number of key columns.
     pub(super) key_columns: usize,
-    /// Whether the host makes the keys.
+    /// True if the host makes the keys.
     pub(super) host_keys: bool,
-    /// Where the device hashes keys, what that takes.
+    /// Bytes of the values that the device makes keys of.
     pub(super) values: ValueBytes,
-    /// Columns that the result takes and the device moves: of fixed width, or dictionary keys.
+    /// Columns of the result that the device moves: of fixed width, or dictionary keys.
     pub(super) columns: Vec<FixedColumn>,
-    /// Columns of values of variable length that the result takes and the device gathers.
+    /// Variable-length columns of the result that the device gathers.
     pub(super) text_columns: Vec<TextColumn>,
     /// True if the host gathers a column of the result.
     pub(super) host_gathers: bool,
-    /// Whether the table lies in one piece, so that a device that reads host memory copies nothing.
+    /// True if the table is stored in one piece, so that a device that reads host memory copies
+    /// nothing.
     pub(super) one_piece: bool,
-    /// Whether the table's batches are long enough for the result to share them.
+    /// True if the table's batches are long enough for the result to share them.
     pub(super) long_batches: bool,
     /// True if the result may share the columns that it takes from this side.
     pub(super) may_be_shared: bool,
 }
 
-/// What a device does with values of variable length, where it works on them.
+/// Work that a device does on variable-length values, if it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TextWork {
-    /// Makes keys of them; the host does else.
+    /// True if the device makes keys of them; otherwise the host does.
     pub(super) makes_keys: bool,
-    /// Gathers those of the result; the host does else.
+    /// True if the device gathers them for the result; otherwise the host does.
     pub(super) gathers: bool,
 }
 
-/// A column of values of variable length that a device gathers.
+/// A variable-length column that a device gathers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TextColumn {
     /// Index in its table.
@@ -113,44 +116,45 @@ pub(super) struct TextColumn {
     pub(super) offset_bytes: f64,
     /// Bytes of the longest value.
     pub(super) bytes_max: f64,
-    /// Whether it came in to be a key, so that it need not come in again.
+    /// True if the column was copied in as a key and need not come in again.
     pub(super) came_as_key: bool,
-    /// Whether it stays on the device for its keys to be compared.
+    /// True if it stays on the device to compare keys.
     pub(super) stays_as_key: bool,
 }
 
 impl TextColumn {
-    /// Bytes on the device, of so many rows, beyond what its keys take: where values begin, the offsets that this comes from, and a bit.
+    /// Bytes on the device for the given rows, beyond those for keys: values, their starts, the
+    /// offsets that the starts come from, and a validity bit.
     pub(super) fn held_bytes(&self, rows: f64) -> f64 {
         if self.stays_as_key { 0.0 } else { self.bytes + rows * self.beside_value() }
     }
 
-    /// Bytes on the device beside each value.
+    /// Bytes on the device per value, in addition to the value.
     fn beside_value(&self) -> f64 {
         8.0 + self.offset_bytes + 0.125
     }
 
-    /// What no row of it takes more than.
+    /// Upper bound on the bytes of one row.
     pub(super) fn row_max(&self) -> f64 {
         self.bytes_max + self.beside_value()
     }
 
-    /// Bytes on the link.
+    /// Bytes that cross the link.
     pub(super) fn crossing_bytes(&self, rows: f64) -> f64 {
         if self.came_as_key { 0.0 } else { self.bytes + rows * self.offset_bytes }
     }
 }
 
-/// Bytes of the values of key columns that a device makes keys of, of all rows; nothing where it makes none.
+/// Bytes, over all rows, of key values that a device makes keys of; zero if it makes none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ValueBytes {
-    /// On the device for as long as they may be compared.
+    /// Bytes on the device while values may still be compared.
     pub(super) stays: f64,
-    /// On the device until keys are made of them.
+    /// Bytes on the device until keys are made of them.
     pub(super) arriving: f64,
-    /// On the link, of values of variable length with their offsets.
+    /// Bytes that cross the link: variable-length values and their offsets.
     pub(super) crossing: f64,
-    /// What no row takes more than, while it comes in.
+    /// Upper bound on the bytes of one row while it comes in.
     pub(super) row_max: f64,
 }
 
@@ -164,7 +168,7 @@ impl ValueBytes {
         let of_bytes = || columns.iter().copied().filter_map(|column| Some((column, are_bytes(type_of(column))?)));
         let text: u64 = of_bytes().map(|(column, _)| text_bytes(table, column)).sum();
         let offsets = rows * of_bytes().map(|(_, width)| width.bytes()).sum::<usize>() as f64;
-        // An offset and a number of 64 bits for each value, and a bit.
+        // Each value has an offset, a number of 64 bits, and a validity bit.
         let row_bytes = layout.value_row_bytes(role) as f64 + columns.len() as f64 / 8.0;
         let arriving = text as f64 + rows * row_bytes;
         Self {
@@ -176,8 +180,8 @@ impl ValueBytes {
     }
 }
 
-/// Whether text keys have more bytes than their values can have: nulls have some as well, and nobody knows how many where. They would come to
-/// a device with the values beside them.
+/// True if text keys have more bytes than their values can have. Nulls then have bytes too, in
+/// unknown places, and these bytes would be copied to a device with the values.
 fn hides_bytes(join: &BoundJoin, facts: &[KeyFacts]) -> bool {
     let of_side = |side: Side, key: &JoinKey, bytes_max: u64| {
         let (table, column) = (join.table(side), key.column(side));
@@ -190,7 +194,7 @@ fn hides_bytes(join: &BoundJoin, facts: &[KeyFacts]) -> bool {
     })
 }
 
-/// Bytes of the values of a column of variable length.
+/// Bytes of the values of a variable-length column.
 fn text_bytes(table: &Table, column: usize) -> u64 {
     table.batches.iter().map(|batch| value_bytes(batch.column(column))).sum()
 }
@@ -202,21 +206,23 @@ pub(super) struct FixedColumn {
     pub(super) index: usize,
     pub(super) bytes: f64,
     pub(super) nullable: bool,
-    /// The one key column, bit for bit the packed key: partitioned and sorted rows have it already.
+    /// True for the only key column if it equals the packed key bit for bit. Partitioned and sorted
+    /// rows have it already.
     pub(super) raw_key: bool,
-    /// Whether it came in to be a key, so that it need not come in again.
+    /// True if the column was copied in as a key and need not come in again.
     pub(super) came_as_key: bool,
-    /// Whether it moves with the keys. Nobody has said so until a strategy is priced.
+    /// True if the column moves with the keys. False until a strategy is priced.
     pub(super) carried: bool,
 }
 
-/// A perfect-hash array may have this many slots per row: a slot takes 4 bytes, and a slot of the general table at least 16 at
-/// half load, so up to here the array is no larger.
+/// Maximum slots per row of a perfect-hash array. A slot takes 4 bytes, and a slot of the general
+/// table at least 16 at half load. So at this limit the array is no larger.
 const DENSE_SLOTS_PER_ROW_MAX: i128 = 4;
 
 impl Inputs {
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key. Binding has
+    /// refused such types before.
     pub(super) fn new(join: &BoundJoin, build_side: Side, estimates: &Estimates, text: TextWork) -> Result<Self> {
         let facts = join.key_facts(build_side)?;
         let device_makes_keys = text.makes_keys && !hides_bytes(join, &facts);
@@ -236,12 +242,12 @@ impl Inputs {
         self.key_width.bytes() as f64
     }
 
-    /// Whether the device gathers a column of values of variable length.
+    /// True if the device gathers a variable-length column.
     pub(super) fn device_gathers_text(&self) -> bool {
         [&self.build, &self.probe].into_iter().any(|input| !input.text_columns.is_empty())
     }
 
-    /// The side that has a role.
+    /// Returns the side with the given role.
     pub(super) fn of(&self, role: Role) -> &Input {
         match role {
             Role::Build => &self.build,
@@ -249,7 +255,7 @@ impl Inputs {
         }
     }
 
-    /// As [`of`](Self::of), to be changed.
+    /// Returns the side with the given role, mutably.
     pub(super) fn of_mut(&mut self, role: Role) -> &mut Input {
         match role {
             Role::Build => &mut self.build,
@@ -257,7 +263,7 @@ impl Inputs {
         }
     }
 
-    /// Whether a column of either side moves with the keys.
+    /// True if a column of either side moves with the keys.
     pub(super) fn carries_something(&self) -> bool {
         [&self.build, &self.probe].into_iter().any(|input| input.columns.iter().any(|column| column.carried))
     }
@@ -267,7 +273,8 @@ impl Given {
     fn of(source: OutputSource, join: &BoundJoin, build: &Input, probe: &Input) -> Self {
         let (giver, index) = match source {
             OutputSource::Column { side, index } => (side, index),
-            // The probe side gives keys where both sides' values are alike, because its rows lie in order.
+            // The probe side gives keys if both sides' values are alike, because its rows are in
+            // order.
             OutputSource::Key { index } => {
                 let key = &join.keys[index];
                 let giver = if key.alike { probe.side } else { Side::Left };
@@ -280,7 +287,8 @@ impl Given {
 }
 
 impl FixedColumn {
-    /// Whether it can move with the keys: bits of validity do not move well, and a raw key has no need to.
+    /// True if the column can move with the keys. Validity bits do not move well, and a raw key
+    /// need not move.
     pub(super) fn can_be_carried(&self) -> bool {
         !self.nullable && !self.raw_key
     }
@@ -354,7 +362,8 @@ impl Input {
         }
     }
 
-    /// Where one of the columns that the result takes from this side is. Each list is in the order of the table.
+    /// Position of a column that the result takes from this side. Each list is in the order of the
+    /// table.
     fn place_of(&self, index: usize) -> Place {
         if let Ok(at) = self.columns.binary_search_by_key(&index, |column| column.index) {
             return Place::Fixed(at);
@@ -365,27 +374,28 @@ impl Input {
         Place::Host
     }
 
-    /// Bytes per row of the columns that are on the device beside the keys. One that is the key, bit for bit, came in to be packed.
+    /// Bytes per row of the columns that are on the device in addition to the keys. A column that
+    /// equals the key bit for bit was copied in to be packed.
     pub(super) fn copied_row_bytes(&self) -> f64 {
         self.columns.iter().filter(|column| !column.raw_key).map(|column| column.bytes).sum()
     }
 
-    /// Bytes per row of the columns that are carried along.
+    /// Bytes per row of the carried columns.
     pub(super) fn carried_row_bytes(&self) -> f64 {
         self.columns.iter().filter(|column| column.carried).map(|column| column.bytes).sum()
     }
 
-    /// Whether some rows have no key, so that those which have one are numbered.
+    /// True if some rows have no key, so that rows with a key are numbered.
     pub(super) fn is_partly_keyed(&self) -> bool {
         self.keyed < self.rows
     }
 
-    /// Bytes of text that the device gathers, on the device beyond what keys take.
+    /// Bytes on the device of text that it gathers, beyond those for keys.
     pub(super) fn text_held_bytes(&self) -> f64 {
         self.text_columns.iter().map(|text| text.held_bytes(self.rows)).sum()
     }
 
-    /// Whether a column is left that is gathered by row number.
+    /// True if any column is gathered by row number.
     pub(super) fn needs_row_numbers(&self) -> bool {
         self.host_gathers
             || !self.text_columns.is_empty()
@@ -398,10 +408,10 @@ fn hot_share(join: &BoundJoin, side: Side, estimates: &Estimates) -> f64 {
     (rows / estimates.keyed(side).max(1.0)).min(1.0)
 }
 
-/// Whether packed keys are in ascending order as the rows of that side lie.
+/// True if the packed keys of a side are in ascending order in table order.
 fn sorted_keys(join: &BoundJoin, side: Side, layout: &KeyLayout) -> bool {
-    // Nulls come first in a sorted table. Those that match nothing have no key, and disturb nothing; the others come last
-    // among packed keys.
+    // Nulls come first in a sorted table. Nulls that match nothing have no key, so they do not
+    // disturb the order. Nulls that match come last among packed keys.
     let matched_nulls = |key: &JoinKey| key.nulls_equal && join.table(side).statistics[key.column(side)].nulls > 0;
     join.is_sorted_by_key(side) && layout.keeps_order() && !join.keys.iter().any(matched_nulls)
 }
@@ -412,7 +422,7 @@ fn integer_range(a: &ColumnStatistics, b: &ColumnStatistics) -> Option<(i128, i1
     Some((a_min.min(b_min), a_max.max(b_max)))
 }
 
-/// The longest value of both sides in bytes, when it is known.
+/// Maximum bytes of a value on both sides, if known.
 fn longest(a: &ColumnStatistics, b: &ColumnStatistics) -> Option<usize> {
     usize::try_from(a.max_value_bytes?.max(b.max_value_bytes?)).ok()
 }
@@ -424,8 +434,8 @@ pub(super) fn integers(statistics: &ColumnStatistics) -> Option<(i128, i128)> {
     }
 }
 
-/// The extent of the build keys, when they look distinct and dense. Raw keys are compared as unsigned integers, so a range
-/// that crosses zero has no dense image.
+/// Extent of the build keys, if they look distinct and dense. Raw keys are compared as unsigned
+/// integers, so a range that crosses zero has no dense image.
 fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Option<f64> {
     let table = join.table(build_side);
     let (min, max) = integers(&table.statistics[join.keys[0].column(build_side)])?;
@@ -435,20 +445,22 @@ fn dense_slots(join: &BoundJoin, build_side: Side, estimates: &Estimates) -> Opt
 }
 
 impl BoundJoin {
-    /// Whether a device that works on text could gather a column of the result, when the tables are built on that side.
+    /// True if a device that works on text could gather a column of the result, for the given build
+    /// side.
     pub(super) fn has_device_text(&self, build_side: Side) -> bool {
         let of_side = |side| !self.device_text_columns(side, build_side).is_empty();
         !self.spec.count && [Side::Left, Side::Right].into_iter().any(of_side)
     }
 
-    /// Which columns that the result takes from a side it could gather.
+    /// Columns of a side of the result that a device that works on text could gather.
     pub(super) fn device_text_columns(&self, side: Side, build_side: Side) -> BTreeSet<usize> {
         let columns = self.output_columns(side, build_side).into_iter();
         columns.filter(|&column| self.device_text(side, column).is_some()).collect()
     }
 
-    /// A column of values of variable length that a device which works on these could gather: they are known to be short, and have no more bytes
-    /// than such values can have. Nulls may have some as well, and nobody knows how many where.
+    /// Returns a variable-length column if a device that works on text could gather it. Its values
+    /// must be known to be short and have no more bytes than such values can have. Nulls may have
+    /// bytes too, in unknown places.
     fn device_text(&self, side: Side, index: usize) -> Option<TextColumn> {
         let table = self.table(side);
         let offset_width = are_bytes(table.schema.field(index).data_type())?;
@@ -464,11 +476,12 @@ impl BoundJoin {
         })
     }
 
-    /// What statistics say about each pair of key columns when the tables are built on that side: what the keys of a plan,
-    /// and of the run after it, are made from.
+    /// Returns the statistics of each pair of key columns for the given build side. The plan, and
+    /// the run after it, make their keys from them.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key. Binding has
+    /// refused such types before.
     pub fn key_facts(&self, build_side: Side) -> Result<Vec<KeyFacts>> {
         let sorted = self.is_sorted_by_key(Side::Left) || self.is_sorted_by_key(Side::Right);
         let facts = |key: &JoinKey| {

@@ -1,14 +1,17 @@
-//! Rates that were measured once, in a file that later starts read.
+//! A file of measured rates, which later starts of the server read.
 //!
 //! ```json
-//! {"calibration": 13, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2, "cpu_threads": 2,
-//!   "memory_bytes": 4294967296, "link": [], "measured": "2026-11-21T17:00:00Z", "rates": {"copy_in": 1.2e10, ...}}]}
+//! {"calibration": 13, "devices": [{"kind": "host", "name": "2 threads of ...", "parallelism": 2,
+//!   "cpu_threads": 2, "memory_bytes": 4294967296, "link": [], "measured": "2026-11-21T17:00:00Z",
+//!   "rates": {"copy_in": 1.2e10, ...}}]}
 //! ```
 //!
-//! Rates are of a model of device with so many threads, so much memory and such a link: a device that differs in one of
-//! these is measured anew, and what is in the file for others stays there. A file of another version of the calibration, or that
-//! holds what are no rates, is measured over; the file is a saving, and nothing depends on it. A file that holds anything else
-//! is somebody's: it is neither used nor written.
+//! Rates belong to a device model: its threads, memory and link. A device that differs in one of
+//! these is measured anew, and the file keeps the rates of the others.
+//!
+//! If the file is of another calibration version, or has an invalid rate, rates are measured again
+//! and the file is overwritten. The file only saves time; nothing depends on it. A file with other
+//! contents is not ours: the server neither uses nor writes it.
 
 use std::fs::Permissions;
 use std::io::Write;
@@ -23,38 +26,38 @@ use crate::device::{DeviceInfo, DeviceKind};
 use crate::memory::Budget;
 use crate::{Context, Error, Result};
 
-/// Counts the ways in which rates were measured: what is measured, or how, changed in between.
+/// Version of the calibration. Raise it when the measured rates, or the way of measuring, change.
 const CALIBRATION: u32 = 13;
 
-/// The field that begins every file of rates, of any version.
+/// The first field of every file of rates, of any version.
 const CALIBRATION_FIELD: &str = "calibration";
 
-/// Devices that are remembered; those that were measured last.
+/// Maximum devices in the file; the most recently measured are kept.
 const DEVICES_MAX: usize = 64;
 
-/// Larger files are not ours, in bytes.
+/// Maximum bytes of a file of rates. A larger file is not ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What rates depend on.
+/// Device properties that rates depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceModel {
     /// `host` or `cuda`.
     pub kind: String,
-    /// What it is made of.
+    /// Hardware model.
     pub name: String,
     /// Threads or multiprocessors.
     pub parallelism: usize,
-    /// CPU threads that work for it.
+    /// CPU threads that work for the device.
     pub cpu_threads: usize,
-    /// Bytes of its memory, rounded down to a power of two: a device of little memory is measured with little, and how much of a GPU's
-    /// is free varies from start to start.
+    /// Bytes of device memory, rounded down to a power of two. A device of little memory is
+    /// measured with little data, and the free memory of a GPU varies from start to start.
     pub memory_bytes: u64,
-    /// Bytes per second of the links that are emulated between it and host memory, in both directions; empty for none.
+    /// Bytes per second of emulated links to and from host memory; empty for none.
     pub link: Vec<f64>,
 }
 
 impl DeviceModel {
-    /// Of a device that is made of that, behind such a link.
+    /// Returns the model of a device with the given description, behind the given link.
     pub fn of(kind: DeviceKind, info: &DeviceInfo, memory: &Budget, link: Vec<f64>) -> Self {
         Self {
             kind: kind.to_string(),
@@ -67,16 +70,16 @@ impl DeviceModel {
     }
 }
 
-/// Rates, and when they were measured.
+/// Rates, and the time of their measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeptRates {
-    /// What was measured.
+    /// The measured device.
     #[serde(flatten)]
     pub model: DeviceModel,
-    /// When.
+    /// Time of the measurement.
     #[serde(with = "rfc3339")]
     pub measured: SystemTime,
-    /// The rates.
+    /// The measured rates.
     pub rates: Rates,
 }
 
@@ -90,14 +93,14 @@ struct Contents {
 #[derive(Clone, Debug)]
 pub struct RatesFile {
     path: PathBuf,
-    /// Those that were measured last are at the end.
+    /// Rates in order of measurement, the latest last.
     kept: Vec<KeptRates>,
-    /// Whether what is there may be written over.
+    /// True if the file may be overwritten.
     is_ours: bool,
 }
 
 impl RatesFile {
-    /// Reads a file; there need not be one. What is no such file is passed over, with a warning.
+    /// Opens a file, which need not exist. A file with other contents is ignored, with a warning.
     pub fn open(path: &Path) -> Self {
         let text = read(path);
         let kept = text.as_deref().map_err(Error::clone).and_then(kept_in).unwrap_or_else(|error| {
@@ -107,17 +110,18 @@ impl RatesFile {
         Self { path: path.into(), kept, is_ours: text.is_ok_and(|text| is_ours(&text)) }
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is known of that model of device.
+    /// Returns the rates of a device model, if known.
     pub fn find(&self, model: &DeviceModel) -> Option<&KeptRates> {
         self.kept.iter().find(|kept| kept.model == *model)
     }
 
-    /// Adds what was measured, in place of what was known of such devices. It is in the file after [`RatesFile::save`].
+    /// Adds measured rates and removes earlier ones of the same model. [`RatesFile::save`] writes
+    /// them.
     pub fn add(&mut self, measured: KeptRates) {
         self.kept.retain(|kept| kept.model != measured.model);
         self.kept.push(measured);
@@ -125,10 +129,10 @@ impl RatesFile {
         self.kept.drain(..surplus);
     }
 
-    /// Writes the file: aside and renamed, so that nobody reads half of it.
+    /// Writes the file to a temporary name and renames it, so that no reader sees half of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is a file that holds something else; what writing it answers.
+    /// [`Error::Invalid`] if the path holds a file with other contents; errors of writing.
     pub fn save(&self) -> Result<()> {
         let context = || format!("keeping measured rates in {}", self.path.display());
         if !self.is_ours {
@@ -143,7 +147,8 @@ impl RatesFile {
     }
 }
 
-/// Writes a file aside, under a name of this write's own, since servers may start together. It gets the permissions of any new file.
+/// Writes a file under a unique temporary name, because servers may start together, and renames it.
+/// The file gets the permissions of any new file.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
@@ -167,7 +172,7 @@ fn read(path: &Path) -> Result<String> {
     }
 }
 
-/// Whether some version of this wrote it, or the start of it, or nobody anything.
+/// True if the text is empty, or was written by some version of this program, even in part.
 fn is_ours(text: &str) -> bool {
     let first = format!("{{\n  \"{CALIBRATION_FIELD}\":");
     text.trim().is_empty() || first.starts_with(text) || text.starts_with(&first)
@@ -195,7 +200,7 @@ fn kept_in(text: &str) -> Result<Vec<KeptRates>> {
     }
 }
 
-/// Times as people write them.
+/// Times in RFC 3339 format.
 mod rfc3339 {
     use std::time::SystemTime;
 

@@ -1,18 +1,20 @@
-//! The planner: from what was asked for to what will run, and why.
+//! The planner: decides how a requested join runs, and why.
 //!
 //! ```text
-//!   JoinSpec (names) ── bind: catalog ──► BoundJoin (columns, types) ── plan: statistics, rates ──► Plan (strategy, sides,
-//!                                                                              phases with predicted bytes and seconds)
-//!                                                                          └─► Task (what the join room runs)
+//!   JoinSpec (names) ── bind: catalog ──► BoundJoin (columns, types)
+//!      ── plan: statistics, rates ──► Plan (strategy, sides, phases with predicted bytes, seconds)
+//!         └─► Task (the input of the join room)
 //! ```
 //!
-//! Binding finds every name and checks every type, so that a bad request is refused before anything is queued. Planning
-//! predicts rows from statistics ([`Estimates`]), prices every strategy on both build sides by roofline arithmetic on the
-//! device's [`Rates`], measured once and kept in a [`RatesFile`], and takes the cheapest that fits in the device's memory. An [`Explanation`] says what was
-//! chosen, why the others lost, and how the prediction compares with what was measured.
+//! Binding finds every name and checks every type, so that the server refuses a bad request before
+//! it queues anything. Planning predicts rows from statistics ([`Estimates`]) and prices every
+//! strategy on both build sides. Prices are roofline arithmetic on the device's [`Rates`], measured
+//! once and kept in a [`RatesFile`]. The planner takes the cheapest strategy that fits in the
+//! device's memory. An [`Explanation`] gives the chosen strategy and why the others lost, and
+//! compares prediction with measurement.
 //!
-//! This room knows of the catalog's statistics, of how keys are packed, of how joins are composed, and of a device's sizes and rates; it runs
-//! nothing but the calibration, and knows nothing of jobs or the wire.
+//! This room knows the catalog's statistics, key packing, the composition of joins, and a device's
+//! sizes and rates. It runs only the calibration, and knows nothing of jobs or the wire.
 
 mod bind;
 mod calibrate;

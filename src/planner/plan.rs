@@ -1,4 +1,4 @@
-//! What will run, and why.
+//! Plans: the way a join will run, and the reason for it.
 
 use std::cmp::Ordering;
 
@@ -18,78 +18,89 @@ use crate::{Error, Result};
 pub struct Plan {
     /// Tables, keys, output.
     pub join: BoundJoin,
-    /// How it is composed.
+    /// Composition of the join.
     pub strategy: Strategy,
-    /// Which side the tables are built on, or that is sorted first. Any kind of join may build on either side.
+    /// Side that the tables are built on, or that is sorted first. Any kind of join may build on
+    /// either side.
     pub build_side: Side,
-    /// Partitions of both sides are `1 << radix_bits`; `None` for strategies without.
+    /// Number of partitions of both sides, as `1 << radix_bits`; `None` for strategies without
+    /// partitions.
     pub radix_bits: Option<u32>,
-    /// Whether the build keys look distinct and dense, so that the `hash` strategy tries a perfect-hash array over their extent.
+    /// True if the build keys look distinct and dense. The `hash` strategy then tries a
+    /// perfect-hash array over their extent.
     pub dense: bool,
-    /// Which columns move with the keys, for strategies that partition or sort.
+    /// Columns that move with the keys, for strategies that partition or sort.
     pub carried: Carried,
-    /// Whether probe rows pass over a filter of the build keys first, and how many of them are predicted to pass. It is used
-    /// where the kind of join drops probe rows without a match.
+    /// Probe rows predicted to pass a filter of the build keys; `None` without a filter. A filter
+    /// requires a kind of join that drops probe rows without a match.
     pub filtered_rows: Option<f64>,
-    /// Whether the probe side comes in one chunk if that fits: more chunks would cost more than they overlap.
+    /// True: send the probe side as one chunk if that fits, because more chunks would cost more
+    /// than they overlap.
     pub probe_at_once: bool,
-    /// Whether columns of the build side come in after the probe side, so that rows of the result begin to leave before.
+    /// True if columns of the build side come in after the probe side, so that result rows begin to
+    /// leave earlier.
     pub build_columns_last: bool,
-    /// Whether the device makes keys of text, and hashes and compares what is too wide to be packed; the host does where the device cannot,
-    /// where its memory does not hold the values, or where that takes longer.
+    /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
+    /// The host does so if the device cannot, if the values do not fit in device memory, or if the
+    /// device is slower.
     pub device_makes_keys: bool,
-    /// Whether the device gathers text of the result, of the columns that it can; the host does where the device cannot, where its memory does
-    /// not hold them, or where that takes longer.
+    /// True if the device gathers text of the result, for the columns that it can. The host does so
+    /// if the device cannot, if the columns do not fit in device memory, or if the device is
+    /// slower.
     pub device_gathers_text: bool,
-    /// Whether the build side is in the order of the key, by declaration or as the upload saw: sorting is skipped.
+    /// True if the build side is in the order of the key, as declared or as seen at upload. Sorting
+    /// is then skipped.
     pub build_sorted: bool,
-    /// The same of the probe side.
+    /// True if the probe side is in the order of the key.
     pub probe_sorted: bool,
-    /// What statistics predict.
+    /// Sizes predicted from statistics.
     pub estimates: Estimates,
-    /// Bytes per row of the result, on average.
+    /// Mean bytes per row of the result.
     pub row_bytes: f64,
     /// Predicted bytes of the result.
     pub result_bytes: u64,
-    /// Device memory that it takes.
+    /// Device memory that the join takes.
     pub memory: MemoryNeed,
-    /// Host memory that it takes beside its inputs and its result, in bytes: keys that the host makes.
+    /// Host memory that the join takes in addition to its inputs and its result, in bytes: keys
+    /// made by the host.
     pub host_scratch_bytes: u64,
-    /// Predicted phases, in the order they first run.
+    /// Predicted phases, in the order of their first run.
     pub phases: Vec<PredictedPhase>,
-    /// Predicted seconds on the device planned for.
+    /// Predicted seconds on `target`.
     pub seconds: f64,
-    /// The device it was planned for.
+    /// The device of the plan.
     pub target: Target,
-    /// Why this strategy.
+    /// Reason for this strategy.
     pub reason: String,
-    /// The others, each strategy on each side, those that fit first and the fastest of them first, and why they lost.
+    /// The other strategies on each side, and why they lost. Those that fit come first, sorted by
+    /// time.
     pub alternatives: Vec<Alternative>,
 }
 
 /// A strategy on a build side that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// How it would be composed.
+    /// Composition of the alternative.
     pub strategy: Strategy,
-    /// On which side.
+    /// Its build side.
     pub build_side: Side,
     /// Predicted seconds.
     pub seconds: f64,
     /// Device memory that it would take.
     pub memory: MemoryNeed,
-    /// Why it lost.
+    /// Reason why it lost.
     pub reason: String,
 }
 
 impl Plan {
-    /// Whether keys are too wide to be packed, so that they are hashed, and compared where their hashes are equal.
+    /// True if keys are too wide to be packed, so that they are hashed, and compared if their
+    /// hashes are equal.
     pub fn compares_keys(&self) -> bool {
-        // A plan exists only of types that can be keys.
+        // A plan exists only if all key types are valid.
         self.join.key_facts(self.build_side).is_ok_and(|facts| KeyLayout::new(facts, 0).is_hashed())
     }
 
-    /// All that makes one plan another, except for whether the probe side comes in chunks.
+    /// Describes all decisions of a plan, except `probe_at_once`.
     pub fn composition(&self) -> String {
         let Self { strategy, build_side, radix_bits, dense, carried, .. } = self;
         let flags = [
@@ -102,7 +113,7 @@ impl Plan {
         format!("{strategy} {build_side} {radix_bits:?} {dense} {carried:?} [{}]", flags.join(", "))
     }
 
-    /// The side that has a role.
+    /// Returns the side with the given role.
     pub fn side(&self, role: Role) -> Side {
         match role {
             Role::Build => self.build_side,
@@ -111,37 +122,40 @@ impl Plan {
     }
 }
 
-/// Chooses strategy and build side for the default [`Target`]: a host device without a bound on memory.
+/// Chooses strategy and build side for the default [`Target`]: a host device with unlimited memory.
 ///
 /// # Errors
-/// As [`plan_on`].
+/// The errors of [`plan_on`].
 pub fn plan(join: BoundJoin, strategy: Option<Strategy>) -> Result<Plan> {
     plan_on(join, strategy, &Target::default())
 }
 
-/// Chooses strategy and build side for a device: the least predicted time among what fits in its memory. A strategy that
-/// is asked for is taken, with the better build side.
+/// Chooses strategy and build side for a device: the least predicted time among plans that fit in
+/// its memory. A requested strategy is taken, with its better build side.
 ///
 /// # Errors
-/// [`Error::Exhausted`] when nothing, or not the strategy asked for, fits in device memory; [`Error::Unsupported`] when both
-/// sides have more rows than positions can address.
+/// [`Error::Exhausted`] when no strategy, or not the requested one, fits in device memory.
+/// [`Error::Unsupported`] when both sides have more rows than positions can address.
 pub fn plan_on(join: BoundJoin, strategy: Option<Strategy>, target: &Target) -> Result<Plan> {
     plan_forced(join, &Forced::named(strategy), target)
 }
 
-/// As [`plan_on`], with some decisions taken beforehand.
+/// Plans as [`plan_on`] does, with some decisions taken beforehand.
 ///
 /// # Errors
-/// As [`plan_on`]; [`Error::Unsupported`] when no plan goes with what is forced.
+/// The errors of [`plan_on`], and [`Error::Unsupported`] when no plan agrees with the forced
+/// decisions.
 pub fn plan_forced(join: BoundJoin, forced: &Forced, target: &Target) -> Result<Plan> {
     let (plan, refusal) = propose_forced(join, forced, target, &Interrupt::default())?;
     refusal.map_or(Ok(plan), Err)
 }
 
-/// As [`plan_on`], for those who only want to know: where nothing fits, the plan that is nearest to fitting, and why it is refused.
+/// Plans as [`plan_on`] does, but without refusing. If nothing fits, returns the plan nearest to
+/// fitting and the reason for its refusal.
 ///
 /// # Errors
-/// [`Error::Unsupported`] when both sides have more rows than positions can address; the interrupt's.
+/// [`Error::Unsupported`] when both sides have more rows than positions can address, and the errors
+/// of the interrupt.
 pub fn propose(
     join: BoundJoin,
     strategy: Option<Strategy>,
@@ -161,7 +175,7 @@ fn propose_forced(
     propose_estimated(join, estimates, forced, target, interrupt)
 }
 
-/// Proposes a plan of a join whose sizes were estimated.
+/// Proposes a plan for a join with the given estimates.
 pub(super) fn propose_estimated(
     join: BoundJoin,
     estimates: Estimates,
@@ -171,7 +185,8 @@ pub(super) fn propose_estimated(
 ) -> Result<(Plan, Option<Error>)> {
     let question = Question { join: &join, forced, estimates: &estimates, target, interrupt };
     let mut candidates = candidates(&question)?;
-    // Those that fit by their time; of the others, the one that is nearest to fitting is what a refusal speaks of.
+    // Plans that fit are sorted by time. The others follow by memory, because a refusal names the
+    // one nearest to fitting.
     candidates.sort_by(|a, b| by_fit_and_time(&a.costed, &b.costed, target));
     let wanted = |candidate: &Candidate| forced.allows(candidate.build_side, &candidate.costed);
     let Some(chosen) = candidates.iter().position(wanted) else {
@@ -228,7 +243,7 @@ pub(super) fn propose_estimated(
     Ok((plan, refusal))
 }
 
-/// What fits comes first, and of that what takes the least time; of the rest, what is nearest to fitting.
+/// Orders plans that fit by time, before all others. Orders the others by memory, then time.
 fn by_fit_and_time(a: &Costed, b: &Costed, target: &Target) -> Ordering {
     let fits = |costed: &Costed| costed.memory.minimum_bytes <= target.memory_bytes;
     let by_need = || a.memory.minimum_bytes.cmp(&b.memory.minimum_bytes);
@@ -246,7 +261,7 @@ struct Candidate {
 
 fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     let Question { join, forced, target, .. } = *question;
-    // The smaller side first: it wins where times are equal.
+    // The smaller side comes first, so it wins if times are equal.
     let smaller = if join.left.rows <= join.right.rows { Side::Left } else { Side::Right };
     let mut candidates = Vec::new();
     for build_side in [smaller, smaller.other()] {
@@ -257,7 +272,7 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
         let links: Vec<Links> = ways.iter().map(|inputs| Links::new(join, inputs, target)).collect();
         for strategy in Strategy::ALL {
             let costed = |(inputs, links)| Ok((inputs, Costed::cheapest(question, strategy, inputs, links)?));
-            // Those first that go with what is forced.
+            // Plans that agree with the forced decisions come first.
             let is_other = |costed: &Costed| !forced.allows(build_side, costed);
             let by_way: Vec<(&Inputs, Costed)> = ways.iter().zip(&links).map(costed).collect::<Result<_>>()?;
             let best = by_way
@@ -281,7 +296,8 @@ fn candidates(question: &Question<'_>) -> Result<Vec<Candidate>> {
     Ok(candidates)
 }
 
-/// The inputs with text worked on in all ways that the device has, of which the host does everything in the last.
+/// Returns the inputs for each way that the device can work on text. In the last, the host does
+/// everything.
 fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
     let Question { join, forced, estimates, target, interrupt } = *question;
     let inputs = |makes_keys, gathers| {
@@ -295,7 +311,7 @@ fn text_ways(question: &Question<'_>, build_side: Side) -> Result<Vec<Inputs>> {
     for (makes_keys, gathers) in [(true, true), (true, false), (false, true)] {
         if (may_make_keys || !makes_keys) && (may_gather || !gathers) {
             ways.push(inputs(makes_keys, gathers)?);
-            // There may be keys that it cannot read.
+            // The device may be unable to read some keys.
             ways.pop_if(|way| way.device_makes_keys != makes_keys);
         }
     }
@@ -325,13 +341,14 @@ impl Candidate {
     }
 }
 
-/// Why one prediction is longer than another: how much, and in which phase.
+/// Describes how much longer one prediction is than another, and in which phase.
 fn against(loser: &Costed, winner: &Costed) -> String {
     let seconds_of = |costed: &Costed, name: &str| {
         costed.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.seconds).sum::<f64>()
     };
     let names = loser.phases.iter().chain(&winner.phases).map(|phase| phase.name);
-    // In the direction of the whole: where the longer one loses its time.
+    // Differences count in the direction of the total, so the largest is where the slower one loses
+    // time.
     let way = if loser.seconds < winner.seconds { -1.0 } else { 1.0 };
     let difference = |name: &str| way * (seconds_of(loser, name) - seconds_of(winner, name));
     let compared = match loser.seconds.total_cmp(&winner.seconds) {
@@ -387,8 +404,8 @@ fn too_large(join: &BoundJoin, chosen: &Candidate, forced: bool, others: &[Candi
     ))
 }
 
-/// Bytes of the keys that the host packs or hashes for the device, with their validity: those of the build side, and of the
-/// chunks of the probe side that are worked on at a time.
+/// Bytes of the keys that the host packs or hashes for the device, with their validity. Counts the
+/// build side and the concurrent chunks of the probe side.
 fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 {
     let made = |input: &Input| match input.host_keys {
         true => input.rows * (inputs.key_bytes() + input.key_columns as f64 / 8.0),
@@ -398,10 +415,10 @@ fn host_scratch_bytes(costed: &Costed, inputs: &Inputs, target: &Target) -> u64 
     (made(&inputs.build) + made(&inputs.probe) * chunks.at_once / chunks.count) as u64
 }
 
-/// How many bytes the values of a table's columns have.
+/// Sizes of the values of a table's columns.
 pub(super) struct ValueSizes<'a> {
     table: &'a Table,
-    /// Bytes of a value where widths vary, on average over all such columns.
+    /// Mean bytes of a value over all columns of variable width.
     variable_bytes: f64,
 }
 
@@ -415,14 +432,14 @@ impl<'a> ValueSizes<'a> {
         Self { table, variable_bytes: (row_bytes - fixed as f64).max(1.0) / variable_columns.max(1) as f64 }
     }
 
-    /// Bytes of a value of a column: its width where that is fixed, and else the table's average.
+    /// Mean bytes of a value of a column: its fixed width, or the table's average.
     pub(super) fn mean_bytes(&self, column: usize) -> f64 {
         let width = fixed_width(self.table.schema.field(column).data_type());
         width.map_or(self.variable_bytes, |width| width.bytes() as f64)
     }
 }
 
-/// Bytes per row of the result: widths where they are fixed, and the table's average where they are not.
+/// Bytes per row of the result: fixed widths, and the table's averages for other columns.
 pub(super) fn result_row_bytes(join: &BoundJoin) -> f64 {
     let (left, right) = (ValueSizes::of(&join.left), ValueSizes::of(&join.right));
     let output = join.output.iter().map(|column| match column.source {

@@ -1,67 +1,74 @@
-//! How fast a device does what joins are made of.
+//! Rates at which a device does the parts of a join.
 
 use serde::{Deserialize, Serialize};
 
 use crate::device::{DeviceKind, KeyWidth};
 
-/// Rows that a host device is measured with: enough that fixed costs vanish and all threads of sixteen have their share, few enough that a
-/// round takes a fifth of a second.
+/// Rows for measuring a host device. Enough that fixed costs vanish and each of sixteen threads has
+/// a share; few enough that a round takes a fifth of a second.
 pub(super) const HOST_ROWS_MAX: usize = 1 << 18;
 
-/// What random reads of [`Rates::random_reads`] spread over, at the least: more than the caches of most CPUs, shared ones included. With
-/// less, hash tables of tens of megabytes look twice as fast as they are.
+/// Minimum bytes that the random reads of [`Rates::random_reads`] spread over: more than the caches
+/// of most CPUs, shared ones included. With less, hash tables of tens of megabytes look twice as
+/// fast as they are.
 pub(super) const FAR_BYTES: u64 = 64 << 20;
 
-/// Measured rates of one device, all of its threads or multiprocessors working. The cost model knows a device by these
-/// numbers only.
+/// Measured rates of one device, with all of its threads or multiprocessors at work. The cost model
+/// knows a device by these numbers only.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     /// Bytes per second from host memory to the device.
     pub copy_in: f64,
     /// Bytes per second from the device to host memory.
     pub copy_out: f64,
-    /// Whether host memory in one piece is used where it lies, without a copy.
+    /// True if the device uses contiguous host memory in place, without a copy.
     pub reads_host_memory: bool,
-    /// Whether copies run beside primitives, so that a join takes the longer of both.
+    /// True if copies run in parallel with primitives, so that a join takes the longer of both.
     pub copies_overlap: bool,
-    /// Bytes per second of sequential device memory traffic, read and written.
+    /// Bytes per second of sequential device memory traffic, counting reads and writes.
     pub stream: f64,
-    /// Bytes per second that one partition pass reads and writes.
+    /// Bytes per second of one partition pass, counting reads and writes.
     pub partition: f64,
-    /// Rows per second that are sorted by keys of 4, 8 and 16 bytes, with 4 bytes carried, or whose equal keys are made adjacent.
+    /// Rows per second sorted, or grouped by equal keys, for keys of 4, 8 and 16 bytes with 4 bytes
+    /// carried.
     pub sort_rows: [f64; 3],
-    /// Bytes per second, read and written, of what a sort carries beyond the first 4 bytes of a row.
+    /// Bytes per second, counting reads and writes, that a sort carries beyond the first 4 bytes of
+    /// a row.
     pub sort_carry: f64,
-    /// Rows per second put into a hash table that fits in cache, by keys of 4, 8 and 16 bytes that are on two rows each, beyond what a call
-    /// takes. Keys on one row each are put in as fast as they are looked up.
+    /// Rows per second built into a hash table that fits in cache, for keys of 4, 8 and 16 bytes on
+    /// two rows each. Excludes the cost of a call. Keys on one row each are built at the rate of
+    /// `probe_rows`.
     pub build_repeated_rows: [f64; 3],
-    /// Rows per second looked up in a hash table that fits in cache, merged, matched partition by partition, or put into a table of keys
-    /// that do not repeat.
+    /// Rows per second looked up in a hash table that fits in cache. Also for merging, matching by
+    /// partition, and building a table of keys that do not repeat.
     pub probe_rows: f64,
-    /// Rows per second put into, or looked up in, a perfect-hash array or a filter that fits in cache.
+    /// Rows per second built into, or looked up in, a perfect-hash array or a filter that fits in
+    /// cache.
     pub dense_rows: f64,
-    /// Rows per second of both sides, by keys of 4, 8 and 16 bytes, of partitions that are joined in one go and counted; zero for a
-    /// device that does not.
+    /// Fused partition join, count only: rows per second of both sides, for keys of 4, 8 and 16
+    /// bytes. 0 if unsupported.
     pub join_rows: [f64; 3],
-    /// Independent reads per second from random places of [`FAR_BYTES`] and more.
+    /// Independent reads per second from random places of at least [`FAR_BYTES`].
     pub random_reads: f64,
     /// Bytes that random reads may spread over before they miss the cache.
     pub cache_bytes: u64,
-    /// Values of variable length per second that the host gathers by row number, or makes keys of.
+    /// Variable-length values per second that the host gathers by row number, or makes keys of.
     pub host_values: f64,
-    /// Seconds that a call of a primitive takes however little it has to do, until the CPU knows that it is done.
+    /// Minimum seconds of a primitive's call, until the CPU knows that it is done.
     pub call_seconds: f64,
-    /// Seconds that a call takes that partitions in one pass, however little it has to do.
+    /// Minimum seconds of a call that partitions in one pass.
     pub partition_call_seconds: f64,
-    /// The same of sorting by keys of 4, 8 and 16 bytes, which takes more passes the wider they are.
+    /// Minimum seconds of a call that sorts by keys of 4, 8 and 16 bytes. Wider keys take more
+    /// passes.
     pub sort_call_seconds: [f64; 3],
-    /// The same of building a hash table of keys of 4, 8 and 16 bytes that repeat.
+    /// Minimum seconds of a call that builds a hash table of repeated keys of 4, 8 and 16 bytes.
     pub build_repeated_call_seconds: [f64; 3],
 }
 
 impl Rates {
-    /// A host device of that many threads, before anything is measured. Assumptions, not measurements: round numbers of
-    /// the order that a server's core shows. [`calibrate`](super::calibrate()) replaces all but the size of the cache.
+    /// Rates of a host device with the given threads, before measurement. They are assumptions:
+    /// round numbers of the order of a server's core. [`calibrate`](super::calibrate()) replaces
+    /// all except the cache size.
     pub fn host(threads: usize) -> Self {
         let threads = threads.max(1) as f64;
         Self {
@@ -87,8 +94,9 @@ impl Rates {
         }
     }
 
-    /// An NVIDIA H200 over PCIe 5 x16. Copies, the memory's rate, partition and sort of 4- and 8-byte pairs were measured on
-    /// one; the rest are assumptions, from the published joins of Wu et al. 2024 by the ratio of memory bandwidths.
+    /// Rates of an NVIDIA H200 over PCIe 5 x16. Copies, the memory's rate, and partition and sort
+    /// of 4- and 8-byte pairs were measured on one. The rest are assumptions, scaled from the
+    /// published joins of Wu et al. 2024 by the ratio of memory bandwidths.
     pub fn h200() -> Self {
         Self {
             copy_in: 55.6e9,
@@ -114,7 +122,7 @@ impl Rates {
         }
     }
 
-    /// Where calibration starts from, and what holds when it cannot run.
+    /// Returns the rates that calibration starts from, also used if it cannot run.
     pub fn defaults(kind: DeviceKind, parallelism: usize) -> Self {
         match kind {
             DeviceKind::Host => Self::host(parallelism),
@@ -122,9 +130,10 @@ impl Rates {
         }
     }
 
-    /// True if all of them are positive numbers. `join_rows` is zero for devices that do without.
+    /// True if all rates are positive numbers. `join_rows` may be zero, for devices without a fused
+    /// join.
     pub(super) fn are_sound(&self) -> bool {
-        // All of them by name, so that a new one is not forgotten.
+        // All fields are named, so that a new one is not forgotten.
         let Self {
             copy_in,
             copy_out,
@@ -159,8 +168,9 @@ impl Rates {
                 .all(|value| value.is_finite() && value > 0.0)
     }
 
-    /// What several rounds of measuring say together: of what was timed by itself the best, because whatever else the machine did
-    /// only made it longer; of what is the difference of two times the middle, because that errs both ways.
+    /// Combines several rounds of measuring. Directly timed rates take the best round, because
+    /// other work on the machine only adds time. Rates from a difference of two times take the
+    /// median, because differences err both ways.
     pub(super) fn best_of(rounds: &[Self]) -> Self {
         let best = |of: &dyn Fn(&Self) -> f64| rounds.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
         let least = |of: &dyn Fn(&Self) -> f64| rounds.iter().map(of).fold(f64::INFINITY, f64::min);
@@ -193,15 +203,16 @@ impl Rates {
         }
     }
 
-    /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond what they cost in cache: the share of them
-    /// that misses, as if the cache held a random part of the extent.
+    /// Seconds that `reads` random reads spread over `extent_bytes` cost beyond their cost in
+    /// cache. Counts the share of reads that miss, assuming that the cache holds a random part of
+    /// the extent.
     pub(super) fn miss_seconds(&self, reads: f64, extent_bytes: f64) -> f64 {
         let missing = (1.0 - self.cache_bytes as f64 / extent_bytes.max(1.0)).max(0.0);
         reads * missing / self.random_reads
     }
 }
 
-/// Of rates by keys of 4, 8 and 16 bytes, the one by keys of that width.
+/// Selects the rate for the given key width from rates for 4, 8 and 16 bytes.
 pub(super) fn of_width(rates: [f64; 3], width: KeyWidth) -> f64 {
     match width {
         KeyWidth::W4 => rates[0],

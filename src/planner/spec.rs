@@ -1,9 +1,9 @@
-//! What a client asks for: a join, in words of the catalog.
+//! The join that a client asks for, in names of the catalog.
 
 use crate::catalog::IntoMode;
 use crate::join::{JoinKind, Strategy};
 
-/// A join as it was asked for. Names are not checked yet: [`bind`](super::bind) does that.
+/// A requested join. Names are not checked yet: [`bind`](super::bind) checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinSpec {
     /// Name of the left table.
@@ -12,34 +12,35 @@ pub struct JoinSpec {
     pub right: String,
     /// Pairs of columns that must be equal; at least one.
     pub on: Vec<KeyPair>,
-    /// Which rows survive.
+    /// Kind of join, which decides the rows that survive.
     pub how: JoinKind,
-    /// Columns of the result: `column`, `left.column` or `right.column`. Empty: the keys once, the rest of left, the
-    /// rest of right.
+    /// Columns of the result: `column`, `left.column` or `right.column`. Empty: the keys once, the
+    /// rest of left, the rest of right.
     pub columns: Vec<String>,
-    /// The result is the number of rows that it would have, in one row with one column, `count`. Then no columns can be named.
+    /// True if the result is the number of joined rows, in one row with one column, `count`. Then
+    /// `columns` must be empty.
     pub count: bool,
-    /// `None`: the planner chooses.
+    /// Strategy to run. `None`: the planner chooses.
     pub strategy: Option<Strategy>,
-    /// Whether null keys match null keys, where a pair does not say.
+    /// True if null keys match null keys. [`KeyPair::nulls_equal`] overrides it.
     pub nulls_equal: bool,
-    /// Which devices may run it.
+    /// Devices that may run the join.
     pub devices: DeviceRequest,
-    /// Rows per batch of the result, at most. `None`: messages of 1 to 4 MB.
+    /// Maximum rows per batch of the result. `None`: messages of 1 to 4 MB.
     pub batch_rows: Option<usize>,
-    /// -100 to 100; higher starts first.
+    /// Priority, -100 to 100; higher starts first.
     pub priority: i32,
-    /// Seconds that the result is kept once it is complete. `Some(0)`: released as the first reader reads it. `None`: the
-    /// server's setting.
+    /// Seconds to keep the result after it is complete. `Some(0)`: released as the first reader
+    /// reads it. `None`: the server's setting.
     pub retain_seconds: Option<u32>,
-    /// Keeps the result as a table of this name.
+    /// Name of the table that keeps the result.
     pub into: Option<String>,
-    /// What becomes of a table that has the name already.
+    /// Action if a table of that name exists already.
     pub into_mode: IntoMode,
 }
 
 impl JoinSpec {
-    /// The inner join of two tables, with nothing else said.
+    /// Returns the inner join of two tables, with defaults for everything else.
     pub fn inner(left: &str, right: &str, on: Vec<KeyPair>) -> Self {
         Self {
             left: left.into(),
@@ -59,12 +60,13 @@ impl JoinSpec {
         }
     }
 
-    /// Whether the result is consumed as it is read, and never there in whole. What becomes a table is.
+    /// True if the result is consumed while it is read, and is never stored in whole. A result that
+    /// becomes a table is stored in whole.
     pub fn is_read_as_made(&self) -> bool {
         self.retain_seconds == Some(0) && self.into.is_none()
     }
 
-    /// What would help a join whose result finds no room in host memory.
+    /// Returns advice for a join whose result does not fit in host memory.
     pub fn room_advice(&self) -> &'static str {
         match (&self.into, self.retain_seconds) {
             (Some(_), _) => {
@@ -90,20 +92,20 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
-    /// A pair that treats nulls as the join does.
+    /// Returns a pair that treats nulls as the join does.
     pub fn new(left: &str, right: &str) -> Self {
         Self { left: left.into(), right: right.into(), nulls_equal: None }
     }
 }
 
-/// Which devices a join may use.
+/// Devices that a join may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceRequest {
-    /// Any, as many as serve it best.
+    /// Any device, as many as serve the join best.
     #[default]
     Any,
-    /// This many.
+    /// The given number of devices.
     Count(usize),
-    /// Out of these, by name.
+    /// Any of the named devices.
     Named(Vec<String>),
 }

@@ -1,4 +1,4 @@
-//! What the planner knows of the device that it plans for.
+//! The planner's view of the device that it plans for.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -17,37 +17,37 @@ pub struct Target {
     pub name: String,
     /// Bytes of device memory that a join may use.
     pub memory_bytes: u64,
-    /// How the operator raises that: `--device-memory`.
+    /// Option by which the operator raises `memory_bytes`: `--device-memory`.
     pub memory_knob: String,
-    /// Threads or multiprocessors: so many partitions are worked on at once.
+    /// Threads or multiprocessors: partitions that the device works on at once.
     pub parallelism: usize,
     /// [`DeviceInfo::morsel_rows`](crate::device::DeviceInfo::morsel_rows).
     pub morsel_rows: usize,
-    /// Build rows that a partition should have.
+    /// Preferred build rows per partition.
     pub partition_rows: usize,
-    /// The most bits that one partition pass resolves.
+    /// Maximum bits that one partition pass resolves.
     pub pass_bits_max: u32,
-    /// Streams of a join that are worked on at once.
+    /// Streams of a join that the device works on at once.
     pub streams: usize,
-    /// Probe rows of a wave.
+    /// Probe rows per wave.
     pub wave_rows: usize,
     /// [`DeviceInfo::row_scratch_bytes`](crate::device::DeviceInfo::row_scratch_bytes).
     pub row_scratch_bytes: Option<usize>,
     /// [`DeviceInfo::works_on_text`](crate::device::DeviceInfo::works_on_text).
     pub works_on_text: bool,
-    /// What it does how fast.
+    /// Rates of the device.
     pub rates: Rates,
-    /// Columns that are there already from earlier joins, as they were when the plan was made.
+    /// Columns that the device has kept from earlier joins, as of the time of planning.
     pub kept: Vec<ColumnRows>,
 }
 
 impl Target {
-    /// The view of a device with those rates.
+    /// Returns the view of a device with the given rates.
     pub fn of(device: &dyn Device, rates: Rates) -> Self {
         Self::new(device.id(), device.info(), device.memory(), rates)
     }
 
-    /// The view of a device that is made of that, with those rates.
+    /// Returns the view of a device with the given description and rates.
     pub fn new(id: DeviceId, info: &DeviceInfo, memory: &Budget, rates: Rates) -> Self {
         Self {
             name: id.to_string(),
@@ -66,13 +66,13 @@ impl Target {
         }
     }
 
-    /// What of a table a device has kept from earlier joins.
+    /// Returns the rows of a table that a device has kept from earlier joins.
     pub fn kept_rows(device: &dyn Device, table: &Arc<Table>) -> Vec<ColumnRows> {
         let table: Weak<Table> = Arc::downgrade(table);
         device.kept_rows(&(table as Weak<dyn Any + Send + Sync>))
     }
 
-    /// What the device has kept of a table's columns, by column.
+    /// Returns the rows of a table that the device has kept, by column.
     pub(super) fn kept_rows_of(&self, table: &Arc<Table>) -> HashMap<usize, KeptRows> {
         let of_table = |kept: &&ColumnRows| std::ptr::addr_eq(kept.table.as_ptr(), Arc::as_ptr(table));
         let mut by_column: HashMap<usize, KeptRows> = HashMap::new();
@@ -84,15 +84,15 @@ impl Target {
     }
 }
 
-/// The rows of a column that a device has kept, by where they start.
+/// The rows of a column that a device has kept, in order of their start.
 #[derive(Debug, Default)]
 pub(super) struct KeptRows(Vec<Range<u64>>);
 
 impl KeptRows {
-    /// The share of the column's rows that need not be copied. A reader of all of them `at_once` is given what is kept only if
-    /// nothing is missing.
+    /// Returns the share of the column's rows that need not be copied. A reader of all rows
+    /// `at_once` uses kept rows only if none is missing.
     pub(super) fn share(&self, table_rows: u64, at_once: bool) -> f64 {
-        // Chunks of joins that cut the table otherwise overlap.
+        // Chunks overlap if joins cut the table differently.
         let (rows, _) = self
             .0
             .iter()
@@ -101,7 +101,7 @@ impl KeptRows {
     }
 }
 
-/// A host device of one thread and of memory without bound, with the default rates.
+/// A host device of one thread with unlimited memory and the default rates.
 impl Default for Target {
     fn default() -> Self {
         Self {

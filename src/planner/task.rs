@@ -1,4 +1,4 @@
-//! From a plan to what runs.
+//! Converts a plan to a task.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,11 @@ use crate::device::{RadixBits, Which};
 use crate::join::{Arrangement, Expected, Side, Strategy, Stretches, Task, TaskSide};
 
 impl Plan {
-    /// The join that this plan describes, as the `join` room runs it.
+    /// Returns the task of this plan, as the `join` room runs it.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key; binding has refused those before.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a type that cannot be a key. Binding has
+    /// refused such types before.
     pub fn task(&self) -> Result<Task> {
         let join = &self.join;
         Ok(Task {
@@ -70,11 +71,12 @@ impl Plan {
         self.join.keys.iter().map(|key| key.column(side)).collect()
     }
 
-    /// The extent of the build keys, where the plan counts on a perfect-hash table.
+    /// Extent of the build keys, if the plan expects a perfect-hash table.
     fn dense_range(&self) -> Option<(u128, u128)> {
         let statistics = &self.join.table(self.build_side).statistics[self.join.keys.first()?.column(self.build_side)];
         match (&statistics.min, &statistics.max) {
-            // Raw keys are compared as unsigned integers: a range that crosses zero has no dense image.
+            // Raw keys are compared as unsigned integers, so a range that crosses zero has no dense
+            // image.
             (Some(Value::Integer(min @ 0..)), Some(Value::Integer(max))) if self.dense => {
                 Some((*min as u128, *max as u128))
             }

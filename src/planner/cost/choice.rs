@@ -1,5 +1,6 @@
-//! What is decided about a strategy before it is priced: how many partitions in how many passes, whether probe rows pass over
-//! a filter, and which columns move with the keys. The cheapest of a few ways to decide is taken.
+//! Decisions about a strategy before it is priced: the number of partitions and passes, a filter
+//! for probe rows, and the columns that move with the keys. Prices a few combinations and takes the
+//! cheapest.
 
 use super::super::carried::Carried;
 use super::super::filter;
@@ -14,7 +15,7 @@ use crate::columns::Role;
 use crate::device::host::FilterBytes;
 use crate::memory::Interrupt;
 
-/// What is the same for all prices of one plan.
+/// Inputs common to all prices of one plan.
 pub(in crate::planner) struct Question<'a> {
     pub(in crate::planner) join: &'a BoundJoin,
     pub(in crate::planner) forced: &'a Forced,
@@ -25,7 +26,7 @@ pub(in crate::planner) struct Question<'a> {
 }
 
 impl Costed {
-    /// As [`cheapest`](Self::cheapest), uninterrupted.
+    /// Prices as [`cheapest`](Self::cheapest) does, uninterrupted.
     #[cfg(test)]
     pub(in crate::planner) fn new(
         join: &BoundJoin,
@@ -39,10 +40,11 @@ impl Costed {
         Self::cheapest(&question, strategy, inputs, &Links::new(join, inputs, target)).unwrap()
     }
 
-    /// The cheapest way to compose a strategy that goes with what is forced, as far as it can.
+    /// Finds the cheapest composition of a strategy that agrees with the forced decisions, as far
+    /// as possible.
     ///
     /// # Errors
-    /// The interrupt's.
+    /// The errors of the interrupt.
     pub(in crate::planner) fn cheapest(
         question: &Question<'_>,
         strategy: Strategy,
@@ -75,7 +77,7 @@ impl Costed {
     }
 }
 
-/// Everything about a strategy that is decided, but for what is carried.
+/// All decisions about a strategy, except which columns are carried.
 struct Choice<'a> {
     question: &'a Question<'a>,
     strategy: Strategy,
@@ -85,8 +87,8 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Prices the strategy with all columns carried that can be, or none, as its name says. Where the choice is the
-    /// planner's, a strategy that carries does so for the sides for which it is worth it.
+    /// Prices the strategy with all columns carried that can be, or none, as its name says. If the
+    /// planner may choose, a strategy that carries does so only on the sides where that pays.
     fn price(&self, mut inputs: Inputs, by_name: bool) -> Result<Costed> {
         let all = self.strategy.carries_payload();
         for input in [&mut inputs.build, &mut inputs.probe] {
@@ -105,7 +107,7 @@ impl Choice<'_> {
                 (best, inputs) = (costed, tried);
             }
         }
-        // With nothing carried it would be the strategy of another name.
+        // With nothing carried, this would be the GFUR variant of the strategy.
         if inputs.carries_something() { Ok(best) } else { self.price(inputs, true) }
     }
 
@@ -131,11 +133,12 @@ impl Choice<'_> {
         }
     }
 
-    /// Its price with what comes in, and in which order, as is best: all of the build side and then chunks of the probe side, or all of that
-    /// at once, where there is so little to overlap that it is not worth the calls; or the build side's columns after both sides' keys.
+    /// Prices up to three transfer orders and keeps the cheapest: build side then probe side in
+    /// chunks; build side then probe side whole, if the overlap is not worth the calls; or keys of
+    /// both sides, then the build side's columns.
     ///
     /// # Errors
-    /// The interrupt's.
+    /// The errors of the interrupt.
     fn costed(&self, inputs: &Inputs) -> Result<Costed> {
         let Question { forced, target, interrupt, .. } = *self.question;
         interrupt.check()?;
@@ -173,8 +176,8 @@ impl Choice<'_> {
     }
 }
 
-/// So many partitions that one has about as many build rows as the device likes: in one pass, and if that gives too few of
-/// them, in two. `None` for strategies without.
+/// Candidate radix widths: partitions of about `partition_rows` build rows, in one pass, and in two
+/// if one gives too few partitions. `None` for strategies without partitions.
 fn radix_bits(strategy: Strategy, inputs: &Inputs, target: &Target) -> Vec<Option<u32>> {
     if !strategy.is_partitioned() {
         return vec![None];

@@ -1,4 +1,5 @@
-//! What decides how a column crosses the link to the device, found once for all steps and strategies that ask.
+//! Facts about how a column crosses the link to the device, found once for all steps and strategies
+//! that ask.
 
 use std::collections::HashMap;
 
@@ -7,21 +8,22 @@ use super::super::target::KeptRows;
 use super::super::{BoundJoin, Target};
 use crate::columns::{Role, fixed_width};
 
-/// How a column crosses the link.
+/// The transfer of a column over the link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// Bytes of a value; 0 where values are of variable length.
+    /// Bytes of a value; 0 for values of variable length.
     pub(super) bytes: f64,
-    /// Share of the rows that the device has kept, for a reader of one part after the other.
+    /// Share of the rows that the device has kept, for a reader of one part after another.
     pub(super) kept_share: f64,
-    /// The same for a reader of all rows at once, which is all or nothing.
+    /// Share of the rows that the device has kept, for a reader of all rows at once: all or
+    /// nothing.
     pub(super) kept_share_at_once: f64,
 }
 
 /// The columns of one side.
 #[derive(Debug)]
 pub(super) struct SideLinks {
-    /// Those of [`Input::columns`], in that order.
+    /// The columns of [`Input::columns`], in that order.
     pub(super) columns: Vec<Link>,
     /// The key columns, in the order of the pairs.
     pub(super) keys: Vec<Link>,

@@ -1,4 +1,4 @@
-//! The device memory that a strategy takes, and what follows from it for the chunks of the probe side.
+//! The device memory that a strategy takes, and the resulting chunks of the probe side.
 
 use serde::Serialize;
 
@@ -11,42 +11,47 @@ use crate::join::{CHUNK_ROWS_MIN, OVERLAPPED_CHUNK_ROWS_MIN, chunks_per_stream};
 /// Bytes of device memory that a strategy takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryNeed {
-    /// At the least, whatever the keys turn out to be: the most that any step takes with the probe side in the smallest chunks.
+    /// Minimum bytes, for any key values: the maximum over all steps with the probe side in the
+    /// smallest chunks.
     pub minimum_bytes: u64,
-    /// With the whole probe side in one chunk; what is missing of this makes more and smaller chunks.
+    /// Bytes with the whole probe side in one chunk. With less memory, chunks are smaller and more
+    /// numerous.
     pub whole_bytes: u64,
-    /// Of this, what the build side takes for as long as it is probed.
+    /// Part of `whole_bytes` that the build side takes while it is probed.
     pub resident_bytes: u64,
 }
 
 /// Bytes per probe row of row numbers, matches and pairs.
 const MATCH_ROW_BYTES: f64 = 32.0;
 
-/// Memory is taken in cache lines, and the smallest wave and the smallest batch of pairs have to fit somewhere.
+/// Memory is allocated in cache lines, and the smallest wave and the smallest batch of pairs have
+/// to fit somewhere.
 const SMALL_BYTES: f64 = (32 << 10) as f64;
 
-/// Partitions of distinct keys are of nearly one size; keys that repeat a few times make them differ.
+/// Partitions of distinct keys have nearly one size. Keys that repeat a few times make the sizes
+/// differ.
 const PARTITION_SPREAD: f64 = 1.5;
 
-/// The most rows of one key for which a table reserves room ahead: it grows by distinct keys beyond that.
+/// Maximum rows of one key for which a table reserves room ahead. Beyond that it grows by distinct
+/// keys.
 const HEAVY_TABLE_ROWS: f64 = (1 << 16) as f64;
 
-/// How the probe side comes.
+/// Division of the probe side into chunks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::planner) struct Chunks {
-    /// In so many parts.
+    /// Number of chunks.
     pub(in crate::planner) count: f64,
-    /// Of which so many are worked on at a time.
+    /// Chunks in progress at a time.
     pub(in crate::planner) at_once: f64,
-    /// Whether one stream takes all of it, as far as it fits.
+    /// True if one stream takes the whole probe side, as far as it fits.
     pub(in crate::planner) is_all_at_once: bool,
-    /// Whether columns of the build side come in after it (`join/late.rs`).
+    /// True if columns of the build side come in after the probe side (`join/late.rs`).
     pub(in crate::planner) build_columns_last: bool,
 }
 
 impl Chunks {
-    /// As `join::probe` divides it: each takes half of what the build side leaves free to its stream, and there are several for
-    /// each stream, unless one stream has to do.
+    /// Divides the probe side as `join::probe` does. Each chunk takes half of what the build side
+    /// leaves free to its stream. Each stream has several chunks, unless a single stream is used.
     pub(in crate::planner) fn new(
         strategy: Strategy,
         memory: &MemoryNeed,
@@ -75,37 +80,40 @@ impl Chunks {
 }
 
 impl Model<'_> {
-    /// What the device must hold, step by step as the run does it (`join::run`): the sizes of the side are exact, and nothing is
-    /// left to guesses about keys, because running out of memory in the middle is the one thing that must not happen.
+    /// Computes the device memory, step by step as the run uses it (`join::run`). The sizes of the
+    /// side are exact and nothing depends on guesses about keys, because running out of memory
+    /// during the run must not happen.
     pub(super) fn memory(&self) -> MemoryNeed {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let rows = build.rows;
         let repeats = !build.seen_unique;
-        // Row numbers of the rows that have a key, and of those that have none.
+        // Row numbers of the rows with a key, and of the rows without one.
         let numbers = if build.is_partly_keyed() { 4.0 } else { 0.0 };
         let lying = rows * (self.packed_row_bytes(build) + self.copied_row_bytes(build) + numbers) + build.values.stays;
         let lying = lying + build.text_held_bytes();
         let packing = rows * (self.source_row_bytes(build) + self.packed_row_bytes(build) + numbers);
         let packing = packing + build.values.arriving;
-        // Finding the rows without a key takes a flag for each row.
+        // Finding the rows without a key takes a flag per row.
         let flagging = if build.is_partly_keyed() { lying + rows } else { 0.0 };
         let composed = if build.is_partly_keyed() { 4.0 * rows } else { 0.0 };
         let how = self.join.spec.how;
         let needs_flags = how.keeps_unmatched(build.side) || how.only_side() == Some(build.side);
         let probe_row = self.probe_row_bytes();
-        // Values may all be of the longest. What the chunks of other streams take but for these is next to nothing.
+        // All values may have the maximum length. Apart from such values, chunks of other streams
+        // take next to nothing.
         let least_rows = (CHUNK_ROWS_MIN as f64).min(probe.rows);
-        // Text is there once as it came, and once as it is gathered.
+        // Text is stored twice: as it arrived, and as gathered.
         let text_max: f64 = probe.text_columns.iter().chain(&build.text_columns).map(|text| text.row_max()).sum();
         let longest = (self.target.streams as f64).max(2.0) * (probe.values.row_max + 2.0 * text_max);
         let smallest_chunk = least_rows * (2.0 * probe_row + longest);
         let whole_chunk = 2.0 * (probe.rows * probe_row + probe.values.arriving + probe.text_held_bytes());
 
-        // The most while the build side is arranged and indexed, what stays, and what matching takes beside that.
+        // Maximum while the build side is arranged and indexed, memory that stays, and extra memory
+        // for matching.
         let (arranging, stays, matching) = match self.strategy {
             Strategy::Hash => {
                 let table = match self.inputs.dense_slots {
-                    // Where a key repeats after all, the general table takes the place of the dense one.
+                    // If a key repeats after all, the general table replaces the dense one.
                     Some(slots) if !repeats => TableBytes { stays: 4 * slots as u64, building: 0 },
                     _ => self.table(rows, repeats),
                 };
@@ -120,7 +128,7 @@ impl Model<'_> {
                 let carried = self.carried(build);
                 let row = self.inputs.key_bytes() + carried;
                 let composed = if carried > 0.0 { composed } else { 0.0 };
-                // Rows without a key are left out of columns before these are carried.
+                // Rows without a key are removed from columns before these are carried.
                 let carried_columns = build.carried_row_bytes();
                 let gathered = if build.is_partly_keyed() { carried_columns } else { 0.0 };
                 let scratch = match self.strategy.is_sorted() {
@@ -129,12 +137,12 @@ impl Model<'_> {
                         let threads = self.target.parallelism;
                         sort_scratch_bytes(self.inputs.key_width, rows as u64, widest, threads) as f64
                     }
-                    // The first of two passes gives what the second reads.
+                    // The first of two passes writes what the second reads.
                     false if self.passes > 1.0 => rows * row,
                     false => 0.0,
                 };
                 let arranged = lying + rows * (gathered + row) + scratch.max(composed);
-                // Carried columns replace those that were copied in, once they are arranged.
+                // Once arranged, carried columns replace the copied ones.
                 let replaced = if build.is_partly_keyed() { 0.0 } else { rows * self.charged(build, carried_columns) };
                 let stays = lying - replaced + rows * row + composed;
                 let (places, tables) = if self.passes > 0.0 { self.tables_at_once() } else { (0.0, 0.0) };
@@ -142,8 +150,8 @@ impl Model<'_> {
                     true => rows * row + composed + places + tables,
                     false => 0.0,
                 };
-                // Keys that are found to repeat only when they are probed are grouped beside a chunk, which was given half of
-                // what was free then.
+                // Keys found to repeat only during the probe are grouped while a chunk is in
+                // memory. That chunk got half of the memory then free.
                 let ahead = self.inputs.hashed || needs_flags;
                 let beside = if ahead { 0.0 } else { (whole_chunk / 2.0).min(smallest_chunk.max(grouping)) };
                 (arranged.max(stays + grouping + beside), stays, tables)
@@ -153,7 +161,7 @@ impl Model<'_> {
         let (filter_stays, filter_building) = (filter.stays as f64, filter.building as f64);
         let arranging = arranging.max(stays + filter_building) + filter_stays;
         let resident = stays + filter_stays + if needs_flags { rows } else { 0.0 };
-        // Build rows that are kept at the end: their positions, and their row numbers.
+        // Build rows kept for the end: their positions and their row numbers.
         let ending = if needs_flags { 8.0 * rows } else { 0.0 };
         let minimum = packing.max(flagging).max(arranging).max(resident + (matching + smallest_chunk).max(ending));
         let minimum = minimum + SMALL_BYTES + self.scratch(build, build.rows);
@@ -165,8 +173,9 @@ impl Model<'_> {
         }
     }
 
-    /// The same where the columns of the build side come last: a row number for each row of the result beside it. `None` where they
-    /// cannot come last, or, unless they are asked to, where that might take more memory than there is to spare.
+    /// Returns the memory if the build side's columns come last: in addition, a row number per row
+    /// of the result. `None` if they cannot come last. Also `None`, unless asked for, if that does
+    /// not pay or memory is short.
     pub(super) fn memory_with_columns_last(&self, memory: MemoryNeed, asked_for: Option<bool>) -> Option<MemoryNeed> {
         let build = &self.inputs.build;
         let moves_some = (!build.columns.is_empty() || !build.text_columns.is_empty())
@@ -182,9 +191,10 @@ impl Model<'_> {
         (pays || asked_for == Some(true)).then_some(MemoryNeed { whole_bytes, ..memory })
     }
 
-    /// What arranging that many rows of a side takes on a device whose primitives need more than a host device's.
+    /// Memory for arranging the given rows of a side, on a device whose primitives need more than a
+    /// host device's.
     fn scratch(&self, input: &Input, rows: f64) -> f64 {
-        /// For the fixed scratch memory of some streams.
+        /// Fixed scratch memory of some streams.
         const STREAMS_BYTES: f64 = (16 << 20) as f64;
         match self.target.row_scratch_bytes {
             Some(bytes) => STREAMS_BYTES + rows * (bytes as f64 + self.inputs.key_bytes() + self.carried(input)),
@@ -192,7 +202,7 @@ impl Model<'_> {
         }
     }
 
-    /// Bytes per row of what is copied in, unless the device reads it where it lies.
+    /// Bytes per row that are copied in, or 0 if the device reads them in place.
     fn charged(&self, input: &Input, row_bytes: f64) -> f64 {
         if self.rates.reads_host_memory && input.one_piece { 0.0 } else { row_bytes }
     }
@@ -207,28 +217,30 @@ impl Model<'_> {
         self.charged(input, input.key_source_bytes) + made_by_host + columns / 8.0
     }
 
-    /// Bytes per row of packed keys, as far as they are not the column itself where it lies.
+    /// Bytes per row of packed keys, except for keys that are the column itself, read in place.
     fn packed_row_bytes(&self, input: &Input) -> f64 {
         let as_it_lies = self.inputs.raw && !input.is_partly_keyed();
         if as_it_lies { self.charged(input, self.inputs.key_bytes()) } else { self.inputs.key_bytes() }
     }
 
-    /// Bytes per row of the columns of the result as they are copied in, with their validity, which always is.
+    /// Bytes per row of the result's columns as copied in, with their validity, which is always
+    /// copied.
     fn copied_row_bytes(&self, input: &Input) -> f64 {
         let columns = input.copied_row_bytes();
         let nullable = input.columns.iter().filter(|column| column.nullable).count();
         self.charged(input, columns) + nullable as f64 / 8.0
     }
 
-    /// Bytes per probe row by which the run chooses its chunks: keys packed, arranged and once more while they are sorted, columns
-    /// copied in, carried and sorted, and what becomes of them.
+    /// Bytes per probe row by which the run sizes its chunks. Counts keys packed, arranged and once
+    /// more while sorted; columns copied in, carried and sorted; and row numbers, matches and
+    /// pairs.
     fn probe_row_bytes(&self) -> f64 {
         let columns: f64 = self.inputs.probe.columns.iter().map(|column| column.bytes).sum();
         3.0 * self.inputs.key_bytes() + 3.0 * columns + MATCH_ROW_BYTES
     }
 
-    /// What the partitions take that are worked on at one time: the places of their rows while equal keys are made
-    /// adjacent, and their tables.
+    /// Memory of the partitions that are in progress at one time: positions of their rows while
+    /// equal keys are made adjacent, and their tables.
     fn tables_at_once(&self) -> (f64, f64) {
         let rows = self.inputs.build.rows;
         if self.partitions <= 1.0 {
@@ -239,7 +251,7 @@ impl Model<'_> {
         let heavy = self.inputs.build.heaviest_rows.min(rows);
         let places = 4.0 * (at_once * ordinary + heavy).min(rows);
         let tables = at_once * self.table(ordinary, true).stays as f64;
-        // A table that grows is held twice for a moment.
+        // A growing table is stored twice for a moment.
         let growing = if ordinary > HEAVY_TABLE_ROWS { 0.5 * tables } else { 0.0 };
         let heavy_table = if heavy > ordinary { self.table(heavy.min(HEAVY_TABLE_ROWS), true).stays } else { 0 };
         (places, tables + growing + heavy_table as f64)

@@ -1,15 +1,16 @@
-//! What a strategy costs: roofline arithmetic on a device's measured rates.
+//! Prices strategies: roofline arithmetic on a device's measured rates.
 //!
-//! Each phase takes the longer of the bytes it moves over the rate of their boundary, and the rows it treats over the rate
-//! of its primitive (the roofline of Williams et al. 2009, with one roof per boundary); random reads beyond the cache, and what
-//! each call takes by itself, come on top. Phases add up, except where copies run beside primitives.
+//! Each phase takes the longer of two times: its bytes over the rate of their boundary, and its
+//! rows over the rate of its primitive. This is the roofline of Williams et al. 2009, with one roof
+//! per boundary. Random reads beyond the cache, and the fixed time of each call, are added. Phases
+//! add up, except where copies run in parallel with primitives.
 //!
 //! ```text
-//!   choice: passes, filter, what is carried ─► Model ─┬─ memory: what it must hold ─► in how many chunks
-//!                                                     └─ phases: bytes and seconds of each ─► all together
+//!   choice: passes, filter, carried columns ─► Model ─┬─ memory: minimum and whole ─► chunks
+//!                                                     └─ phases: bytes and seconds ─► total
 //! ```
 //!
-//! The names of phases are those under which a running join records its time.
+//! A running join records its time under the same phase names.
 
 mod choice;
 mod links;
@@ -39,17 +40,17 @@ pub(super) struct Costed {
     pub(super) seconds: f64,
     pub(super) memory: MemoryNeed,
     pub(super) radix_bits: Option<u32>,
-    /// Which columns move with the keys.
+    /// Columns that move with the keys.
     pub(super) carried: Carried,
-    /// With a filter of the build keys, the probe rows that are predicted to pass it.
+    /// Probe rows predicted to pass the filter of the build keys; `None` without a filter.
     pub(super) filtered_rows: Option<f64>,
-    /// Whether the probe side comes in one chunk if that fits.
+    /// True if the probe side comes in one chunk if that fits.
     pub(super) probe_at_once: bool,
-    /// Whether columns of the build side come in after the probe side.
+    /// True if columns of the build side come in after the probe side.
     pub(super) build_columns_last: bool,
 }
 
-/// A strategy on a side, with all that is decided about it: what phases and memory are reckoned from.
+/// A strategy on a side with all its decisions, from which phases and memory are computed.
 struct Model<'a> {
     join: &'a BoundJoin,
     strategy: Strategy,
@@ -63,16 +64,16 @@ struct Model<'a> {
     filter: Option<Filter>,
 }
 
-/// A filter of the build keys, over which probe rows pass before they are arranged.
+/// A filter of the build keys, which probe rows pass before they are arranged.
 struct Filter {
-    /// Probe rows that it lets through.
+    /// Probe rows that pass the filter.
     passing: f64,
     bytes: FilterBytes,
 }
 
 impl Model<'_> {
-    /// Rows of a side that are arranged and matched: those that have a key, and of the probe side those that pass the
-    /// filter.
+    /// Rows of a side that are arranged and matched: rows with a key. On the probe side, only those
+    /// that pass the filter.
     fn arranged(&self, role: Role) -> f64 {
         match (role, &self.filter) {
             (Role::Probe, Some(filter)) => filter.passing,
@@ -80,14 +81,15 @@ impl Model<'_> {
         }
     }
 
-    /// Whether the device joins partitions in one go (`join/fused.rs`). Where a key has many build rows it may give that up, and group and
-    /// match them.
+    /// True if the device joins partitions in one go (`join/fused.rs`). If a key has many build
+    /// rows, the join may give that up, and group and match the rows.
     fn joins_partitions(&self) -> bool {
-        /// Where keys have more rows than this on average, listing runs of equal keys is the better way.
+        /// Maximum mean rows per key. Beyond it, listing runs of equal keys is the better way.
         const ROWS_OF_KEY_MAX: f64 = 32.0;
-        /// Half of what a GPU goes through in one bucket of its table (`CHAIN_MAX` of `kernels/join_partitions.cu`).
+        /// Maximum rows of a heavy key: half of what a GPU goes through in one bucket of its table
+        /// (`CHAIN_MAX` of `kernels/join_partitions.cu`).
         const ROWS_OF_HEAVY_KEY_MAX: f64 = 512.0;
-        // Rows have to be written one by one, either way; a run of them is counted at once.
+        // Either way rows have to be written one by one, but a run of rows is counted at once.
         let heavy_max = if self.join.spec.count { ROWS_OF_KEY_MAX } else { ROWS_OF_HEAVY_KEY_MAX };
         self.strategy.is_partitioned()
             && self.join.spec.how == JoinKind::Inner
@@ -105,7 +107,7 @@ impl Model<'_> {
         input.carried_row_bytes() + if input.needs_row_numbers() || self.inputs.hashed { 4.0 } else { 0.0 }
     }
 
-    /// Rows of the result in which a side has a row.
+    /// Rows of the result that include a row of the given side.
     fn rows_with(&self, input: &Input) -> f64 {
         let how = self.join.spec.how;
         let unmatched = if how.keeps_unmatched(input.side) { input.rows - input.matched } else { 0.0 };

@@ -1,8 +1,9 @@
-//! The phases of a run, each with the bytes that it moves and the seconds that it takes.
+//! The phases of a run, each with its bytes and seconds.
 //!
-//! A phase is made of steps: what is done for one side, with the seconds that it keeps each of three things busy, which are the
-//! device and the link in both directions, and the seconds of its calls. Phases are shown as if nothing overlapped; what they
-//! take together where it does is [`total_seconds`](super::steps::total_seconds).
+//! A phase is made of steps. A step is the work for one side. It has the seconds for which it keeps
+//! the device and each direction of the link busy, and the seconds of its calls. Phases are shown
+//! as if nothing overlapped; [`total_seconds`](super::steps::total_seconds) gives their total with
+//! overlap.
 
 use super::super::Strategy;
 use super::super::inputs::{Input, Place};
@@ -14,21 +15,22 @@ use super::{Filter, Model};
 use crate::columns::Role;
 use crate::device::host::FilterBytes;
 
-/// What each thread of a CPU beyond the first costs a call that it takes part in. (A fit to 120 joins of 2 to 16 morsels on sixteen threads of
-/// an H200's host, 77851dd. What waking the threads takes when nothing else is done, 1.3 µs each on an H100's, leaves small joins predicted at
-/// half their time, and a server with both devices then puts 36 of 180 on the slower one: `mix.py --draw 60`.)
+/// Seconds that each CPU thread beyond the first adds to a call that it takes part in. (A fit to
+/// 120 joins of 2 to 16 morsels on sixteen threads of an H200's host, 77851dd. Waking threads with
+/// no other work takes 1.3 µs each on an H100's host. That value predicts small joins at half their
+/// time, and a server with both devices then puts 36 of 180 on the slower one: `mix.py --draw 60`.)
 const WAKING_SECONDS: f64 = 7.5e-6;
 
 /// Bytes of two positions, and of the first match of a row.
 const PAIR_BYTES: f64 = 12.0;
 
-/// Values are gathered no quicker than so many bytes of each cross the device's memory.
+/// Minimum bytes of device memory traffic per gathered value.
 const VALUE_BYTES_MIN: f64 = 8.0;
 
-/// Where the rows of a gather come from.
+/// Source order of the rows of a gather.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
-    /// One after the other, or within a partition that is in cache.
+    /// One row after another, or within a partition that is in cache.
     Clustered,
     /// From anywhere in the column.
     Random,
@@ -84,9 +86,9 @@ impl Model<'_> {
         steps
     }
 
-    /// A step on the threads of a CPU. Its work was reckoned by rates that all threads have together, and takes longer where its rows are
-    /// fewer morsels than there are threads: of these only those count that had a morsel when rates were measured. Threads that have a
-    /// morsel wake up for each call.
+    /// Adjusts a step for the threads of a CPU. Its work was priced at rates of all threads
+    /// together, and takes longer if its rows are fewer morsels than threads. Only threads that had
+    /// a morsel during calibration count. Each call wakes the threads that have a morsel.
     fn on_threads(&self, step: Step) -> Step {
         let (morsel_rows, threads) = (self.target.morsel_rows as f64, self.target.parallelism as f64);
         let at_work = |rows: f64, threads: f64| (rows / morsel_rows).ceil().clamp(1.0, threads.max(1.0));
@@ -97,7 +99,8 @@ impl Model<'_> {
         Step { work: slower * step.work, calls: step.calls + waking, ..step }
     }
 
-    /// How often what is done to a side is done: once to the build side, and to the probe side once for each chunk.
+    /// Repetitions of the work on a side: once for the build side, once per chunk for the probe
+    /// side.
     fn times(&self, role: Role, chunks: Chunks) -> f64 {
         if role == Role::Build { 1.0 } else { chunks.count }
     }
@@ -108,7 +111,7 @@ impl Model<'_> {
         chunks.count * of_chunk.ceil().max(1.0)
     }
 
-    /// Keys are brought in where they are packed.
+    /// Packs keys. The copy of the key columns belongs to this step.
     fn pack_keys(&self, role: Role, chunks: Chunks) -> Step {
         let input = self.inputs.of(role);
         let source = input.rows * input.key_source_bytes;
@@ -156,7 +159,7 @@ impl Model<'_> {
             calls += 1.0;
         }
         let mut work = 0.0;
-        // Rows that take no part are left out of columns before these are carried.
+        // Rows that take no part are removed from columns before these are carried.
         if self.strategy != Strategy::Hash && self.arranged(role) < input.rows {
             let gathered = 2.0 * self.arranged(role) * input.carried_row_bytes();
             bytes += gathered;
@@ -167,14 +170,15 @@ impl Model<'_> {
         Step { copy_in, beside, ..step }.calling(calls * self.times(role, chunks), self.rates.call_seconds)
     }
 
-    /// Rows of a column that are copied, because the device has not kept them.
+    /// Rows of a column that are copied because the device has not kept them.
     fn copied_rows(&self, role: Role, link: &Link, chunks: Chunks) -> f64 {
         let at_once = role == Role::Build || chunks.count <= 1.0;
         let kept_share = if at_once { link.kept_share_at_once } else { link.kept_share };
         self.inputs.of(role).rows * (1.0 - kept_share)
     }
 
-    /// Seconds in which bytes of a column cross the link. A device that reads host memory copies nothing that lies in one piece.
+    /// Seconds in which bytes of a column cross the link. A device that reads host memory copies no
+    /// table stored in one piece.
     fn crossing_seconds(&self, input: &Input, bytes: f64) -> f64 {
         if self.is_read_in_place(input) { 0.0 } else { bytes / self.rates.copy_in }
     }
@@ -187,7 +191,8 @@ impl Model<'_> {
         self.rates.reads_host_memory && input.one_piece
     }
 
-    /// Keys enter the filter once, and are looked up in it once; those that pass are written with their row numbers.
+    /// Enters keys in the filter once and looks them up once. Rows that pass are written with their
+    /// row numbers.
     fn filter(&self, chunks: Chunks) -> Option<Step> {
         let Filter { passing, bytes: FilterBytes { stays, building } } = self.filter.as_ref()?;
         let (build, probe) = (self.inputs.build.keyed, self.inputs.probe.keyed);
@@ -204,7 +209,7 @@ impl Model<'_> {
 
     fn partition(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
         let key_bytes = self.inputs.key_bytes();
-        // Read and write everything, and read the keys once more for the histogram.
+        // Reads and writes everything, and reads the keys once more for the histogram.
         let row_bytes = 2.0 * (key_bytes + self.carried(self.inputs.of(role))) + key_bytes;
         let bytes = self.arranged(role) * row_bytes * self.passes;
         let calls = self.passes * self.times(role, chunks);
@@ -223,9 +228,9 @@ impl Model<'_> {
         Step::new("group build", Role::Build, bytes, work).calling(1.0, call_seconds)
     }
 
-    /// Whether rows are sorted is found by reading the keys: all of them when they are, the first few when they are not.
+    /// Reads keys to check if they are sorted: all keys if they are, the first few if not.
     fn check_order(&self, name: &'static str, role: Role, chunks: Chunks) -> Step {
-        /// Of keys without order.
+        /// Rows read of keys without order.
         const FIRST_ROWS: f64 = 1024.0;
         let rows = match self.inputs.of(role).sorted {
             true => self.arranged(role),
@@ -255,7 +260,7 @@ impl Model<'_> {
             return step.by_morsels_of(build.keyed).calling(1.0, self.rates.call_seconds);
         }
         let (keys, extent) = self.table_keys();
-        // A place is found, then written; where keys repeat, the list of rows is written as well.
+        // A slot is found, then written. If keys repeat, the list of rows is written as well.
         let (rate, reads, call_seconds) = match build.repeats {
             true => {
                 let width = self.inputs.key_width;
@@ -272,8 +277,8 @@ impl Model<'_> {
             .calling(1.0, call_seconds)
     }
 
-    /// The different keys of the build side, which are what a table has places for, and the bytes of these. Equal keys are
-    /// entered one after the other, and meet in the cache.
+    /// Distinct keys of the build side, for each of which a table has a slot, and the bytes of the
+    /// table. Equal keys are entered one after the other, and meet in the cache.
     fn table_keys(&self) -> (f64, f64) {
         let build = &self.inputs.build;
         let rows_each = if build.repeats { self.estimates.rows_of_key(build.side).max(1.0) } else { 1.0 };
@@ -281,7 +286,8 @@ impl Model<'_> {
         (keys, self.table(keys, build.repeats).stays as f64)
     }
 
-    /// Each chunk of the probe side passes over all of the build side once more, but for a table that stays.
+    /// Matches rows. Each chunk of the probe side passes over the whole build side once more,
+    /// unless a table stays.
     fn match_rows(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (key_bytes, probe_rows) = (self.inputs.key_bytes(), self.arranged(Role::Probe));
@@ -300,7 +306,8 @@ impl Model<'_> {
                 }
             },
             Strategy::RadixHash | Strategy::RadixHashGfur => {
-                // Partitions that outgrow the cache are built and probed at random places of memory.
+                // Partitions that outgrow the cache are built and probed at random places in
+                // memory.
                 let extent = self.table(build.keyed / self.partitions, build.repeats).stays as f64;
                 rows / self.rates.probe_rows + self.rates.miss_seconds(rows, extent)
             }
@@ -308,12 +315,13 @@ impl Model<'_> {
         };
         let work = seconds.max(bytes / self.rates.stream);
         let step = Step::new("match", Role::Probe, bytes, work);
-        // Other matches are shared out by partitions, or by what is merged.
+        // Other strategies share out matching by partitions or merge ranges.
         let step = if self.strategy == Strategy::Hash { step.by_morsels_of(probe_rows) } else { step };
         step.calling(self.waves(chunks), self.rates.call_seconds)
     }
 
-    /// Each chunk of the probe side meets all of the build side once more. What was carried is written side by side.
+    /// Joins partitions in one go. Each chunk of the probe side meets the whole build side once
+    /// more. Carried columns are written side by side.
     fn join_partitions(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let rows = self.arranged(Role::Probe) + chunks.count * build.keyed;
@@ -325,20 +333,22 @@ impl Model<'_> {
         let columns = 2.0 * self.estimates.pairs * written;
         let counted = of_width(self.rates.join_rows, self.inputs.key_width);
         let work = rows / counted + columns / self.rates.stream;
-        // How large the largest partition is is asked before.
+        // One more call first asks for the size of the largest partition.
         Step::new("join", Role::Probe, keys + columns, work).calling(2.0 * self.waves(chunks), self.rates.call_seconds)
     }
 
-    /// Values behind equal hashes are compared, at random places of both sides: a probe row with the first build row that it matches, and
-    /// build rows with the one before, where keys repeat. Where the host does that, numbers of rows are copied out for it, and of the
-    /// build side its hashes, unless a table has shown that none repeats.
+    /// Compares values behind equal hashes, at random places of both sides. Compares a probe row
+    /// with the first build row that it matches, and, if keys repeat, build rows with the one
+    /// before. If the host compares, row numbers are copied out for it. Hashes of the build side
+    /// are copied too, unless a table has shown that none repeats.
     fn compare(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let repeated =
             if build.repeats { build.keyed - build.keyed / self.estimates.rows_of_key(build.side) } else { 0.0 };
         let matched = probe.matched.min(self.arranged(Role::Probe));
         if self.inputs.device_makes_keys {
-            // Where a value begins, and what it is, are read anywhere on the build side, and on both where rows have moved.
+            // The start of a value and the value itself are read at random places: on the build
+            // side, and on both sides if rows have moved.
             let bytes = build.values.stays + probe.values.stays;
             let of_build = self.rates.miss_seconds(2.0 * (matched + repeated), build.values.stays);
             let of_probe = self.rates.miss_seconds(2.0 * matched, probe.values.stays / chunks.count);
@@ -353,8 +363,8 @@ impl Model<'_> {
         Step::new("compare keys", Role::Probe, 0.0, seconds).calling(self.waves(chunks), self.rates.call_seconds)
     }
 
-    /// Rows of the result, as many at once as the device likes, each column by a call; row numbers are looked up once for each side
-    /// that needs them, and what is copied out is waited for.
+    /// Gathers rows of the result, in batches of the device's preferred size, with one call per
+    /// column. Looks up row numbers once for each side that needs them, and waits for the copy out.
     fn gather(&self, chunks: Chunks) -> Step {
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let (mut bytes, mut seconds, mut out_bytes) = (0.0, 0.0, 0.0);
@@ -374,7 +384,8 @@ impl Model<'_> {
                     let value_bytes = 2.0 * width * rows;
                     bytes += value_bytes;
                     out_bytes += width * rows;
-                    // Joined partitions have them side by side already, and they are copied out from there.
+                    // Joined partitions have these columns side by side already, and they are
+                    // copied out from there.
                     if !(joins_partitions && (column.raw_key || column.carried)) {
                         seconds += value_bytes.max(VALUE_BYTES_MIN * rows) / self.rates.stream;
                     }
@@ -388,7 +399,7 @@ impl Model<'_> {
                     let moved = 2.0 * (value_bytes + text.offset_bytes) * rows;
                     bytes += moved;
                     out_bytes += moved / 2.0;
-                    // How long each is, and all values by words.
+                    // Includes the length of each value, and that values move by words.
                     seconds += (moved + 2.0 * VALUE_BYTES_MIN * rows) / self.rates.stream;
                     if self.gather_order(input, false) == Order::Random {
                         seconds += self.reading_anywhere(input, value_bytes) + self.reading_anywhere(input, 8.0);
@@ -404,11 +415,12 @@ impl Model<'_> {
         Step { copy_out: out_bytes / self.rates.copy_out, ..step }.calling(calls, self.rates.call_seconds)
     }
 
-    /// True if the result is expected to share the columns of the probe side with its table, because every row of it is in the
-    /// result once, and stays where it lies (`join/emit.rs`).
+    /// True if the result is expected to share the columns of the probe side with its table. Each
+    /// probe row must be in the result once, and stay in its place (`join/emit.rs`).
     pub(super) fn is_probe_shared(&self) -> bool {
-        /// The share of rows with a match that is taken for all of them. Where a sketch finds all values of one side in the other,
-        /// that is 1; a row in a thousand without a match would leave hardly a wave whole.
+        /// Share of matched rows that counts as all of them. If a sketch finds all values of one
+        /// side in the other, the share is 1. One unmatched row in a thousand would leave hardly a
+        /// wave whole.
         const ALL: f64 = 0.999;
         let (build, probe) = (&self.inputs.build, &self.inputs.probe);
         let how = self.join.spec.how;
@@ -429,19 +441,20 @@ impl Model<'_> {
             && probe.may_be_shared
     }
 
-    /// Seconds that the rows of the result cost on top for being read from anywhere in a column of that side. Rows that meet the
-    /// other side's heavy keys are few, and read again and again.
+    /// Extra seconds for reading the result's rows at random places of a column of the given side.
+    /// Rows that meet the other side's heavy keys are few, and are read repeatedly.
     fn reading_anywhere(&self, input: &Input, width: f64) -> f64 {
         let other = if input.side == self.inputs.build.side { &self.inputs.probe } else { &self.inputs.build };
         self.rates.miss_seconds(self.rows_with(input) * (1.0 - other.hot), width * input.rows)
     }
 
-    /// `moved`: whether the column lies as the keys do.
+    /// Order of a gather. `moved`: the column is in the order of the keys.
     fn gather_order(&self, input: &Input, moved: bool) -> Order {
         let both_sorted = self.inputs.build.sorted && self.inputs.probe.sorted;
         let is_build = input.side == self.inputs.build.side;
         let clustered = match self.strategy {
-            // The probe side is read as it lies, and finds build rows in order when both sides are sorted.
+            // The probe side is read in table order, and finds build rows in order if both sides
+            // are sorted.
             Strategy::Hash => !is_build || both_sorted,
             Strategy::RadixHash | Strategy::RadixHashGfur => moved,
             Strategy::SortMerge | Strategy::SortMergeGfur => moved || input.sorted,

@@ -1,4 +1,5 @@
-//! Steps of a run, and what they take: as phases by themselves, and all together where copies run beside primitives.
+//! Steps of a run and their times: as separate phases, and in total where copies run in parallel
+//! with primitives.
 
 use serde::Serialize;
 
@@ -6,10 +7,10 @@ use super::super::Rates;
 use super::memory::Chunks;
 use crate::columns::Role;
 
-/// A phase as it is predicted.
+/// A predicted phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PredictedPhase {
-    /// As a running join calls it.
+    /// Name that a running join records.
     pub name: &'static str,
     /// Bytes read and written.
     pub bytes: u64,
@@ -26,22 +27,23 @@ pub(super) struct Step {
     pub(super) bytes: f64,
     /// Seconds of the link to the device.
     pub(super) copy_in: f64,
-    /// Of these, for columns that nothing waits for before the result is gathered from them.
+    /// Part of `copy_in` for columns that nothing waits for before the result is gathered from
+    /// them.
     pub(super) beside: f64,
     /// Seconds of the device.
     pub(super) work: f64,
-    /// Seconds of the link from the device; they run beside the work that makes the bytes.
+    /// Seconds of the link from the device, in parallel with the work that makes the bytes.
     pub(super) copy_out: f64,
-    /// Seconds that its calls of primitives take, however little they do.
+    /// Minimum seconds of the step's calls of primitives.
     pub(super) calls: f64,
-    /// How many these are.
+    /// Number of calls of primitives.
     pub(super) call_count: f64,
-    /// Rows that are shared out by morsels, where that is how it is done.
+    /// Rows that are shared out by morsels; `None` if the step does not use morsels.
     pub(super) morsel_rows: Option<f64>,
 }
 
 impl Step {
-    /// Of the device alone. Its calls are still to be added.
+    /// Returns a step of the device alone. Its calls are added later.
     pub(super) fn new(name: &'static str, role: Role, bytes: f64, work: f64) -> Self {
         Self {
             name,
@@ -57,12 +59,12 @@ impl Step {
         }
     }
 
-    /// The same step, with that many calls of so many seconds each.
+    /// Adds the given number of calls of `seconds` each.
     pub(super) fn calling(self, calls: f64, seconds: f64) -> Self {
         Self { calls: self.calls + calls * seconds, call_count: self.call_count + calls, ..self }
     }
 
-    /// The same step, with rows that are shared out by morsels.
+    /// Marks the step's rows as shared out by morsels.
     pub(super) fn by_morsels_of(self, rows: f64) -> Self {
         Self { morsel_rows: Some(rows), ..self }
     }
@@ -72,7 +74,7 @@ impl Step {
     }
 }
 
-/// Steps of one name together, in the order of the first of each.
+/// Sums the steps of each name, in the order of first appearance.
 pub(super) fn phases_of(steps: &[Step]) -> Vec<PredictedPhase> {
     let mut phases: Vec<PredictedPhase> = Vec::new();
     for step in steps {
@@ -85,19 +87,25 @@ pub(super) fn phases_of(steps: &[Step]) -> Vec<PredictedPhase> {
     phases
 }
 
-/// Calls that begin and end a join on a GPU, beside those of its steps. (60 small joins took 0.26 ms more than their steps on an H100,
-/// whose calls took 13 µs: `mix.py --draw 60` at e736af3.)
+/// Calls that begin and end a join on a GPU, in addition to those of its steps. (60 small joins
+/// took 0.26 ms more than their steps on an H100, whose calls took 13 µs: `mix.py --draw 60` at
+/// e736af3.)
 const JOB_CALLS: f64 = 20.0;
 
-/// What all steps take together.
+/// Total seconds of all steps.
 ///
-/// Where nothing overlaps, that is their sum. Where copies run beside primitives, what is arranged of the build side must have arrived
-/// before that begins; its other columns arrive meanwhile, or after the probe side. Chunks of the probe side go round between link in,
-/// device and link out, several at a time. How long that takes is known from closed queueing networks: no less than the busiest of the
-/// three is needed (the roofline), and at most so long as if each chunk found all others waiting at that one (Zahorjan et al. 1982,
-/// "Balanced job bound analysis of queueing networks"), which is what is taken: with one chunk at a time it is the sum, with many it is the
-/// busiest. Calls are made through one driver, which takes them one by one; streams begin together, so that nothing else is done during the
-/// calls of each one's first chunk.
+/// Without overlap, that is their sum. If copies run in parallel with primitives, the arranged
+/// columns of the build side must arrive before arranging begins. Its other columns arrive
+/// meanwhile, or after the probe side.
+///
+/// Chunks of the probe side go round between link in, device and link out, several at a time.
+/// Closed queueing networks bound the time. It is at least the time of the busiest of the three
+/// (the roofline). It is at most the time if each chunk found all others waiting at that one
+/// (Zahorjan et al. 1982, "Balanced job bound analysis of queueing networks"). The upper bound is
+/// used: with one chunk at a time it is the sum, with many it is the busiest.
+///
+/// One driver takes the calls one by one. Streams begin together, so nothing else is done during
+/// the calls of each stream's first chunk.
 pub(super) fn total_seconds(steps: &[Step], chunks: Chunks, rates: &Rates) -> f64 {
     if !rates.copies_overlap {
         return steps.iter().map(Step::seconds).sum();

@@ -1,4 +1,4 @@
-//! Which strategy is chosen, on which side, in how many passes, with what carried, and who gathers text.
+//! Tests of the chosen strategy, build side, passes, carried columns, and the gatherer of text.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ fn sorted_inputs_are_merged_without_sorting() {
     let plan = plan_on(join, None, &target).unwrap();
     assert!(matches!(plan.strategy, Strategy::SortMerge | Strategy::SortMergeGfur), "{}", plan.strategy);
     assert!(plan.build_sorted && plan.probe_sorted);
-    // Declared is as good as detected.
+    // A declared order is as good as a detected one.
     let unsorted = bound(&sparse(1 << 24, 2), &sparse(1 << 25, 2), JoinKind::Inner);
     let plan = plan_on(unsorted.clone(), None, &target).unwrap();
     assert!(matches!(plan.strategy, Strategy::RadixHash | Strategy::RadixHashGfur), "{}", plan.strategy);
@@ -92,7 +92,8 @@ fn dense_distinct_keys_take_the_perfect_hash_path() {
     assert!(!plan_on(bound(&negative, &probe, JoinKind::Inner), None, &target).unwrap().dense);
 }
 
-/// One build key in fifty is on two rows, which a table of distinct keys does not hold: keys are sorted first.
+/// One build key in fifty is on two rows. A table of distinct keys does not hold such keys, so keys
+/// are sorted first.
 #[test]
 fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
     let target = a100();
@@ -114,7 +115,7 @@ fn a_table_of_few_keys_that_repeat_is_priced_as_one_of_many() {
     assert!(seconds(true) >= target.rates.build_repeated_call_seconds[0]);
 }
 
-/// Threads take morsels: one of them has all rows of a small side, whatever the others can do.
+/// Threads take morsels. One thread has all rows of a small side, whatever the others can do.
 #[test]
 fn what_is_one_morsel_is_no_quicker_with_more_threads() {
     let seconds = |threads: usize, rows: u64, phase: &str| {
@@ -157,7 +158,7 @@ fn a_strategy_that_is_asked_for_is_taken() {
     }
 }
 
-/// Keys of `s` of which every sixteenth is one of `r`.
+/// Keys of `s`, every sixteenth of which is a key of `r`.
 fn one_in_sixteen(how: JoinKind) -> BoundJoin {
     let r = TableSpec { distinct: f64::from(1u32 << 20), ..sparse(1 << 20, 2) };
     let s = TableSpec { distinct: f64::from(1u32 << 24), ..sparse(1 << 25, 2) };
@@ -176,7 +177,7 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
     assert_eq!(explanation.right.filtered_rows, Some(passing.round() as u64));
     assert_eq!(explanation.left.filtered_rows, None);
     assert!(explanation.to_string().contains("probe: filter by the build keys, 8 % pass; "), "{explanation}");
-    // It is no strategy of its own: those that are asked for by name use it as well.
+    // The filter is no strategy of its own: strategies asked for by name use it as well.
     for strategy in Strategy::ALL {
         let plan = plan_on(one_in_sixteen(JoinKind::Inner), Some(strategy), &target).unwrap();
         assert!(plan.filtered_rows.is_some(), "{strategy}");
@@ -190,7 +191,7 @@ fn a_filter_is_used_where_few_probe_rows_match_and_the_others_are_dropped() {
 
     let all_match = plan_on(bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner), None, &target).unwrap();
     assert_eq!(all_match.filtered_rows, None);
-    // Nothing is known of how many keys there are.
+    // The number of distinct keys is unknown.
     let mut unknown = one_in_sixteen(JoinKind::Inner);
     let mut table = sparse(1 << 25, 2).build("s");
     table.statistics[0].distinct = None;
@@ -222,7 +223,7 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
         |plan: &Plan| plan.alternatives.iter().find(|other| other.build_side == chosen.build_side).cloned();
     assert!(of_chosen_side(&other).unwrap().reason.starts_with("another was asked for; "));
 
-    // A filter that is worth nothing, and one that there cannot be.
+    // A filter without benefit, and a filter that is impossible.
     let all_match = || bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner);
     let filtered = plan_forced(all_match(), &Forced { filter: Some(true), ..Forced::default() }, &target).unwrap();
     assert!(filtered.task().unwrap().filter);
@@ -235,11 +236,12 @@ fn what_is_forced_is_planned_with_all_else_to_go_with_it() {
 
 #[test]
 fn columns_are_carried_by_the_side_where_that_is_worth_it() {
-    // Few rows of s match: moving its columns with the keys would move all of them. Each row of r matches one of them.
+    // Few rows of s match, but moving its columns with the keys would move all of them. Each row of
+    // r matches one row of s.
     let (r, s) = (sparse(1 << 24, 2), sparse(1 << 28, 2));
     let mut target = two_pass(a100());
     target.memory_bytes = u64::MAX;
-    // A filter would leave hardly any rows of s to be moved.
+    // A filter would leave hardly any rows of s to move.
     let plan = |strategy| {
         let forced = Forced { filter: Some(false), ..Forced::named(strategy) };
         plan_forced(bound(&r, &s, JoinKind::Inner), &forced, &target).unwrap()
@@ -251,7 +253,7 @@ fn columns_are_carried_by_the_side_where_that_is_worth_it() {
     let task = chosen.task().unwrap();
     assert_eq!((task.build.carried.len(), task.probe.carried.len()), (2, 0));
 
-    // It is cheaper than what the names stand for, which are all or nothing.
+    // The chosen mix is cheaper than both named strategies, which carry all or nothing.
     let (all, none) = (plan(Some(Strategy::RadixHash)), plan(Some(Strategy::RadixHashGfur)));
     assert_eq!((&all.carried, &none.carried), (&Carried::Everything, &Carried::Nothing));
     assert!(chosen.seconds < all.seconds && chosen.seconds < none.seconds);
@@ -279,10 +281,10 @@ fn a_second_pass_is_made_where_partitions_outgrow_the_cache() {
     let rows = |bits: u32| (target.partition_rows as u64) << bits;
     assert_eq!(bits(rows(7), &target), 7);
     assert_eq!(bits(rows(8), &target), 8);
-    // Partitions twice as large as they should be are no reason to move everything once more.
+    // Partitions of twice the preferred size do not justify moving everything once more.
     assert_eq!(bits(rows(9), &target), 8);
     assert_eq!(bits(rows(13), &target), 13);
-    // Two passes give no more than twice the bits of one.
+    // Two passes give at most twice the bits of one.
     let rates = Rates { partition: 30e9, ..target.rates.clone() };
     assert_eq!(bits(rows(8), &Target { pass_bits_max: 2, rates, ..target.clone() }), 4);
 }

@@ -1,4 +1,4 @@
-//! Predicted seconds and bytes, what explains them, and the rates that they rest on.
+//! Tests of predicted seconds and bytes, their explanations, and the rates that they use.
 
 use std::any::Any;
 use std::ops::Range;
@@ -16,7 +16,8 @@ fn a_join_that_fits_no_device_is_refused_with_what_would_help() {
     for part in ["\"r\"", "16,777,216 rows", "1.0 MiB", "--device-memory", "cuda:0"] {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }
-    // Enough for the narrower strategies only: the one that was asked for is refused, and a fitting one is named.
+    // Enough memory for the narrower strategies only. The requested one is refused, and the refusal
+    // names a fitting one.
     let whole = plan_on(join.clone(), None, &two_pass(a100())).unwrap();
     let need =
         |strategy: Strategy| plan_on(join.clone(), Some(strategy), &two_pass(a100())).unwrap().memory.minimum_bytes;
@@ -46,13 +47,14 @@ fn a_probe_side_in_chunks_passes_over_the_build_side_once_for_each() {
     for strategy in [Strategy::RadixHash, Strategy::SortMerge] {
         let whole = plan_on(join.clone(), Some(strategy), &Target::default()).unwrap().memory;
         assert_eq!(match_seconds(strategy, whole.whole_bytes), match_seconds(strategy, u64::MAX), "{strategy}");
-        // A hundredth of the probe side fits at a time: the build side, a sixteenth of it, is passed over a hundred times.
+        // A hundredth of the probe side fits at a time. So the build side, a sixteenth of it, is
+        // passed over a hundred times.
         let hundredth = whole.resident_bytes + (whole.whole_bytes - whole.resident_bytes) / 100;
         let hundredth = hundredth.max(whole.minimum_bytes);
         assert!(match_seconds(strategy, hundredth) > 2.0 * match_seconds(strategy, u64::MAX), "{strategy}");
     }
     let hash = plan_on(join.clone(), Some(Strategy::Hash), &Target::default()).unwrap().memory;
-    // But for what the calls of so many chunks take, a table that stays costs no more.
+    // Except for the calls of that many chunks, a table that stays costs no more.
     let ratio = match_seconds(Strategy::Hash, hash.minimum_bytes) / match_seconds(Strategy::Hash, u64::MAX);
     let chunk_calls = f64::from(1u32 << 26) / 1024.0 * Target::default().rates.call_seconds;
     assert!(ratio < 1.0 + chunk_calls / match_seconds(Strategy::Hash, u64::MAX), "{ratio}");
@@ -67,7 +69,7 @@ fn dictionary_columns_move_like_numbers_where_batches_share_the_dictionary() {
         let plan = plan_on(join, Some(Strategy::RadixHash), &Target::default()).unwrap();
         plan.phases.iter().find(|phase| phase.name == "gather").unwrap().seconds
     };
-    // Tables without batches have no two dictionaries.
+    // Tables without batches do not have two dictionaries.
     assert_eq!(gather(payload), gather(DataType::Int16));
     assert!(gather(DataType::Utf8) > gather(DataType::Int16));
 }
@@ -91,7 +93,8 @@ fn predictions_are_finite_and_grow_with_the_tables() {
 #[test]
 fn copies_that_run_beside_primitives_hide_them_the_better_the_more_chunks_are_under_way() {
     let mut join = bound(&sparse(1 << 24, 2), &sparse(1 << 24, 2), JoinKind::Inner);
-    // A table has memory of its own: else the result would share the columns of the probe side.
+    // The result becomes a table with memory of its own. Otherwise it would share the columns of
+    // the probe side.
     join.spec.into = Some("kept".into());
     let planned = |streams| {
         let mut target = Target { streams, ..two_pass(a100()) };
@@ -107,7 +110,8 @@ fn copies_that_run_beside_primitives_hide_them_the_better_the_more_chunks_are_un
     let mut last = one_by_one;
     for streams in [2, 4, 8, 16] {
         let seconds = planned(streams).seconds;
-        // The build side is there before anything leaves; from then on the busier way is what must be waited for.
+        // The build side arrives before anything leaves. From then on the busier direction bounds
+        // the time.
         assert!(seconds > side_in + side_in.max(out), "{streams} streams: {seconds}");
         assert!(seconds < last, "{streams} streams: {seconds} after {last}");
         last = seconds;
@@ -120,7 +124,7 @@ fn each_chunk_that_streams_work_on_passes_over_partitions_and_sorted_rows_once_m
     let join = bound(&sparse(1 << 26, 1), &sparse(1 << 26, 1), JoinKind::Inner);
     let match_seconds = |strategy, streams| {
         let mut target = Target { streams, ..two_pass(a100()) };
-        // Slow enough that overlapping them is worth all else.
+        // Slow enough that overlapping copies outweighs everything else.
         (target.rates.copy_in, target.rates.copy_out) = (2e9, 2e9);
         let plan = plan_on(join.clone(), Some(strategy), &target).unwrap();
         plan.phases.iter().find(|phase| phase.name == "match").unwrap().seconds
@@ -153,12 +157,12 @@ fn chunks_are_made_where_their_copies_overlap_by_more_than_their_calls_take() {
 #[test]
 fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a_time() {
     const ROWS: u64 = 8 << 20;
-    // Of texts, hashes of 16 bytes, with a bit each for their validity.
+    // Text keys become hashes of 16 bytes, with a validity bit each.
     let side = TableSpec { key: DataType::Utf8, ..sparse(ROWS, 1) };
     let mut join = bound(&side, &side, JoinKind::Inner);
     join.spec.into = Some("kept".into());
     let keys = |rows: u64| 16 * rows + rows / 8;
-    // Eight chunks, of which five are under way.
+    // Eight chunks, five of them in progress.
     for (call_seconds, is_at_once, probe_rows) in [(10e-3, true, ROWS), (1e-6, false, ROWS / 8 * 5)] {
         let mut target = Target { streams: 5, ..two_pass(a100()) };
         (target.rates.copy_in, target.rates.copy_out) = (1e9, 1e9);
@@ -171,7 +175,8 @@ fn host_memory_is_reckoned_with_for_as_many_host_made_keys_as_are_worked_on_at_a
 
 #[test]
 fn only_copies_that_arranging_does_not_wait_for_hide_it() {
-    // Its columns take longer to copy than its keys to partition, and no result shares the probe side's.
+    // The columns of `r` take longer to copy than its keys to partition, and no result shares the
+    // probe side's.
     let mut join = bound(&sparse(1 << 22, 4), &sparse(1 << 23, 0), JoinKind::Inner);
     join.spec.into = Some("kept".into());
     let planned = |strategy, partition: f64| {
@@ -194,9 +199,9 @@ fn only_copies_that_arranging_does_not_wait_for_hide_it() {
 
 #[test]
 fn calls_of_several_steps_take_their_time_however_few_the_rows() {
-    // Of texts, hashes of 16 bytes are joined.
+    // Text keys are joined as hashes of 16 bytes.
     for (key, width) in [(DataType::Int32, 0), (DataType::Int64, 1), (DataType::Utf8, 2)] {
-        // Keys repeat on both sides, so that none of them spares grouping.
+        // Keys repeat on both sides, so that neither side avoids grouping.
         let side =
             |rows| TableSpec { key: key.clone(), distinct: 500.0, range: (0, i64::MAX.into()), ..sparse(rows, 1) };
         let side = |rows| match width {
@@ -241,7 +246,7 @@ fn keys_on_many_rows_each_are_grouped_and_matched() {
     }
 }
 
-/// Equal keys are entered one after the other: what is read at random places is a place for each key.
+/// Equal keys are entered one after the other, so random reads spread over one slot per key.
 #[test]
 fn a_table_is_as_large_as_its_keys_are_many() {
     let seconds = |rows_of_key: u64| {
@@ -260,7 +265,7 @@ fn what_a_device_has_kept_is_not_copied_again() {
     let join = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     let seconds = |copy_in: f64, kept: &[ColumnRows]| {
         let mut target = Target { kept: kept.to_vec(), ..two_pass(a100()) };
-        // Nor are there calls to copy it.
+        // Calls that copy cost nothing either.
         (target.rates.copy_in, target.rates.call_seconds) = (copy_in, 0.0);
         plan_on(join.clone(), Some(Strategy::Hash), &target).unwrap().seconds
     };
@@ -273,12 +278,13 @@ fn what_a_device_has_kept_is_not_copied_again() {
     let none = seconds(1e9, &[]);
     assert!(seconds(1e9, &left) < none && seconds(1e9, &both) < seconds(1e9, &left));
     assert_eq!(seconds(1e9, &both), seconds(f64::INFINITY, &[]));
-    // Halves are put together for those who ask for all rows at once, and one of them is nothing to them.
+    // Two halves are put together for a reader of all rows at once. One half alone does not help
+    // it.
     let half = join.right.rows / 2;
     let halves = [rows_of(&join.right, 0, 0..half), rows_of(&join.right, 0, half..join.right.rows)];
     assert_eq!(seconds(1e9, &halves), seconds(1e9, &[rows_of(&join.right, 0, 0..join.right.rows)]));
     assert_eq!(seconds(1e9, &halves[..1]), none);
-    // Another table with the same rows is another table.
+    // Another table with the same rows counts as a different table.
     let other = bound(&sparse(1 << 20, 1), &sparse(1 << 24, 1), JoinKind::Inner);
     assert_eq!(seconds(1e9, &whole(&other.left)), none);
 }
@@ -293,7 +299,7 @@ fn columns_that_the_result_shares_are_neither_copied_nor_gathered() {
     // Each row of the right table is in the result once, matched or not.
     let shared = plan_of(JoinKind::Right, Strategy::Hash);
     assert_eq!(bytes(&shared, "copy in"), left_payload);
-    // Of the left table, which has a row in one of 64.
+    // The left table has a row in one of 64 rows of the result.
     assert!((1..=8 << 10).contains(&bytes(&shared, "gather")), "{}", bytes(&shared, "gather"));
     let moved = plan_of(JoinKind::Right, Strategy::RadixHash);
     assert_eq!(bytes(&moved, "copy in"), left_payload + (4 << 16), "partitions are another order");
@@ -329,7 +335,7 @@ fn small_joins_are_priced_by_their_calls() {
     let [quick, slow, slower] = [1e-6, 1e-2, 2e-2].map(|call_seconds| seconds(1000, call_seconds).0);
     assert!((1.98..=2.0).contains(&(slower / slow)), "{slow} and {slower} are nothing but calls");
     assert!(quick < slow / 50.0, "{quick}, where calls take no time, and {slow}");
-    // A join that takes seconds is chosen by what it does.
+    // The work of a join that takes seconds decides its strategy.
     assert_eq!(seconds(1 << 27, 1e-3).1, seconds(1 << 27, 1e-6).1);
 }
 
@@ -403,7 +409,7 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
                 || value.as_f64().into_iter().collect(),
                 |list| list.iter().filter_map(serde_json::Value::as_f64).collect(),
             );
-            // Partitions are joined in one go where a GPU is emulated, which is where there is a link.
+            // Only an emulated GPU joins partitions in one go, and only such a device has a link.
             if name == "join_rows" && link.is_none() {
                 assert_eq!(numbers, [0.0; 3]);
                 continue;
@@ -413,7 +419,7 @@ fn calibration_measures_every_rate_and_leaves_no_memory_behind() {
         if memory >= 1 << 20 {
             assert_eq!(rates.reads_host_memory, link.is_none());
         }
-        // An emulated link takes the time that it would take, so what is measured is never faster.
+        // An emulated link takes the time of the real one, so measured rates are never faster.
         if let Some(link) = link {
             assert!(rates.copy_in <= 1.1 * link.to_device_bytes_per_second, "{}", rates.copy_in);
             assert!(rates.copy_out <= 1.1 * link.from_device_bytes_per_second, "{}", rates.copy_out);

@@ -1,4 +1,4 @@
-//! How many rows a join is predicted to give.
+//! Tests of the predicted number of rows of a join.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -40,15 +40,15 @@ fn rows_are_estimated_from_distinct_keys_nulls_and_ranges() {
     assert_eq!(estimates(&orders, &disjoint, JoinKind::Inner).rows, 0.0);
     assert_eq!(estimates(&orders, &disjoint, JoinKind::Full).rows, 2000.0);
 
-    // 1000 rows of 10 different keys on each side: 10 * 100 * 100 pairs.
+    // 1000 rows of 10 distinct keys on each side: 10 * 100 * 100 pairs.
     let many = TableSpec { distinct: 10.0, range: (0, 9), ..TableSpec::primary(1000, 1) };
     assert_eq!(estimates(&many, &many, JoinKind::Inner).rows, 100_000.0);
 
-    // A tenth of the clicks have one user, who has two sessions as every user does.
+    // A tenth of the clicks have one user. Each user has two sessions.
     let sessions = TableSpec { rows: 200, ..TableSpec::primary(100, 1) };
     let clicks = TableSpec { rows: 10_000, distinct: 9000.0, ..TableSpec::primary(9000, 1) };
     let skewed = TableSpec { heaviest_share: Some(0.1), ..TableSpec { range: (0, 99), ..clicks } };
-    // A hundred of the other clicks are of one of the hundred users, and meet two sessions each.
+    // A hundred of the other clicks belong to the hundred users, and meet two sessions each.
     assert_eq!(estimates(&sessions, &skewed, JoinKind::Inner).pairs.round(), 2200.0);
     assert_eq!(estimates(&skewed, &sessions, JoinKind::Inner).pairs.round(), 2200.0);
     assert_eq!(estimates(&skewed, &sessions, JoinKind::LeftSemi).rows.round(), 1100.0);
@@ -69,7 +69,7 @@ fn keys_of_many_values_and_those_in_common_are_counted() {
     let mut ids: Vec<i64> = (0..users).collect();
     ids.shuffle(random);
     let users: ArrayRef = Arc::new(Int64Array::from(ids));
-    // Of all users; of a tenth of them; of a range of which users are a tenth.
+    // Clicks of all users, of a tenth of them, and of a range in which a tenth are users.
     for (of, spread) in [(400_000, 1), (40_000, 1), (400_000, 10)] {
         let clicks = Int64Array::from_iter_values((0..clicks).map(|_| random.random_range(0..of) * spread));
         let clicks: ArrayRef = Arc::new(clicks);
@@ -117,16 +117,16 @@ fn few_keys_that_repeat_are_told_from_none() {
             assert_eq!(found, expected, "{twice} of 100000 keys are on two rows; ascending {ascending}");
         }
     }
-    // One key on a tenth of the rows, among as many others as are hardly in a sample of them.
+    // One key on a tenth of the rows, among so many others that a sample hardly shows them twice.
     let heavy = shuffled((0..400_000).map(|row| if row % 10 == 0 { -1 } else { row }), random);
     assert!(repeats(&heavy, false));
-    // Nulls are a key where they match.
+    // Nulls are a key if nulls match.
     let with_nulls: ArrayRef =
         Arc::new(Int64Array::from_iter((0..5000).rev().map(|row| (row % 100 > 0).then_some(row))));
     assert_eq!([false, true].map(|nulls_equal| repeats(&with_nulls, nulls_equal)), [false, true]);
 }
 
-/// A join by two columns of tables that have these.
+/// Returns a join by two columns of tables with the given keys.
 fn join_by_two(left: &[(i64, i64)], right: &[(i64, i64)]) -> BoundJoin {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
     for (name, keys) in [("r", left), ("s", right)] {
@@ -143,14 +143,15 @@ fn join_by_two(left: &[(i64, i64)], right: &[(i64, i64)]) -> BoundJoin {
 #[test]
 fn keys_of_several_columns_are_counted_together() {
     let random = &mut StdRng::seed_from_u64(15);
-    // Ten thousand keys of columns of a hundred values each, as many as rows, and some that no key has.
+    // Ten thousand keys, one per row, of two columns with 100 and 199 values. Some combinations are
+    // not used.
     let key = |number: i64| (number % 100, number / 100 + number % 100);
     let mut keys: Vec<(i64, i64)> = (0..10_000).map(key).collect();
     keys.shuffle(random);
     let drawn: Vec<(i64, i64)> = (0..10_000).map(|_| key(random.random_range(0..20_000))).collect();
     let estimates = Estimates::of(&join_by_two(&keys, &drawn), &Interrupt::default()).unwrap();
     assert_eq!([Side::Left, Side::Right].map(|side| estimates.repeats(side)), [false, true]);
-    // Half of the drawn keys have a partner, one each.
+    // Half of the drawn keys have one partner each.
     assert!((estimates.pairs - 5000.0).abs() < 700.0, "{}", estimates.pairs);
 
     // A tenth of the rows have one key.
@@ -164,7 +165,7 @@ fn keys_of_several_columns_are_counted_together() {
     assert_eq!(explanation.right.heavy_keys[0].key, "7, 9");
 }
 
-/// A join of two tables of those key columns, in batches of 4000 rows.
+/// Returns a join of two tables with the given key columns, in batches of 4000 rows.
 fn join_of(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) -> BoundJoin {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
     for (name, keys) in [("r", left), ("s", right)] {
@@ -177,7 +178,7 @@ fn join_of(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) 
     bind(spec, &catalog).unwrap()
 }
 
-/// The rows that a join gives, by counting those of each value.
+/// Rows of the join, counted value by value.
 fn naive_rows(left: &ArrayRef, right: &ArrayRef, how: JoinKind, nulls_equal: bool) -> u64 {
     let count = |keys: &ArrayRef| {
         let mut counts: HashMap<Option<String>, u64> = HashMap::new();
@@ -221,7 +222,7 @@ fn shuffled(values: impl IntoIterator<Item = i64>, random: &mut StdRng) -> Array
     numbers(values)
 }
 
-/// Values 0 to `distinct`, of which number n is drawn in proportion to 1 / (n + 1).
+/// Draws values from 0 to `distinct`, value n in proportion to 1 / (n + 1).
 fn zipf(rows: usize, distinct: usize, random: &mut StdRng) -> ArrayRef {
     let mut sum = 0.0;
     let mut bound = |at: usize| {
@@ -235,7 +236,7 @@ fn zipf(rows: usize, distinct: usize, random: &mut StdRng) -> ArrayRef {
     }))
 }
 
-/// Rows predicted over rows counted, of an inner join.
+/// Predicted rows over counted rows, for an inner join.
 fn error_of(left: &ArrayRef, right: &ArrayRef, nulls_equal: bool) -> f64 {
     let estimates = Estimates::of(&join_of(left, right, JoinKind::Inner, nulls_equal), &Interrupt::default()).unwrap();
     estimates.rows / naive_rows(left, right, JoinKind::Inner, nulls_equal) as f64
@@ -247,7 +248,7 @@ fn values_that_are_heavy_on_both_sides_multiply() {
     let (left, right) = (zipf(100_000, 10_000, random), zipf(50_000, 10_000, random));
     let error = error_of(&left, &right, false);
     assert!((0.75..1.33).contains(&error), "two Zipf distributions: {error}");
-    // As if all values were alike, a seventieth of that was predicted.
+    // Assuming equally frequent values predicted a seventieth of that.
     let evenly = 100_000.0 * 50_000.0 / 10_000.0;
     assert!(naive_rows(&left, &right, JoinKind::Inner, false) as f64 > 50.0 * evenly);
 
@@ -265,18 +266,19 @@ fn values_that_are_heavy_on_one_side_meet_few_rows_of_the_other() {
     let heavy = |value: i64| (0..100_000).chain((0..25_000).map(move |_| value));
     let error = error_of(&shuffled(heavy(7), random), &shuffled(heavy(70_000), random), false);
     assert!((0.7..1.4).contains(&error), "heavy on disjoint values: {error}");
-    // Nothing but heavy values, none of them on both sides.
+    // Only heavy values, none of them on both sides.
     let few = |first: i64| (0..30_000).map(move |row| first + 2 * (row % 5));
     let join = join_of(&numbers(few(0)), &numbers(few(1)), JoinKind::Inner, false);
     assert_eq!(Estimates::of(&join, &Interrupt::default()).unwrap().rows, 0.0);
-    // A dimension of few keys, and facts most of which are of one of them.
+    // A dimension of few keys, and facts most of which have one of them.
     let dimension = numbers(0..10);
     let facts = shuffled((0..50_000).map(|row| if row % 10 < 7 { 3 } else { row % 10 }), random);
     let error = error_of(&dimension, &facts, false);
     assert!((0.99..1.01).contains(&error), "each fact has one row of the dimension: {error}");
 }
 
-/// Clicks by Zipf's law on articles that there are, and as many or many more on others, which few have in common.
+/// Clicks by Zipf's law on known articles, and as many or many more on other articles, with few
+/// rows each.
 #[test]
 fn frequent_values_that_match_are_told_from_rare_ones_that_do_not() {
     let random = &mut StdRng::seed_from_u64(16);
@@ -295,15 +297,15 @@ fn frequent_values_that_match_are_told_from_rare_ones_that_do_not() {
             let error = error_of(left, right, false);
             assert!((0.8..1.25).contains(&error), "one click in {one_in} has an article: {error}");
         }
-        // The other way round: those on many rows are the ones that have no partner.
+        // The reverse: the values on many rows are the ones without a partner.
         let others = numbers(articles..articles + strangers);
         let error = error_of(&others, &clicks, false);
         assert!((0.8..1.25).contains(&error), "but for one click in {one_in} all have another article: {error}");
     }
 }
 
-/// Orders, their items, and notes on orders, of which the batches are dealt out to four streams in turn: the keys of each were in
-/// order, and the tables' are not.
+/// Orders, their items, and notes on orders. Their batches are dealt out to four streams in turn.
+/// Each stream's keys were in order, but the tables' keys are not.
 #[test]
 fn tables_filled_by_several_streams_are_estimated_as_well_as_by_one() {
     let random = &mut StdRng::seed_from_u64(13);

@@ -1,4 +1,4 @@
-//! The planner's choices, with fixed rates, on tables that exist as statistics only.
+//! Tests of the planner's choices, with fixed rates, on tables that exist as statistics only.
 
 mod choice;
 mod cost;
@@ -17,7 +17,7 @@ use crate::catalog::{Catalog, ColumnStatistics, HeavyValue, Table, Value};
 use crate::device::host::{EmulatedLink, HostDevice};
 use crate::memory::{Arena, Budget};
 
-/// A table of that many rows whose first column is the key.
+/// A table of `rows` rows whose first column is the key.
 struct TableSpec {
     rows: u64,
     key: DataType,
@@ -25,7 +25,7 @@ struct TableSpec {
     range: (i128, i128),
     distinct: f64,
     ascending: bool,
-    /// `None`: as without skew.
+    /// `None`: no skew.
     heaviest_share: Option<f64>,
     nulls: u64,
     payload: Vec<DataType>,
@@ -80,10 +80,11 @@ fn bound(left: &TableSpec, right: &TableSpec, how: JoinKind) -> BoundJoin {
     bind(spec, &catalog).unwrap()
 }
 
-/// An A100 with tables in its own memory, from Wu et al. 2024: table 4 (a gather of 2^27 values of 4 bytes takes 12.05 M
-/// cycles unclustered and 1.41 M clustered, at 1.41 GHz), figure 7 (partitioning and gathering clustered is 1.79 times as fast
-/// as gathering unclustered, sorting 1.23 times) and section 5.2.2 (cuDF's hash join is 4 times slower than partitioned
-/// ones). Two passes of 8 bits partition.
+/// An A100 with tables in its own memory, from Wu et al. 2024. Table 4: a gather of 2^27 values of
+/// 4 bytes takes 12.05 M cycles unclustered and 1.41 M clustered, at 1.41 GHz. Figure 7:
+/// partitioning and gathering clustered is 1.79 times as fast as gathering unclustered, sorting
+/// 1.23 times. Section 5.2.2: cuDF's hash join is 4 times slower than partitioned ones. Two passes
+/// of 8 bits partition.
 fn a100() -> Target {
     let rows = f64::from(1u32 << 27);
     let (clustered, unclustered) = (1.41e6 / 1.41e9, 12.05e6 / 1.41e9);
@@ -119,7 +120,7 @@ fn a100() -> Target {
         morsel_rows: 1,
         partition_rows: 4096,
         pass_bits_max: 8,
-        // Tables and result are on the device as a whole.
+        // Tables and result are on the device in whole.
         streams: 1,
         wave_rows: usize::MAX,
         row_scratch_bytes: None,
@@ -129,7 +130,7 @@ fn a100() -> Target {
     }
 }
 
-/// As [`a100`], with two passes for the partitions that 2^27 rows need.
+/// Returns the target with two passes for the partitions that 2^27 rows need.
 fn two_pass(mut target: Target) -> Target {
     target.rates.partition /= 2.0;
     target

@@ -1,5 +1,6 @@
-//! The planner's choices among ways to compose joins that were all timed on a device, replayed without it. A line of the record is one
-//! join: what the planner knew of it, and the seconds of each way. `benches/README.md` says how to record anew.
+//! Replays, without a device, the planner's choices among compositions of joins that were all timed
+//! on a device. A line of the record is one join: what the planner knew of the join, and the
+//! seconds of each composition. `benches/README.md` says how to record anew.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -35,7 +36,7 @@ struct Recorded {
     right: RecordedTable,
     estimates: Estimates,
     target: RecordedTarget,
-    /// Each composition, and what it took.
+    /// Each composition, with its seconds.
     ways: Vec<(String, f64)>,
 }
 
@@ -61,7 +62,7 @@ struct RecordedColumn {
     unique_ascending: bool,
     heaviest_share: f64,
     max_value_bytes: Option<u64>,
-    /// Of text, bytes of all values.
+    /// Bytes of all values, for text.
     value_bytes: Option<u64>,
     /// Rows that the device had kept.
     kept: Vec<(u64, u64)>,
@@ -96,7 +97,8 @@ impl RecordedColumn {
         }
     }
 
-    /// One value of as many bytes as all values had, of memory that nothing touches; of numbers, the planner reads nothing.
+    /// Returns one value with the bytes of all values, in memory that is never touched. The planner
+    /// reads no numbers.
     fn array(&self) -> ArrayRef {
         let Some(bytes) = self.value_bytes else { return Arc::new(NullArray::new(1)) };
         let values = Buffer::from_vec(vec![0u8; bytes as usize]);
@@ -105,7 +107,7 @@ impl RecordedColumn {
 }
 
 impl RecordedTable {
-    /// A table without rows that looks to the planner as the one that was recorded.
+    /// Returns a table without rows that looks to the planner like the recorded one.
     fn restore(&self, name: &str) -> Table {
         let fields = self
             .columns
@@ -161,8 +163,8 @@ impl Recorded {
         plan
     }
 
-    /// Seconds of a way. Of one that was not timed, the slowest of those that differ in the number of partitions or in the columns that
-    /// move only.
+    /// Seconds of a composition. If it was not timed, the slowest of those that differ only in the
+    /// number of partitions or in the carried columns.
     fn seconds(&self, composition: &str) -> Option<f64> {
         let strategy_side_flags = |composition: &str| {
             let words = composition.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ");
@@ -175,7 +177,7 @@ impl Recorded {
         exact.or_else(|| near.map(|(_, seconds)| *seconds).max_by(f64::total_cmp))
     }
 
-    /// How many times as long the planner's choice takes as the best way.
+    /// Seconds of the planner's choice over those of the best composition.
     fn times_best(&self) -> f64 {
         let best = self.ways.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
         self.seconds(&self.choice().composition()).map_or(f64::INFINITY, |seconds| seconds / best)
@@ -204,7 +206,7 @@ impl RecordedTarget {
     }
 }
 
-/// For each device, and whether columns were kept on it, how many times as long the choices take as the best.
+/// For each device, with and without kept columns: seconds of the choices over those of the best.
 fn replay() -> BTreeMap<(String, bool), Vec<f64>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/planned.jsonl.gz");
     let lines = BufReader::new(MultiGzDecoder::new(File::open(path).unwrap())).lines();
@@ -216,8 +218,8 @@ fn replay() -> BTreeMap<(String, bool), Vec<f64>> {
     groups
 }
 
-/// What share of its choices may not fall below, on a GPU and on two threads of a CPU. With two threads, times of one way differ by a
-/// tenth from run to run.
+/// Minimum share of good choices, on a GPU and on two threads of a CPU. With two threads, times of
+/// one composition differ by a tenth from run to run.
 const GOOD_MIN: [(&str, f64); 2] = [("NVIDIA", 0.89), ("2 threads", 0.74)];
 
 #[test]

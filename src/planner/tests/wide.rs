@@ -1,4 +1,5 @@
-//! Joins of very many columns, and of very many keys: planning takes no more than in proportion.
+//! Tests of joins with very many columns or keys: planning takes time in proportion to their
+//! number.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -6,10 +7,11 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::memory::Interrupt;
 
-/// In proportion, this takes a second or two; a step that compares all columns with all others takes many minutes.
+/// Linear planning takes a second or two. A step that compares all columns with all others takes
+/// many minutes.
 const COLUMNS: usize = 20_000;
 
-/// Ends a test that would take as long.
+/// Ends a test that would take many minutes.
 fn patience() -> Interrupt {
     let start = Instant::now();
     Interrupt::by(move || match start.elapsed() < Duration::from_secs(120) {
@@ -18,7 +20,8 @@ fn patience() -> Interrupt {
     })
 }
 
-/// Tables `r` and `s` of equal names: `c0`, `c1`, ..., of numbers and, one in two, of text.
+/// Tables `r` and `s` with the same column names: `c0`, `c1`, ...; every second column is text, the
+/// others numbers.
 fn catalog(name: impl Fn(usize) -> String) -> Catalog {
     let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 20)));
     let types = [DataType::Int32, DataType::Utf8];
@@ -40,7 +43,7 @@ fn catalog(name: impl Fn(usize) -> String) -> Catalog {
     catalog
 }
 
-/// A GPU whose planner looks at everything: what comes last, and who works on text.
+/// A GPU for which the planner considers everything: columns that come last, and text work.
 fn gpu() -> Target {
     let mut target = a100();
     target.rates = Rates { copy_in: 50e9, copy_out: 50e9, ..target.rates };
@@ -84,7 +87,7 @@ fn many_columns_that_are_named_and_many_keys_are_found_in_proportion() {
     assert_eq!(planned(keys, &catalog, &Target::default()).join.output.len(), COLUMNS);
 }
 
-/// As of a table that was joined with itself again and again, each time on a result.
+/// A table that was joined with itself repeatedly, each time on a result.
 #[test]
 fn suffixes_upon_suffixes_are_found_in_proportion() {
     const SUFFIXES: usize = 1000;
@@ -109,7 +112,7 @@ fn planning_ends_where_it_is_interrupted() {
     assert_eq!(bind_interruptible(spec.clone(), &catalog, &stop).unwrap_err(), refusal);
     let join = bind(spec, &catalog).unwrap();
     assert_eq!(propose(join.clone(), None, &gpu(), &stop).unwrap_err(), refusal);
-    // Each price of each strategy on each side is between two looks.
+    // The planner checks the interrupt once for each price of each strategy on each side.
     let looks = Arc::new(AtomicUsize::new(0));
     let count = looks.clone();
     let counted = Interrupt::by(move || {

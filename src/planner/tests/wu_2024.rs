@@ -1,6 +1,6 @@
-//! Section 5 and what section 5.4 sums up in the decision trees of figure 18: which of all four is best, and which of the two
-//! that sort. PHJ-OM is `radix-hash`, PHJ-UM `radix-hash-gfur`, SMJ-OM `sort-merge` and
-//! SMJ-UM `sort-merge-gfur`.
+//! Tests section 5, and the decision trees of figure 18 in which section 5.4 sums it up: the best
+//! of all four strategies, and the better of the two that sort. PHJ-OM is `radix-hash`, PHJ-UM
+//! `radix-hash-gfur`, SMJ-OM `sort-merge` and SMJ-UM `sort-merge-gfur`.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const ROWS: u64 = 1 << 27;
 fn wide(payload: DataType, key: DataType, match_ratio: f64) -> BoundJoin {
     let columns = vec![payload; 2];
     let r = TableSpec { payload: columns.clone(), key: key.clone(), ..sparse(ROWS, 0) };
-    // Keys of s that r has not: they make more different values than r has.
+    // Some keys of s are missing in r, so s has more distinct values than r.
     let s = TableSpec { payload: columns, key, distinct: ROWS as f64, ..sparse(ROWS, 0) };
     let r = TableSpec { rows: (ROWS as f64 * match_ratio) as u64, distinct: ROWS as f64 * match_ratio, ..r };
     bound(&r, &s, JoinKind::Inner)
@@ -32,10 +32,10 @@ fn wide_joins_with_many_matches_carry_their_payload() {
 
 #[test]
 fn wide_joins_with_few_matches_gather_from_where_columns_lie() {
-    // Figure 13: below a quarter, PHJ-UM wins. The rows of r that match nothing are there all the same.
+    // Figure 13: below a quarter, PHJ-UM wins. Unmatched rows of r remain in r.
     let few = |ratio: f64| {
         let r = sparse(ROWS, 2);
-        // s reaches into the range of r by that much.
+        // The range of s overlaps the range of r by `ratio`.
         let low = (f64::from(i32::MAX) * (1.0 - ratio)) as i128;
         let s = TableSpec { range: (low, low + i128::from(i32::MAX)), key: DataType::UInt32, ..sparse(ROWS, 2) };
         let r = TableSpec { key: DataType::UInt32, ..r };
@@ -65,7 +65,8 @@ fn narrow_joins_prefer_partitioning_to_sorting() {
 
 #[test]
 fn sorting_carries_payload_only_when_values_are_narrow() {
-    // Figure 18b. With 8-byte keys and payloads SMJ-OM loses its advantage; PHJ-OM keeps its own (figure 15).
+    // Figure 18b. With 8-byte keys and payloads SMJ-OM loses its advantage. PHJ-OM keeps its own
+    // (figure 15).
     let narrow = planned(wide(DataType::Int32, DataType::Int32, 1.0));
     assert!(seconds_of(&narrow, Strategy::SortMerge) < seconds_of(&narrow, Strategy::SortMergeGfur));
     let wide_values = planned(wide(DataType::Int64, DataType::Int64, 1.0));
@@ -79,13 +80,14 @@ fn small_inputs_gather_as_fast_from_where_they_lie() {
     // Section 5.3, J3: with columns in the second-level cache, carrying gains nothing.
     let plan = planned(bound(&sparse(1 << 20, 2), &sparse(1 << 20, 2), JoinKind::Inner));
     let ratio = seconds_of(&plan, Strategy::RadixHashGfur) / seconds_of(&plan, Strategy::RadixHash);
-    // What each call takes is most of the time; looking row numbers up makes a few more.
+    // Calls take most of the time, and looking row numbers up needs a few more calls.
     assert!(ratio < 1.05, "{ratio}");
 }
 
 #[test]
 fn a_smaller_primary_key_side_does_not_change_what_is_best() {
-    // Figure 11: |R| / |S| from 1 to 1/16, though gathering from a small R is cheaper. (One side in cache is section 5.3.)
+    // Figure 11: |R| / |S| from 1 to 1/16, though gathering from a small R is cheaper. (Section 5.3
+    // has one side in cache.)
     for shift in 0..=2 {
         let r = sparse(ROWS >> shift, 2);
         let s = TableSpec { distinct: (ROWS >> shift) as f64, ..sparse(ROWS, 2) };
@@ -117,7 +119,8 @@ fn more_payload_columns_keep_the_advantage_of_carrying() {
 
 #[test]
 fn skewed_foreign_keys_leave_partitioning_with_payload_the_best_and_make_sorting_without_competitive() {
-    // Figure 14: gathering from few rows is cheap, so that SMJ-UM catches up with SMJ-OM when the Zipf factor exceeds 1.
+    // Figure 14: gathering from few rows is cheap, so SMJ-UM catches up with SMJ-OM when the Zipf
+    // factor exceeds 1.
     let skewed = |share: Option<f64>| {
         let distinct = share.map_or(ROWS as f64, |share| ROWS as f64 * (1.0 - share));
         planned(bound(
@@ -140,7 +143,8 @@ fn skewed_foreign_keys_leave_partitioning_with_payload_the_best_and_make_sorting
 
 #[test]
 fn joins_of_tpc_queries_are_partitioned() {
-    // Table 6 and figure 17, with keys of 4 bytes and other values of 8: (rows of R and S, result, columns of R and S).
+    // Table 6 and figure 17, with keys of 4 bytes and other values of 8: (rows of R and S, result,
+    // columns of R and S).
     let columns = |keys: usize, others: usize| [vec![DataType::Int32; keys], vec![DataType::Int64; others]].concat();
     for (name, r_rows, s_rows, matched, r_columns, s_columns) in [
         ("J1", 15e6, 18.2e6, 15e6, columns(1, 3), columns(0, 1)),
