@@ -1,4 +1,4 @@
-//! The form of topology files.
+//! The format of topology files.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -64,14 +64,14 @@ impl Topology {
     /// ```
     /// let topology = dovetail::topology::Topology::parse(
     ///     r#"
-    ///     name = "two small devices"       # what the machine is called
+    ///     name = "two small devices"       # name of the machine
     ///
     ///     [[socket]]                       # at least one: a CPU and its memory
     ///     name = "cpu0"
     ///     memory = "64GiB"                 # optional
     ///     memory_rate = "170GB/s"          # optional
     ///
-    ///     [[switch]]                       # optional: what links devices without computing
+    ///     [[switch]]                       # optional: links devices without computing
     ///     name = "plx0"
     ///     kind = "PCIe 4"                  # optional, for people
     ///
@@ -87,7 +87,7 @@ impl Topology {
     ///     [[link]]                         # between any two nodes
     ///     between = ["cpu0", "plx0"]
     ///     kind = "PCIe 4 x16"              # optional, for people
-    ///     rate = "25GB/s"                  # each way; or forward = and backward =, seen from the first node
+    ///     rate = "25GB/s"                  # each way; or forward and backward from the first node
     ///     total = "40GB/s"                 # optional: both ways at once
     ///
     ///     [[link]]
@@ -97,14 +97,18 @@ impl Topology {
     /// )?;
     /// let link = topology.host_link(&topology.devices[0]).unwrap();
     /// assert_eq!(link.to_device_rate, 25e9);
-    /// assert!(topology.host_link(&topology.devices[1]).is_none(), "not linked: nothing to emulate");
+    /// assert!(
+    ///     topology.host_link(&topology.devices[1]).is_none(),
+    ///     "not linked: nothing to emulate"
+    /// );
     /// # Ok::<(), dovetail::Error>(())
     /// ```
     ///
-    /// Unknown keys are refused. Rates are decimal (`GB/s` is 10^9 bytes per second), sizes of memory are binary.
+    /// Unknown keys are refused. Rates are decimal (`GB/s` is 10^9 bytes per second), memory sizes
+    /// are binary.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the line, and what would be right.
+    /// [`Error::Invalid`] with the line and the correct form.
     pub fn parse(text: &str) -> Result<Self> {
         let file: File = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| line_of(text, span.start));
@@ -114,7 +118,7 @@ impl Topology {
     }
 }
 
-/// Turns what was written into what it means, and knows the line of everything it refuses.
+/// Converts the parsed file to a topology. Every refusal names its line.
 struct Reader<'a> {
     text: &'a str,
 }
@@ -237,12 +241,12 @@ impl Reader<'_> {
     }
 }
 
-/// The line of a byte, from 1.
+/// Line of a byte, counted from 1.
 fn line_of(text: &str, offset: usize) -> usize {
     text.bytes().take(offset).filter(|&byte| byte == b'\n').count() + 1
 }
 
-/// Bytes per second; decimal units.
+/// Parses bytes per second; decimal units.
 fn parse_rate(text: &str) -> Option<f64> {
     let trimmed = text.trim();
     let digits_end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -323,7 +327,7 @@ mod tests {
 
         let ac922 = read("ac922");
         assert_eq!((ac922.sockets.len(), ac922.devices.len()), (2, 4));
-        // Peers on one socket have a link of their own; across sockets everything goes over the X-Bus.
+        // Peers on one socket have a link of their own. Across sockets, all traffic uses the X-Bus.
         assert_eq!(rates(&ac922, "host:0", "host:1"), 75e9);
         assert_eq!(rates(&ac922, "host:0", "host:2"), 64e9);
 

@@ -1,4 +1,4 @@
-//! The topology: what the host is made of, and how it is linked.
+//! The topology: the nodes of the host, and their links.
 //!
 //! ```text
 //!            ┌─ host:0 ─┐                      nodes:  sockets, switches, devices
@@ -10,9 +10,10 @@
 //!            └─ host:3 ─┘
 //! ```
 //!
-//! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the CPU and the GPUs of the
-//! machine ([`Topology::of`]). It describes; whoever opens devices gives them the memory, threads and link rates that it names,
-//! so that host devices behave like the GPUs of another machine. Discovery of a machine's own GPUs will produce the same
+//! A topology is read from a TOML file ([`Topology::parse`] documents the form), or made for the
+//! CPU and the GPUs of the machine ([`Topology::of`]). It only describes. The code that opens
+//! devices gives them the memory, threads and link rates of the topology. So host devices can
+//! behave like the GPUs of another machine. Discovery of a machine's own GPUs will produce the same
 //! type.
 //!
 //! This room knows nothing of devices, joins or tables.
@@ -30,13 +31,13 @@ pub use route::Route;
 /// The nodes and links of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Topology {
-    /// What the machine is called.
+    /// Name of the machine.
     pub name: String,
     /// CPU sockets with their memory, in the order given.
     pub sockets: Vec<Socket>,
-    /// What links devices without computing, such as PCIe switches and NVSwitch.
+    /// Nodes that link devices without computing, such as PCIe switches and NVSwitch.
     pub switches: Vec<Switch>,
-    /// What joins run on.
+    /// Devices that run joins.
     pub devices: Vec<DeviceNode>,
     /// Edges between nodes.
     pub links: Vec<Link>,
@@ -45,20 +46,20 @@ pub struct Topology {
 /// A CPU with the memory attached to it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Socket {
-    /// Unique among all nodes.
+    /// Name, unique among all nodes.
     pub name: String,
     /// Bytes of memory; `None` when it is not known.
     pub memory_bytes: Option<u64>,
-    /// What its memory moves, bytes per second; `None` when it is not known.
+    /// Memory bandwidth in bytes per second; `None` when it is not known.
     pub memory_rate: Option<f64>,
 }
 
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Switch {
-    /// Unique among all nodes.
+    /// Name, unique among all nodes.
     pub name: String,
-    /// What it is: `PCIe 5`, `NVSwitch 3`.
+    /// Model: `PCIe 5`, `NVSwitch 3`.
     pub kind: String,
 }
 
@@ -67,15 +68,15 @@ pub struct Switch {
 pub struct DeviceNode {
     /// Kind and number, as requests name it: `host:0`.
     pub name: String,
-    /// What it is made of.
+    /// Kind of the device.
     pub kind: NodeKind,
-    /// Its number among the devices of its kind.
+    /// Number among the devices of its kind.
     pub index: u16,
     /// CPU threads of a host device; `None`: an equal share of the machine's.
     pub threads: Option<usize>,
-    /// Bytes of memory; `None`: what the server's settings give it.
+    /// Bytes of memory; `None`: set by the server's settings.
     pub memory_bytes: Option<u64>,
-    /// The socket it belongs to, by name; its host memory is there. `None`: the first.
+    /// Name of the socket whose host memory the device uses. `None`: the first.
     pub socket: Option<String>,
 }
 
@@ -94,7 +95,7 @@ pub enum NodeKind {
 pub struct Link {
     /// The two nodes, by name.
     pub between: [String; 2],
-    /// What it is: `NVLink 2`, `PCIe 5 x16`.
+    /// Kind of link: `NVLink 2`, `PCIe 5 x16`.
     pub kind: String,
     /// Bytes per second from the first node to the second.
     pub forward_rate: f64,
@@ -104,7 +105,7 @@ pub struct Link {
     pub total_rate: Option<f64>,
 }
 
-/// The link of a device to host memory: the narrowest rates on the way.
+/// The link of a device to host memory: the narrowest rates on the route.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HostLink {
     /// Bytes per second from host memory to the device.
@@ -115,36 +116,37 @@ pub struct HostLink {
     pub total_rate: Option<f64>,
 }
 
-/// A link of a route, and the direction in which it is passed.
+/// A link of a route, with the direction of travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// Index in [`Topology::links`].
     pub link: usize,
-    /// Whether from its first node to its second.
+    /// True if from its first node to its second.
     pub forward: bool,
 }
 
 /// The links between host memory and a device, both ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoute {
-    /// From host memory to the device.
+    /// Hops from host memory to the device.
     pub to_device: Vec<Hop>,
-    /// From the device to host memory.
+    /// Hops from the device to host memory.
     pub from_device: Vec<Hop>,
 }
 
 impl Topology {
-    /// The CPU of this machine in `count` equal slices, without links to emulate.
+    /// Describes the CPU of this machine in `count` equal slices, without links to emulate.
     pub fn host(count: u16) -> Self {
         Self::of(&[(NodeKind::Host, count)])
     }
 
-    /// The first `count` GPUs of this machine.
+    /// Describes the first `count` GPUs of this machine.
     pub fn cuda(count: u16) -> Self {
         Self::of(&[(NodeKind::Cuda, count)])
     }
 
-    /// So many devices of each kind of this machine, each kind numbered from 0: the first GPUs, and the CPU in equal slices.
+    /// Describes the given number of devices of each kind of this machine, each kind numbered from
+    /// 0: the first GPUs, and the CPU in equal slices.
     pub fn of(kinds: &[(NodeKind, u16)]) -> Self {
         let device = |kind: NodeKind, index: u16| DeviceNode {
             name: format!("{kind}:{index}"),
@@ -162,12 +164,12 @@ impl Topology {
         }
     }
 
-    /// The device of that name.
+    /// Returns the device with the given name.
     pub fn device(&self, name: &str) -> Option<&DeviceNode> {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// The socket that a device belongs to.
+    /// Returns the socket that a device belongs to.
     pub fn socket_of(&self, device: &DeviceNode) -> Option<&Socket> {
         match &device.socket {
             Some(name) => self.sockets.iter().find(|socket| socket.name == *name),
@@ -175,7 +177,8 @@ impl Topology {
         }
     }
 
-    /// The way from a device's socket to the device; `None` when no link is described, so that nothing is to be emulated.
+    /// Returns the link from a device's socket to the device. `None` if no link is described, so
+    /// that none is emulated.
     pub fn host_link(&self, device: &DeviceNode) -> Option<HostLink> {
         let socket = self.socket_of(device)?;
         let to_device = self.route(&socket.name, &device.name)?;
@@ -187,8 +190,9 @@ impl Topology {
 }
 
 impl Topology {
-    /// The links that a device's transfers pass, for whoever emulates them: devices whose routes have a link in common share
-    /// its rates. `None` as for [`host_link`](Self::host_link).
+    /// Returns the links that a device's transfers pass, so that they can be emulated. Devices
+    /// whose routes have a link in common share its rates. `None` as for
+    /// [`host_link`](Self::host_link).
     pub fn host_route(&self, device: &DeviceNode) -> Option<HostRoute> {
         let socket = self.socket_of(device)?;
         let hops = |from: &str, to: &str| {

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{DeviceNode, Link, NodeKind, Topology};
 use crate::memory::human_bytes;
 
-/// Sockets with their devices and how these reach host memory, then all links.
+/// Prints sockets with their devices and their links to host memory, then all links.
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(

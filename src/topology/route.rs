@@ -1,10 +1,10 @@
-//! Ways through the graph: the widest path between two nodes.
+//! Routes through the graph: the widest path between two nodes.
 
 use serde::Serialize;
 
 use super::Topology;
 
-/// A way from one node to another.
+/// A route from one node to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Route {
     /// The links, in order, as indices into [`Topology::links`].
@@ -14,10 +14,11 @@ pub struct Route {
 }
 
 impl Topology {
-    /// The widest way from one node to another; among equally wide ones, the shortest. `None` when there is none. Only the
-    /// ends may be devices: nothing is forwarded through one.
+    /// Returns the widest route from one node to another, and the shortest among equally wide ones.
+    /// `None` if there is no route. Only the ends may be devices, because devices do not forward.
     pub fn route(&self, from: &str, to: &str) -> Option<Route> {
-        // Dijkstra's algorithm with the narrowest link as the measure; hosts have tens of nodes, so a scan is enough.
+        // Dijkstra's algorithm with the narrowest link as the measure. Hosts have tens of nodes, so
+        // a scan is enough.
         let mut open = vec![(from, Route { links: Vec::new(), rate: f64::INFINITY })];
         let mut closed: Vec<&str> = Vec::new();
         loop {
