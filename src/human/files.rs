@@ -1,8 +1,8 @@
-//! What the system has against a file.
+//! Plain words for the system's file errors.
 
 use std::path::Path;
 
-/// Why the system refuses a file, in plain words and without its numbers.
+/// Returns the reason why the system refuses a file, in plain words and without error numbers.
 pub fn file_failure(path: &Path, error: &std::io::Error) -> String {
     use std::io::ErrorKind as K;
     let above = || path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
@@ -24,7 +24,7 @@ pub fn file_failure(path: &Path, error: &std::io::Error) -> String {
     }
 }
 
-/// What the system says, without the number by which it knows it.
+/// Returns the system's message without its error number.
 pub fn system_words(error: impl std::fmt::Display) -> String {
     let said = error.to_string();
     said.split_once(" (os error ").map_or(said.as_str(), |(words, _)| words).to_owned()

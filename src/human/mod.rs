@@ -1,5 +1,5 @@
-//! What people read, in one form wherever it is shown: numbers here, and types, names and what is wrong with files beside it.
-//! Bytes are in [`memory`](crate::memory::human_bytes).
+//! Text for people, in one form wherever it is shown. Numbers are here; types, names and file
+//! errors are in the modules below. Bytes are in [`memory`](crate::memory::human_bytes).
 
 mod files;
 mod names;
@@ -9,24 +9,24 @@ pub use self::files::{file_failure, system_words};
 pub use self::names::{asked, did_you_mean, first_of, listed, quoted};
 pub use self::types::type_name;
 
-/// A whole number with thousands apart: `6,001,215`.
+/// Formats a whole number with separated thousands: `6,001,215`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev();
     groups.map(|group| std::str::from_utf8(group).unwrap_or_default()).collect::<Vec<_>>().join(",")
 }
 
-/// A number of things: `1 partition`, `4,096 partitions`.
+/// Formats a number of things: `1 partition`, `4,096 partitions`.
 pub fn counted(number: u64, thing: &str) -> String {
     counted_as(number, thing, &format!("{thing}s"))
 }
 
-/// As [`counted`], of things whose plural is not made with an s at the end: `1 job that runs`, `2 jobs that run`.
+/// Formats as [`counted`] does, with the given plural: `1 job that runs`, `2 jobs that run`.
 pub fn counted_as(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// A span of time in the unit a person would choose: `850 µs`, `12.3 ms`, `4.56 s`, `3 min 20 s`.
+/// Formats a duration in the unit that fits: `850 µs`, `12.3 ms`, `4.56 s`, `3 min 20 s`.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
         s if s <= 0.0 => "0 s".into(),
@@ -38,7 +38,7 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// A span of time that is not known better than to the second: `7 s`, `3 min 20 s`, `2 h 5 min`.
+/// Formats a duration known only to the second: `7 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn whole_seconds(seconds: u64) -> String {
     match seconds {
         s if s < 60 => format!("{s} s"),

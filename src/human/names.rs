@@ -1,15 +1,16 @@
-//! Names in a sentence: told apart from each other and from the words around them, and what a misspelt one was meant to be.
+//! Names in a sentence: quoting, shortening, and suggestions for misspelt ones.
 
 use std::fmt;
 
-/// A name as it is written among others: with quotes around it where it would be taken for several, for none, or for more than a
-/// name. The command line reads it so, and the Python client writes it so.
+/// Formats a name for a list of names. Adds quotes if the name could be read as several names, as
+/// none, or as more than a name. The command line reads this form, and the Python client writes it.
 pub fn quoted(name: &str) -> String {
     let is_plain = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || ",=()\"".contains(c));
     if is_plain { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
 }
 
-/// A name that somebody asked for, between quotes: cut where it is longer than names are, since nobody reads a message of megabytes.
+/// Formats a requested name in quotes. Cuts a name longer than 255 bytes, because megabytes make no
+/// readable message.
 pub fn asked(name: &str) -> String {
     const BYTES_MAX: usize = 255;
     const SHOWN_CHARS: usize = 40;
@@ -20,12 +21,13 @@ pub fn asked(name: &str) -> String {
     format!("{:?} ({} bytes)", format!("{start}..."), super::count(name.len() as u64))
 }
 
-/// The first of some names, for a sentence.
+/// Lists the first of some names, for a sentence.
 pub fn listed<T: AsRef<str>>(names: impl ExactSizeIterator<Item = T>) -> String {
     first_of(names.map(|name| quoted(name.as_ref())))
 }
 
-/// The first of some things, as they are: a table may have thousands of columns, and a message is read by a person.
+/// Lists the first of some things, without quotes. A table may have thousands of columns, and a
+/// person reads the message.
 pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> String {
     const LISTED_MAX: usize = 20;
     let more = things.len().saturating_sub(LISTED_MAX);
@@ -36,14 +38,16 @@ pub fn first_of<T: fmt::Display>(things: impl ExactSizeIterator<Item = T>) -> St
     }
 }
 
-/// `; did you mean "orders"?` where exactly one of the known names is close to one that is not known: equal but for case, or two
-/// letters away at most, and no more than a third of them (or one of two). It goes to the end of a sentence, and is empty otherwise.
-/// It is also empty if comparing the name with all known names would take long.
+/// Returns `; did you mean "orders"?` for the end of a sentence, if exactly one known name is close
+/// to the unknown one. Close means equal except for case, or at most two letters away. These
+/// letters may be at most a third of the name, or one of two. Otherwise, or if comparing all known
+/// names would take long, returns an empty string.
 pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     const DISTANCE_MAX: usize = 2;
-    /// Comparing takes the product of both lengths, and a name that is not there may be of any.
+    /// Maximum bytes of a compared name. Comparing takes the product of both lengths, and an
+    /// unknown name may have any length.
     const LENGTH_MAX: usize = 255;
-    /// Letters that are compared with letters: some hundredths of a second.
+    /// Maximum letter comparisons: some hundredths of a second.
     const COMPARED_MAX: usize = 16 << 20;
     if name.len() > LENGTH_MAX {
         return String::new();
@@ -105,9 +109,9 @@ mod tests {
             ("orders", &["order", "lineitem"][..], "; did you mean \"order\"?"),
             ("odrers", &["orders"], "; did you mean \"orders\"?"),
             ("G", &["a", "g"], "; did you mean \"g\"?"),
-            // The same but for case counts before what has other letters.
+            // A name equal except for case wins over one with other letters.
             ("L_Tax", &["l_tax", "l_tag"], "; did you mean \"l_tax\"?"),
-            // Which of two is meant, nobody knows.
+            // Either of two names could be meant.
             ("keys", &["key", "keyz"], ""),
             ("q", &["a", "b"], ""),
             ("q", &["a"], ""),
@@ -119,14 +123,14 @@ mod tests {
         ] {
             assert_eq!(did_you_mean(name, known.iter().copied()), meant, "{name}");
         }
-        // What would take seconds to find is not looked for.
+        // A suggestion that would take seconds to find is not looked for.
         let others: Vec<String> = (0..20_000).map(|number| format!("{number:x>100}")).collect();
         let (name, near) = ("a".repeat(101), "a".repeat(100));
         let among = |others: &[String]| {
             did_you_mean(&name, others.iter().map(String::as_str).chain([near.as_str()])).is_empty()
         };
         assert_eq!((among(&others[..100]), among(&others)), (false, true));
-        // Whoever sends names of megabytes is not helped.
+        // A name of megabytes gets no suggestion.
         let long = "a".repeat(256);
         assert_eq!(did_you_mean(&long, [long.as_str()]), "");
     }

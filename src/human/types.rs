@@ -1,9 +1,9 @@
-//! Types by the names that people know them by.
+//! Type names that people know.
 
 use arrow::datatypes::{DataType, FieldRef, IntervalUnit, TimeUnit, UnionMode};
 
-/// The name by which people are told a type: the one by which `--types` of the command line knows it, if CSV is
-/// read as it. The Python client tells the same.
+/// Returns the name of a type for people. If CSV can be read as the type, this is its name in
+/// `--types` of the command line. The Python client uses the same names.
 pub fn type_name(data_type: &DataType) -> String {
     use DataType as T;
     let unit = |unit: &TimeUnit| match unit {
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// The Python client tells the same names; the examples of its `name_of` have them, too.
+    /// The Python client uses the same names; the examples of its `name_of` contain them too.
     #[test]
     fn types_have_names_of_their_kind() {
         let list = DataType::new_list(DataType::Struct(vec![Field::new("a", DataType::Date32, true)].into()), true);
