@@ -1,4 +1,5 @@
-//! Device memory: charged to the budget, taken from the stream-ordered pool and given back in stream order.
+//! Device memory: charged to the budget, allocated from the stream-ordered pool and freed in stream
+//! order.
 
 use std::any::Any;
 use std::ops::Range;
@@ -13,41 +14,42 @@ use crate::device::{DeviceBuffer, DeviceMemory};
 use crate::memory::{Budget, Reservation};
 use crate::{Error, Result};
 
-/// What the pool hands out begins at a multiple of this many bytes, and is as long as one; kernels that move whole words rely on it.
+/// Alignment of the pool's memory, in bytes. Lengths are multiples of it too; kernels that move
+/// whole words rely on both.
 pub(super) const GRANULE_BYTES: usize = 256;
 
-/// Memory of a GPU. Dropping it frees it behind the work queued so far on the stream it was made for, or that it was
-/// [handed over](Self::hand_over) to.
+/// Memory of a GPU. Dropping it frees it after the work queued so far on its stream: the stream it
+/// was made for, or [was handed over](Self::hand_over) to.
 #[derive(Debug)]
 pub(super) struct CudaBuffer {
     pointer: sys::CUdeviceptr,
     bytes: usize,
-    /// Where it is freed.
+    /// Stream on which the buffer is freed.
     queue: Mutex<Arc<Queue>>,
-    /// What of it is there when, if it was copied in piece by piece.
+    /// Arrivals of the buffer's pieces, if it was copied in piece by piece.
     arrivals: Mutex<Vec<Arrival>>,
     memory: Memory,
 }
 
-/// Whose the memory of a buffer is.
+/// Ownership of a buffer's memory.
 #[derive(Debug)]
 enum Memory {
-    /// Its own, charged so.
+    /// The buffer's own memory, charged to the budget.
     Own(Reservation),
-    /// That of another buffer, which stays as long as this one does.
+    /// Memory of another buffer, which lives as long as this one does.
     PartOf(#[expect(dead_code, reason = "held, not read")] DeviceBuffer),
 }
 
 /// A piece of a buffer that is being copied in.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// Where in the buffer it ends. It begins where the one before ends.
+    /// End of the piece in the buffer. The piece begins at the end of the one before.
     pub(super) end: usize,
     pub(super) there: Mark,
 }
 
 impl CudaBuffer {
-    /// `bytes` bytes whose contents are unspecified.
+    /// Allocates `bytes` bytes whose contents are unspecified.
     pub(super) fn new(queue: &Arc<Queue>, budget: &Budget, bytes: usize, purpose: &str) -> Result<Self> {
         let taken = bytes.max(1).checked_next_multiple_of(GRANULE_BYTES);
         let taken = taken.ok_or_else(|| Error::Exhausted(format!("{purpose} needs more than can be addressed")))?;
@@ -62,7 +64,7 @@ impl CudaBuffer {
         Ok(Self { pointer, bytes, queue, arrivals: Mutex::default(), memory })
     }
 
-    /// Those bytes of another buffer, where they lie.
+    /// Returns a view of those bytes of another buffer.
     pub(super) fn part_of(whole: &DeviceBuffer, bytes: Range<usize>) -> Self {
         let CudaBuffer { pointer, bytes: whole_bytes, queue, .. } = cuda(whole);
         assert!(bytes.end <= *whole_bytes, "bytes {bytes:?} of {whole_bytes}");
@@ -75,26 +77,28 @@ impl CudaBuffer {
         }
     }
 
-    /// Says what of it is there when. The last piece ends where the buffer does.
+    /// Records the arrivals of the buffer's pieces. The last piece ends at the end of the buffer.
     pub(super) fn arrives(&self, arrivals: Vec<Arrival>) {
         *self.arrivals.lock() = arrivals;
     }
 
-    /// Whether it is being copied in, piece by piece, and most of it is not there yet.
+    /// True if the buffer is being copied in piece by piece, and its middle piece has not arrived.
     pub(super) fn is_arriving(&self) -> bool {
         let arrivals = self.arrivals.lock();
         arrivals.get(arrivals.len() / 2).is_some_and(|middle| !middle.there.is_done())
     }
 
-    /// The pieces that it is copied in by, for the first who asks; none once half of it is there.
+    /// Takes the pieces by which the buffer is copied in. Returns none to later callers, or once
+    /// the middle piece has arrived.
     pub(super) fn take_arrivals(&self) -> Vec<Arrival> {
         let is_arriving = self.is_arriving();
         let arrivals = std::mem::take(&mut *self.arrivals.lock());
         if is_arriving { arrivals } else { Vec::new() }
     }
 
-    /// From now on it is freed on that stream, so that the one it was made for need not live as long, unless that would be on
-    /// `but_from`. What else uses it is done, or waited for by that stream, before it is dropped.
+    /// Frees the buffer on `queue` from now on, so that the stream it was made for may end earlier.
+    /// A buffer whose current stream is `but_from` stays there. Other uses must be done, or waited
+    /// for by the buffer's stream, before the buffer is dropped.
     pub(super) fn hand_over(&self, queue: &Arc<Queue>, but_from: Option<&Arc<Queue>>) {
         let mut current = self.queue.lock();
         if !but_from.is_some_and(|other| Arc::ptr_eq(other, &current)) {
@@ -102,22 +106,22 @@ impl CudaBuffer {
         }
     }
 
-    /// Bytes that may be used.
+    /// Returns the number of usable bytes.
     pub(super) fn size(&self) -> usize {
         self.bytes
     }
 
-    /// Where it is, on the device.
+    /// Returns the buffer's address on the device.
     pub(super) fn pointer(&self) -> sys::CUdeviceptr {
         self.pointer
     }
 
-    /// Where it is, for kernels that read it.
+    /// Returns the address for kernels that read the buffer.
     pub(super) fn as_ptr<T>(&self) -> *const T {
         self.pointer as *const T
     }
 
-    /// Where it is, for kernels that write it.
+    /// Returns the address for kernels that write the buffer.
     pub(super) fn as_mut_ptr<T>(&self) -> *mut T {
         self.pointer as *mut T
     }
@@ -128,10 +132,11 @@ impl Drop for CudaBuffer {
         if let Memory::PartOf(_) = self.memory {
             return;
         }
-        // On a lost device there is nothing to be freed.
+        // A lost device has nothing to free.
         let queue = self.queue.get_mut();
         if queue.gpu.bind().is_ok() {
-            // SAFETY: work that uses it was queued before, on this stream or one that this stream waits for, or is done.
+            // SAFETY: work that uses the memory is done, or was queued before, on this stream or on
+            // one that this stream waits for.
             let _ = unsafe { result::free_async(self.pointer, queue.raw()) };
         }
     }
@@ -154,12 +159,12 @@ impl DeviceMemory for CudaBuffer {
     }
 }
 
-/// The concrete buffer behind a handle.
+/// Returns the concrete buffer behind a handle.
 pub(super) fn cuda(buffer: &DeviceBuffer) -> &CudaBuffer {
     buffer.as_any().downcast_ref().expect("a buffer of another device was given to a GPU")
 }
 
-/// Where a buffer is, which must have at least `count` values.
+/// Returns the address of a buffer, which must hold at least `count` values.
 pub(super) fn pointer_of<T>(buffer: &DeviceBuffer, count: usize) -> *const T {
     let buffer = cuda(buffer);
     assert!(

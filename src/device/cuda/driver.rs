@@ -1,20 +1,21 @@
-//! What is asked of the driver: a GPU's context, streams and events, and what its errors mean.
+//! Calls of the driver: a GPU's context, streams and events, and the meaning of its errors.
 //!
-//! CUDA's errors come in classes, by who can act:
+//! CUDA's errors come in classes, by the party that can act:
 //!
 //! | class | examples | becomes |
 //! |---|---|---|
-//! | capacity | out of memory, although the budget said yes | [`Error::Exhausted`]: another process has taken it |
-//! | transient | device busy, an error of the operating system | [`Error::Unavailable`], once: whoever tries again may succeed |
-//! | lost | uncorrectable memory error, fallen off the bus | [`Error::Unavailable`], now and for every later call |
+//! | capacity | out of memory within budget | [`Error::Exhausted`]: another process has taken it |
+//! | transient | device busy, OS error | [`Error::Unavailable`], once: a retry may succeed |
+//! | lost | uncorrectable memory error, off the bus | [`Error::Unavailable`], also in later calls |
 //! | all lost | illegal address, launch failure | the same, on every GPU of the process |
 //! | defect | invalid value, invalid handle | [`Error::Internal`] |
 //! | absence | no driver, no GPU | [`Error::Unsupported`] |
 //!
-//! What is in no list is transient if the GPU still answers then, and else lost. After an error of the third class the context is
-//! of no use any more: the GPU is marked as lost, and answers every call with that sentence until the process starts anew. After
-//! one of the fourth class CUDA answers every call of the process with it, in whatever context: so it was on two H200s, with
-//! contexts of our own too. Only another process would be unharmed.
+//! A code in no list is transient if the GPU still answers, and otherwise lost. After an error of
+//! class lost the context is useless: the GPU is marked as lost, and fails every call with that
+//! error until the process restarts. After an error of class all lost, CUDA fails every call of the
+//! process with it, in any context. Two H200s did so even with contexts of our own. Only another
+//! process would be unharmed.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -37,32 +38,33 @@ use crate::device::{DeviceHandle, DeviceId, DeviceKind};
 use crate::memory::Pin;
 use crate::{Error, Result};
 
-/// Whether this machine has a CUDA driver.
+/// True if this machine has a CUDA driver.
 pub(super) fn is_driver_present() -> bool {
-    // SAFETY: it opens the driver's library and closes it again.
+    // SAFETY: the call opens the driver's library and closes it again.
     unsafe { sys::is_culib_present() }
 }
 
-/// As how many GPUs each of the driver's is shown, with an equal share of its memory: one, but for tests of several GPUs where there are fewer
-/// (`DOVETAIL_TEST_GPUS_OF_ONE`). In a process of its own each has a context of its own, which errors of the others do not reach.
+/// Logical GPUs per physical GPU, each with an equal share of its memory. 1, except in tests of
+/// several GPUs on fewer (`DOVETAIL_TEST_GPUS_OF_ONE`). In a process of its own, each has its own
+/// context, which errors of the others do not reach.
 fn gpus_of_one() -> u16 {
     let asked = std::env::var("DOVETAIL_TEST_GPUS_OF_ONE").ok().and_then(|count| count.parse().ok());
     asked.unwrap_or(1).max(1)
 }
 
-/// How many GPUs there are for this process.
+/// Returns the number of GPUs of this process.
 pub(super) fn gpu_count() -> Result<u16> {
     Ok(driver_count()?.saturating_mul(gpus_of_one()))
 }
 
-/// How many GPUs the driver shows to this process.
+/// Returns the number of GPUs that the driver shows to this process.
 fn driver_count() -> Result<u16> {
     if !is_driver_present() {
         return Ok(0);
     }
     let attempt = |error: DriverError| Error::Unsupported(format!("asking the CUDA driver for its GPUs: {error}"));
     if let Err(error) = result::init() {
-        // A driver without a device it could drive.
+        // A driver is installed, but has no device to drive.
         return match error.0 {
             sys::CUresult::CUDA_ERROR_NO_DEVICE => Ok(0),
             _ => Err(attempt(error)),
@@ -71,7 +73,7 @@ fn driver_count() -> Result<u16> {
     Ok(u16::try_from(result::device::get_count().map_err(attempt)?).unwrap_or(u16::MAX))
 }
 
-/// Who can act on an error, and what else it ends.
+/// Class of an error: the party that can act on it, and the work that it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Capacity,
@@ -79,29 +81,30 @@ enum Class {
     Lost,
     AllLost,
     Defect,
-    /// In no list.
+    /// Codes in no list.
     Unknown,
 }
 
 impl Class {
-    /// Of a code of the driver, or of the runtime, which has the same ones from 200 on.
+    /// Classifies a code of the driver, or of the runtime, whose codes from 200 on are the same.
     fn of(code: c_int) -> Self {
         match code {
             2 => Self::Capacity,
             // The device is busy; the operating system failed; not ready, in two ways.
             46 | 304 | 600 | 802 => Self::Transient,
-            // The driver is shutting down; uncorrectable errors of memory and of NVLink; the context is gone; external device.
+            // The driver is shutting down; uncorrectable errors of memory and of NVLink;
+            // the context is gone; external device.
             4 | 214 | 220 | 709 | 721 => Self::Lost,
-            // Those that leave a process in an inconsistent state, in the words of CUDA's manual.
+            // Errors that leave the process in an inconsistent state, according to CUDA's manual.
             700 | 702 | 710 | 714..=719 => Self::AllLost,
-            // Arguments, handles, images and launches that cannot be right.
+            // Invalid arguments, handles, images and launches.
             1 | 8 | 9 | 98 | 200 | 201 | 209 | 218 | 400 | 401 | 500 | 701 | 720 | 801 => Self::Defect,
             _ => Self::Unknown,
         }
     }
 }
 
-/// Whether CUDA has ended all work of this process.
+/// True if CUDA has ended all work of this process.
 static ALL_LOST: AtomicBool = AtomicBool::new(false);
 
 /// A GPU and this process's context on it.
@@ -112,18 +115,19 @@ pub(super) struct Gpu {
     /// Bytes of the cache that all multiprocessors share.
     pub(super) cache_bytes: u64,
     lost: AtomicBool,
-    /// Asks for deliberate failures.
+    /// Triggers deliberate failures.
     pub(super) faults: Trigger,
-    /// Told of all work that is queued.
+    /// Is notified of all queued work.
     pub(super) observer: Observer,
-    /// Lanes that no queue uses now.
+    /// Lanes that no queue is using.
     idle: Mutex<Vec<Lane>>,
 }
 
 impl Gpu {
-    /// The GPU of that number, as the driver counts, with an observer by its name.
+    /// Opens the GPU of the given number, as the driver counts, with the observer of the given
+    /// name.
     pub(super) fn open(ordinal: u16, observer: &str) -> Result<Self> {
-        // Without a driver its library panics.
+        // The driver's library panics if no driver is installed.
         let count = gpu_count()?;
         if ordinal >= count {
             let there_are = match count {
@@ -138,7 +142,7 @@ impl Gpu {
         }
         let context = CudaContext::new(usize::from(ordinal / gpus_of_one()))
             .map_err(|error| Error::Unsupported(format!("opening GPU {ordinal}: {error}")))?;
-        // Opening it has made its context the calling thread's.
+        // Opening the GPU has made its context current on the calling thread.
         let observer = Observer::named(observer, ordinal)?;
         let faults = Trigger::of(DeviceId { kind: DeviceKind::Cuda, index: ordinal });
         let cache_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
@@ -156,10 +160,12 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// The stream-ordered pool keeps what is freed, instead of giving it back to the driver at the next synchronization.
+    /// Makes the stream-ordered pool keep freed memory, instead of returning it to the driver at
+    /// the next synchronization.
     fn keep_freed_memory(&self) -> Result<()> {
         let mut threshold = u64::MAX;
-        // SAFETY: the pool belongs to this device, and the attribute is a 64-bit number that is read during the call.
+        // SAFETY: the pool belongs to this device, and the attribute is a 64-bit number that is
+        // read during the call.
         let kept = unsafe {
             result::device::get_default_mem_pool(self.context.cu_device()).and_then(|pool| {
                 let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -169,50 +175,51 @@ impl Gpu {
         self.check(kept, "setting up the memory pool")
     }
 
-    /// As the driver names it: `NVIDIA H200`.
+    /// Returns the driver's name of the GPU, such as `NVIDIA H200`.
     pub(super) fn name(&self) -> Result<String> {
         self.answer(result::device::get_name(self.context.cu_device()), "reading the GPU's name")
     }
 
-    /// Its UUID, in hexadecimal digits; empty where the driver does not tell.
+    /// Returns the GPU's UUID in hexadecimal digits, or an empty string if the driver does not
+    /// report it.
     pub(super) fn unit(&self) -> String {
         let bytes = self.context.uuid().map_or_else(|_| Vec::new(), |uuid| uuid.bytes.to_vec());
         bytes.into_iter().map(|byte| format!("{:02x}", byte as u8)).collect()
     }
 
-    /// Multiprocessors.
+    /// Returns the number of multiprocessors.
     pub(super) fn multiprocessors(&self) -> Result<usize> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = self.answer(self.context.attribute(attribute), "reading the GPU's multiprocessors")?;
         Ok(usize::try_from(count).unwrap_or(1))
     }
 
-    /// Bytes of memory that are free now.
+    /// Returns the bytes of memory that are free now.
     pub(super) fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
         let (free, _) = self.answer(result::mem_get_info(), "reading the GPU's memory")?;
         Ok(free as u64 / u64::from(gpus_of_one()))
     }
 
-    /// Makes this GPU the one that the calling thread's calls go to.
+    /// Makes this GPU's context current on the calling thread.
     pub(super) fn bind(&self) -> Result<()> {
         self.check_not_lost()?;
         self.check(self.context.bind_to_thread(), "binding a thread to the GPU")
     }
 
-    /// Whether what work takes is added up from now on.
+    /// Turns adding up the times of work on or off.
     pub(super) fn add_up_times(&self, on: bool) -> Result<()> {
         self.bind()?;
         self.observer.add_up(on, self.ordinal)
     }
 
-    /// Waits until everything is done that was queued on any stream, and marks the GPU as lost if it was lost meanwhile. What has failed on a
-    /// stream is told to those who wait for that stream.
+    /// Waits for all work queued on any stream, and marks the GPU as lost if it was lost meanwhile.
+    /// Failures of a stream are reported to callers that wait for that stream.
     pub(super) fn settle(&self, attempt: &str) {
         let _ = self.bind().and_then(|()| self.check(result::ctx::synchronize(), attempt));
     }
 
-    /// The error of every call once the GPU is lost, or all of them are.
+    /// Fails if this GPU, or all GPUs, are lost.
     pub(super) fn check_not_lost(&self) -> Result<()> {
         match self.lost.load(Ordering::Relaxed) || ALL_LOST.load(Ordering::Relaxed) {
             true => Err(self.lost_error("earlier work")),
@@ -220,7 +227,8 @@ impl Gpu {
         }
     }
 
-    /// Marks it as lost by `what`, and with it all GPUs where CUDA does nothing more.
+    /// Marks the GPU as lost by `what`. `all`: marks all GPUs as lost, because CUDA fails every
+    /// call.
     fn lose(&self, what: &str, all: bool) -> Error {
         self.lost.store(true, Ordering::Relaxed);
         if all {
@@ -231,12 +239,12 @@ impl Gpu {
         error
     }
 
-    /// The error of work that could not even be prepared.
+    /// Returns the error of work that could not even be prepared.
     pub(super) fn unprepared(&self, attempt: &str) -> Error {
         self.error(sys::CUresult::CUDA_ERROR_UNKNOWN as c_int, "the size of its scratch memory is unknown", attempt)
     }
 
-    /// Whether the driver still answers for it, and all that was queued ends well.
+    /// True if the driver still answers for the GPU, and all queued work ends without error.
     fn answers(&self) -> bool {
         self.context
             .bind_to_thread()
@@ -250,7 +258,7 @@ impl Gpu {
         Error::Unavailable(format!("device cuda:{} was lost by {what}; {remedy}", self.ordinal))
     }
 
-    /// What an error means. `says`: the code and its name.
+    /// Converts a code to our error. `says`: the code and its name.
     fn error(&self, code: c_int, says: &str, attempt: &str) -> Error {
         let device = format!("device cuda:{}", self.ordinal);
         let transient = || {
@@ -273,12 +281,12 @@ impl Gpu {
         answer.map_err(|DriverError(code)| self.error(code as c_int, &DriverError(code).to_string(), attempt))
     }
 
-    /// Turns the driver's answer into ours.
+    /// Converts the driver's answer to ours.
     pub(super) fn check(&self, answer: Result<(), DriverError>, attempt: &str) -> Result<()> {
         self.answer(answer, attempt)
     }
 
-    /// Turns the answer of a kernel's entry point into ours. The runtime's codes are the driver's.
+    /// Converts the answer of a kernel's entry point to ours. The runtime's codes are the driver's.
     pub(super) fn check_launch(&self, code: c_int, kernel: &str) -> Result<()> {
         match code {
             0 => Ok(()),
@@ -295,12 +303,12 @@ pub(super) struct PinForGpus {
 
 impl Pin for PinForGpus {
     fn pin(&self, start: *mut u8, len: usize, _file: Option<&Arc<OwnedFd>>) -> bool {
-        /// For the contexts of all GPUs, not only this one's.
+        /// Pins for the contexts of all GPUs, not only of this one.
         const PORTABLE: u32 = 1;
         if self.gpu.bind().is_err() {
             return false;
         }
-        // SAFETY: the slab is mapped, and unpinned before it is unmapped.
+        // SAFETY: the slab is mapped, and is unpinned before it is unmapped.
         let pinned = unsafe { sys::cuMemHostRegister_v2(start.cast(), len, PORTABLE) }.result();
         if let Err(error) = pinned {
             tracing::warn!("pinning {len} bytes of host memory for the GPUs: {error}; copies of it will be slower");
@@ -310,7 +318,8 @@ impl Pin for PinForGpus {
 
     fn unpin(&self, start: *mut u8) {
         if self.gpu.context.bind_to_thread().is_ok() {
-            // SAFETY: it was pinned. Copies under way hold the pieces that they read or write, so that none is in this slab.
+            // SAFETY: the slab was pinned. Pending copies hold their pieces of the arena, so no
+            // pending copy uses this slab.
             let _ = unsafe { sys::cuMemHostUnregister(start.cast()) };
         }
     }
@@ -318,7 +327,7 @@ impl Pin for PinForGpus {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Where it is lost there is nothing to be unmade.
+        // A lost GPU has nothing to release.
         if self.context.bind_to_thread().is_ok() {
             self.idle.get_mut().drain(..).for_each(Lane::unmake);
         }
@@ -328,18 +337,20 @@ impl Drop for Gpu {
 /// Bytes that one call reads back at most.
 const READ_BACK_BYTES: usize = 4096;
 
-/// Lanes that are kept at the most: those of a few joins at a time, with seven each.
+/// Idle lanes that are kept at most: enough for a few concurrent joins, with seven lanes each.
 const IDLE_LANES_MAX: usize = 64;
 
-/// A stream of the driver, and the page of pinned memory through which small results come back on it. Joins come and go, and
-/// lanes stay: making one takes as long as a small kernel, and the driver frees pinned memory when the whole GPU is idle.
+/// A stream of the driver, with the page of pinned memory through which small results return. Lanes
+/// outlive joins: making one takes as long as a small kernel, and the driver frees pinned memory
+/// only when the whole GPU is idle.
 #[derive(Debug)]
 struct Lane {
     raw: sys::CUstream,
     read_back: *mut c_void,
 }
 
-// SAFETY: the driver's streams may be used by any thread, and whoever has the lane has the page to itself.
+// SAFETY: the driver's streams may be used by any thread, and the page belongs to the lane's owner
+// alone.
 unsafe impl Send for Lane {}
 
 impl Lane {
@@ -351,16 +362,16 @@ impl Lane {
         match gpu.answer(page, "pinning memory for a stream") {
             Ok(read_back) => Ok(Self { raw, read_back }),
             Err(error) => {
-                // SAFETY: nothing was queued on it.
+                // SAFETY: nothing was queued on the stream.
                 let _ = unsafe { result::stream::destroy(raw) };
                 Err(error)
             }
         }
     }
 
-    /// Gives it back to the driver. Nothing is under way on it.
+    /// Returns the lane to the driver. No work may be pending on it.
     fn unmake(self) {
-        // SAFETY: nobody else has the page or the stream.
+        // SAFETY: the lane is the only owner of the page and the stream.
         unsafe {
             let _ = result::free_host(self.read_back);
             let _ = result::stream::destroy(self.raw);
@@ -368,17 +379,18 @@ impl Lane {
     }
 }
 
-/// A CUDA stream, and what must live until its work is done.
+/// A CUDA stream, and the memory that must live until its work is done.
 pub(super) struct Queue {
     pub(super) gpu: Arc<Gpu>,
     raw: sys::CUstream,
-    /// Host memory that copies under way read or write.
+    /// Host memory that pending copies read or write.
     in_flight: Mutex<InFlight>,
     /// The page of its lane.
     read_back: Mutex<*mut c_void>,
 }
 
-/// Buffers in the order in which copies of them were queued, and how many of them were let go of before.
+/// Buffers in the order in which their copies were queued, and the number of buffers released
+/// earlier.
 #[derive(Default)]
 struct InFlight {
     buffers: VecDeque<Buffer>,
@@ -390,7 +402,7 @@ impl InFlight {
         self.let_go + self.buffers.len() as u64
     }
 
-    /// Takes out those that were queued before the buffer of that number.
+    /// Takes out the buffers that were queued before the buffer of the given number.
     fn let_go_before(&mut self, number: u64) -> Vec<Buffer> {
         let done = number.saturating_sub(self.let_go).min(self.buffers.len() as u64);
         self.let_go += done;
@@ -398,7 +410,8 @@ impl InFlight {
     }
 }
 
-// SAFETY: the driver's streams may be used by any thread, and the pinned memory only under its lock.
+// SAFETY: the driver's streams may be used by any thread, and the pinned memory is used only under
+// its lock.
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
@@ -423,25 +436,26 @@ impl Queue {
         Ok(Self { gpu, raw, in_flight: Mutex::default(), read_back: Mutex::new(read_back) })
     }
 
-    /// For the kernels' entry points.
+    /// Returns the stream as the kernels' entry points take it.
     pub(super) fn handle(&self) -> DovetailStream {
         self.raw.cast()
     }
 
-    /// For the driver.
+    /// Returns the stream as the driver takes it.
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// Keeps host memory alive until a copy that was queued before this call is known to be done.
+    /// Keeps host memory alive until a copy queued before this call is known to be done.
     pub(super) fn hold(&self, buffer: Buffer) {
         self.in_flight.lock().buffers.push_back(buffer);
     }
 
-    /// Waits for all work, then lets go of what it used.
+    /// Waits for all work, then releases the host memory that the work used.
     pub(super) fn synchronize(&self, attempt: &str) -> Result<()> {
         self.gpu.bind()?;
-        // What is held now is what was queued by now; another thread's copies may follow.
+        // Only buffers held now belong to copies queued by now; another thread may queue more
+        // copies.
         let held = self.in_flight.lock().held();
         // SAFETY: the stream lives as long as the queue.
         let waited = unsafe { result::stream::synchronize(self.raw) };
@@ -453,12 +467,13 @@ impl Queue {
         waited
     }
 
-    /// Whether work may be under way although it was waited for: after an error that passes. A lost GPU does nothing any more.
+    /// True if work may still run although the wait returned: the wait failed, but the GPU is not
+    /// lost. A lost GPU executes nothing more.
     fn may_go_on_after(&self, waited: &Result<()>) -> bool {
         waited.is_err() && self.gpu.check_not_lost().is_ok()
     }
 
-    /// Reads values back, when all work before has been done.
+    /// Reads values back once all earlier work is done.
     pub(super) fn download<T: bytemuck::Pod>(
         &self,
         from: sys::CUdeviceptr,
@@ -469,7 +484,8 @@ impl Queue {
         if count > 0 {
             self.gpu.bind()?;
             let watched = self.gpu.observer.watch(self, attempt, size_of_val(&values[..]) as u64);
-            // SAFETY: callers pass memory of this device with that many values, and the copy is waited for before they are looked at.
+            // SAFETY: callers pass memory of this device with that many values. The copy is waited
+            // for before the values are read.
             let copied = unsafe { result::memcpy_dtoh_async(&mut values, from, self.raw) };
             drop(watched);
             let copied = fault::of_read_back(self, copied);
@@ -480,38 +496,43 @@ impl Queue {
         Ok(values)
     }
 
-    /// Reads a few bytes of device memory, when all work before has been done. A kernel writes them to host memory: a copy would wait for
-    /// all copies of columns that other streams have queued before, with 5 streams for 0.7 ms.
+    /// Reads a few bytes of device memory once all earlier work is done. A kernel writes the bytes
+    /// to host memory. A copy would wait for all column copies that other streams queued before:
+    /// 0.7 ms with 5 streams.
     pub(super) fn read_small(&self, from: sys::CUdeviceptr, bytes: usize, attempt: &str) -> Result<Vec<u8>> {
         assert!(bytes <= READ_BACK_BYTES, "{bytes} bytes are not few");
         let page = self.read_back.lock();
         self.gpu.bind()?;
         let args = DovetailReadBack { from: from as *const c_void, bytes: bytes as u64, to: *page };
         let watched = self.gpu.observer.watch(self, "reading a number back", bytes as u64);
-        // SAFETY: callers pass memory of this device with at least that many bytes, as many as the page has, which is pinned and so the
-        // GPU's to write, by the same address; nobody else uses it under the lock.
+        // SAFETY: callers pass memory of this device with at least that many bytes, and the page
+        // has as many. The page is pinned, so the GPU may write it by the same address. The lock
+        // excludes other users.
         let code = unsafe { dovetail_read_back(&args, self.handle()) };
         drop(watched);
         self.gpu.check_launch(code, "reading a number back")?;
-        // Should it be under way after an error, it is done before the next one on this stream writes to the page.
+        // If the kernel is still running after an error, it ends before the next one on this stream
+        // writes to the page.
         self.gpu.check(fault::of_read_back(self, Ok(())), attempt)?;
         self.synchronize(attempt)?;
-        // SAFETY: the page has that many bytes, and what writes them is done, as was just waited for.
+        // SAFETY: the page has that many bytes, and the kernel that writes them is done, as was
+        // just waited for.
         Ok(unsafe { std::slice::from_raw_parts(page.cast::<u8>(), bytes) }.to_vec())
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // A lost device has stopped whatever it did; the answers no longer matter.
+        // A lost device has stopped all work; its answers no longer matter.
         let _ = self.gpu.context.bind_to_thread();
-        // SAFETY: nobody can queue work any more, and none is under way when its memory is let go of.
+        // SAFETY: no more work can be queued. Memory is released only once no work is pending.
         let settled = unsafe { result::stream::synchronize(self.raw) };
         self.gpu.observer.settle(self);
-        // This may be the first to hear that the GPU is lost. Once that is known it has been said.
+        // This wait may be the first to report that the GPU is lost. A known loss was reported
+        // already.
         let waited = self.gpu.check_not_lost().and_then(|()| self.gpu.check(settled, "ending a stream"));
         if self.may_go_on_after(&waited) {
-            // Nobody knows what is still under way, so that its memory is nobody's any more.
+            // Pending work is unknown, so the memory that it may use is leaked.
             std::mem::forget(std::mem::take(self.in_flight.get_mut()));
         }
         let lane = Lane { raw: self.raw, read_back: *self.read_back.get_mut() };
@@ -529,7 +550,7 @@ impl Drop for Queue {
 pub(super) struct Mark {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
-    /// How many buffers its stream had held by then.
+    /// Number of buffers that the stream had held before the mark.
     held: u64,
 }
 
@@ -563,7 +584,7 @@ impl Mark {
         Ok(mark)
     }
 
-    /// Waits until what was marked in `queue` is done, then lets go of what it used.
+    /// Waits until the work marked in `queue` is done, then releases the host memory that it used.
     pub(super) fn wait(&self, queue: &Queue, attempt: &str) -> Result<()> {
         queue.gpu.bind()?;
         // SAFETY: the event lives.
@@ -571,17 +592,17 @@ impl Mark {
         queue.gpu.check(waited, attempt)?;
         let done = queue.in_flight.lock().let_go_before(self.held);
         drop(done);
-        // As of the whole stream.
+        // A lost GPU fails the wait, as for the whole stream.
         queue.gpu.check_not_lost()
     }
 
-    /// Whether what was marked is done, as far as is known without waiting.
+    /// True if the marked work is known to be done. Does not wait.
     pub(super) fn is_done(&self) -> bool {
         // SAFETY: the event lives.
         unsafe { result::event::query(self.raw) }.is_ok()
     }
 
-    /// Makes later work of `queue` wait for what was marked.
+    /// Makes later work of `queue` wait for the marked work.
     pub(super) fn hold_back(&self, queue: &Queue) -> Result<()> {
         queue.gpu.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -594,7 +615,7 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         let _ = self.gpu.context.bind_to_thread();
-        // SAFETY: the driver keeps an event until the work that waits for it has passed it.
+        // SAFETY: the driver keeps an event until all work that waits for it has passed it.
         let _ = unsafe { result::event::destroy(self.raw) };
     }
 }

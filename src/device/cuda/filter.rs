@@ -12,10 +12,10 @@ use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceMemory, Filter, Keys, PackedKeys, Positions};
 
-/// At four bits a key in one word, more would let fewer keys through, and outgrow the second-level cache sooner.
+/// Bits of the filter per build key. Each key sets four bits of one word. With more bits fewer keys
+/// would pass, but the filter would outgrow the second-level cache sooner.
 const BITS_PER_KEY: usize = 12;
 
-/// The device's own form of a filter.
 #[derive(Debug)]
 struct CudaFilter {
     words: CudaBuffer,

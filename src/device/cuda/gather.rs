@@ -1,4 +1,4 @@
-//! Values at positions, to the device and to host memory.
+//! Gathering of values at positions, to the device and to host memory.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -16,10 +16,10 @@ use crate::Result;
 use crate::device::{Column, DeviceBuffer, HostColumn, Positions, Width};
 use crate::memory::Arena;
 
-/// What a missing row leaves in a list of positions: the byte of `NO_ROW`.
+/// Byte that marks a missing row in a list of positions: the byte of `NO_ROW`.
 const NO_ROW_BYTE: u8 = 0xff;
 
-/// Where positions are stored, null for consecutive ones; and the first of those.
+/// Returns a pointer to stored positions, or null and the first position of consecutive ones.
 pub(super) fn list(positions: &Positions) -> (*const u32, u32) {
     match positions {
         Positions::Range(range) => (null(), range.start as u32),
@@ -31,8 +31,8 @@ fn may_miss(positions: &Positions) -> bool {
     matches!(positions, Positions::List { may_miss: true, .. })
 }
 
-/// Gathers values, or with no `data` consecutive numbers from `data_start` on. Whole places of `out` behind
-/// the last of `data` become zero.
+/// Gathers values, or consecutive numbers from `data_start` on if `data` is `None`. Whole places of
+/// `out` after the last value become zero.
 pub(super) fn gather_cells(
     work: &Work<'_>,
     data: Option<*const c_void>,
@@ -58,7 +58,8 @@ pub(super) fn gather_cells(
     work.launch("gathering values", abi::dovetail_gather, &args)
 }
 
-/// The values of a column at positions, and their validity with the number of nulls if there are any. Waits if there may be.
+/// Gathers a column's values, and its validity with the number of nulls, if there are any. Waits if
+/// there may be nulls.
 fn gathered(
     work: &Work<'_>,
     column: &Column,
@@ -72,7 +73,8 @@ fn gathered(
     Ok((values, validity_at(work, column.validity.as_ref(), column.rows, positions)?))
 }
 
-/// The validity of a column of that many rows at positions, with the number of nulls, if there are any. Waits if there may be.
+/// Gathers the validity of a column of `column_rows` rows, with the number of nulls, if there are
+/// any. Waits if there may be nulls.
 pub(super) fn validity_at(
     work: &Work<'_>,
     validity: Option<&DeviceBuffer>,
@@ -116,7 +118,7 @@ pub(super) fn gather_to_host(
     let rows = positions.len();
     let data = arena.allocate(rows * column.width.bytes(), PURPOSE)?;
     if let (Positions::Range(range), None) = (positions, &column.validity) {
-        // They lie as they are wanted.
+        // The values are stored in the requested order.
         let data = copy_to_host(work, cuda(&column.data), range.start * column.width.bytes(), data, PURPOSE)?;
         return Ok(HostColumn { data, validity: None, rows });
     }
@@ -132,12 +134,14 @@ pub(super) fn gather_to_host(
     Ok(HostColumn { data, validity, rows })
 }
 
-/// So many bytes at the most are copied out together, such as two columns of a chunk of 2^27 rows. With more the link is no busier, and a
-/// piece might not fit a slab of host memory, which is of 64 MiB. Tests have little.
+/// Bytes that are copied out together at most, such as two columns of a chunk of 2^27 rows. With
+/// more, the link is no busier, and a piece might not fit a 64 MiB slab of host memory. Tests have
+/// little data.
 const TOGETHER_BYTES: usize = if cfg!(test) { 64 << 10 } else { 48 << 20 };
 
-/// Several columns. Those that are nothing but values at listed positions are gathered next to each other, and one copy takes them across
-/// the link, which has nothing to carry for some 8 us between two copies (tuning.md).
+/// Gathers several columns. Columns without nulls at listed positions are gathered next to each
+/// other, and one copy takes them across the link. The link is idle for some 8 us between two
+/// copies (tuning.md).
 pub(super) fn gather_all_to_host(
     work: &Work<'_>,
     columns: &[(&Column, &Positions)],
@@ -170,12 +174,13 @@ pub(super) fn gather_all_to_host(
     columns.map(or_alone).collect()
 }
 
-/// What the values of a column take beside others, each of which begins where a piece of memory could.
+/// Returns the bytes of a column that is gathered with others. Each column begins at a multiple of
+/// `GRANULE_BYTES`.
 fn padded_bytes((column, positions): (&Column, &Positions)) -> usize {
     (positions.len() * column.width.bytes()).next_multiple_of(GRANULE_BYTES)
 }
 
-/// Values at listed positions, of several columns, by one copy.
+/// Gathers values at listed positions, of several columns, and copies them out at once.
 fn gather_together(work: &Work<'_>, columns: &[(&Column, &Positions)], arena: &Arena) -> Result<Vec<HostColumn>> {
     const PURPOSE: &str = "gathering columns of the result";
     let bytes = columns.iter().map(|&column| padded_bytes(column)).sum();
@@ -187,7 +192,7 @@ fn gather_together(work: &Work<'_>, columns: &[(&Column, &Positions)], arena: &A
         let place = end..end + padded_bytes((column, positions));
         end = place.end;
         let data = pointer_of::<u8>(&column.data, column.rows * column.width.bytes()).cast();
-        // What is copied is written, to its last byte.
+        // The gather writes every byte that is copied, including the padding.
         gather_cells(work, Some(data), 0, column.width, positions, 0, &CudaBuffer::part_of(&values, place.clone()))?;
         places.push(place.start..place.start + positions.len() * column.width.bytes());
     }
@@ -201,7 +206,7 @@ fn gather_together(work: &Work<'_>, columns: &[(&Column, &Positions)], arena: &A
 }
 
 pub(super) fn compose(work: &Work<'_>, map: &Positions, positions: &Positions) -> Result<Positions> {
-    // Consecutive rows of consecutive rows are consecutive, and all of a list is the list.
+    // Consecutive rows of consecutive rows are consecutive, and the whole of a list is the list.
     if let (Positions::Range(map), Positions::Range(positions)) = (map, positions) {
         assert!(positions.end <= map.len(), "positions {positions:?} of a map of {}", map.len());
         return Ok(Positions::Range(map.start + positions.start..map.start + positions.end));
@@ -242,7 +247,7 @@ pub(super) fn concat(work: &Work<'_>, lists: &[(&Positions, Range<usize>)]) -> R
                 unreachable!("lists are put together, of rows that are there")
             };
             assert!(range.start <= range.end && range.end <= *rows, "entries {range:?} of {rows}");
-            // SAFETY: the list has as many entries, as was just asserted.
+            // SAFETY: the list has that many entries, as was just asserted.
             let from = unsafe { pointer_of::<u32>(data, *rows).add(range.start) };
             *to = abi::DovetailList { from, count: range.len() as u64, start };
             start += range.len() as u64;

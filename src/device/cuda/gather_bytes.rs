@@ -1,5 +1,6 @@
-//! Values of variable length at positions, to host memory: how long they are together is asked first, which waits, and then they are written
-//! one after the other and copied out. Whatever is waited for comes before the column's own copies, which it would else wait for as well.
+//! Gathering of values of variable length to host memory. The first call computes their total
+//! length and waits for it. Then values are concatenated and copied out. All waits come before the
+//! column's own copies, because they would otherwise wait for these copies too.
 
 use std::ptr::{null, null_mut};
 
@@ -12,7 +13,8 @@ use crate::device::{BytesColumn, HostBytes, Positions, Width};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
-/// `offset_width`: bytes of the offsets that are wanted, 4 or 8. `bytes_max`: what there may be of values.
+/// Gathers text to host memory. `offset_width`: bytes of the requested offsets, 4 or 8.
+/// `bytes_max`: limit of the bytes of values.
 pub(super) fn gather_to_host(
     work: &Work<'_>,
     column: &BytesColumn,
@@ -27,7 +29,7 @@ pub(super) fn gather_to_host(
     let begins = pointer_of(&column.begins, column.rows + 1);
     let gathered = work.values::<u64>(rows + 1, PURPOSE)?;
     let bytes = {
-        // SAFETY: it computes a size from a number.
+        // SAFETY: the call only computes a size from a number.
         let scratch_bytes = unsafe { abi::dovetail_gathered_begins_scratch_bytes(rows as u64) };
         let scratch = work.scratch(scratch_bytes, PURPOSE)?;
         let args = abi::DovetailGatheredBegins {
@@ -53,7 +55,7 @@ pub(super) fn gather_to_host(
     }
     let validity = validity_at(work, column.validity.as_ref(), column.rows, positions)?;
 
-    // Host memory first: where there is none, nothing is copied.
+    // Allocate host memory first: if that fails, nothing is copied.
     let host_offsets = arena.allocate((rows + 1) * offset_width.bytes(), PURPOSE)?;
     let host_data = arena.allocate(bytes as usize, PURPOSE)?;
     let host_bits = match &validity {

@@ -1,4 +1,4 @@
-//! Partitions joined in one go.
+//! Joins of partitions in one call: build, probe and output.
 
 use std::ops::Range;
 use std::ptr::null;
@@ -17,12 +17,13 @@ use crate::device::{
     Carry, Column, JoinedPartitions, JoinedRows, KeyWidth, Keys, Partitions, Positions, Wanted, Width,
 };
 
-/// Rounds that the largest partition may take: each looks all probe rows of the partition up again.
+/// Rounds that the largest partition may take at most: each round looks up all probe rows of the
+/// partition again.
 const ROUNDS_MAX: usize = 16;
 
 const PURPOSE: &str = "joining partitions";
 
-/// As [`Device::join_partitions`](crate::device::Device::join_partitions).
+/// Implements [`Device::join_partitions`](crate::device::Device::join_partitions).
 pub(super) fn join(
     work: &Work<'_>,
     build: &Partitions,
@@ -43,7 +44,7 @@ pub(super) fn join(
     let mut writing = Writing { has_keys: with_keys, ..Writing::nothing(work, room) };
     let by_position = build.carried.len() + probe.carried.len() >= DOVETAIL_MOVES_MAX;
     if by_position {
-        // More columns than a kernel writes: positions are written, and columns gathered by them.
+        // A kernel cannot write that many columns: write positions, and gather columns by them.
         writing.add(None, Width::W4, false)?;
         writing.add(None, Width::W4, true)?;
     } else {
@@ -85,12 +86,12 @@ fn keys_of(column: Column, like: &Keys) -> Keys {
     Keys { data: column.data, width: like.width, rows: column.rows }
 }
 
-/// The columns that a call is to write.
+/// Columns that a call is to write.
 struct Writing<'a> {
     work: &'a Work<'a>,
-    /// Rows that there is room for.
+    /// Rows that fit in each column.
     room: usize,
-    /// Whether the first column is that of the keys.
+    /// True if the first column holds the keys.
     has_keys: bool,
     columns: Vec<DovetailJoinColumn>,
     written: Vec<(CudaBuffer, Width)>,
@@ -101,7 +102,8 @@ impl<'a> Writing<'a> {
         Self { work, room, has_keys: false, columns: Vec::new(), written: Vec::new() }
     }
 
-    /// Takes memory for a column; with nothing to read it from, for the positions of rows.
+    /// Allocates memory for a column. If `from` is `None`, the column receives the positions of
+    /// rows.
     fn add(&mut self, from: Option<&Column>, width: Width, of_probe: bool) -> Result<()> {
         let to = self.work.buffer(self.room.saturating_mul(width.bytes()), PURPOSE)?;
         self.columns.push(DovetailJoinColumn {
@@ -114,7 +116,9 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// Whether the kernel that keeps payload in registers can write them: there is some, all as wide, and at most 8 bytes of each side.
+    /// True if the kernel that keeps payload in registers can write the columns. Payload columns
+    /// must have one width, 4 or 8 bytes, and at most 8 bytes per side. Keys must be smaller than
+    /// 16 bytes, and without payload, keys must be written.
     fn is_direct(&self, keys: KeyWidth) -> bool {
         let payload = &self.columns[usize::from(self.has_keys)..];
         let Some(width) = payload.first().map(|column| column.width) else {
@@ -127,14 +131,14 @@ impl<'a> Writing<'a> {
             && of_probe.max(payload.len() - of_probe) * width as usize <= 8
     }
 
-    /// What was written, of that many rows.
+    /// Returns the first `rows` rows of the written columns.
     fn into_columns(self, rows: usize) -> Vec<Column> {
         let column = |(data, width)| Column { data: Arc::new(data), width, rows, validity: None };
         self.written.into_iter().map(column).collect()
     }
 }
 
-/// Joins those partitions, and answers how many pairs there are; `None` where the kernel gave up. Waits.
+/// Joins the partitions and returns the number of pairs, or `None` if the kernel gave up. Waits.
 fn launch(
     work: &Work<'_>,
     build: &Partitions,
@@ -145,7 +149,7 @@ fn launch(
     if partitions.is_empty() || build.bounds.rows() == 0 || probe.bounds.rows() == 0 {
         return Ok(Some(0));
     }
-    // Where a partition is skewed, blocks share it, and each is told what to do.
+    // If a partition is skewed, blocks share it, and a list of units assigns their work.
     let unit_rows = UnitRows::of(build, probe);
     let units = match unit_rows.divides(bounds_of(probe).largest()?) {
         true => Some(units(work, probe, &partitions, &unit_rows, PURPOSE)?),
@@ -174,7 +178,7 @@ fn launch(
     work.launch(PURPOSE, abi::dovetail_join_partitions, &args)?;
     let mut found: DovetailJoinTotals = work.read(&totals, PURPOSE)?;
     if found.left_over > 0 {
-        // What the simple kernel has not done, by the one for everything.
+        // The general kernel does the units that the simple kernel has left over.
         (args.units, args.unit_count, args.is_direct) = (left_over.as_ptr(), found.left_over as u32, 0);
         work.launch(PURPOSE, abi::dovetail_join_partitions, &args)?;
         found = work.read(&totals, PURPOSE)?;

@@ -1,4 +1,4 @@
-//! Key columns to keys, and keys in order.
+//! Packing of key columns to keys, and sorting of keys.
 
 use std::ops::Range;
 use std::ptr::null;
@@ -48,7 +48,7 @@ pub(super) fn pack(work: &Work<'_>, fields: &[KeyField], width: KeyWidth) -> Res
     Ok(PackedKeys { keys, rows_kept: kept.map(list) })
 }
 
-/// Whether the column's own buffer is the keys.
+/// True if the column's own buffer is the keys.
 fn lies_ready(field: &KeyField, width: KeyWidth) -> bool {
     field.encoding == KeyEncoding::Unsigned
         && field.shift == 0
@@ -89,7 +89,7 @@ fn key_field(field: &KeyField, rows: usize, width: KeyWidth) -> abi::DovetailKey
     }
 }
 
-/// An encoding as kernels know it, and what it takes off.
+/// Returns the kernels' code of an encoding, and the minimum that it subtracts.
 pub(super) fn encoding_of(encoding: KeyEncoding) -> (u32, u128) {
     match encoding {
         KeyEncoding::Unsigned => (abi::DOVETAIL_UNSIGNED, 0),
@@ -99,7 +99,8 @@ pub(super) fn encoding_of(encoding: KeyEncoding) -> (u32, u128) {
     }
 }
 
-/// The rows that are valid in all bitmaps, and how many they are; `None` when all are. Waits, if there are bitmaps.
+/// Finds the rows that are valid in all bitmaps, and their number. Returns `None` if all are valid.
+/// Waits if there are bitmaps.
 pub(super) fn rows_with_all(
     work: &Work<'_>,
     required: &[&DeviceBuffer],
@@ -111,7 +112,7 @@ pub(super) fn rows_with_all(
     }
 }
 
-/// The rows that are valid in all bitmaps, and how many they are.
+/// Finds the rows that are valid in all bitmaps, and their number. Waits.
 fn rows_valid_in_all(work: &Work<'_>, required: &[&DeviceBuffer], rows: usize) -> Result<(CudaBuffer, usize)> {
     let bitmaps_that = |condition, bitmaps: &[&DeviceBuffer]| {
         let mut args = select::rows_that(condition, rows);
@@ -124,7 +125,8 @@ fn rows_valid_in_all(work: &Work<'_>, required: &[&DeviceBuffer], rows: usize) -
     if required.len() <= DOVETAIL_FIELDS_MAX {
         return select::run(work, bitmaps_that(abi::DOVETAIL_VALID, required), None);
     }
-    // More than one call looks at: those that are null anywhere are flagged, the others are left.
+    // More bitmaps than one call reads: flag the rows that are null in any bitmap, and select the
+    // others.
     let flags = new_flags(work, rows, "flags of rows with nulls")?;
     for bitmaps in required.chunks(DOVETAIL_FIELDS_MAX) {
         let (nulls, count) = select::run(work, bitmaps_that(abi::DOVETAIL_INVALID, bitmaps), None)?;
@@ -150,8 +152,8 @@ pub(super) fn is_sorted(work: &Work<'_>, keys: &Keys) -> Result<bool> {
     Ok(work.read::<u32>(&unsorted, PURPOSE)? == 0)
 }
 
-/// Sorts the keys' row numbers, then gathers everything by them: a radix sort that carried a payload of 4 bytes with each
-/// pass would move it as often as the key.
+/// Sorts the keys with row numbers, then gathers the carried columns by these numbers. A payload of
+/// 4 bytes carried through the radix sort would be moved by each pass, as often as the key.
 pub(super) fn sort(work: &Work<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sorted> {
     let (order, sorted) = sorted_order(work, keys, Image::Key)?;
     let keys = match sorted {
@@ -161,19 +163,21 @@ pub(super) fn sort(work: &Work<'_>, keys: &Keys, carry: &[Carry]) -> Result<Sort
     Ok(Sorted { carried: carried(work, carry, &order)?, keys })
 }
 
-/// What keys are sorted by.
+/// Image by which keys are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Image {
     /// The key itself.
     Key,
-    /// The mixed key, without its first bits: partitions stay in order, and equal keys become adjacent.
+    /// The mixed key without its first bits: partitions stay in order, and equal keys become
+    /// adjacent.
     Mixed {
-        /// Bits that are passed over.
+        /// Bits that are skipped.
         skip: u32,
     },
 }
 
-/// The row numbers in the order of the keys' images, and the sorted images where they come with it and are the keys.
+/// Returns the row numbers in the order of the keys' images. Also returns the sorted images if they
+/// are the keys themselves.
 pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result<(Positions, Option<CudaBuffer>)> {
     const PURPOSE: &str = "sorting keys";
     let rows = keys.rows;
@@ -208,7 +212,7 @@ pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result
             (sort_pass(work, images.as_ptr(), numbers, rows, all_bits(width))?.1, None)
         }
         (KeyWidth::W16, _) => {
-            // The sort is stable: by the lower half first, then by the upper.
+            // The sort is stable: sort by the lower half first, then by the upper.
             let lower = images(None, false)?;
             let (_, order) = sort_pass(work, lower.as_ptr(), numbers, rows, all_bits(width))?;
             drop(lower);
@@ -219,7 +223,7 @@ pub(super) fn sorted_order(work: &Work<'_>, keys: &Keys, image: Image) -> Result
     Ok((Positions::List { data: Arc::new(order), rows, may_miss: false }, sorted))
 }
 
-/// Bits of integers that they are sorted by.
+/// Bits by which integers are sorted.
 #[derive(Clone, Debug)]
 struct SortBits {
     /// Bytes of an integer, 4 or 8.
@@ -242,7 +246,7 @@ fn sort_pass(
     let SortBits { width, bits } = by;
     let keys_out = work.buffer(rows * width, PURPOSE)?;
     let values_out = work.values::<u32>(rows, PURPOSE)?;
-    // SAFETY: it computes a size from numbers. That for all bits is enough for some of them.
+    // SAFETY: the call only computes a size from numbers. The size for all bits suffices for fewer.
     let scratch_bytes = unsafe { abi::dovetail_sort_scratch_bytes(width as u32, rows as u64) };
     let scratch = work.scratch(scratch_bytes, PURPOSE)?;
     let args = abi::DovetailSort {
@@ -261,12 +265,14 @@ fn sort_pass(
     Ok((keys_out, values_out))
 }
 
-/// Keys of 4 or 8 bytes with their row numbers, those together that agree in the eight bits below `end_bit`: one pass of a
-/// radix sort. `None` where memory is not so free that others would not miss it, or another job was quicker to take it.
+/// Rearranges keys of 4 or 8 bytes with their row numbers, by one pass of a radix sort. Keys that
+/// agree in the eight bits below `end_bit` become adjacent. Returns `None` if wider keys are
+/// passed, or if this takes over half of the unused memory, or if another job takes the memory
+/// first.
 pub(super) fn clustered(work: &Work<'_>, keys: &Keys, end_bit: u32) -> Result<Option<(Keys, CudaBuffer)>> {
     const PASS_BITS: u32 = 8;
     let (rows, width) = (keys.rows, keys.width.bytes());
-    // SAFETY: it computes a size from numbers.
+    // SAFETY: the call only computes a size from numbers.
     let scratch_bytes = unsafe { abi::dovetail_sort_scratch_bytes(width as u32, rows as u64) };
     let takes = scratch_bytes.saturating_add((rows * (width + 2 * size_of::<u32>())) as u64);
     if width > 8 || takes.saturating_mul(2) > work.memory.unused_bytes() {
@@ -281,19 +287,19 @@ pub(super) fn clustered(work: &Work<'_>, keys: &Keys, end_bit: u32) -> Result<Op
     }
 }
 
-/// 0, 1, and so on.
+/// Returns the row numbers 0, 1, and so on.
 pub(super) fn numbers(work: &Work<'_>, rows: usize) -> Result<CudaBuffer> {
     let numbers = work.values::<u32>(rows, "numbering rows")?;
     gather_cells(work, None, 0, Width::W4, &Positions::Range(0..rows), 0, &numbers)?;
     Ok(numbers)
 }
 
-/// The keys at those rows.
+/// Gathers the keys at the rows of `order`.
 pub(super) fn rearranged(work: &Work<'_>, keys: &Keys, order: &Positions) -> Result<Keys> {
     Ok(Keys { data: gather(work, &keys.as_column(), order)?.data, ..keys.clone() })
 }
 
-/// What is carried, in the order of row numbers. Validity is not moved.
+/// Arranges the carried columns by the row numbers of `order`. Validity is not moved.
 pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: &Positions) -> Result<Vec<Column>> {
     let Positions::List { data: numbers, rows, .. } = order else { unreachable!("rows are put in order by a list") };
     carry
@@ -305,7 +311,7 @@ pub(super) fn carried(work: &Work<'_>, carry: &[Carry], order: &Positions) -> Re
         .collect()
 }
 
-/// Where keys are.
+/// Returns the address of keys.
 pub(super) fn key_pointer(keys: &Keys) -> *const std::ffi::c_void {
     pointer_of::<u8>(&keys.data, keys.rows * keys.width.bytes()).cast()
 }

@@ -13,45 +13,47 @@ use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceBuffer, Grouping, Keys, Matches, PartitionMatches, Partitions};
 
-/// How the probe rows of partitions are shared out among blocks. A partition that far more of them have than others is divided: in larger
-/// units, it keeps a block long after the others are done; in smaller ones, its table is built more often than that is worth.
+/// Distribution of the probe rows of partitions among blocks. A partition with far more probe rows
+/// than others is divided. If its units are too large, it keeps a block busy long after the others
+/// are done. If they are too small, its table is rebuilt too often.
 pub(super) struct UnitRows {
-    /// Up to so many are one unit, whatever the others have.
+    /// Largest number of rows of a partition that is one unit.
     whole: usize,
-    /// Units of larger partitions have so many.
+    /// Rows per unit of larger partitions.
     unit: usize,
 }
 
 impl UnitRows {
-    /// Of a build side and, of the probe side, all or a chunk.
+    /// Computes the unit sizes for a build side and all, or a chunk, of the probe side.
     pub(super) fn of(build: &Partitions, probe: &Partitions) -> Self {
         Self::new(build.bounds.rows(), probe.bounds.rows(), probe.bounds.partitions())
     }
 
-    /// Of partitions with as many build and probe rows in all.
+    /// Computes the unit sizes for `partitions` partitions with `build` and `probe` rows in total.
     fn new(build: usize, probe: usize, partitions: usize) -> Self {
         /// The largest unit.
         const MAX: usize = 8 * DOVETAIL_TABLE_ROWS as usize;
-        /// The smallest: some tiles of a block.
+        /// The smallest unit: some tiles of a block.
         const MIN: usize = 1024;
-        /// Units of which each is so small a part of the whole that nobody waits for one.
+        /// Number of units at which each is so small a part of the whole that waiting for one is
+        /// short.
         const UNITS: usize = 4096;
-        /// Probe rows for each build row, so that it is not building tables that takes the time.
+        /// Probe rows per build row, so that building tables does not take most of the time.
         const OF_BUILD_ROW: usize = 4;
-        /// How much larger than others a partition is that is divided.
+        /// Multiple of the average size above which a partition is divided.
         const OF_AVERAGE: usize = 2;
         let average = |rows: usize| rows / partitions.max(1);
         let unit = (probe / UNITS).max(OF_BUILD_ROW * average(build)).clamp(MIN, MAX);
         Self { whole: (OF_AVERAGE * average(probe)).clamp(unit, MAX), unit }
     }
 
-    /// Whether a partition with so many probe rows is divided.
+    /// True if a partition with `rows` probe rows is divided.
     pub(super) fn divides(&self, rows: usize) -> bool {
         rows > self.whole
     }
 }
 
-/// What a kernel found, as matches.
+/// Converts a kernel's output to matches.
 pub(super) fn matches(
     first: CudaBuffer,
     count: Option<CudaBuffer>,
@@ -67,7 +69,8 @@ pub(super) fn matches(
     }
 }
 
-/// Where each run of equal keys starts, and at the end the number of rows; and how many runs there are. Waits.
+/// Finds the start of each run of equal keys, followed by the number of rows, and the number of
+/// runs. Waits.
 pub(super) fn find_runs(work: &Work<'_>, keys: &Keys) -> Result<(CudaBuffer, usize)> {
     const PURPOSE: &str = "finding runs of equal keys";
     let mut args = select::rows_that(abi::DOVETAIL_RUN_HEADS, keys.rows);
@@ -88,16 +91,18 @@ pub(super) fn match_partitions(
 ) -> Result<PartitionMatches> {
     const PURPOSE: &str = "matching partitions";
     if !build.is_grouped() && any_above(DOVETAIL_TABLE_ROWS as usize, build, partitions.clone())? {
-        // Its table takes several rounds, which would not see that a key of one is in another as well.
+        // Its table takes several rounds, which would not detect a key that repeats in another
+        // round.
         return Ok(PartitionMatches::RepeatedBuildKeys);
     }
-    // Either the keys of a partition are entered into its table, or the first ones of its runs.
+    // The table holds the keys of a partition or, if grouped, the first key of each of its runs.
     let (heads, build_bounds) = match &build.grouping {
         Grouping::Unknown => (null(), bounds_of(build).from(partitions.start)),
         Grouping::Adjacent { runs } => {
             let runs = runs.as_ref().expect("grouping on this device has found the runs");
             let before = pointer_of::<u32>(&runs.before, build.bounds.partitions() + 1);
-            // SAFETY: there are as many as bounds, as was just asserted, and the range of partitions lies within these.
+            // SAFETY: `before` has as many entries as there are bounds, as was just asserted. The
+            // range of partitions is within these.
             (pointer_of::<u32>(&runs.heads, runs.count + 1), unsafe { before.add(partitions.start) })
         }
     };
@@ -132,7 +137,8 @@ pub(super) fn match_partitions(
     Ok(PartitionMatches::Matched(matches(first, count, rows, totals)))
 }
 
-/// What blocks do with the probe rows of those partitions: a list of units, and how long it is. The last ones may have nothing to do.
+/// Lists the units that blocks work on, for the probe rows of those partitions. Returns the list
+/// and its length. The last units may be empty.
 pub(super) fn units(
     work: &Work<'_>,
     probe: &Partitions,
@@ -143,7 +149,7 @@ pub(super) fn units(
     // A partition's last unit may have any number of rows; all others are full.
     let count = partitions.len() + probe.bounds.rows() / unit_rows.unit;
     let units = work.values::<DovetailMatchUnit>(count, purpose)?;
-    // SAFETY: it computes a size from a number.
+    // SAFETY: the call only computes a size from a number.
     let scratch_bytes = unsafe { abi::dovetail_list_units_scratch_bytes(partitions.len() as u32) };
     let scratch = work.scratch(scratch_bytes, purpose)?;
     let args = abi::DovetailListUnits {
@@ -169,7 +175,7 @@ pub(super) fn match_sorted(work: &Work<'_>, build: &Keys, probe: &Keys, rows: Ra
     let args = abi::DovetailMatchSorted {
         build_keys: key_pointer(build),
         build_rows: build.rows as u64,
-        // SAFETY: the range lies within the keys, as was just asserted.
+        // SAFETY: the range is within the keys, as was just asserted.
         probe_keys: unsafe { key_pointer(probe).cast::<u8>().add(rows.start * key_bytes) }.cast(),
         rows: rows.len() as u64,
         key_bytes: key_bytes as u32,
@@ -192,14 +198,14 @@ mod tests {
             let UnitRows { whole, unit } = UnitRows::new(build, probe, partitions);
             (whole, unit)
         };
-        // No unit is smaller than some tiles, and where there are few rows, none larger.
+        // With few rows, units have the smallest size.
         assert_eq!(of(0, 0, 1), (1024, 1024));
         assert_eq!(of(40_000, 230_000, 256), (1796, 1024));
-        // With more build rows, a table has to be worth making.
+        // With more build rows, a unit must be large enough to be worth a table.
         assert_eq!(of(2_300_000, 15_400_000, 2048), (15_038, 4492));
-        // Of many rows, units are as large as tables would have them be, or many enough.
+        // With many rows, units have the largest size.
         assert_eq!(of(1 << 27, 1 << 28, 1 << 16), (32_768, 32_768));
-        // Few partitions are all divided.
+        // With few partitions, all are divided.
         assert_eq!(of(200_000, 1 << 24, 256), (32_768, 4096));
     }
 }

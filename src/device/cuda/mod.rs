@@ -1,23 +1,32 @@
 //! An NVIDIA GPU as a device: its memory, its streams, and every primitive of joins as kernels.
 //!
 //! ```text
-//!   mod.rs         the device itself; hands each call to the file named for it
-//!   driver.rs      context, streams, events, and what errors mean        buffer.rs   charged memory
-//!   abi.rs         the interface of the kernels (kernels/)               work.rs     the one door to launches and fills
-//!   transfer.rs    host memory in and out                                keys.rs     packing, sorting
-//!   partition.rs   by bits of the mixed key, and grouping                table.rs    one table over all keys
-//!   matching.rs    within partitions, and of sorted keys                 join_partitions.rs   both sides' rows at once
-//!   positions.rs   from matches to positions: pairs, selections, marks   gather.rs   from positions to rows
-//!   values.rs      keys of text: packing, hashes, comparison             filter.rs   which keys cannot match
-//!   gather_bytes.rs   text at positions                                fault.rs    deliberate failures, for tests
-//!   observe.rs     who is told of launches, copies and fills: nobody, the log, a profiler, a timeline, or sums of times
+//!   mod.rs              the device; passes each call to the file named for it
+//!   driver.rs           context, streams, events, and the meaning of errors
+//!   buffer.rs           charged memory
+//!   abi.rs              the interface of the kernels (kernels/)
+//!   work.rs             all launches and fills
+//!   transfer.rs         copies of host memory in and out
+//!   keys.rs             packing, sorting
+//!   partition.rs        partitioning by bits of the mixed key, and grouping
+//!   table.rs            one table over all keys
+//!   matching.rs         matching within partitions, and of sorted keys
+//!   join_partitions.rs  rows of both sides in one call
+//!   positions.rs        from matches to positions: pairs, selections, marks
+//!   gather.rs           from positions to rows
+//!   values.rs           keys of text: packing, hashes, comparison
+//!   filter.rs           filter of keys that cannot match
+//!   gather_bytes.rs     text at positions
+//!   fault.rs            deliberate failures, for tests
+//!   observe.rs          observers of launches, copies and fills: none, the log, a profiler,
+//!                       a timeline, or sums of times
 //! ```
 //!
-//! Calls queue work on the job's stream and return; those whose result is a number wait for it. Memory is stream-ordered:
-//! a buffer that is dropped is free for whatever the same stream does next. Everything that a copy under way reads or writes in host memory
-//! is kept alive by its stream.
+//! Calls queue work on the job's stream and return; calls that return a number wait for it. Memory
+//! is stream-ordered: later work of the same stream may reuse a dropped buffer at once. A stream
+//! keeps alive all host memory that its pending copies read or write.
 //!
-//! This room, with its kernels, is the only place that calls CUDA.
+//! Only this room and its kernels call CUDA.
 
 mod abi;
 mod buffer;
@@ -59,15 +68,15 @@ use super::{
 use crate::Result;
 use crate::memory::{Arena, Budget, Pin};
 
-/// How many GPUs this process can use; none without a driver.
+/// Returns the number of GPUs that this process can use, or 0 without a driver.
 ///
 /// # Errors
-/// [`Error::Unsupported`] when there is a driver that does not work.
+/// [`Error::Unsupported`] if a driver is installed but does not work.
 pub fn device_count() -> Result<u16> {
     driver::gpu_count()
 }
 
-/// Whether this machine has a CUDA driver.
+/// True if this machine has a CUDA driver.
 pub fn has_driver() -> bool {
     driver::is_driver_present()
 }
@@ -83,7 +92,8 @@ pub struct CudaDevice {
     memory: Budget,
     gpu: Arc<Gpu>,
     threads: Crew,
-    /// Those that drive streams, of which a join takes as many as it works on at once: starting them takes longer than a small join.
+    /// Threads that drive streams, one per stream that a join uses. They are kept because starting
+    /// them takes longer than a small join.
     stream_threads: Arc<Crews>,
     /// Shared by the views of all jobs.
     kept: Arc<OnceLock<Kept>>,
@@ -93,22 +103,23 @@ pub struct CudaDevice {
 #[derive(Debug)]
 struct Kept {
     cache: Arc<ColumnCache>,
-    /// Where their memory is freed, because the streams of the joins that brought them in are gone by then.
+    /// Stream on which their memory is freed, because the streams of the joins that copied them in
+    /// have ended by then.
     queue: Arc<Queue>,
 }
 
 impl CudaDevice {
-    /// GPU number `index`, with `threads` CPU threads for the work beside it, and a budget over its memory. `budget` is told
-    /// how many bytes are free.
+    /// Opens GPU number `index`, with `threads` CPU threads for work in parallel with it. `budget`
+    /// makes the memory budget from the number of free bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when there is no such GPU or it cannot be used, [`Error::Exhausted`] when the system refuses
-    /// threads.
+    /// [`Error::Unsupported`] if there is no such GPU or it cannot be used, [`Error::Exhausted`] if
+    /// the system refuses threads.
     pub fn open(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         Self::open_observed(index, threads, &observe::asked_for(), budget)
     }
 
-    /// The same with an observer by its name.
+    /// Opens a GPU as [`Self::open`] does, with the observer of the given name.
     fn open_observed(index: u16, threads: usize, observer: &str, budget: impl FnOnce(u64) -> Budget) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(index, observer)?);
         let info = DeviceInfo {
@@ -116,16 +127,19 @@ impl CudaDevice {
             unit: gpu.unit(),
             parallelism: gpu.multiprocessors()?,
             cpu_threads: threads,
-            // 2^27 rows joined with 2^27, 12 bytes each, by `hash` on an H200: of 1, 3, 5 and 8 streams, one more than 5 gained
-            // nothing (kernels/tuning.md).
+            // Joining 2^27 rows with 2^27 of 12 bytes by `hash` on an H200, with 1, 3, 5 and 8
+            // streams: more than 5 gained nothing (kernels/tuning.md).
             streams: 5,
-            // By blocks of some thousands, but what takes so few rows is through before the next call is made.
+            // Blocks take some thousand rows each, but so few rows are done before the next call is
+            // made.
             morsel_rows: 1,
             gather_bytes: 64 << 20,
-            // Sorting takes images of keys and row numbers, twice each, and the bounds of partitions are there several times.
+            // Sorting needs images of keys and row numbers, twice each, and several copies of the
+            // bounds of partitions.
             row_scratch_bytes: Some(40),
             wave_rows: 1 << 24,
-            // Half of what a table in shared memory takes: partitions vary, and those that are too large cost a round more.
+            // Half of the rows of a table in shared memory: partitions vary in size, and each that
+            // is too large costs one more round.
             partition_rows: abi::DOVETAIL_TABLE_ROWS as usize / 2,
             pass_bits_max: 2 * abi::DOVETAIL_PASS_BITS_MAX,
             joins_partitions: true,
@@ -143,7 +157,7 @@ impl CudaDevice {
         })
     }
 
-    /// Starts a primitive, unless its job was stopped.
+    /// Starts a primitive. Fails if its job was cancelled.
     fn work<'a>(&'a self, stream: &'a Stream) -> Result<Work<'a>> {
         stream.cancel.check()?;
         self.gpu.bind()?;
@@ -156,11 +170,11 @@ fn bytes_of(parts: &[Buffer]) -> u64 {
     parts.iter().map(Buffer::len).sum::<usize>() as u64
 }
 
-/// A stream and what is remembered from call to call.
+/// A stream, with state that is kept from call to call.
 #[derive(Debug)]
 struct CudaStream {
     queue: Arc<Queue>,
-    /// The pairs of the last matches, because they are expanded in several calls.
+    /// Pairs of the last matches, kept because they are expanded in several calls.
     known_pairs: parking_lot::Mutex<Option<KnownPairs>>,
 }
 
@@ -205,7 +219,7 @@ impl Device for CudaDevice {
 
     fn on_stream_threads(&self, threads: usize, work: &(dyn Fn() + Sync)) -> Result<()> {
         assert!(threads <= self.info.streams, "a thread for each stream at the most");
-        // Each thread of the crew is given it once, and nobody gives it anything else.
+        // Each thread of the crew runs the closure once, and the crew has no other work.
         self.stream_threads.crew()?.broadcast(|thread| {
             if thread.index() < threads {
                 work()

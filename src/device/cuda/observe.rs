@@ -1,18 +1,19 @@
-//! Observers: who is told of each piece of work that is queued on a GPU.
+//! Observers, which are notified of each piece of work that is queued on a GPU.
 //!
 //! `DOVETAIL_GPU_OBSERVER` chooses one when a GPU is opened:
 //!
-//! * `silent`, the default, which adds times up like `times` while it is asked to: `dovetail-bench` does so for a run of each join that
-//!   is not timed otherwise;
+//! * `silent`, the default. It adds times up like `times` while that is turned on: `dovetail-bench`
+//!   does so for a run of each join that it does not time otherwise;
 //! * `trace`: launches, copies and fills are events of the log, at level TRACE;
-//! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and `ncu --nvtx --nvtx-include` chooses them;
-//! * `times`: each launch, copy and fill is timed by events of its stream, and added up by its name and the phase of the join that it was
-//!   for; `dovetail-bench` then has the sums of the run whose time it tells;
-//! * `timeline:FILE`: each launch, copy and fill is timed by events of its stream, and written to the file in the trace format of
-//!   Chromium, which <https://ui.perfetto.dev> and `chrome://tracing` draw: a row for each stream, in microseconds since the GPU
-//!   was opened.
+//! * `nvtx`: they are ranges of NVTX, by whose names Nsight Systems shows them and
+//!   `ncu --nvtx --nvtx-include` chooses them;
+//! * `times`: each launch, copy and fill is timed by events of its stream. Times are added up by
+//!   name and by phase of the join; `dovetail-bench` then reports the sums of the run it times;
+//! * `timeline:FILE`: each launch, copy and fill is timed by events of its stream. They are written
+//!   to the file in the trace format of Chromium, which <https://ui.perfetto.dev> and
+//!   `chrome://tracing` draw: a row for each stream, in microseconds since the GPU was opened.
 //!
-//! Events cost some microseconds per call, so that a join that is timed is a little slower.
+//! Events cost some microseconds per call, so a timed join is a little slower.
 
 use std::ffi::CString;
 use std::fmt;
@@ -32,12 +33,12 @@ use crate::{Error, Result};
 
 const VARIABLE: &str = "DOVETAIL_GPU_OBSERVER";
 
-/// The name of the one that the environment asks for.
+/// Returns the name of the observer that the environment chooses.
 pub(super) fn asked_for() -> String {
     std::env::var(VARIABLE).unwrap_or_default()
 }
 
-/// Told of all work of a GPU.
+/// An observer of all work of a GPU.
 #[derive(Debug)]
 pub(super) enum Observer {
     Silent(Occasional),
@@ -47,11 +48,12 @@ pub(super) enum Observer {
 }
 
 impl Observer {
-    /// The one of that name, as the environment gives it. The GPU's context is the calling thread's.
+    /// Makes the observer of the given name. The GPU's context must be current on the calling
+    /// thread.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that is none, [`Error::Unsupported`] when the file cannot be written or the driver makes no
-    /// events.
+    /// [`Error::Invalid`] for an unknown name, [`Error::Unsupported`] if the file cannot be written
+    /// or the driver makes no events.
     pub(super) fn named(chosen: &str, ordinal: u16) -> Result<Self> {
         match chosen {
             "" | "silent" => Ok(Self::Silent(Occasional::default())),
@@ -67,7 +69,7 @@ impl Observer {
         }
     }
 
-    /// Work of that name is queued between this call and the end of what it answers.
+    /// Observes work that is queued while the returned value lives. `what` names the work.
     pub(super) fn watch<'a>(&'a self, queue: &'a Queue, what: &'static str, bytes: u64) -> Watched<'a> {
         let started = match self {
             Self::Silent(occasional) => occasional.is_on.load(Ordering::Relaxed).then(|| record(queue).ok()).flatten(),
@@ -77,7 +79,7 @@ impl Observer {
             }
             Self::Nvtx => {
                 let name = CString::new(what).expect("names of work have no zero bytes");
-                // SAFETY: it ends with a zero byte, and is read during the call.
+                // SAFETY: the name ends with a zero byte, and is read during the call.
                 unsafe { abi::dovetail_range_begin(name.as_ptr()) };
                 None
             }
@@ -86,7 +88,7 @@ impl Observer {
         Watched { observer: self, queue, what, bytes, started }
     }
 
-    /// What times work, if it does.
+    /// Returns the timer, if this observer times work.
     fn timed(&self) -> Option<&Timed> {
         match self {
             Self::Timed(timed) => Some(timed),
@@ -95,29 +97,29 @@ impl Observer {
         }
     }
 
-    /// Whether work that is queued from now on is timed and added up; where that is done always, or something else is, it stays so. The GPU's
-    /// context is the calling thread's.
+    /// Turns adding up the times of later work on or off. Has no effect on any observer except
+    /// `silent`. The GPU's context must be current on the calling thread.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the driver makes no events.
+    /// [`Error::Unsupported`] if the driver makes no events.
     pub(super) fn add_up(&self, on: bool, ordinal: u16) -> Result<()> {
         let Self::Silent(Occasional { is_on, timed }) = self else { return Ok(()) };
         if on && timed.get().is_none() {
-            // Another thread may have been quicker with one that is as good.
+            // Another thread may have set an equivalent timer first.
             let _ = timed.set(Timed::new(ordinal, Report::Sums(Vec::new()))?);
         }
         is_on.store(on, Ordering::Relaxed);
         Ok(())
     }
 
-    /// All work that was queued on `queue` is done, and no more will be.
+    /// Takes in the times of `queue`, whose work is all done and gets no more.
     pub(super) fn settle(&self, queue: &Queue) {
         if let Some(timed) = self.timed() {
             timed.settle(queue);
         }
     }
 
-    /// What the work took that was settled since this was last asked, if times are added up.
+    /// Takes the times of work settled since the last call. Returns none if times are not added up.
     pub(super) fn take_times(&self) -> Vec<WorkTime> {
         let Some(timed) = self.timed() else { return Vec::new() };
         match &mut timed.inner.lock().report {
@@ -127,7 +129,7 @@ impl Observer {
     }
 }
 
-/// Times work while somebody asks for it.
+/// Times work while that is turned on.
 #[derive(Debug, Default)]
 pub(super) struct Occasional {
     is_on: AtomicBool,
@@ -146,7 +148,8 @@ pub(super) struct Watched<'a> {
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
         if matches!(self.observer, Observer::Nvtx) {
-            // SAFETY: the range was begun by the same thread: what is being watched is not sent to another.
+            // SAFETY: the same thread began the range, because a `Watched` is not sent to another
+            // thread.
             unsafe { abi::dovetail_range_end() };
         }
         let (Some(timed), Some(started)) = (self.observer.timed(), self.started) else { return };
@@ -169,20 +172,20 @@ pub(super) struct Timed {
 
 struct Inner {
     report: Report,
-    /// When the GPU was opened.
+    /// Event recorded when the GPU was opened.
     origin: sys::CUevent,
     pending: Vec<Pending>,
 }
 
-/// Where times go.
+/// Destination of times.
 enum Report {
-    /// Added up, until somebody asks.
+    /// Times added up until they are taken.
     Sums(Vec<WorkTime>),
     /// A line for each piece of work.
     Timeline(BufWriter<File>),
 }
 
-/// Queued, and perhaps not done.
+/// Queued work that may still be pending.
 struct Pending {
     stream: usize,
     phase: &'static str,
@@ -209,7 +212,7 @@ impl Report {
         Ok(Self::Timeline(BufWriter::new(file)))
     }
 
-    /// Takes in a piece of work that began so many seconds after the GPU was opened.
+    /// Adds a piece of work that began `start` seconds after the GPU was opened.
     fn add(&mut self, ordinal: u16, work: &Pending, start: f64, seconds: f64) {
         match self {
             Self::Sums(sums) => {
@@ -224,7 +227,7 @@ impl Report {
                     "name": work.what, "cat": work.phase, "ph": "X", "pid": ordinal, "tid": work.stream % 1_000_000_007,
                     "ts": start * 1e6, "dur": seconds * 1e6, "args": { "bytes": work.bytes },
                 });
-                // Whoever watches misses a line; the join is not to fail for that.
+                // A failed write loses a line of the timeline, but must not fail the join.
                 let _ = writeln!(file, "{line},");
             }
         }
@@ -254,7 +257,7 @@ impl Timed {
             };
             destroy(work.started);
             destroy(work.ended);
-            // In milliseconds.
+            // Events are measured in milliseconds.
             if let Ok((start, taken)) = times {
                 inner.report.add(self.ordinal, &work, f64::from(start) / 1e3, f64::from(taken) / 1e3);
             }
@@ -278,6 +281,7 @@ fn record(queue: &Queue) -> Result<sys::CUevent, DriverError> {
 }
 
 fn destroy(event: sys::CUevent) {
-    // SAFETY: nobody else knows of the event, and the driver keeps it until work that is under way has passed it.
+    // SAFETY: the event has no other user, and the driver keeps it until pending work has passed
+    // it.
     let _ = unsafe { result::event::destroy(event) };
 }

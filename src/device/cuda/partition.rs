@@ -1,4 +1,5 @@
-//! Partitioning by bits of the mixed key, in as many passes as the bits need, and making equal keys adjacent.
+//! Partitioning by bits of the mixed key, in as many passes as the bits need, and grouping of equal
+//! keys.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,12 +16,13 @@ use crate::device::{
     Bounds, BoundsOnDevice, Carry, Column, Grouping, Keys, Partitions, Positions, RadixBits, Runs, Width,
 };
 
-/// Moves that one pass makes beside the keys and, if it is not carried anyway, the row number that the rest is gathered by.
+/// Columns that one pass moves at most. The other two moves are the keys and, if not carried
+/// anyway, the row number by which the remaining columns are gathered.
 const CARRIED_MAX: usize = DOVETAIL_MOVES_MAX - 2;
 
 pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: RadixBits) -> Result<Partitions> {
     if carry.len() > CARRIED_MAX {
-        // More columns than a pass moves: row numbers go along, and columns are gathered by them.
+        // One pass cannot move that many columns. Move row numbers, and gather columns by them.
         let mut partitions = partition(work, keys, &[Carry::RowNumber], bits)?;
         let numbers = partitions.carried.pop().expect("row numbers were carried");
         let order = Positions::List { data: numbers.data, rows: numbers.rows, may_miss: false };
@@ -55,7 +57,7 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
     }
     let columns = moving.columns.into_iter().map(|column| match column {
         Some(column) => Ok(Column { validity: None, ..column }),
-        // Nothing was moved: the row numbers are what they were.
+        // No pass has moved rows, so the row numbers are consecutive.
         None => {
             let data = Arc::new(super::keys::numbers(work, rows)?);
             Ok(Column { data, width: Width::W4, rows, validity: None })
@@ -73,13 +75,15 @@ pub(super) fn partition(work: &Work<'_>, keys: &Keys, carry: &[Carry], bits: Rad
     Ok(Partitions { keys: moving.keys, carried, bounds, bits, grouping: Grouping::Unknown })
 }
 
-/// Tiles that a block has on average from which on whole sectors pay: of fewer, too much is left to be written row by row.
+/// Average number of tiles per block from which writing whole sectors pays. With fewer tiles, too
+/// many rows are left to be written one by one.
 fn combined_tiles_min() -> u32 {
-    // Under sanitizers, which make everything slow, tests come this way with few rows.
+    // Under sanitizers, which make everything slow, tests reach this path with few rows.
     if cfg!(test) && std::env::var_os("DOVETAIL_TEST_ROWS_MAX").is_some() { 0 } else { 8 }
 }
 
-/// The bits of each pass, as even as possible: 9 bits are 5 and 4, because the runs that a tile writes get shorter with each bit.
+/// Divides the bits among passes, as evenly as possible: 9 bits are 5 and 4. Each additional bit
+/// shortens the runs that a tile writes.
 fn digits(bits: RadixBits) -> Vec<RadixBits> {
     let passes = bits.bits.div_ceil(DOVETAIL_PASS_BITS_MAX);
     let mut skip = bits.skip;
@@ -91,11 +95,12 @@ fn digits(bits: RadixBits) -> Vec<RadixBits> {
     (0..passes).map(digit).collect()
 }
 
-/// The bounds after a first pass and, if there are more bits than its own, those after the second, as far as the GPU can count so many at
-/// once: passes whose bounds are not there count for themselves.
+/// Computes the bounds after a first pass and, if `bits` exceeds `coarse_bits`, after the second.
+/// Returns fewer bounds, or none, if the GPU cannot count that many partitions at once. Passes
+/// without bounds count for themselves.
 fn count(work: &Work<'_>, keys: &Keys, skip: u32, bits: u32, coarse_bits: u32) -> Result<Vec<CudaBuffer>> {
     const PURPOSE: &str = "counting partitions";
-    // SAFETY: it computes a size from numbers, and asks what the current GPU has.
+    // SAFETY: the call only computes a size from numbers and properties of the current GPU.
     let scratch_bytes = unsafe { abi::dovetail_count_partitions_scratch_bytes(keys.rows as u64, bits) };
     if scratch_bytes == 0 {
         return if bits > coarse_bits { count(work, keys, skip, coarse_bits, coarse_bits) } else { Ok(Vec::new()) };
@@ -119,26 +124,26 @@ fn count(work: &Work<'_>, keys: &Keys, skip: u32, bits: u32, coarse_bits: u32) -
     Ok(if bits == coarse_bits { vec![fine] } else { vec![coarse, fine] })
 }
 
-/// Bounds as a GPU has them: 32-bit positions.
+/// Bounds as stored on a GPU: 32-bit positions.
 #[derive(Debug)]
 pub(super) struct BoundsThere {
     bounds: CudaBuffer,
     partitions: usize,
     largest_there: CudaBuffer,
     largest: OnceLock<usize>,
-    /// Where they were made, so that reading them waits for no other.
+    /// Stream on which the bounds were made, so that reading them waits for no other.
     queue: Arc<Queue>,
 }
 
 impl BoundsThere {
-    /// The bounds of partitions from that one on.
+    /// Returns the bounds from `partition` on.
     pub(super) fn from(&self, partition: usize) -> *const u32 {
         assert!(partition <= self.partitions, "partition {partition} of {}", self.partitions);
-        // SAFETY: there is one bound more than partitions.
+        // SAFETY: there is one more bound than partitions.
         unsafe { self.bounds.as_ptr::<u32>().add(partition) }
     }
 
-    /// Rows of the largest partition. Waits when it was never asked.
+    /// Returns the number of rows of the largest partition. Waits at the first call.
     pub(super) fn largest(&self) -> Result<usize> {
         if let Some(&largest) = self.largest.get() {
             return Ok(largest);
@@ -161,13 +166,13 @@ impl BoundsOnDevice for BoundsThere {
     }
 }
 
-/// The bounds of partitions that a GPU made.
+/// Returns the bounds of partitions that a GPU made.
 pub(super) fn bounds_of(partitions: &Partitions) -> &BoundsThere {
     let there = partitions.bounds.there().and_then(|bounds| bounds.as_any().downcast_ref());
     there.expect("partitions of another device were given to a GPU")
 }
 
-/// Whether one of those partitions has more than so many rows. Waits.
+/// True if a partition of `range` has more than `rows` rows. Waits.
 pub(super) fn any_above(rows: usize, partitions: &Partitions, range: Range<usize>) -> Result<bool> {
     if bounds_of(partitions).largest()? <= rows {
         return Ok(false);
@@ -176,7 +181,8 @@ pub(super) fn any_above(rows: usize, partitions: &Partitions, range: Range<usize
     Ok(bounds.windows(2).any(|bounds| bounds[1] - bounds[0] > rows))
 }
 
-/// What goes from pass to pass. A column that is not there yet is the row number.
+/// Columns that are moved from pass to pass. A `None` column is the row number, which the first
+/// pass writes.
 struct Moving {
     keys: Keys,
     columns: Vec<Option<Column>>,
@@ -230,7 +236,7 @@ impl Moving {
             Ok(Some(Column { data, width, rows, validity: None }))
         });
         let columns = columns.collect::<Result<_>>()?;
-        // SAFETY: it computes a size from numbers.
+        // SAFETY: the call only computes a size from numbers.
         args.scratch_bytes = unsafe { abi::dovetail_partition_scratch_bytes(args.parents, args.bits) };
         let scratch = work.scratch(args.scratch_bytes, PURPOSE)?;
         let bounds = match counted {
@@ -247,8 +253,8 @@ impl Moving {
 
 const NO_MOVE: abi::DovetailMove = abi::DovetailMove { from: std::ptr::null(), to: std::ptr::null_mut(), width: 0 };
 
-/// Sorts by the mixed key: partitions are ranges of it, so that they stay as they are, and equal keys become adjacent. Runs of
-/// them are found here, once, and not for each chunk that is matched.
+/// Sorts by the mixed key. Partitions are ranges of the mixed key, so they stay as they are, and
+/// equal keys become adjacent. Their runs are found here once, not for each chunk that is matched.
 pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitions> {
     if partitions.is_grouped() {
         return Ok(partitions.clone());
@@ -269,7 +275,7 @@ pub(super) fn group(work: &Work<'_>, partitions: &Partitions) -> Result<Partitio
     })
 }
 
-/// The runs of keys that are adjacent within their partitions. Waits.
+/// Finds the runs of keys that are adjacent within their partitions. Waits.
 fn runs_of(work: &Work<'_>, keys: &Keys, bounds: &BoundsThere) -> Result<Runs> {
     const PURPOSE: &str = "finding the runs of partitions";
     let (heads, count) = find_runs(work, keys)?;

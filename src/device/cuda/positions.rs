@@ -14,7 +14,8 @@ use crate::device::{DeviceBuffer, DeviceMemory, Matches, PARTS_MAX, Pairs, Posit
 pub(super) mod select {
     use super::*;
 
-    /// A selection of those of the first `rows` rows that meet a condition. What the condition reads is still to be given.
+    /// Selects the rows that meet a condition, among the first `rows` rows. The caller fills in the
+    /// inputs of the condition.
     pub(in super::super) fn rows_that(condition: u32, rows: usize) -> abi::DovetailSelect {
         abi::DovetailSelect {
             condition,
@@ -36,16 +37,17 @@ pub(super) mod select {
         }
     }
 
-    /// Rows that one call looks at.
+    /// Rows of one call.
     fn rows_at_once() -> usize {
-        // Under sanitizers, tests come this way with few rows.
+        // Under sanitizers, tests reach this path with few rows.
         match cfg!(test) && std::env::var_os("DOVETAIL_TEST_ROWS_MAX").is_some() {
             true => 1000,
             false => abi::DOVETAIL_SELECT_ROWS_MAX,
         }
     }
 
-    /// Runs it. `expected`: how many rows will be selected, if that is known; else it is read back, which waits.
+    /// Runs a selection. `expected`: the number of rows to be selected, if known. Otherwise the
+    /// number is read back, which waits.
     pub(in super::super) fn run(
         work: &Work<'_>,
         mut args: abi::DovetailSelect,
@@ -56,7 +58,7 @@ pub(super) mod select {
         let positions = work.values::<u32>(expected.unwrap_or(rows), PURPOSE)?;
         let selected = work.buffer(size_of::<u64>(), PURPOSE)?;
         let at_once = rows_at_once();
-        // SAFETY: it computes a size from a number.
+        // SAFETY: the call only computes a size from a number.
         args.scratch_bytes = unsafe { abi::dovetail_select_scratch_bytes(rows.min(at_once) as u64) };
         let scratch = work.scratch(args.scratch_bytes, PURPOSE)?;
         args.scratch = scratch.as_mut_ptr();
@@ -65,7 +67,7 @@ pub(super) mod select {
         for start in (0..rows.max(1)).step_by(at_once) {
             let end = rows.min(start + at_once);
             (args.start, args.rows) = (start as u32, (end - start) as u64);
-            // SAFETY: as many were selected so far, of those that there is room for.
+            // SAFETY: `count` rows were selected so far, and there is room for all.
             args.positions = unsafe { positions.as_mut_ptr::<u32>().add(count) };
             work.launch(PURPOSE, abi::dovetail_select, &args)?;
             match expected {
@@ -79,7 +81,7 @@ pub(super) mod select {
         if count > rows / 2 || rows < 1 << 16 {
             return Ok((positions, count));
         }
-        // Most of the room was not needed, and the list may live long.
+        // Most of the memory was not needed, and the list may live long.
         let exact = work.values::<u32>(count, PURPOSE)?;
         work.copy_to(&positions, 0..count * size_of::<u32>(), &exact, 0, PURPOSE)?;
         Ok((exact, count))
@@ -113,7 +115,7 @@ pub(super) fn select_flags(work: &Work<'_>, flags: &DeviceBuffer, rows: usize, w
     Ok(Positions::List { data: Arc::new(data), rows, may_miss: false })
 }
 
-/// A byte per row, all zero, in whole words.
+/// Allocates a zeroed byte per row, in whole words.
 pub(super) fn new_flags(work: &Work<'_>, rows: usize, purpose: &str) -> Result<CudaBuffer> {
     work.filled(rows.next_multiple_of(size_of::<u32>()), 0, purpose)
 }
@@ -121,7 +123,7 @@ pub(super) fn new_flags(work: &Work<'_>, rows: usize, purpose: &str) -> Result<C
 pub(super) fn mark_build(work: &Work<'_>, matches: &Matches, flags: &DeviceBuffer) -> Result<()> {
     const PURPOSE: &str = "marking matched rows";
     let rows = matches.rows.len();
-    // Long runs are listed by two words each, and no row is in two of them.
+    // Each long run takes two words of the list, and runs do not share rows.
     let long_runs = match matches.count {
         Some(_) => cuda(flags).size() / abi::DOVETAIL_LONG_RUN as usize + 1,
         None => 0,
@@ -146,10 +148,11 @@ pub(super) fn mark(work: &Work<'_>, positions: &Positions, flags: &DeviceBuffer)
     work.launch("marking rows", abi::dovetail_mark, &args)
 }
 
-/// What is known of the pairs of some matches, because they are expanded in several calls.
+/// Pairs of some matches, or the starts of their pairs, kept because they are expanded in several
+/// calls.
 #[derive(Debug)]
 pub(super) struct KnownPairs {
-    /// Whose they are.
+    /// The matches that they belong to.
     first: Weak<dyn DeviceMemory>,
     unmatched: Unmatched,
     pairs: PairList,
@@ -157,9 +160,9 @@ pub(super) struct KnownPairs {
 
 #[derive(Clone, Debug)]
 enum PairList {
-    /// Where the pairs of each probe row start.
+    /// Start of the pairs of each probe row.
     Starts(Arc<CudaBuffer>),
-    /// All of them: at most one for each probe row.
+    /// All pairs: at most one for each probe row.
     Pairs(Pairs),
 }
 
@@ -177,7 +180,7 @@ pub(super) fn expand(
     let may_miss = unmatched == Unmatched::Emit && missing > 0;
     let len = (pairs.end - pairs.start) as usize;
     if matches.count.is_none() && (unmatched == Unmatched::Emit || missing == 0) {
-        // One pair per row: the matches are the build positions.
+        // Each row has one pair: the matches are the build positions.
         let range = pairs.start as usize..pairs.end as usize;
         let matched = Positions::List { data: matches.first.clone(), rows, may_miss };
         let start = matches.rows.start;
@@ -249,13 +252,13 @@ pub(super) fn split_pairs(work: &Work<'_>, pairs: &Pairs, part_bits: u32, parts:
     Ok((Pairs { build: listed(build_split), probe: listed(probe_split) }, bounds))
 }
 
-/// Found once for all calls that expand the same matches.
+/// Returns the pairs or their starts, found once for all calls that expand the same matches.
 fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Result<PairList> {
     let mut remembered = work.stream.known_pairs.lock();
     let first = Arc::downgrade(&matches.first);
     if let Some(known) = &*remembered
         && Weak::ptr_eq(&known.first, &first)
-        // The first matches alone, without their counts, are in the same memory.
+        // First matches without their counts are stored in the same memory.
         && matches!(known.pairs, PairList::Starts(_)) == matches.count.is_some()
         && known.unmatched == unmatched
     {
@@ -263,7 +266,8 @@ fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Resu
     }
     *remembered = None;
     let pairs = match matches.count {
-        // A row is in one pair or in none; the case in which all are in one was dealt with.
+        // A row is in one pair or in none. The caller has handled the case of one pair for every
+        // row.
         None => PairList::Pairs(matched_rows(work, matches)?),
         Some(_) => PairList::Starts(Arc::new(pair_starts(work, matches, unmatched)?)),
     };
@@ -271,7 +275,7 @@ fn known_pairs(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Resu
     Ok(pairs)
 }
 
-/// The rows that have a match, with it.
+/// Returns the rows that have a match, paired with it.
 fn matched_rows(work: &Work<'_>, matches: &Matches) -> Result<Pairs> {
     let rows = matches.rows.len();
     let mut args = select::rows_that(abi::DOVETAIL_MATCHED, rows);
@@ -289,7 +293,7 @@ fn pair_starts(work: &Work<'_>, matches: &Matches, unmatched: Unmatched) -> Resu
     const PURPOSE: &str = "counting pairs of matched rows";
     let rows = matches.rows.len();
     let starts = work.values::<u64>(rows, PURPOSE)?;
-    // SAFETY: it computes a size from a number.
+    // SAFETY: the call only computes a size from a number.
     let scratch_bytes = unsafe { abi::dovetail_pair_starts_scratch_bytes(rows as u64) };
     let scratch = work.scratch(scratch_bytes, PURPOSE)?;
     let args = abi::DovetailPairStarts {

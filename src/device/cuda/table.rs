@@ -1,13 +1,15 @@
 //! One table over all build keys: hashed, or an array of positions when distinct keys are dense.
 //!
-//! Keys are entered as they lie, and a key that repeats shows at once. Then, or where some are expected to repeat, they are sorted by their
-//! mixed key instead, so that equal ones are adjacent, and the table holds the runs.
+//! Keys are entered in their given order, and a repeated key is detected at once. If a key repeats,
+//! or if repeats are expected, keys are sorted by their mixed key instead. Equal keys are then
+//! adjacent, and the table holds the runs.
 //!
-//! Keys that are still being copied in are entered piece by piece, each when it is there, on a stream beside that of the copies:
+//! Keys that are still being copied in are entered piece by piece as each arrives, on a second
+//! stream:
 //!
 //! ```text
 //!   the job's stream   copy │ copy │ copy │ copy │
-//!   beside it                 enter │ enter │ enter │ enter │
+//!   second stream             enter │ enter │ enter │ enter │
 //! ```
 
 use std::any::Any;
@@ -24,18 +26,18 @@ use super::work::Work;
 use crate::Result;
 use crate::device::{DeviceMemory, Keys, Matches, Table};
 
-/// The device's own form of a table.
 #[derive(Debug)]
 enum CudaTable {
     Hashed {
         slots: CudaBuffer,
         slot_mask: u64,
-        /// In the order of `heads`.
+        /// Keys in the order of `heads`.
         keys: Keys,
-        /// Where each run of equal keys starts, and at the end the number of rows; `None` when all are distinct.
+        /// Start of each run of equal keys, followed by the number of rows. `None` if all keys are
+        /// distinct.
         heads: Option<CudaBuffer>,
     },
-    /// The position of `key_min + index`, or `NO_ROW`.
+    /// Array that holds the position of key `key_min + index` at `index`, or `NO_ROW`.
     Dense { positions: CudaBuffer, key_min: u128, span: u64, key_bytes: usize },
 }
 
@@ -64,7 +66,7 @@ pub(super) fn build(work: &Work<'_>, keys: &Keys, repeats: bool) -> Result<Table
     Ok(Table { state: Arc::new(table), order: Some(order), rows: keys.rows })
 }
 
-/// `None` when a key repeats that must not.
+/// Builds a hash table. Returns `None` if a key repeats that must not.
 fn hashed(work: &Work<'_>, keys: Keys, runs: Option<(CudaBuffer, usize)>) -> Result<Option<CudaTable>> {
     const PURPOSE: &str = "a hash table";
     let entries = runs.as_ref().map_or(keys.rows, |(_, runs)| *runs);
@@ -72,7 +74,8 @@ fn hashed(work: &Work<'_>, keys: Keys, runs: Option<(CudaBuffer, usize)>) -> Res
     let heads = runs.map(|(heads, _)| heads);
     let entering = Entering::of(&keys, work)?;
     let own = entering.work(work);
-    // Every bit set is an empty slot. No entry looks like it, because no run has the number `NO_ROW`.
+    // A slot with every bit set is empty. No entry has that value, because no run has the number
+    // `NO_ROW`.
     let slots = own.filled(slot_count * size_of::<u64>(), 0xff, PURPOSE)?;
     let totals = own.totals()?;
     entering.each(entries, |runs| {
@@ -94,11 +97,11 @@ fn hashed(work: &Work<'_>, keys: Keys, runs: Option<(CudaBuffer, usize)>) -> Res
     Ok((totals.unsound == 0).then_some(CudaTable::Hashed { slots, slot_mask, keys, heads }))
 }
 
-/// How keys are entered: all at once, or piece by piece as they arrive.
+/// Way of entering keys: all at once, or piece by piece as they arrive.
 struct Entering {
     key_bytes: usize,
     arrivals: Vec<Arrival>,
-    /// Where pieces are entered.
+    /// Second stream, on which pieces are entered.
     beside: Option<CudaStream>,
 }
 
@@ -116,7 +119,7 @@ impl Entering {
         self.beside.is_some()
     }
 
-    /// Where the table is made.
+    /// Returns the work with the stream on which the table is made.
     fn work<'a>(&'a self, work: &Work<'a>) -> Work<'a> {
         match &self.beside {
             Some(beside) => Work { stream: beside, queue: &beside.queue, ..*work },
@@ -124,7 +127,8 @@ impl Entering {
         }
     }
 
-    /// Calls `enter` for all of so many entries, in one or several ranges, when those of the range are there.
+    /// Calls `enter` for all `entries`, in one or several ranges. The stream waits for the keys of
+    /// each range first.
     fn each(&self, entries: usize, mut enter: impl FnMut(Range<usize>) -> Result<()>) -> Result<()> {
         let Some(beside) = &self.beside else { return enter(0..entries) };
         let mut start = 0;
@@ -146,7 +150,8 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
     let span = key_max.saturating_sub(key_min).saturating_add(1);
     let bits = 8 * keys.width.bytes() as u32;
     if key_max > u128::MAX >> (128 - bits) || span < keys.rows as u128 {
-        // Keys beyond their width cannot occur, and more rows than keys must repeat; either way there is no such table.
+        // Keys beyond their width cannot occur, and more rows than keys imply a repeat. In both
+        // cases there is no such table.
         return Ok(None);
     }
     let Ok(span) = u64::try_from(span) else { return Ok(None) };
@@ -154,8 +159,9 @@ pub(super) fn build_dense(work: &Work<'_>, keys: &Keys, key_min: u128, key_max: 
     let own = entering.work(work);
     let positions = own.filled(usize::try_from(span).unwrap_or(usize::MAX).saturating_mul(4), 0xff, PURPOSE)?;
     let totals = own.totals()?;
-    // Keys in no order write to random places. Where the array is larger than what the cache holds, that takes four times as
-    // long as it does to bring together first what is written to the same part of it; but not longer than they take to arrive over PCIe.
+    // Unordered keys write to random places. If the array outgrows the cache, this takes four times
+    // as long as first clustering the keys by the part of the array that they write to. It takes no
+    // longer than keys need to arrive over PCIe.
     let is_random = !entering.is_in_pieces() && positions.size() as u64 > work.queue.gpu.cache_bytes / 2;
     let clustered = match is_random && !is_sorted(work, keys)? {
         true => clustered(work, keys, u64::BITS - (span - 1).leading_zeros())?,
@@ -187,7 +193,7 @@ pub(super) fn probe(work: &Work<'_>, table: &Table, probe: &Keys, rows: Range<us
     let key_bytes = probe.width.bytes();
     let probe_keys = pointer_of::<u8>(&probe.data, probe.rows * key_bytes);
     assert!(rows.end <= probe.rows, "probe rows {rows:?} of {}", probe.rows);
-    // SAFETY: the range lies within the keys, as was just asserted.
+    // SAFETY: the range is within the keys, as was just asserted.
     let probe_keys = unsafe { probe_keys.add(rows.start * key_bytes) }.cast();
     let first = work.values::<u32>(rows.len(), "matches")?;
     let totals = work.totals()?;

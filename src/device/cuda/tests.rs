@@ -1,5 +1,6 @@
-//! The GPU's primitives against the host device's, on the same data made to hurt. Where there is no GPU they pass without
-//! having tested anything, and say so; `DOVETAIL_TEST_DEVICE=cuda` makes that a failure.
+//! Compares the GPU's primitives with the host device's, on the same adversarial data. Without a
+//! GPU the tests pass without testing anything, and say so; `DOVETAIL_TEST_DEVICE=cuda` makes that
+//! a failure.
 
 mod text;
 
@@ -31,27 +32,26 @@ use crate::memory::{Arena, Budget};
 /// Values of variable length, or nulls.
 type Text = Vec<Option<Vec<u8>>>;
 
-/// A device, a stream on it and an arena.
 struct Side {
     device: Arc<dyn Device>,
     stream: Stream,
     arena: Arena,
-    /// Last, because a device that is closed waits for all that the GPU does.
+    /// Declared last, because closing the device waits for all work of the GPU.
     _among_others: Option<RwLockReadGuard<'static, ()>>,
 }
 
-/// Held by tests whose GPU does nothing else: another one's end, which frees pinned memory, waits until the GPU is idle, and what is
-/// queued meanwhile waits with it.
+/// Held by tests that need the GPU to themselves. When another test ends, it frees pinned memory,
+/// which waits until the GPU is idle. Work queued meanwhile waits with it.
 static ALONE: RwLock<()> = RwLock::new(());
 
-/// The GPU with that much memory, if there is one.
+/// Opens the GPU with a budget of `bytes` bytes, if there is a GPU.
 fn gpu_with(bytes: u64) -> Option<Side> {
-    // A test may have several.
+    // A test may hold several guards.
     let among_others = ALONE.read_recursive();
     Some(Side { _among_others: Some(among_others), ..gpu_alone_with(bytes)? })
 }
 
-/// The same, for a test that holds [`ALONE`].
+/// Opens the GPU like [`gpu_with`], for a test that holds [`ALONE`].
 fn gpu_alone_with(bytes: u64) -> Option<Side> {
     if device_count().unwrap() == 0 {
         let required = std::env::var("DOVETAIL_TEST_DEVICE").is_ok_and(|device| device == "cuda");
@@ -63,7 +63,7 @@ fn gpu_alone_with(bytes: u64) -> Option<Side> {
     Some(Side::of(Arc::new(CudaDevice::open(0, 2, budget).unwrap())))
 }
 
-/// The GPU and a host device to compare it with.
+/// Opens the GPU and a host device to compare it with.
 fn both() -> Option<[Side; 2]> {
     let memory = Budget::new("memory of device host:0", "--device-memory", 8 << 30);
     Some([gpu_with(8 << 30)?, Side::of(Arc::new(HostDevice::new(0, 2, memory, None).unwrap()))])
@@ -77,7 +77,7 @@ impl Side {
     }
 
     fn put<T: Pod>(&self, values: &[T]) -> DeviceBuffer {
-        // As bytes in a buffer of u128, so that host devices find it aligned for keys of any width.
+        // A buffer of u128 is aligned for keys of any width on host devices.
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let mut aligned = vec![0u128; bytes.len().div_ceil(16)];
         bytemuck::cast_slice_mut::<u128, u8>(&mut aligned)[..bytes.len()].copy_from_slice(bytes);
@@ -85,25 +85,26 @@ impl Side {
         self.device.copy_in(&[buffer], &self.stream).unwrap()
     }
 
-    /// A bitmap that starts at bit 0.
+    /// Copies in a bitmap that starts at bit 0.
     fn put_bits(&self, bits: impl Iterator<Item = bool>) -> DeviceBuffer {
         let bits: BooleanBuffer = bits.collect();
         let bits = BitSlice::Bits { len: bits.len(), buffer: bits.into_inner(), offset: 0 };
         self.device.copy_in_bits(&[bits], &self.stream).unwrap()
     }
 
-    /// Text in several parts with offsets of that width, which begin anywhere, without its validity.
+    /// Copies in text in several parts, which begin anywhere, with offsets of the given width and
+    /// without validity.
     fn put_text(&self, values: &Text, offset_width: Width, random: &mut StdRng) -> BytesColumn {
         let rows = values.len();
         let mut parts = Vec::new();
         let mut start = 0;
         while start < rows || parts.is_empty() {
             let end = rows.min(start + random.random_range(0..rows / 3 + 2));
-            // What lies before and after is of other rows.
+            // Bytes before and after the values belong to other rows.
             let mut data = vec![b'z'; random.random_range(0..20)];
             let mut offsets = vec![data.len()];
             for value in &values[start..end] {
-                // Under a null there may be anything.
+                // Bytes under a null may be anything.
                 data.extend_from_slice(value.as_deref().unwrap_or(b"null"));
                 offsets.push(data.len());
             }
@@ -138,18 +139,18 @@ impl Side {
         Keys { data: self.put(&bytes), width, rows: numbers.len() }
     }
 
-    /// Keys as numbers of 128 bits.
+    /// Returns keys as numbers of 128 bits.
     fn key_values(&self, keys: &Keys) -> Vec<u128> {
         let bytes: Vec<u8> = self.get(&keys.data, keys.rows * keys.width.bytes());
         bytes.chunks(keys.width.bytes()).map(wide).collect()
     }
 
-    /// A column of each width whose values tell their row, and row numbers.
+    /// Makes a column of each width whose values encode their row, and row numbers.
     fn carry_everything(&self, rows: usize) -> Vec<Carry> {
         self.carry(&WIDTHS, rows).into_iter().chain([Carry::RowNumber]).collect()
     }
 
-    /// Columns of those widths whose values tell their row.
+    /// Makes columns of the given widths whose values encode their row.
     fn carry(&self, widths: &[Width], rows: usize) -> Vec<Carry> {
         let column = |&width| {
             let bytes: Vec<u8> = (0..rows).flat_map(|row| cell(row, width)).collect();
@@ -158,13 +159,14 @@ impl Side {
         widths.iter().map(column).collect()
     }
 
-    /// Row numbers as a column of 8 bytes.
+    /// Makes row numbers as a column of 8 bytes.
     fn wide_row_numbers(&self, rows: usize) -> Carry {
         let numbers: Vec<u64> = (0..rows as u64).collect();
         Carry::Column(Column { data: self.put(&numbers), width: Width::W8, rows, validity: None })
     }
 
-    /// The row at each place, as the last of what was carried says; asserts that all columns before it came along.
+    /// Returns the row at each place, read from the last carried column. Asserts that all columns
+    /// before it moved with it.
     fn rows_carried(&self, carried: &[Column], story: &str) -> Vec<u32> {
         let (numbers, columns) = carried.split_last().unwrap();
         let order: Vec<u32> = match numbers.width {
@@ -192,7 +194,7 @@ impl Side {
         first.into_iter().zip(count).collect()
     }
 
-    /// Asserts that matches are right: `build` are the keys by build position.
+    /// Asserts that matches are right. `build`: the keys by build position.
     fn assert_matches(&self, matches: &Matches, build: &[u128], probe: &[u128], story: &str) {
         let mut counts: HashMap<u128, u32> = HashMap::new();
         build.iter().for_each(|&key| *counts.entry(key).or_default() += 1);
@@ -223,10 +225,10 @@ impl Side {
 
 const WIDTHS: [Width; 6] = [Width::W1, Width::W2, Width::W4, Width::W8, Width::W16, Width::W32];
 const KEY_WIDTHS: [KeyWidth; 3] = [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16];
-/// Around warps, blocks, tiles and units.
+/// Sizes around warps, blocks, tiles and units.
 const SIZES: [usize; 12] = [0, 1, 2, 31, 33, 255, 257, 4096, 4097, 8191, 8193, 100_003];
 
-/// A key of 128 bits, distinct for distinct numbers, also when it is cut.
+/// Returns a key of 128 bits. Distinct numbers give distinct keys, even if the keys are cut.
 fn key(number: u32) -> u128 {
     let number = u128::from(number);
     number | number << 50 | number << 96
@@ -250,23 +252,25 @@ fn values_of(numbers: &[u32], width: KeyWidth) -> Vec<u128> {
     numbers.iter().map(|&number| cut(key(number), width)).collect()
 }
 
-/// Rows to test with at the most: `DOVETAIL_TEST_ROWS_MAX`, for sanitizers that make everything slow.
+/// Returns the largest number of rows to test with: `DOVETAIL_TEST_ROWS_MAX`, for sanitizers, which
+/// make everything slow.
 fn rows_max() -> usize {
     std::env::var("DOVETAIL_TEST_ROWS_MAX").ok().and_then(|rows| rows.parse().ok()).unwrap_or(usize::MAX)
 }
 
-/// The sizes to test with.
+/// Returns the sizes to test with.
 fn sizes() -> impl Iterator<Item = usize> {
     let most = rows_max();
     SIZES.into_iter().filter(move |&rows| rows <= most)
 }
 
-/// Numbers of every pattern, for every width of key and number of rows.
+/// Calls `test` with numbers of every pattern, for every key width and number of rows.
 fn for_every_case(seed: u64, test: impl FnMut(&[u32], KeyWidth, &str, &mut StdRng)) {
     for_every_case_of(&KEY_WIDTHS, seed, test);
 }
 
-/// The same for some widths: what has many cases is a test for each, because sanitizers make everything slow.
+/// Calls `test` like [`for_every_case`], for some key widths. Tests with many cases are split by
+/// width, because sanitizers make everything slow.
 fn for_every_case_of(widths: &[KeyWidth], seed: u64, mut test: impl FnMut(&[u32], KeyWidth, &str, &mut StdRng)) {
     let mut random = random(seed);
     for rows in sizes() {
@@ -288,7 +292,7 @@ fn bytes_and_bits_go_in_and_come_back() {
             .collect();
         let buffers: Vec<Buffer> = parts.iter().cloned().map(Buffer::from_vec).collect();
         let mut bits = Vec::new();
-        // Parts of whole bytes are copied as they lie.
+        // Parts of whole bytes are copied without joining.
         let unit = if random.random() { 8 } else { 1 };
         let parts_max = random.random_range(0..5);
         for part in 0..parts_max {
@@ -323,7 +327,7 @@ fn keys_are_packed_as_on_the_host() {
         let key_width = KEY_WIDTHS[random.random_range(0..3)];
         let mut shift = 0;
         let mut fields = Vec::new();
-        // Sometimes more fields than one call packs.
+        // Some cases have more fields than one call packs.
         let fields_max = if case % 20 == 0 { 20 } else { 4 };
         for _ in 0..random.random_range(1..=fields_max) {
             let width = WIDTHS[random.random_range(0..5)];
@@ -370,23 +374,25 @@ fn keys_are_packed_as_on_the_host() {
     }
 }
 
-/// Key columns of a few rows: text, and numbers of several kinds beside it; a null in two of them now and then.
+/// Key columns of a few rows: text, and numbers of several kinds. Two of the columns have
+/// occasional nulls.
 struct LongKeys {
     text: Vec<Option<Vec<u8>>>,
     number: Vec<Option<i32>>,
-    /// Of a type without a sign on one side.
+    /// Unsigned on one side only.
     positive: Vec<u16>,
     wide: Vec<i128>,
     double: Vec<f64>,
     single: Vec<f32>,
 }
 
-/// What two rows have alike exactly when their values are equal.
+/// Representation of a row's key: equal for two rows exactly if their values are equal.
 type LongKey = (Option<Vec<u8>>, Option<i32>, u16, i128, String);
 
 impl LongKeys {
     fn random(rows: usize, random: &mut StdRng) -> Self {
-        // Few different bytes, and lengths around those of whole words: many values are equal, and many begin alike.
+        // Few different bytes, and lengths around whole words: many values are equal, and many
+        // share a prefix.
         let text = |random: &mut StdRng| {
             let len = *[0, 1, 7, 8, 9, 15, 16, 17, 31, 40].choose(random).unwrap();
             random.random_bool(0.9).then(|| {
@@ -415,13 +421,14 @@ impl LongKeys {
     }
 
     fn key(&self, row: usize) -> LongKey {
-        // One zero, and one value that is no number.
+        // Zeros of both signs are equal, and so are all NaNs.
         let shown = |value: f64| if value.is_nan() || value == 0.0 { value.abs() } else { value };
         let floats = format!("{} {}", shown(self.double[row]), shown(self.single[row].into()));
         (self.text[row].clone(), self.number[row], self.positive[row], self.wide[row], floats)
     }
 
-    /// The columns on a GPU, the text in several parts with offsets of that width, which begin anywhere, and numbers of types that go with it.
+    /// Copies the columns in. Text has several parts, which begin anywhere, with offsets of the
+    /// given width. The types of numbers vary with that width.
     fn fields(&self, side: &Side, nulls_equal: bool, offset_width: Width, random: &mut StdRng) -> Vec<ValueField> {
         let rows = self.rows();
         let validity = |is_valid: Vec<bool>| Some(side.put_bits(is_valid.into_iter()));
@@ -465,7 +472,8 @@ fn short_text_becomes_numbers_that_tell_values_apart_and_keep_their_order() {
                 (0..len).map(|_| *[0, 1, b'a', u8::MAX].choose(&mut random).unwrap()).collect::<Vec<u8>>()
             };
             let values: Vec<Vec<u8>> = (0..rows).map(|_| value()).collect();
-            // What is longer is under a null, and whatever it becomes, it is nothing that is read beyond the values.
+            // Longer bytes are under a null. Their number is arbitrary, but no bytes beyond the
+            // values may be read.
             let hidden = vec![b'x'; 40];
             let all = || values.iter().chain([&hidden]);
             let ends = all().scan(3, |end, value| {
@@ -509,7 +517,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
                 |side: &LongKeys, row: usize| nulls_equal || (side.text[row].is_some() && side.number[row].is_some());
             let story = format!("{rows} rows, nulls equal: {nulls_equal}");
 
-            // Equal hashes are equal values, on both sides together.
+            // Equal hashes imply equal values, across both sides.
             let mut value_of = HashMap::new();
             let mut hash_of = HashMap::new();
             for (side, fields) in sides.iter().zip(&fields) {
@@ -525,7 +533,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
                 }
             }
 
-            // Pairs of any rows, as if their hashes were equal.
+            // Pairs of random rows, treated as if their hashes were equal.
             let any = |random: &mut StdRng| random.random_range(0..rows as u32);
             let build: Vec<u32> =
                 (0..rows).map(|_| if random.random_bool(0.1) { NO_ROW } else { any(&mut random) }).collect();
@@ -548,7 +556,7 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
                 assert_eq!(gpu.numbers(&found), expected, "{story}");
             }
 
-            // Runs of hashes of no bits at all, and of all of them.
+            // Hashes of no bits at all, and of all bits.
             for mask in [u128::MAX, 0] {
                 let hashing = Hashing { seed: 6, mask };
                 let packed = gpu.device.hash_keys(&fields[0], hashing, &gpu.stream).unwrap();
@@ -571,7 +579,8 @@ fn keys_too_wide_to_be_packed_are_hashed_and_compared() {
     }
 }
 
-/// Values that one after the other are the same words in two rows, if nothing said which of them are there.
+/// Two rows whose concatenated values are the same words, unless the hash includes which values are
+/// null.
 #[test]
 fn where_a_null_is_tells_keys_apart() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
@@ -589,7 +598,8 @@ fn where_a_null_is_tells_keys_apart() {
         KeyValues::Bytes(gpu.device.copy_in_bytes(&[part], Width::W4, &gpu.stream).unwrap())
     };
     let first = [&[0; 8][..], &[8], &[0; 7], b"abcdefgh"].concat();
-    // Null, "", 1 and these 24 bytes; and 1, "\0", 24 and the last 8 of them: a zero word more or less, if nulls gave any.
+    // One row is null, "", 1 and these 24 bytes. The other is 1, "\0", 24 and the last 8 of the
+    // bytes. They would differ by a zero word, if nulls gave any.
     for number in [0u64, 1, 0x9216_d5d9_8979_fb1b] {
         let columns = [
             numbers([7, number], validity.clone()),
@@ -610,7 +620,7 @@ fn where_a_null_is_tells_keys_apart() {
 #[test]
 fn long_values_in_many_parts_differ_in_their_last_byte() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
-    // More parts than come with a call, and than a block has rows.
+    // More parts than fit in a call's arguments, and than a block has rows.
     let text = |row: usize| format!("{}{row:03}", "x".repeat(1000 + row % 9)).into_bytes();
     let rows = 600;
     let part = |row: usize| {
@@ -636,7 +646,7 @@ fn long_values_in_many_parts_differ_in_their_last_byte() {
     }
 }
 
-/// The rows of each partition, which may come in any order.
+/// Returns the rows of each partition, in any order.
 fn contents(order: &[u32], bounds: &[usize]) -> Vec<BTreeSet<u32>> {
     bounds.windows(2).map(|bounds| order[bounds[0]..bounds[1]].iter().copied().collect()).collect()
 }
@@ -659,7 +669,7 @@ fn rows_with_keys_of_16_bytes_are_partitioned_and_grouped_as_on_the_host() {
 fn partitions_and_groups_as_the_host(width: KeyWidth) {
     let Some(sides) = both() else { return };
     for_every_case_of(&[width], 203, |numbers, width, story, random| {
-        // What a host device resolves in one pass, and a GPU in up to two.
+        // Bits that a host device resolves in one pass, and a GPU in up to two.
         let bits = RadixBits { skip: [0, 3, 9][random.random_range(0..3)], bits: random.random_range(0..=11) };
         let values = values_of(numbers, width);
         let [gpu, host] = sides.each_ref().map(|side| {
@@ -701,14 +711,14 @@ fn many_bits_take_several_passes() {
             let arranged: Vec<u128> = order.iter().map(|&row| values[row as usize]).collect();
             assert_eq!(gpu.key_values(&partitions.keys), arranged, "{story}, {bits:?}");
             assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), numbers.len(), "{story}, {bits:?}");
-            // A key is in one partition only.
+            // Each key is in one partition only.
             let mut partition_of = HashMap::new();
             for (partition, bounds) in partitions.bounds.get().unwrap().windows(2).enumerate() {
                 for &key in &arranged[bounds[0]..bounds[1]] {
                     assert_eq!(*partition_of.entry(key).or_insert(partition), partition, "{story}, {bits:?}");
                 }
             }
-            // With as many partitions as keys, hardly any is shared.
+            // With as many partitions as keys, hardly any partition is shared.
             if story.contains("shuffled") && numbers.len() > 100_000 {
                 let used = partition_of.values().collect::<BTreeSet<_>>().len();
                 assert!(used > 40_000, "{used} partitions for {} keys, {story}", numbers.len());
@@ -751,7 +761,7 @@ fn keys_are_sorted_and_found_to_be() {
     });
 }
 
-/// Build and probe numbers of one pattern: half of the probe side has partners, more or less.
+/// Makes build and probe numbers of one pattern. About half of the probe side has partners.
 fn build_and_probe(numbers: &[u32], random: &mut StdRng) -> (Vec<u32>, Vec<u32>) {
     let build: Vec<u32> = numbers.iter().copied().filter(|_| random.random_bool(0.6)).collect();
     (build, numbers.to_vec())
@@ -802,17 +812,17 @@ fn tables_find_every_key() {
     });
 }
 
-/// Arrays that the cache does not hold are written part by part.
+/// Tests that arrays larger than the cache are written part by part.
 #[test]
 fn large_arrays_of_dense_keys_find_every_key() {
-    // 128 MiB, and keys that begin in the middle of a part.
+    // An array of 128 MiB, and keys that begin in the middle of a part.
     const SPAN: u32 = 1 << 25;
     const MIN: u32 = 12_345_678;
     let Some([gpu, _]) = both() else { return };
     let mut random = random(213);
     for width in [KeyWidth::W4, KeyWidth::W8, KeyWidth::W16] {
         let build = |numbers: &[u32]| {
-            // As they are: the keys of `Side::keys` are spread out.
+            // Raw numbers, because `Side::keys` spreads keys out.
             let bytes: Vec<u8> =
                 numbers.iter().flat_map(|&n| u128::from(n).to_le_bytes()[..width.bytes()].to_vec()).collect();
             let keys = Keys { data: gpu.put(&bytes), width, rows: numbers.len() };
@@ -841,19 +851,19 @@ fn large_arrays_of_dense_keys_find_every_key() {
     }
 }
 
-/// Has a stream do nothing more until what this answers is dropped, or for ten seconds.
+/// Blocks a stream until the returned sender is dropped, or for ten seconds.
 #[allow(unsafe_code)]
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     unsafe extern "C" fn wait(argument: *mut std::ffi::c_void) {
-        // SAFETY: it was given a box, below, and is called once.
+        // SAFETY: the argument is the box made below, and the function is called once.
         let until = unsafe { Box::from_raw(argument.cast::<mpsc::Receiver<()>>()) };
-        // However long it took.
+        // Continue after a timeout too.
         let _ = until.recv_timeout(Duration::from_secs(10));
     }
     let (sender, receiver) = mpsc::channel();
     let queue = &super::cuda_stream(stream).queue;
     queue.gpu.bind().unwrap();
-    // SAFETY: the stream lives, and the function takes what it is given.
+    // SAFETY: the stream lives, and the function takes the argument that it is given.
     unsafe {
         cudarc::driver::result::stream::launch_host_function(
             queue.raw(),
@@ -865,7 +875,8 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
     sender
 }
 
-/// Keys that still cross the link are entered piece by piece, and pieces end within batches and within keys.
+/// Tests keys that still cross the link: they are entered piece by piece, and pieces end within
+/// batches and within keys.
 #[test]
 fn keys_that_are_still_arriving_are_all_entered() {
     const MIN: u32 = 1000;
@@ -889,11 +900,12 @@ fn keys_that_are_still_arriving_are_all_entered() {
             parts.push(all.slice_with_length(start * width.bytes(), rows * width.bytes()));
             start += rows;
         }
-        // Nothing is there before this has looked. An emulated GPU says so of what is done.
+        // No bytes arrive before the check below. An emulated GPU reports finished copies as
+        // arriving.
         let gate = (!cfg!(dovetail_emulated)).then(|| hold(&gpu.stream));
         let data = gpu.device.copy_in(&parts, &gpu.stream).unwrap();
         assert!(super::buffer::cuda(&data).is_arriving(), "{width:?}: copies are done before anything is entered");
-        // And not much while it is entered.
+        // Few bytes arrive while the keys are entered.
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(5));
             drop(gate);
@@ -925,7 +937,7 @@ fn partitions_and_sorted_keys_find_every_key() {
     for_every_case(206, |numbers, width, story, random| {
         let (build, probe) = build_and_probe(numbers, random);
         let (build_keys, probe_keys) = (gpu.keys(&build, width), gpu.keys(&probe, width));
-        // So few partitions that some are larger than a table, and so many that most are empty.
+        // With few partitions, some are larger than a table. With many, most are empty.
         let bits = RadixBits { skip: 0, bits: [0, 2, 5, 11][random.random_range(0..4)] };
         let arrange = |keys| gpu.device.partition(keys, &[], bits, &gpu.stream).unwrap();
         let (build_side, probe_side): (Partitions, Partitions) = (arrange(&build_keys), arrange(&probe_keys));
@@ -959,7 +971,7 @@ fn partitions_and_sorted_keys_find_every_key() {
     });
 }
 
-/// Few launches, so that a checker of races comes to their end.
+/// Makes few launches, so that a race checker can finish.
 #[test]
 fn partitions_about_as_large_as_a_table_find_every_key() {
     let Some([gpu, _]) = both() else { return };
@@ -987,14 +999,14 @@ fn partitions_about_as_large_as_a_table_find_every_key() {
     }
 }
 
-/// What a side carries beside its keys: columns, and row numbers of 4 or 8 bytes.
+/// Payload of a side besides its keys: columns, and row numbers of 4 or 8 bytes.
 #[derive(Debug)]
 struct Payload {
     columns: &'static [Width],
     wide_numbers: bool,
 }
 
-/// The first is for the kernel for everything, the others are little enough for registers.
+/// The first payload needs the general kernel; the others are small enough for registers.
 const PAYLOADS: [Payload; 4] = [
     Payload { columns: &WIDTHS, wide_numbers: false },
     Payload { columns: &[], wide_numbers: false },
@@ -1002,7 +1014,7 @@ const PAYLOADS: [Payload; 4] = [
     Payload { columns: &[], wide_numbers: true },
 ];
 
-/// Joins ranges of partitions, and compares the rows with the pairs that keys say.
+/// Joins ranges of partitions, and compares the rows with the pairs that keys imply.
 fn assert_joins(
     side: &Side,
     build: &[u32],
@@ -1041,7 +1053,8 @@ fn assert_joins(
         |wanted| side.device.join_partitions(&build_side, &probe_side, range.clone(), wanted, &side.stream).unwrap();
     let pairs = expected.len();
     let Some(counted) = join(Wanted::Count) else {
-        // It gives up at chains of 1024 rows, and those of keys that do not repeat are far shorter than half of that.
+        // The kernel gives up at chains of 1024 rows. Chains of distinct keys are far shorter than
+        // half of that.
         let heaviest = rows_of.values().map(Vec::len).max();
         assert!(heaviest > Some(512), "it gave up, {story}");
         return;
@@ -1091,11 +1104,11 @@ fn joins_partitions_in_one_go(width: KeyWidth) {
     for_every_case_of(&[width], 212, |numbers, width, story, random| {
         let (build, probe) = build_and_probe(numbers, random);
         let (build, mut probe) = (&build[..build.len().min(4000)], &probe[..probe.len().min(4000)]);
-        // A heavy key on both sides gives more pairs than are worth comparing.
+        // A heavy key on both sides gives too many pairs to compare.
         while pair_count(build, probe) > 20_000 {
             probe = &probe[..probe.len() / 2];
         }
-        // Of two passes at the most, and fewer blocks where sanitizers make everything slow.
+        // Two passes at most, and fewer blocks under sanitizers, which make everything slow.
         let bits = [0, 2, 5, if rows_max() < 100_000 { 9 } else { 11 }][random.random_range(0..4)];
         for range in [0..1 << bits, some_range(1 << bits, random)] {
             for (side, payload) in
@@ -1108,13 +1121,13 @@ fn joins_partitions_in_one_go(width: KeyWidth) {
     });
 }
 
-/// Few launches of few blocks, so that a checker of races comes to their end with every kernel.
+/// Makes few launches of few blocks, so that a race checker can finish with every kernel.
 #[test]
 fn a_few_rows_in_two_partitions_are_joined_in_one_go() {
     let Some([gpu, _]) = both() else { return };
     let probe: Vec<u32> = (0..90).map(|row| row % 70).collect();
     for width in KEY_WIDTHS {
-        // With and without keys that repeat.
+        // Keys with and without repeats.
         for keys in [40, 60] {
             let build: Vec<u32> = (0..60).map(|row| row % keys).collect();
             for payload in &PAYLOADS {
@@ -1125,7 +1138,7 @@ fn a_few_rows_in_two_partitions_are_joined_in_one_go() {
     }
 }
 
-/// Few launches, so that a checker of races comes to their end.
+/// Makes few launches, so that a race checker can finish.
 #[test]
 fn partitions_of_several_rounds_are_joined_in_one_go() {
     let Some([gpu, _]) = both() else { return };
@@ -1140,7 +1153,7 @@ fn partitions_of_several_rounds_are_joined_in_one_go() {
             }
         }
     }
-    // What is better grouped: partitions that are far too large, and rows of few keys.
+    // Cases that are better grouped: partitions that are far too large, and rows of few keys.
     let distinct: Vec<u32> = (0..17 * most).collect();
     for numbers in [distinct, vec![7; 1100]] {
         let bits = RadixBits { skip: 0, bits: 0 };
@@ -1150,7 +1163,8 @@ fn partitions_of_several_rounds_are_joined_in_one_go() {
     }
 }
 
-/// Blocks share a partition, whose first rows have one match each and whose last have two.
+/// Tests that blocks share a partition, whose first rows have one match each and whose last have
+/// two.
 #[test]
 fn skewed_partitions_are_joined_in_one_go() {
     let Some([gpu, _]) = both() else { return };
@@ -1167,7 +1181,8 @@ fn skewed_partitions_are_joined_in_one_go() {
     }
 }
 
-/// One partition has most probe rows and is divided, others have fewer or more than a unit and are not.
+/// One partition has most probe rows and is divided. Others have fewer or more rows than a unit and
+/// are not divided.
 #[test]
 fn partitions_that_are_divided_lie_among_others() {
     let Some([gpu, _]) = both() else { return };
@@ -1200,8 +1215,9 @@ fn partitions_that_are_divided_lie_among_others() {
     }
 }
 
-/// Partitions rows, the last of whose carried columns tells their numbers, and asserts that each comes out once and with all that is its own.
-/// Answers the bounds, and what the rows of each partition add up to, whatever their order.
+/// Partitions rows whose last carried column is the row number. Asserts that each row comes out
+/// once, with all its values. Returns the bounds, and order-independent sums of the rows of each
+/// partition.
 fn partitioned(
     side: &Side,
     numbers: &[u32],
@@ -1225,13 +1241,14 @@ fn partitioned(
     (bounds, sums)
 }
 
-/// Rows of a warp that go to one partition are numbered together, those of the others one by one: half of the rows have one key, or all have.
+/// Tests rows of a warp that go to one partition, which are numbered together, unlike the others.
+/// Half of the rows, or all, have one key.
 #[test]
 fn partitions_of_half_of_all_rows_are_as_on_the_host() {
     let Some([gpu, host]) = both() else { return };
     let mut random = random(215);
     let heavy = 12_345;
-    // Some warps, and some tiles for each block of a small GPU, none of them whole at the end.
+    // Some warps, and some tiles for each block of a small GPU. No size is a whole number of them.
     for rows in [333, 4999, 40_077].into_iter().filter(|&rows| rows <= rows_max()) {
         let others: Vec<u32> = (0..rows).map(|_| random.random()).collect();
         let some = |is_heavy: &mut dyn FnMut(usize) -> bool| -> Vec<u32> {
@@ -1253,7 +1270,8 @@ fn partitions_of_half_of_all_rows_are_as_on_the_host() {
                     let bits =
                         RadixBits { skip: random.random_range(0..5), bits: [1, 5, 8, 11][random.random_range(0..4)] };
                     let story = format!("{pattern} of {rows} rows have one {width:?} key, {payload:?}, {bits:?}");
-                    // Row numbers of 8 bytes go with the keys as well, where nothing else of 4 does.
+                    // Row numbers of 8 bytes are moved with the keys too, if no other payload of 4
+                    // bytes is.
                     for is_wide in [false, true] {
                         let [of_gpu, of_host] = [&gpu, &host].map(|side| {
                             let number = if is_wide { side.wide_row_numbers(rows) } else { Carry::RowNumber };
@@ -1263,7 +1281,7 @@ fn partitions_of_half_of_all_rows_are_as_on_the_host() {
                         assert!(of_gpu == of_host, "{story}: other partitions than on the host");
                     }
                 }
-                // Keys alone, of which equal ones cannot be told apart.
+                // Keys alone, where equal keys cannot be told apart.
                 let bits = RadixBits { skip: 1, bits: 7 };
                 let [of_gpu, of_host] = [&gpu, &host].map(|side| {
                     let partitions =
@@ -1282,11 +1300,13 @@ fn partitions_of_half_of_all_rows_are_as_on_the_host() {
     }
 }
 
-/// So many rows that a first pass writes whole sectors: partitions of any size, empty ones among them, one of a third of the rows.
+/// Tests so many rows that a first pass writes whole sectors. Partitions have any size: some are
+/// empty, and one has a third of the rows.
 #[test]
 fn large_passes_are_partitioned_as_on_the_host() {
     let Some([gpu, host]) = both() else { return };
-    // Of the largest tiles, nine for each block; two where sanitizers make everything slow (`combined_tiles_min`).
+    // Nine of the largest tiles for each block; two under sanitizers, which make everything slow
+    // (`combined_tiles_min`).
     let tiles = if rows_max() < 100_000 { 2 } else { 9 };
     let rows = gpu.device.info().parallelism * 2 * tiles * 6144 + 4321;
     let mut random = random(214);
@@ -1295,7 +1315,7 @@ fn large_passes_are_partitioned_as_on_the_host() {
         .map(|row| match random.random_range(0..1000) {
             0..333 => 7,
             333..340 => few[row as usize % few.len()],
-            // All in some of the partitions.
+            // These keys all fall into some of the partitions.
             _ => row % 200_000,
         })
         .collect();
@@ -1316,7 +1336,7 @@ fn large_passes_are_partitioned_as_on_the_host() {
         });
         assert!(of_gpu == of_host, "{story}: other partitions than on the host");
     }
-    // Payload of 8 bytes goes with the keys as well.
+    // Payload of 8 bytes is moved with the keys too.
     for width in [KeyWidth::W4, KeyWidth::W8] {
         let bits = RadixBits { skip: 0, bits: 9 };
         let keys = gpu.keys(&numbers, width);
@@ -1382,7 +1402,7 @@ fn a_filter_lets_every_build_key_through_and_few_others() {
     });
 }
 
-/// Matches of random runs that do not overlap, over `build_rows` rows.
+/// Makes matches of `runs`, each a first build position and a length. `start`: the first probe row.
 fn random_matches(side: &Side, runs: &[(u32, u32)], start: usize) -> Matches {
     let (first, count): (Vec<u32>, Vec<u32>) = runs.iter().copied().unzip();
     let longest = count.iter().max().copied().unwrap_or(0);
@@ -1402,7 +1422,7 @@ fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
     let build_rows = rows_max().min(50_000) as u32;
     for rows in sizes() {
         for longest in [1, 3, 40, 3000] {
-            // Heads of runs: they do not overlap, and several probe rows may have the same.
+            // Heads of runs: runs do not overlap, and several probe rows may have the same run.
             let mut heads = vec![0u32];
             while *heads.last().unwrap() < build_rows {
                 heads.push(build_rows.min(heads.last().unwrap() + random.random_range(1..=longest)));
@@ -1433,7 +1453,7 @@ fn matches_become_the_pairs_selections_and_marks_that_the_host_makes() {
                         found.insert(format!("{unmatched:?} {range:?}"), lists);
                     }
                 }
-                // Of each row its first match alone, in the same memory, and the pairs again.
+                // Each row with its first match only, in the same memory, and then all pairs again.
                 let once = Matches { count: None, total: matches.matched_rows as u64, ..matches.clone() };
                 for (story, matches) in [("once", &once), ("again", &matches)] {
                     let range = 0..matches.total.min(2_000_000);
@@ -1464,7 +1484,7 @@ fn pairs_are_divided_by_their_build_rows() {
     for rows in sizes() {
         for (part_bits, build_rows) in [(3, 1u32), (3, 9), (3, 8 * 32), (10, 20_000), (31, u32::MAX - 1)] {
             let parts = ((build_rows - 1) >> part_bits) as usize + 1;
-            // In one part, and in all of them.
+            // Build rows in mostly one part, or in all parts.
             let hot = random.random_range(0..build_rows);
             let share = [0.0, 0.99][random.random_range(0..2)];
             let build: Vec<u32> = (0..rows)
@@ -1476,7 +1496,7 @@ fn pairs_are_divided_by_their_build_rows() {
                     let pairs = Pairs { build: side.list(&build, false), probe };
                     let (split, bounds) = side.device.split_pairs(&pairs, part_bits, parts, &side.stream).unwrap();
                     let (build, probe) = (side.numbers(&split.build), side.numbers(&split.probe));
-                    // Within a part they are in no order.
+                    // Rows are in no order within a part.
                     let of_part = |bounds: &[usize]| {
                         let range = bounds[0]..bounds[1];
                         let pairs = build[range.clone()].iter().copied().zip(probe[range].iter().copied());
@@ -1518,7 +1538,7 @@ fn columns_are_gathered_as_on_the_host() {
                     .map(|positions| {
                         let taken = side.device.gather_to_host(&column, positions, &side.arena, &side.stream).unwrap();
                         side.device.synchronize(&side.stream).unwrap();
-                        // What lies under a null is unspecified.
+                        // Values under a null are unspecified.
                         let is_valid = |row: usize| {
                             taken.validity.as_ref().is_none_or(|(bits, _)| bits[row / 8] >> (row % 8) & 1 == 1)
                         };
@@ -1547,7 +1567,8 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
     let Some([gpu, _]) = both() else { return };
     let mut random = random(209);
     for rows in sizes().filter(|&rows| rows > 0) {
-        // With nulls, without a row, by ranges and by lists of other lengths, before and behind columns that one copy takes.
+        // Columns with nulls, with missing rows, by ranges and by lists of other lengths, before
+        // and after columns that one copy takes.
         let asked: Vec<(Column, Positions)> = (0..random.random_range(0..9))
             .map(|_| {
                 let width = WIDTHS[random.random_range(0..WIDTHS.len())];
@@ -1580,7 +1601,7 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
         let alone: Vec<_> = alone.collect();
         gpu.device.synchronize(&gpu.stream).unwrap();
         assert_eq!(together.len(), alone.len());
-        // Of two columns that one copy may take, the second lies in the piece of the first.
+        // If one copy may take two columns, the second is stored in the piece of the first.
         let are_plain = |at: &usize| {
             let (column, positions) = &asked[*at];
             column.validity.is_none()
@@ -1610,7 +1631,6 @@ fn columns_that_are_gathered_together_are_those_that_are_gathered_alone() {
     }
 }
 
-/// Calls every primitive once.
 fn every_primitive(side: &Side, rows: usize) -> crate::Result<()> {
     let Side { device, stream, arena, .. } = side;
     let numbers: Vec<u32> = patterns(rows, &mut random(5)).swap_remove(1).1;
@@ -1663,7 +1683,7 @@ fn a_budget_that_is_too_small_refuses_and_gets_every_byte_back() {
     let needed = enough.device.memory().used_bytes_max();
     drop(enough.stream);
     assert_eq!(enough.device.memory().used_bytes(), 0);
-    // Under sanitizers fewer budgets, each of which takes long.
+    // Under sanitizers, test fewer budgets, because each takes long.
     for step in (0..=20).step_by(if rows_max() < 100_000 { 7 } else { 1 }) {
         let side = gpu_with(needed * step / 24).unwrap();
         match every_primitive(&side, 20_000) {
@@ -1747,7 +1767,8 @@ fn lists_of_positions_are_put_together_in_their_order() {
     }
 }
 
-/// Memory that goes back in the order of the stream that it came by is another's at once, whatever a second stream is about to read there.
+/// Tests the order of frees. Memory freed in the order of its first stream would be reused at once,
+/// even if a second stream has yet to read it.
 #[test]
 fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
     let rows = rows_max().min(1 << 20);
@@ -1759,7 +1780,7 @@ fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
     let data = gpu.device.copy_in(&[Buffer::from_vec(numbers)], &other).unwrap();
     gpu.device.wait_event(&gpu.device.record_event(&other).unwrap(), &gpu.stream).unwrap();
     gpu.device.synchronize(&gpu.stream).unwrap();
-    // What keeps the stream from reading for long enough.
+    // Work that delays the stream's read for long enough.
     for _ in 0..20 {
         gpu.device.sort(&keys, &[], &gpu.stream).unwrap();
     }
@@ -1772,7 +1793,8 @@ fn what_was_handed_over_is_given_back_behind_the_work_that_reads_it() {
     assert!(gpu.get::<u32>(&gathered.data, rows) == backwards, "memory was given away before it was read");
 }
 
-/// The header that the kernels include is made of the structs in `abi.rs`. `DOVETAIL_BLESS=1` writes it anew.
+/// Compares the header that the kernels include with the structs in `abi.rs`. `DOVETAIL_BLESS=1`
+/// rewrites it.
 #[test]
 fn the_header_agrees_with_the_structs() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");

@@ -1,6 +1,7 @@
-//! Bytes and bits between host memory and the GPU.
+//! Copies of bytes and bits between host memory and the GPU.
 //!
-//! Memory of the arena is registered with the driver, so that copies are asynchronous and run at the rate of the link.
+//! Memory of the arena is registered with the driver, so that copies are asynchronous and run at
+//! the rate of the link.
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[Buffer]) -> Result<DeviceBuffer>
     Ok(Arc::new(work.copy_from_host(parts, COPY_IN)?))
 }
 
-/// Parts of what is on the GPU already, one after the other. One alone is read where it lies, if that is where a buffer could begin.
+/// Concatenates parts that are already on the GPU. A single part is used in place if it begins
+/// where a buffer could.
 pub(super) fn put_together(work: &Work<'_>, parts: &[KeptPart]) -> Result<DeviceBuffer> {
     const PURPOSE: &str = "putting a column together";
     if let [part] = parts
@@ -47,7 +49,7 @@ pub(super) fn copy_in_bits(work: &Work<'_>, parts: &[BitSlice]) -> Result<Device
     Ok(Arc::new(bitmap))
 }
 
-/// Whether all parts begin at a byte, where they lie as well as where they go.
+/// True if all parts begin at a byte, both in their source and in the bitmap.
 fn are_whole_bytes(parts: &[BitSlice]) -> bool {
     let mut start = 0;
     parts.iter().filter(|part| !part.is_empty()).all(|part| {
@@ -61,7 +63,7 @@ fn are_whole_bytes(parts: &[BitSlice]) -> bool {
     })
 }
 
-/// Such parts are copied as they lie, from pinned memory and without waiting.
+/// Copies parts of whole bytes from pinned memory without waiting.
 fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     fault::before_copy(work.queue, COPY_BITS_IN)?;
     let total: usize = parts.iter().map(BitSlice::len).sum();
@@ -69,7 +71,7 @@ fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     let mut start = 0;
     for part in parts.iter().filter(|part| !part.is_empty()) {
         work.cancel.check()?;
-        // Only the last part may end within a byte, and what follows it there is zero.
+        // Only the last part may end within a byte. The remaining bits of that byte are zero.
         let (whole, rest) = (part.len() / 8, part.len() % 8);
         let mut last = 0xff;
         match part {
@@ -93,7 +95,7 @@ fn copy_in_bytes(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     Ok(bitmap)
 }
 
-/// Parts that begin within a byte are joined on the CPU.
+/// Joins parts that begin within a byte on the CPU, then copies them in.
 fn copy_in_joined(work: &Work<'_>, parts: &[BitSlice]) -> Result<CudaBuffer> {
     let total: usize = parts.iter().map(BitSlice::len).sum();
     let mut bitmap = vec![0u8; total.div_ceil(8)];
@@ -130,7 +132,8 @@ pub(super) fn copy_out(work: &Work<'_>, buffer: &DeviceBuffer, len: usize, arena
     Ok(host)
 }
 
-/// Queues a copy of the bytes of a buffer from `start` on to a piece of the arena. They are there after the next synchronization.
+/// Queues a copy of a buffer's bytes from `start` on to a piece of the arena. The bytes have
+/// arrived after the next synchronization.
 pub(super) fn copy_to_host(
     work: &Work<'_>,
     from: &CudaBuffer,
@@ -144,8 +147,8 @@ pub(super) fn copy_to_host(
         return Ok(to.freeze());
     }
     let _watched = work.watch(purpose, len);
-    // SAFETY: the piece is as long as the copy, and the buffer has its bytes, as was just asserted. The queue keeps the piece until
-    // the copy is done, which covers the error path too.
+    // SAFETY: the piece is as long as the copy, and the buffer has its bytes, as was just asserted.
+    // The queue keeps the piece until the copy is done, even after an error.
     let copied = unsafe { result::memcpy_dtoh_async(&mut to[..], from.pointer() + start as u64, work.queue.raw()) };
     let host = to.freeze();
     work.queue.hold(host.clone());

@@ -1,5 +1,5 @@
-//! Keys of text on the GPU: short values as numbers, to be packed; of what is too wide for that the values themselves, their hashes, and
-//! whether those behind equal hashes are equal.
+//! Keys of text on the GPU. Short values become numbers, to be packed. Longer values are hashed,
+//! and the values behind equal hashes are compared.
 
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -21,10 +21,11 @@ use crate::device::{
 
 const _: () = assert!(VALUE_FIELDS_MAX <= DOVETAIL_FIELDS_MAX, "keys are hashed by one call");
 
-/// Bytes of values are read by whole words.
+/// Size of the words in which bytes of values are read.
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// Copies values of variable length in, those of all parts one after the other. `offset_width`: bytes of their offsets.
+/// Copies values of variable length in, concatenating all parts. `offset_width`: bytes of their
+/// offsets.
 pub(super) fn copy_in(work: &Work<'_>, parts: &[BytesPart], offset_width: Width) -> Result<BytesColumn> {
     const PURPOSE: &str = "copying text to the device";
     fault::before_copy(work.queue, PURPOSE)?;
@@ -68,7 +69,7 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[BytesPart], offset_width: Width)
         offset_bytes: offset_width.bytes() as u32,
         parts: parts.len() as u32,
         part_rows: places.as_ptr(),
-        // SAFETY: the first half of what was just written is of rows.
+        // SAFETY: the first half of the array just written holds the rows.
         part_bases: unsafe { places.as_ptr::<u64>().add(parts.len()) },
         rows: rows as u64,
         begins: begins.as_mut_ptr(),
@@ -77,7 +78,8 @@ pub(super) fn copy_in(work: &Work<'_>, parts: &[BytesPart], offset_width: Width)
     Ok(BytesColumn { data: Arc::new(data), begins: Arc::new(begins), rows, validity: None })
 }
 
-/// A few numbers on the GPU. Where they come with a call, nothing waits behind the columns that are on the link.
+/// Writes a few numbers to the GPU. If they fit in a call's arguments, they do not queue behind the
+/// columns on the link.
 fn places_of_parts(work: &Work<'_>, numbers: Vec<u64>, purpose: &'static str) -> Result<CudaBuffer> {
     let words: &[u32] = bytemuck::cast_slice(&numbers);
     if words.len() > DOVETAIL_WORDS_MAX {
@@ -153,7 +155,7 @@ pub(super) fn differing(
     if run(work, &mut args)? == 0 {
         return Ok(Positions::Range(0..0));
     }
-    // That two different values have one hash is so rare that which they are is worth a second look.
+    // Unequal values rarely share a hash, so a second run to list the pairs is affordable.
     let flags = new_flags(work, count, "flags of differing keys")?;
     args.flags = flags.as_mut_ptr();
     run(work, &mut args)?;
@@ -163,10 +165,10 @@ pub(super) fn differing(
 pub(super) fn are_runs_uniform(work: &Work<'_>, fields: &[ValueField], rows: &Positions, keys: &Keys) -> Result<bool> {
     assert_eq!((rows.len(), keys.width), (keys.rows, KeyWidth::W16), "each row has its hash");
     let mut args = comparison(fields, fields, rows, rows);
-    // Each row with the next one.
+    // Compare each row with the next one.
     match rows {
         Positions::Range(_) => args.b_start += 1,
-        // SAFETY: the last row has none, and is in no pair.
+        // SAFETY: the last row has no next row, and is in no pair.
         Positions::List { .. } => args.b_rows = unsafe { args.b_rows.add(usize::from(!rows.is_empty())) },
     }
     args.pairs = args.pairs.saturating_sub(1);
@@ -174,7 +176,7 @@ pub(super) fn are_runs_uniform(work: &Work<'_>, fields: &[ValueField], rows: &Po
     Ok(run(work, &mut args)? == 0)
 }
 
-/// Of the rows at the same places of two lists.
+/// Returns arguments that compare the rows at the same places of two lists.
 fn comparison(
     a: &[ValueField],
     b: &[ValueField],
@@ -200,7 +202,7 @@ fn comparison(
     }
 }
 
-/// How many pairs differ. Waits.
+/// Counts the pairs that differ. Waits.
 fn run(work: &Work<'_>, args: &mut abi::DovetailCompareValues) -> Result<u32> {
     const PURPOSE: &str = "comparing keys";
     let differing: CudaBuffer = work.filled(size_of::<u32>(), 0, PURPOSE)?;

@@ -1,4 +1,5 @@
-//! What a primitive works with: memory, a stream, and the one door through which kernels are launched and memory is filled.
+//! Context of a primitive: memory, a stream, and the only functions that launch kernels and fill
+//! memory.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -18,14 +19,15 @@ use crate::Result;
 use crate::device::CancelFlag;
 use crate::memory::Budget;
 
-/// What observers know every fill by, whatever it is for: it is work of the GPU's memory alone, and no copy.
+/// Name of every fill for observers, regardless of its purpose: a fill is work of the GPU's memory
+/// alone, and no copy.
 pub(super) const FILL: &str = "filling memory";
 
-/// What is copied in at once of a large buffer: the link carries copies of 16 MiB and more at its full rate (`link` in
-/// `benches/results/gpu_micro.jsonl`). Tests have small buffers.
+/// Bytes of one copy of a large buffer: the link carries copies of 16 MiB and more at its full rate
+/// (`link` in `benches/results/gpu_micro.jsonl`). Tests have small buffers.
 pub(super) const PIECE_BYTES: usize = if cfg!(test) { 64 << 10 } else { 32 << 20 };
 
-/// A primitive under way.
+/// A primitive that is being run.
 pub(super) struct Work<'a> {
     pub(super) memory: &'a Budget,
     pub(super) stream: &'a CudaStream,
@@ -33,7 +35,7 @@ pub(super) struct Work<'a> {
     pub(super) cancel: &'a CancelFlag,
 }
 
-/// A buffer that is being copied in, of which it will be known what is there when, if it is large.
+/// A buffer that is being copied in. If it is large, the arrival of each piece is marked.
 pub(super) struct Arriving<'a> {
     queue: &'a Arc<Queue>,
     bytes: usize,
@@ -42,7 +44,7 @@ pub(super) struct Arriving<'a> {
 }
 
 impl Arriving<'_> {
-    /// Says that all before `end` has been queued.
+    /// Notes that all bytes before `end` have been queued.
     pub(super) fn reached(&mut self, end: usize) -> Result<()> {
         let marked = self.arrivals.last().map_or(0, |arrival| arrival.end);
         if self.is_marked && (end - marked >= PIECE_BYTES || end == self.bytes) {
@@ -53,24 +55,25 @@ impl Arriving<'_> {
 }
 
 impl Work<'_> {
-    /// Memory whose contents are unspecified.
+    /// Allocates memory whose contents are unspecified.
     pub(super) fn buffer(&self, bytes: usize, purpose: &str) -> Result<CudaBuffer> {
         CudaBuffer::new(self.queue, self.memory, bytes, purpose)
     }
 
-    /// Memory for `count` values whose contents are unspecified.
+    /// Allocates memory for `count` values whose contents are unspecified.
     pub(super) fn values<T>(&self, count: usize, purpose: &str) -> Result<CudaBuffer> {
         self.buffer(count.saturating_mul(size_of::<T>()), purpose)
     }
 
-    /// Memory in which every byte is `byte`.
+    /// Allocates memory in which every byte is `byte`.
     pub(super) fn filled(&self, bytes: usize, byte: u8, purpose: &str) -> Result<CudaBuffer> {
         let buffer = self.buffer(bytes, purpose)?;
         self.fill(&buffer, 0..bytes, byte, purpose)?;
         Ok(buffer)
     }
 
-    /// Queues a fill: bytes of a buffer become `byte`. It is stopped and watched as launches are.
+    /// Queues a fill: the given bytes of a buffer become `byte`. Cancellation and observers apply
+    /// as for launches.
     pub(super) fn fill(&self, buffer: &CudaBuffer, bytes: Range<usize>, byte: u8, purpose: &str) -> Result<()> {
         assert!(bytes.end <= buffer.size(), "bytes {bytes:?} of {}", buffer.size());
         if bytes.is_empty() {
@@ -85,7 +88,8 @@ impl Work<'_> {
         self.queue.gpu.check(filled, purpose)
     }
 
-    /// Scratch memory, as much as a kernel's entry point asks for; all bits are set where it could not tell.
+    /// Allocates as much scratch memory as a kernel's entry point asks for. Fails if all bits of
+    /// `bytes` are set, because the entry point could not tell the size.
     pub(super) fn scratch(&self, bytes: u64, purpose: &str) -> Result<CudaBuffer> {
         if bytes == u64::MAX {
             return Err(self.queue.gpu.unprepared(purpose));
@@ -93,11 +97,11 @@ impl Work<'_> {
         self.buffer(usize::try_from(bytes).unwrap_or(usize::MAX), purpose)
     }
 
-    /// Queues a kernel. The one door to launches, but for numbers that a stream reads back: it stops a job that was cancelled, and knows
-    /// what each error means.
+    /// Queues a kernel. All launches go through here, except of the kernel that reads numbers back.
+    /// Stops a cancelled job, and converts errors.
     ///
-    /// `entry` must be an entry point of the kernels, and `args` such as it documents: pointers to memory of this device that
-    /// is as long as it says. The callers in this room see to that.
+    /// `entry` must be an entry point of the kernels. `args` must be as it documents: pointers to
+    /// memory of this device that has the stated length. The callers in this room ensure both.
     pub(super) fn launch<A>(
         &self,
         kernel: &'static str,
@@ -113,13 +117,14 @@ impl Work<'_> {
         self.queue.gpu.check_launch(code, kernel)
     }
 
-    /// Tells the GPU's observer of work that is queued until what this answers is dropped.
+    /// Tells the GPU's observer of work that is queued until the returned value is dropped.
     pub(super) fn watch(&self, what: &'static str, bytes: usize) -> Watched<'_> {
         self.queue.gpu.observer.watch(self.queue, what, bytes as u64)
     }
 
-    /// Queues copies of host memory, one part after the other in one buffer. The queue keeps each part until it was read. Of a large buffer
-    /// it is known what is there when ([`CudaBuffer::take_arrivals`]).
+    /// Queues copies of host memory, concatenating the parts in one buffer. The queue keeps each
+    /// part until it was read. A large buffer records the arrival of its pieces
+    /// ([`CudaBuffer::take_arrivals`]).
     pub(super) fn copy_from_host(&self, parts: &[Buffer], purpose: &'static str) -> Result<CudaBuffer> {
         let buffer = self.buffer(parts.iter().map(Buffer::len).sum(), purpose)?;
         let _watched = self.watch(purpose, buffer.size());
@@ -140,28 +145,32 @@ impl Work<'_> {
         Ok(buffer)
     }
 
-    /// For a buffer of that size that is about to be copied in from its beginning to its end.
+    /// Prepares marks for a buffer of `bytes` bytes that is about to be copied in from start to
+    /// end.
     pub(super) fn arriving(&self, bytes: usize) -> Arriving<'_> {
         Arriving { queue: self.queue, bytes, is_marked: bytes >= 2 * PIECE_BYTES, arrivals: Vec::new() }
     }
 
-    /// Queues a copy of host memory to a buffer, from `offset` on. The queue keeps it until it was read.
+    /// Queues a copy of host memory to a buffer, from `offset` on. The queue keeps `part` until it
+    /// was read.
     pub(super) fn copy_part(&self, part: Buffer, to: &CudaBuffer, offset: usize, purpose: &'static str) -> Result<()> {
         assert!(offset + part.len() <= to.size(), "{} bytes to {offset} of {}", part.len(), to.size());
-        // SAFETY: the buffer has room for them, as was just asserted, and the queue keeps them, also where the call failed.
+        // SAFETY: the buffer has room for the bytes, as was just asserted. The queue keeps them
+        // even if the call failed.
         let copied =
             unsafe { result::memcpy_htod_async(to.pointer() + offset as u64, part.as_slice(), self.queue.raw()) };
-        // Not before the copy is queued: another thread that waits for the stream would let go of it.
+        // Hold the part only once the copy is queued: otherwise another thread that waits for the
+        // stream could release it.
         self.queue.hold(part);
         self.queue.gpu.check(copied, purpose)
     }
 
-    /// Writes a few words, to a buffer from word `at` on.
+    /// Writes a few words to a buffer, from word `at` on.
     pub(super) fn write_words(&self, words: &[u32], to: &CudaBuffer, at: usize) -> Result<()> {
         assert!((at + words.len()) * size_of::<u32>() <= to.size(), "{} words to word {at}", words.len());
         let mut args = DovetailWriteWords { words: [0; DOVETAIL_WORDS_MAX], count: words.len() as u32, to: null_mut() };
         args.words[..words.len()].copy_from_slice(words);
-        // SAFETY: the buffer has them, as was just asserted.
+        // SAFETY: the buffer has those words, as was just asserted.
         args.to = unsafe { to.as_mut_ptr::<u32>().add(at) };
         self.launch("writing a number", abi::dovetail_write_words, &args)
     }
@@ -182,7 +191,7 @@ impl Work<'_> {
         }
         let _watched = self.watch(purpose, bytes.len());
         let (source, target) = (from.pointer() + bytes.start as u64, to.pointer() + offset as u64);
-        // SAFETY: both have these bytes, as was just asserted.
+        // SAFETY: both buffers have these bytes, as was just asserted.
         let copied = unsafe { result::memcpy_dtod_async(target, source, bytes.len(), self.queue.raw()) };
         self.queue.gpu.check(copied, purpose)
     }
@@ -192,7 +201,7 @@ impl Work<'_> {
         self.read_at(buffer, 0, purpose)
     }
 
-    /// Reads the number back that has so many of its kind before it. Waits.
+    /// Reads back the number at index `at`. Waits.
     pub(super) fn read_at<T: bytemuck::Pod>(&self, buffer: &CudaBuffer, at: usize, purpose: &str) -> Result<T> {
         let start = at * size_of::<T>();
         assert!(start + size_of::<T>() <= buffer.size(), "number {at} of {} bytes", buffer.size());
@@ -200,7 +209,7 @@ impl Work<'_> {
         Ok(bytemuck::pod_read_unaligned(&bytes))
     }
 
-    /// Totals that start at zero.
+    /// Allocates totals that start at zero.
     pub(super) fn totals(&self) -> Result<CudaBuffer> {
         self.filled(size_of::<DovetailMatchTotals>(), 0, "totals of matches")
     }

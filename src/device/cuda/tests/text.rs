@@ -3,14 +3,15 @@
 use super::*;
 use crate::device::HostBytes;
 
-/// Values in several parts, with offsets of that width, and their validity where there are nulls.
+/// Copies in values in several parts, with offsets of the given width, and their validity if there
+/// are nulls.
 fn put(gpu: &Side, values: &Text, offset_width: Width, random: &mut StdRng) -> BytesColumn {
     let bytes = gpu.put_text(values, offset_width, random);
     let validity = values.iter().any(Option::is_none).then(|| gpu.put_bits(values.iter().map(Option::is_some)));
     BytesColumn { validity, ..bytes }
 }
 
-/// What was gathered, as its offsets and validity tell.
+/// Returns the gathered values, according to their offsets and validity.
 fn values_of(found: &HostBytes, offset_width: Width) -> Text {
     let offsets: Vec<usize> = match offset_width {
         Width::W4 => {
@@ -32,7 +33,8 @@ fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
     let mut random = random(911);
     for (at, rows) in sizes().enumerate() {
-        // Mostly empty, of a word, or of many; among them one that is longer than what a block writes.
+        // Most values are empty, or have one or several words. One value is longer than a block
+        // writes.
         for bytes_max in [0, 1, 7, 30] {
             let with_nulls = random.random();
             let mut value = |row: usize| {
@@ -73,7 +75,8 @@ fn text_is_gathered_whatever_its_length_and_wherever_it_lies() {
     }
 }
 
-/// A thread that finds no byte in a value looks for the next that has some, and not at each of them.
+/// Tests that a thread that finds no byte in a value jumps to the next nonempty one, instead of
+/// visiting each.
 #[test]
 fn text_is_found_behind_any_number_of_empty_values() {
     let Some(gpu) = gpu_with(1 << 30) else { return };
@@ -105,7 +108,7 @@ fn text_beyond_the_offsets_of_its_type_is_refused_and_leaves_nothing() {
     let refused =
         gpu.device.gather_bytes_to_host(&column, &positions, Width::W4, u64::MAX, &gpu.arena, &gpu.stream).unwrap_err();
     assert!(matches!(&refused, Error::Invalid(text) if text.contains("batch_rows")), "{refused}");
-    // So it is where a piece would be larger than it may be, whatever its offsets can say.
+    // The same happens if a piece exceeds its limit, whatever its offsets can address.
     let fits = gpu.device.gather_bytes_to_host(
         &column,
         &gpu.list(&[0, 0], false),
