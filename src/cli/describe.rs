@@ -1,14 +1,15 @@
-//! JSON as a person reads it: names and values, lists of alike things as tables.
+//! Renders JSON for people: names with values, and lists of similar objects as tables.
 //!
-//! What a server tells of jobs, plans and devices grows from version to version; this shows all of it, without knowing
-//! what it is. Units are in the names: `seconds` and `bytes` at the end of one choose how its number reads.
+//! The server's descriptions of jobs, plans and devices grow from version to version. This module
+//! shows all fields without knowing their meaning. Units are in the names: a name that ends in
+//! `seconds` or `bytes` selects the format of its number.
 
 use serde_json::{Map, Value};
 
 use super::output::{self, Align};
 use crate::memory::human_bytes;
 
-/// The value as indented text. Nulls, empty texts and empty lists say nothing, and are left out.
+/// Renders the value as indented text. Omits nulls, empty texts and empty lists.
 pub fn value(value: &Value) -> String {
     let mut lines = Vec::new();
     match value {
@@ -43,7 +44,8 @@ fn object(fields: &Map<String, Value>, indent: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Objects with some keys in common: a column for each key that any of them fills with something short.
+/// Renders objects that share keys as a table, with a column for each key that has a short value in
+/// any of them.
 fn table(items: &[Value]) -> String {
     let mut keys: Vec<&String> = Vec::new();
     for (key, value) in items.iter().filter_map(Value::as_object).flatten() {
@@ -60,7 +62,7 @@ fn table(items: &[Value]) -> String {
         .collect();
     let cell = |item: &Value, key: &str| match &item[key] {
         Value::Array(inner) => list(key, inner),
-        // What has parts of its own would not fit a cell; `--json` has it.
+        // Omit nested parts, which would not fit a cell; `--json` prints them.
         Value::Object(inner) => inner
             .iter()
             .filter(|(_, value)| is_scalar(value) && !is_nothing(value))
@@ -96,7 +98,7 @@ fn scalar(key: &str, value: &Value) -> String {
     }
 }
 
-/// The name in words. Its number comes with a unit that a person would choose, so the one in the name goes.
+/// Returns the name in words, without its unit, because the rendered number has its own unit.
 fn title(key: &str) -> String {
     let bytes = if key.contains("memory") { "" } else { "size" };
     let words = key.split('_').map(|word| match word {

@@ -1,4 +1,4 @@
-//! `dovetail device-process`: the process of one device, which the server starts by itself.
+//! `dovetail device-process`: the child process of one device. The server starts it.
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -17,14 +17,14 @@ pub struct DeviceProcessArgs {
     log_format: String,
 }
 
-/// Runs joins until the server hangs up.
+/// Runs joins until the server closes the connection.
 ///
 /// # Errors
-/// As [`engine::run_process`].
+/// The errors of [`engine::run_process`].
 pub fn run(args: &DeviceProcessArgs) -> Result<()> {
     logging::start_as(&args.log, &args.log_format)?;
-    // Who stops the server may tell all of its processes. This one ends when the server has no use for it any more: jobs that run
-    // come to their end first.
+    // A signal that stops the server may reach all its processes. Ignore it here: this process ends
+    // when the server no longer needs it, after running jobs have finished.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _entered = runtime.enter();
     logging::outlive_full_files()?;

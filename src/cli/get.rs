@@ -1,4 +1,4 @@
-//! `dovetail get`: a table or a result goes into a file, or onto the terminal.
+//! `dovetail get`: fetches a table or a result into a file, or onto the terminal.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -60,25 +60,25 @@ pub struct OutputArgs {
     pub limit: Option<usize>,
 }
 
-/// Rows that are printed where nobody says how many.
+/// Default number of rows to print.
 const ROWS_PRINTED: usize = 20;
 
-/// A file that is open, or the terminal.
+/// Place that received rows go to.
 #[derive(Debug)]
 pub enum Destination {
-    /// A file.
+    /// Open file.
     File(Target),
-    /// The terminal, and how many rows are shown.
+    /// Standard output, with at most `limit` rows printed.
     Terminal { limit: usize },
 }
 
 impl OutputArgs {
-    /// Whether rows go to standard output in a format of their own, so that nothing else may.
+    /// True if rows go to standard output in a file format, so that no other text may.
     pub fn is_stdout(&self) -> bool {
         self.output.as_deref() == Some(Path::new(STDOUT))
     }
 
-    /// Refuses a format where there is no file. clap would not, where --limit is given.
+    /// Refuses a format without a file. clap does not refuse it if --limit is given.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -91,10 +91,11 @@ impl OutputArgs {
         }
     }
 
-    /// Opens the file, if rows go into one. What is wrong with it is said before a job is started for it.
+    /// Opens the file, if rows go into one. Opening it first reports its errors before a job
+    /// starts.
     ///
     /// # Errors
-    /// Those of [`OutputArgs::check`] and [`Target::create`].
+    /// The errors of [`OutputArgs::check`] and [`Target::create`].
     pub fn open(&self) -> Result<Destination> {
         self.check()?;
         Ok(match &self.output {
@@ -110,23 +111,23 @@ impl OutputArgs {
     }
 }
 
-/// What was received.
+/// Amount of data received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Received {
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
     /// Bytes of Arrow buffers.
     pub bytes: u64,
-    /// From the first request to the last row.
+    /// Time from the first request to the last row.
     pub seconds: f64,
-    /// Whether these are all rows.
+    /// True if these are all rows.
     pub whole: bool,
 }
 
-/// Fetches.
+/// Fetches a table or a result.
 ///
 /// # Errors
-/// The server's, and those of the file.
+/// The server's and the file's.
 pub async fn run(args: GetArgs) -> Result<()> {
     let to = args.to.open()?;
     unless_interrupted(fetch(args, to)).await
@@ -141,13 +142,14 @@ async fn fetch(args: GetArgs, to: Destination) -> Result<()> {
     };
     let received = receive(&client, &what, &info, &Names::together(&args.columns), to, Instant::now()).await;
     received.map(drop).map_err(|error| match error {
-        // A table that was replaced meanwhile; people do not call what the server asks for.
+        // A table that was replaced meanwhile. The server's advice names an RPC, which a user of
+        // the command does not call.
         Error::Precondition(text) => Error::Precondition(text.replace("call GetFlightInfo again", "run this again")),
         error => error,
     })
 }
 
-/// Where the columns of these names are.
+/// Returns the indices of the named columns.
 fn places(columns: &[String], schema: &Schema, what: &str) -> Result<Vec<usize>> {
     let place = |(at, name): (usize, &String)| {
         if columns[..at].contains(name) {
@@ -162,10 +164,11 @@ fn places(columns: &[String], schema: &Schema, what: &str) -> Result<Vec<usize>>
     columns.iter().enumerate().map(place).collect()
 }
 
-/// Takes all rows of a flight to where they should go, and reports: all columns of them, or those that are named.
+/// Sends all rows of a flight to their destination, and reports them. Keeps only the named columns,
+/// or all if `columns` is empty.
 ///
 /// # Errors
-/// The server's, and those of the file.
+/// The server's and the file's.
 pub async fn receive(
     client: &Client,
     what: &str,
@@ -202,7 +205,8 @@ pub async fn receive(
     }
 }
 
-/// The bar of a flight: its bytes where it is known how many there are, and how far its job is until then.
+/// Returns the progress bar of a flight. It counts bytes if their total is known, and shows the
+/// job's progress until then.
 pub fn progress_of(what: &str, info: &FlightInfo) -> Progress {
     match (u64::try_from(info.total_bytes), jobs::id_of(info)) {
         (Err(_), Ok(_)) => Progress::share(what),
@@ -210,8 +214,8 @@ pub fn progress_of(what: &str, info: &FlightInfo) -> Progress {
     }
 }
 
-/// Tells a bar how far the job behind a flight is while its rows are awaited, and how many bytes there are once it is known.
-/// Whatever ends the job badly, its streams say it, so this never comes back.
+/// Updates a bar with the job's progress until the job ends, and then with the total bytes. Never
+/// returns: if the job fails, the streams report it.
 pub async fn follow(client: &Client, what: &str, info: &FlightInfo, progress: &Progress) -> Infallible {
     if let (Err(_), Ok(job)) = (u64::try_from(info.total_bytes), jobs::id_of(info)) {
         loop {
@@ -232,7 +236,7 @@ pub async fn follow(client: &Client, what: &str, info: &FlightInfo, progress: &P
     std::future::pending().await
 }
 
-/// Takes all rows into a file.
+/// Writes all rows into a file.
 pub(super) async fn to_file(
     mut batches: BatchStream,
     target: Target,
@@ -266,7 +270,7 @@ fn report_file(what: &str, received: Received, path: &Path, job: Option<u64>) ->
     }
 }
 
-/// The rows are what standard output is for.
+/// Prints the summary to stderr, because standard output is for the rows.
 fn remark_received(what: &str, received: Received) {
     output::remark(describe(what, received));
 }
@@ -275,7 +279,7 @@ fn describe(what: &str, received: Received) -> String {
     output::transfer(what, received.rows, received.bytes, "in", received.seconds)
 }
 
-/// Prints the first rows. Machines get each as a JSON object, on a line.
+/// Prints the first rows: as a table, or with `--json` as one JSON object per line.
 async fn print(mut batches: BatchStream, limit: usize, start: Instant, progress: &Progress) -> Result<Received> {
     let schema = batches.schema();
     let (mut kept, mut received) = (Vec::new(), Received::default());

@@ -1,8 +1,9 @@
-//! Ctrl-C, and the SIGTERM that a script's time limit sends: what was begun is undone before the process ends.
+//! Handles Ctrl-C, and the SIGTERM that a script's time limit sends: a command undoes its work
+//! before the process ends.
 //!
-//! A command line that waits for [`interrupted`] has its work dropped, says what became of it, and exits with 128 and the
-//! number of the signal, as shells do. A second signal ends it at once, whatever it waits for. All others end at once, as any
-//! process does.
+//! A command that waits for [`interrupted`] has its work dropped and reports what became of it. It
+//! exits with 128 plus the number of the signal, as shells do. A second signal ends the command at
+//! once. Other commands end at the first signal.
 
 use std::process::ExitCode;
 use std::sync::Once;
@@ -13,10 +14,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::signals::{STATUS_BASE, exit_by_second};
 use crate::{Error, Result};
 
-/// The signal that came; 0 for none.
+/// Number of the received signal; 0 if none.
 static SIGNAL: AtomicU8 = AtomicU8::new(0);
 
-/// Comes back when somebody interrupts the process, with the word for it.
+/// Waits for a signal that interrupts the process, and returns the word for it.
 pub async fn interrupted() -> &'static str {
     static SECOND: Once = Once::new();
     SECOND.call_once(exit_by_second);
@@ -31,25 +32,25 @@ pub async fn interrupted() -> &'static str {
 async fn received(kind: SignalKind) {
     match signal(kind) {
         Ok(mut signals) => _ = signals.recv().await,
-        // Then the system's own way to end the process stays in force.
+        // The system's default handling of the signal stays in force.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// The outcome of work, unless it is interrupted before.
+/// Runs work until it completes or a signal interrupts it.
 ///
 /// # Errors
 /// The work's, or [`Error::Cancelled`].
 pub async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
-        // Listens before the work begins.
+        // Poll in order, to listen before the work begins.
         biased;
         how = interrupted() => Err(Error::Cancelled(how.into())),
         outcome = work => outcome,
     }
 }
 
-/// The status to exit with, of a process that was interrupted.
+/// Returns the exit status if a signal interrupted the process.
 pub fn exit_code() -> Option<ExitCode> {
     match SIGNAL.load(Ordering::Relaxed) {
         0 => None,

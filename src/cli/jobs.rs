@@ -1,4 +1,4 @@
-//! `dovetail jobs` and `dovetail cancel`, and what other commands ask of jobs.
+//! `dovetail jobs` and `dovetail cancel`, and helpers of other commands that follow jobs.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,7 +14,7 @@ use crate::human;
 use crate::service::code_named;
 use crate::{Error, Result};
 
-/// How often a running job is asked how far it is.
+/// Interval between requests for a running job's progress.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Arguments of `dovetail jobs`.
@@ -103,25 +103,25 @@ fn render(jobs: &[Value]) -> String {
     output::table(&columns, &jobs.iter().map(|job| [row(job), waits(job)].concat()).collect::<Vec<_>>())
 }
 
-/// Whether a job tells how many rows there would be, instead of making them: the one that it has is their number.
+/// True if a job counts rows instead of making them. The job's one row is then the count.
 fn counts(job: &Value) -> bool {
     job["count"].as_bool().unwrap_or(false)
 }
 
-/// What a job joins: `orders inner lineitem`, or `count of orders inner lineitem`.
+/// Describes the join of a job: `orders inner lineitem`, or `count of orders inner lineitem`.
 pub fn what(job: &Value) -> String {
     let text = |key: &str| job[key].as_str().unwrap_or("");
     let count = if counts(job) { "count of " } else { "" };
     format!("{count}{} {} {}", text("left"), text("how"), text("right"))
 }
 
-/// What a queued job waits for, as far as the server says.
+/// Reasons why a queued job waits, as far as the server tells.
 struct Waits {
-    /// Jobs that start before it.
+    /// Number of jobs that start before it.
     behind: Option<u64>,
-    /// From now until it is expected to start.
+    /// Seconds from now until the expected start.
     start_seconds: Option<u64>,
-    /// What keeps it: a device, or memory.
+    /// Resource that the job waits for: a device, or memory.
     for_what: Option<String>,
 }
 
@@ -137,7 +137,7 @@ impl Waits {
         })
     }
 
-    /// In one line: `queued behind 2, waits for host:0, starts in about 4 s`.
+    /// Renders one line: `queued behind 2, waits for host:0, starts in about 4 s`.
     fn in_words(&self) -> String {
         let mut words = match self.behind {
             Some(0) => "next in the queue".to_owned(),
@@ -148,7 +148,7 @@ impl Waits {
             words += &format!(", waits for {what}");
         }
         match self.start_seconds {
-            // What runs before it takes longer than was predicted.
+            // The jobs before this one take longer than predicted.
             Some(0) => words += ", starts soon",
             Some(seconds) => words += &format!(", starts in about {}", human::whole_seconds(seconds)),
             None => {}
@@ -157,10 +157,11 @@ impl Waits {
     }
 }
 
-/// Cancels.
+/// Cancels jobs.
 ///
 /// # Errors
-/// The server's, for the first job that cannot be cancelled; those before it are.
+/// The server's, for the first job that cannot be cancelled. The jobs before that one are
+/// cancelled.
 pub async fn run_cancel(args: CancelArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
     for job in args.jobs {
@@ -178,7 +179,7 @@ pub async fn run_cancel(args: CancelArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the server tells about a job.
+/// Returns the server's description of a job.
 ///
 /// # Errors
 /// The server's.
@@ -187,7 +188,8 @@ pub async fn status(client: &Client, job: u64) -> Result<Value> {
     answers.pop().ok_or_else(|| Error::Internal(format!("the server says nothing about job {job}")))
 }
 
-/// Waits for the end of a job, showing how far it is, and returns what the server tells of it then.
+/// Waits for the end of a job and shows its progress. Returns the server's description of the ended
+/// job.
 ///
 /// # Errors
 /// The job's, and the server's.
@@ -204,13 +206,13 @@ pub async fn wait(client: &Client, job: u64, what: &str) -> Result<Value> {
             Some("complete") | None => return Ok(status),
             Some(_) => return Err(failure(&status)),
         }
-        // Most joins are done within a moment.
+        // Poll faster at first, because most joins end within a moment.
         tokio::time::sleep(if start.elapsed() < POLL_INTERVAL { POLL_INTERVAL / 20 } else { POLL_INTERVAL }).await;
     }
 }
 
-/// What has passed of a job whose rows nobody fetches meanwhile: what there is of its result, and of one that counts what it has
-/// read and written.
+/// Returns the bytes to show for a job whose rows are not being fetched. For a count: the bytes of
+/// all its phases. Otherwise: the bytes of its result so far.
 fn passed_bytes(status: &Value) -> u64 {
     if !counts(status) {
         return status["bytes"].as_u64().unwrap_or(0);
@@ -219,12 +221,12 @@ fn passed_bytes(status: &Value) -> u64 {
     phases.filter_map(|phase| phase["bytes"].as_u64()).sum()
 }
 
-/// Whether a job waits or runs.
+/// True if a job is queued or running.
 pub fn is_under_way(status: &Value) -> bool {
     matches!(status["state"].as_str(), Some("queued" | "running"))
 }
 
-/// Tells a bar how far a job is.
+/// Shows a job's progress on a bar.
 pub fn show(progress: &Progress, what: &str, status: &Value) {
     progress.set_share(status["progress"].as_f64().unwrap_or(0.0));
     progress.set_message(match Waits::of(status) {
@@ -233,26 +235,26 @@ pub fn show(progress: &Progress, what: &str, status: &Value) {
     });
 }
 
-/// The number of the job behind a flight.
+/// Returns the number of the job behind a flight.
 ///
 /// # Errors
-/// [`Error::Internal`] when it has none.
+/// [`Error::Internal`] if the flight has no job.
 pub fn id_of(info: &FlightInfo) -> Result<u64> {
     let said: Option<Value> = serde_json::from_slice(&info.app_metadata).ok();
     let job = said.as_ref().and_then(|said| said["job"].as_u64());
     job.ok_or_else(|| Error::Internal("the server did not say which job it started".into()))
 }
 
-/// The flight of a job whose result is live.
+/// Returns the flight of a job whose result is live.
 ///
 /// # Errors
-/// The server's; [`Error::NotFound`] when there is no such result.
+/// The server's; [`Error::NotFound`] if there is no such result.
 pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
     let flights = client.list().await?;
     match flights.into_iter().find(|info| id_of(info).is_ok_and(|id| id == job)) {
         Some(info) => Ok(info),
         None => {
-            // The server knows why: there is no such job, or it failed.
+            // Ask the server for the reason: the job does not exist, or it failed.
             let status = status(client, job).await?;
             Err(match status["state"].as_str() {
                 Some("failed" | "cancelled") => failure(&status),
@@ -264,7 +266,7 @@ pub async fn find(client: &Client, job: u64) -> Result<FlightInfo> {
     }
 }
 
-/// The error of a job that did not complete.
+/// Returns the error of a job that did not complete.
 pub fn failure(status: &Value) -> Error {
     match status["error"]["message"].as_str() {
         Some(message) => {

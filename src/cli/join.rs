@@ -109,34 +109,36 @@ struct SpecArgs {
     devices: Vec<Names>,
 }
 
-/// Pairs of columns with commas between them.
+/// Pairs of columns, separated by commas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KeyArgs(Vec<KeyArg>);
 
-/// One pair of columns that must be equal.
+/// Pair of columns that must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KeyArg {
     left: String,
     right: String,
-    /// What the pair says of its nulls.
+    /// Null equality of this pair; `None` if the pair has no suffix.
     nulls_equal: Option<bool>,
 }
 
-/// What may stand behind a pair of columns. SQL calls nulls that match no null distinct.
+/// Suffixes of a pair of columns. SQL calls nulls that match no null distinct.
 const NULLS: [(&str, bool); 2] = [(":nulls_equal", true), (":nulls_distinct", false)];
 
-/// What is said of the nulls of a pair. Hyphens are what a command line makes people write.
+/// Returns the null equality that a suffix selects. Accepts hyphens, which are usual on a command
+/// line.
 fn nulls_of(suffix: &str) -> Option<bool> {
     let suffix = suffix.trim().replace('-', "_");
     NULLS.iter().find_map(|(known, equal)| (suffix == *known).then_some(*equal))
 }
 
-/// What is wrong with a suffix that is meant to be one of [`NULLS`] and is none; `None` for what may well belong to the name.
+/// Returns the error for a misspelt suffix of [`NULLS`], or `None` if the text may belong to the
+/// name.
 fn misspelt(suffix: &str) -> Option<String> {
     const TYPOS_MAX: usize = 3;
     let written = suffix.trim().replace('-', "_").to_lowercase();
     let is_near = NULLS.iter().any(|(known, _)| strsim::osa_distance(&written, known) <= TYPOS_MAX);
-    // The beginning of one is cut short, or tells people all that they meant.
+    // A prefix of a known suffix is an error too: it was cut short or abbreviated.
     let is_cut = written.starts_with(":null") && NULLS.iter().any(|(known, _)| known.starts_with(&written));
     (is_near || is_cut).then(|| {
         format!(
@@ -194,7 +196,7 @@ impl KeyArg {
 }
 
 impl SpecArgs {
-    /// The join in the JSON form of the wire. What is not given is not said.
+    /// Converts the join to the JSON form of the wire. Omits options that were not given.
     fn to_json(&self) -> Value {
         let pairs = self.on.iter().flat_map(|pairs| &pairs.0).map(|pair| {
             let mut said = json!({ "left": pair.left, "right": pair.right });
@@ -207,7 +209,7 @@ impl SpecArgs {
             "left": self.left,
             "right": self.right,
             "on": pairs.collect::<Vec<_>>(),
-            // Hyphens are what a command line makes people write.
+            // Accept hyphens, which are usual on a command line.
             "how": self.how.replace('-', "_"),
             "strategy": self.strategy,
         });
@@ -250,11 +252,11 @@ impl JoinArgs {
         json!({ "join": join })
     }
 
-    /// Refuses what would have no effect beside something else.
+    /// Refuses options that have no effect in combination with others.
     fn check(&self) -> Result<()> {
         self.to.check()?;
         let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
-        // clap would not ask for --into beside what that cannot stand with.
+        // clap does not require --into if an option that conflicts with --into is given.
         if self.into_mode.is_some() && self.into.is_none() {
             return refuse(
                 "--into-mode says what to do with a table that has the name of the result, and without --into it has none; name \
@@ -273,24 +275,26 @@ impl JoinArgs {
         Ok(())
     }
 
-    /// Where the result can be had again, if somebody asked for that and no table is made of it.
+    /// Tells where the result can be fetched again, if the user asked to keep it and it is not a
+    /// table.
     fn kept(&self, job: u64) -> Option<String> {
         let seconds = self.retain_seconds.filter(|seconds| *seconds > 0 && self.into.is_none())?;
         let seconds = output::counted(seconds.into(), "second");
         Some(format!("the server keeps the result for {seconds} after it was last read: dovetail get --job {job}"))
     }
 
-    /// What is asked of the server. Of a join that ends with the first rows, no others need a place in its memory.
+    /// Returns the lease to ask for. A join that ends with the first rows needs no server memory
+    /// for the others.
     fn retain_seconds(&self) -> Option<u32> {
         let ends_early = self.into.is_none() && self.to.limit.is_some_and(|limit| limit > 0);
         self.retain_seconds.or(ends_early.then_some(0))
     }
 }
 
-/// The command that the words behind `dovetail join` make.
+/// Parses the arguments of `dovetail join` into a command.
 ///
 /// # Errors
-/// [`Error::Invalid`] for what is no such line.
+/// [`Error::Invalid`] if clap refuses the arguments.
 pub(super) fn command_of(words: &str) -> Result<Value> {
     let command = JoinArgs::augment_args(clap::Command::new("join").no_binary_name(true));
     let matches = command.try_get_matches_from(words.split(' '));
@@ -298,12 +302,12 @@ pub(super) fn command_of(words: &str) -> Result<Value> {
     args.map(|args| args.command()).map_err(|error| Error::Invalid(error.to_string()))
 }
 
-/// Joins.
+/// Runs `dovetail join`.
 ///
 /// # Errors
-/// The server's, and those of the file that the result goes to.
+/// The server's, and the errors of the file that the result goes to.
 pub async fn run(args: JoinArgs) -> Result<()> {
-    // With a table kept on the server, rows are fetched for a file only.
+    // If the result is kept as a table, fetch rows only into a file.
     args.check()?;
     let to = match (&args.into, &args.to.output) {
         (Some(_), None) => None,
@@ -319,14 +323,15 @@ pub async fn run(args: JoinArgs) -> Result<()> {
     let job = jobs::id_of(&info)?;
     tokio::select! {
         outcome = finish(&client, &args, &info, to, job, start) => {
-            // Whatever went wrong, nobody was told the number to come back with. A table that was made of the result stays.
+            // Release the result also after an error, because the user was not told the job's
+            // number. A table made of the result stays.
             if args.retain_seconds.is_none() {
                 release(&client, &args, job).await;
             }
             outcome
         },
         how = interrupted() => {
-            // Whoever interrupts the command wants the job gone too.
+            // An interrupted command cancels its job too.
             let outcome = match client.action("cancel_job", &json!({ "job": job })).await {
                 Ok(answers) if answers.first().is_some_and(|job| job["state"] == "complete") => match args.into {
                     Some(_) => "was complete already, and its table stays",
@@ -340,14 +345,15 @@ pub async fn run(args: JoinArgs) -> Result<()> {
     }
 }
 
-/// Lets the server forget the result, which has arrived in whole or is not wanted: else it would stay for its lease, and the
-/// results of a loop of joins would fill the memory. It does no harm to fail: then the lease ends it.
+/// Releases the result on the server, which has arrived in whole or is not wanted. Otherwise the
+/// result would stay for its lease, and a loop of joins would fill the memory. A failure is
+/// harmless, because the lease then ends the result.
 async fn release(client: &Client, args: &JoinArgs, job: u64) {
     let body = json!({ "job": job });
     let _ = tokio::time::timeout(args.connect.connect_timeout, client.action("cancel_job", &body)).await;
 }
 
-/// From the submitted job to the report.
+/// Runs everything from the submitted job to the report.
 async fn finish(
     client: &Client,
     args: &JoinArgs,
@@ -360,11 +366,13 @@ async fn finish(
     if let Some(to) = to {
         let is_kept = args.retain_seconds() != Some(0);
         if is_kept {
-            // A job that somebody asks about is not taken to be abandoned when the rest of its rows is not read.
+            // Ask for the status once, so that the server does not consider the job abandoned if
+            // its remaining rows stay unread.
             jobs::status(client, job).await?;
         }
         let received = get::receive(client, &what, info, &[], to, start).await?;
-        // A result that is released while it is read, and was read in part, ends its job with it.
+        // A result with a lease of 0 that was read only in part ends its job, so do not wait for
+        // it.
         if args.to.output.is_none() && (is_kept || received.whole) {
             let done = jobs::wait(client, job, &what).await?;
             report(&what, &done, start, args)?;
@@ -399,14 +407,15 @@ async fn finish(
 fn report(what: &str, job: &Value, start: Instant, args: &JoinArgs) -> Result<()> {
     let into = args.into.as_deref();
     if output::is_json() {
-        // With a table kept on the server there are no rows in between; otherwise machines have the rows already.
+        // With a table kept on the server, no rows were printed. Otherwise the output already has
+        // the rows.
         return if into.is_some() { output::write_line(job.to_string()) } else { Ok(()) };
     }
     let rows = job["rows"].as_u64().unwrap_or(0);
     let kept = into.map(|table| format!(" -> table {table}")).unwrap_or_default();
     let text = format!(
         "{what}: {} in {} (job {}, {}{}){kept}",
-        // Of a count the job has one row, which is the number.
+        // The job of a count has one row, which holds the number.
         if args.spec.count { "counted".into() } else { output::counted(rows, "row") },
         output::seconds(start.elapsed().as_secs_f64()),
         job["job"],
@@ -422,7 +431,7 @@ fn report(what: &str, job: &Value, start: Instant, args: &JoinArgs) -> Result<()
     }
 }
 
-/// Explains.
+/// Runs `dovetail explain`.
 ///
 /// # Errors
 /// The server's.
@@ -432,7 +441,7 @@ pub async fn run_explain(args: ExplainArgs) -> Result<()> {
     plan.iter().try_for_each(show_plan)
 }
 
-/// A plan: in the server's own words where it has some, else each of its fields.
+/// Prints a plan: the server's text if available, or else each field.
 fn show_plan(plan: &Value) -> Result<()> {
     match plan["text"].as_str() {
         _ if output::is_json() => output::write_line(plan.to_string()),
@@ -480,7 +489,7 @@ mod tests {
         );
         assert_eq!(command("a b --on x --devices host:0,host:1")["join"]["devices"], json!(["host:0", "host:1"]));
         assert_eq!(command("a b --on x --count")["join"]["count"], json!(true));
-        // What nobody will see is not kept.
+        // Rows that will not be printed are not kept.
         let retained = |words: &str| command(&format!("a b --on x {words}"))["join"]["retain_seconds"].clone();
         assert_eq!(retained("--limit 3"), json!(0));
         for words in ["--limit 0", "--into c", "-o c.csv"] {
@@ -511,7 +520,7 @@ mod tests {
             json!([{"left": "k", "right": "k"}, {"left": "x", "right": "y", "nulls_equal": true},
                    {"left": "z", "right": "z", "nulls_equal": false}])
         );
-        // Names may have colons in them.
+        // Names may contain colons.
         assert_eq!(on("a:b=ü:nullable"), json!([{"left": "a:b", "right": "ü:nullable"}]));
         assert!(":nulls_equal".parse::<KeyArgs>().is_err());
         for wrong in [
@@ -541,7 +550,7 @@ mod tests {
                    {"left": "g:nulls_equal", "right": "g:nulls_equal"}])
         );
         assert_eq!(said["columns"], json!(["left.a,b", "k"]));
-        // Only the first sign divides what has no quotes.
+        // Without quotes, only the first equals sign separates the names.
         assert_eq!(join("a=b=c", "k").unwrap()["on"], json!([{"left": "a", "right": "b=c"}]));
         for wrong in ["\"a\"b=c", "\"a\":nulls=b", "\"a\"=", "\"\"=b"] {
             assert!(join(wrong, "k").is_err(), "{wrong}");

@@ -9,22 +9,23 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::service::settings::Settings;
 use crate::{Error, Result, lines, panics};
 
-/// Starts logging as the settings say.
+/// Starts logging with the level and format of the settings.
 ///
 /// # Errors
-/// As [`filter`].
+/// The errors of [`filter`].
 pub fn start(settings: &Settings) -> Result<()> {
     start_as(&settings.log, &settings.log_format)
 }
 
-/// Starts logging what `what` lets through, as text or JSON. Once per process; a second call changes nothing.
+/// Starts logging the messages that pass the filter `what`, as text or JSON. A second call in a
+/// process changes nothing.
 ///
 /// # Errors
-/// As [`filter`].
+/// The errors of [`filter`].
 pub fn start_as(what: &str, format: &str) -> Result<()> {
     lines::set_json(format == "json");
     let logs = tracing_subscriber::fmt().with_env_filter(filter(what)?).with_writer(|| lines::LogWriter);
-    // Else the library prints what fails in itself, and panics where that fails, too.
+    // Otherwise the library prints its internal errors, and panics if printing fails.
     let logs = logs.log_internal_errors(false);
     let started = match format {
         "json" => logs.json().flatten_event(true).with_current_span(false).try_init(),
@@ -37,17 +38,18 @@ pub fn start_as(what: &str, format: &str) -> Result<()> {
     Ok(())
 }
 
-/// Has a file that reaches the limit of `ulimit -f` refuse what is written, where the system would end the process. Needs a runtime.
+/// Makes writes beyond the limit of `ulimit -f` fail. By default the system would end the process.
+/// Needs a runtime.
 ///
 /// # Errors
-/// When the signal cannot be listened for.
+/// An I/O error if the signal handler cannot be installed.
 pub fn outlive_full_files() -> Result<()> {
     Ok(signal(SignalKind::from_raw(libc::SIGXFSZ)).map(drop)?)
 }
 
-/// What of the log is written: a level, or pairs of target and level, with commas between them. `EnvFilter` takes any other
-/// word for a target, of which everything is logged, and of all others nothing: a level that is misspelt would turn the log
-/// off.
+/// Parses a log filter: a level, or pairs of target and level, separated by commas. `EnvFilter`
+/// takes any other word for a target: it then logs everything of that target and nothing else. A
+/// misspelt level would thus turn the log off.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the accepted forms.
@@ -60,7 +62,7 @@ pub fn filter(text: &str) -> Result<EnvFilter> {
     };
     for part in text.split(',').map(str::trim) {
         let (target, level) = part.split_once('=').map_or(("", part), |(target, level)| (target.trim(), level.trim()));
-        // The library takes numbers too, and nothing at all for everything.
+        // The library also accepts numbers, and an empty level for everything.
         if level.is_empty() || level.parse::<u8>().is_ok() || level.parse::<LevelFilter>().is_err() {
             return Err(refuse(format!("{level:?} is no level")));
         }
@@ -79,24 +81,24 @@ mod tests {
 
     use super::*;
 
-    /// Says to the process of a test how often it is to panic.
+    /// Variable with the number of panics for the test process.
     const PANICS: &str = "DOVETAIL_TEST_PANICS";
 
-    /// The process of the tests below.
+    /// Process of the tests below.
     #[test]
     fn panicking() {
         let Ok(times) = std::env::var(PANICS) else { return };
         let _flush = lines::start().unwrap();
         start_as("info", "text").unwrap();
         for _ in 0..times.parse().unwrap() {
-            // Some of these fill a pipe.
+            // Several such lines fill a pipe.
             std::thread::spawn(|| panic!("for a test{}", " ".repeat(10_000))).join().unwrap_err();
         }
         println!("all panicked");
         std::process::abort();
     }
 
-    /// A process that panics so often, and then aborts.
+    /// Runs a process that panics `times` times, and then aborts.
     fn panics(times: usize, log: impl Into<Stdio>) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "cli::logging::tests::panicking", "--nocapture"]).env(PANICS, times.to_string());

@@ -1,4 +1,4 @@
-//! The command line: everything that can be asked of Dovetail from a shell, through the same doors as any client.
+//! The command line: all operations of Dovetail from a shell, through the interfaces of any client.
 //!
 //! ```text
 //!   dovetail serve ── settings (flags > environment > file > defaults) ──► service::Server
@@ -6,11 +6,11 @@
 //!   dovetail demo ── both, in one process, over loopback
 //! ```
 //!
-//! Results go to stdout, in a form for people or, with `--json`, one JSON value per line; progress, logs and errors go to
-//! stderr. The exit status is 0 for success, 1 for a failure, 2 for a command line or configuration that is wrong, and 130 for
-//! work that Ctrl-C interrupted.
+//! Results go to stdout, in a form for people or, with `--json`, as one JSON value per line.
+//! Progress, logs and errors go to stderr. The exit status is 0 for success, 1 for a failure, and 2
+//! for a wrong command line or configuration. It is 130 for work that Ctrl-C interrupted.
 //!
-//! The client commands know the wire only: what they do, any Flight client can do.
+//! The client commands know only the wire protocol: any Flight client can do the same.
 
 mod client;
 mod demo;
@@ -43,19 +43,19 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand}
 
 use crate::{Error, Result, lines};
 
-/// The commit that the crate was built from.
+/// Commit that the crate was built from.
 pub const COMMIT: &str = env!("DOVETAIL_COMMIT");
 
-/// The version of the crate and the commit it was built from.
+/// Version of the crate, with the commit that it was built from.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DOVETAIL_COMMIT"), ")");
 
-/// The clap id of `--config`, which names a file of settings and is none itself.
+/// clap id of `--config`, which names a file of settings and is not a setting.
 const CONFIG_ID: &str = "config";
 
-/// How long the threads that read and write files may take to end after a failure.
+/// Time limit, after a failure, for the threads that read and write files.
 const CLEANUP_MAX: Duration = Duration::from_secs(2);
 
-/// Exit status of a command line or configuration that is wrong.
+/// Exit status for a wrong command line or configuration.
 const EXIT_USAGE: u8 = 2;
 
 /// An Arrow Flight server that joins large tables, and its client.
@@ -106,9 +106,10 @@ pub fn main() -> ExitCode {
         Ok(read) => read,
         Err(status) => return status,
     };
-    // What is invalid for those that ask no server is the command line or the configuration.
+    // For a command that asks no server, an invalid value is in the command line or the
+    // configuration.
     let asks_a_server = !matches!(cli.command, Command::Serve(_) | Command::DeviceProcess(_));
-    // Until the last error was told.
+    // Keep the writer of lines until the last error is printed.
     let _flush = match outlives_readers(&cli.command).then(lines::start).transpose() {
         Ok(flush) => flush,
         Err(error) => {
@@ -136,8 +137,8 @@ pub fn main() -> ExitCode {
     status_of(outcome, asks_a_server)
 }
 
-/// Runs another program, with its command line, its errors and its exit status as those of `dovetail` are. Its arguments have a flag
-/// `json`, and it asks no server.
+/// Runs another program with the command line, errors and exit status of `dovetail`. Its arguments
+/// need a flag `json`, and it asks no server.
 pub fn run_program<A: CommandFactory + FromArgMatches>(run: impl FnOnce(&A, &ArgMatches) -> Result<()>) -> ExitCode {
     let command = A::command().mut_args(with_negative_numbers);
     match read(command, std::env::args_os().collect()) {
@@ -146,7 +147,8 @@ pub fn run_program<A: CommandFactory + FromArgMatches>(run: impl FnOnce(&A, &Arg
     }
 }
 
-/// Reads a command line. One that is wrong, or asks for help, is answered, and gives the exit status.
+/// Parses a command line. Prints the answer to a wrong command line or a request for help, and
+/// returns its exit status.
 fn read<A: FromArgMatches>(mut command: clap::Command, words: Vec<OsString>) -> Result<(A, ArgMatches), ExitCode> {
     let given: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let matches = command.try_get_matches_from_mut(words);
@@ -160,18 +162,19 @@ fn read<A: FromArgMatches>(mut command: clap::Command, words: Vec<OsString>) -> 
     };
     let error = with_variable(without_misleading_tips(error), &given, |name| std::env::var(name).ok());
     let error = with_what_numbers_it_takes(error);
-    // Nothing was parsed, so nobody knows yet that machines read along. Help and version come this way too, with status 0.
+    // Parsing failed, so look for `--json` in the words. Help and version come this way too, with
+    // status 0.
     output::set_json(error.use_stderr() && given.iter().any(|word| word == "--json"));
     if output::is_json() {
         output::error(&Error::Invalid(settings::sentence(&error)));
     } else {
-        // Where nothing can be printed, the status still tells.
+        // If printing fails, the status still shows the error.
         let _ = error.print();
     }
     Err(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE)))
 }
 
-/// Tells an error, and what the process ends with.
+/// Prints an error, and returns the exit status.
 fn status_of(outcome: Result<()>, asks_a_server: bool) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -194,8 +197,8 @@ fn outlives_readers(command: &Command) -> bool {
     }
 }
 
-/// What finds and convinces a server belongs to the commands that ask one, and not to those that do not (`serve`). Some
-/// write it in front of the command; it is read as if it stood behind.
+/// Moves connection options that precede the command behind it. They belong to the commands that
+/// ask a server, and others (`serve`) do not have them.
 fn connection_behind_command(words: Vec<OsString>) -> Vec<OsString> {
     let connection = client::ConnectArgs::augment_args(clap::Command::new("connection"));
     let flags: Vec<String> =
@@ -220,8 +223,9 @@ fn connection_behind_command(words: Vec<OsString>) -> Vec<OsString> {
     before.into_iter().chain(moved).chain(rest).collect()
 }
 
-/// Takes away the tips that lead astray: an option that is only somewhat like what was written (`--help` for `--sep`), and how
-/// to give the name of a table or file that begins with hyphens.
+/// Removes misleading tips. One suggests an option that is hardly similar to the given one
+/// (`--help` for `--sep`). Another explains how to write a table or file name that begins with
+/// hyphens.
 fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(written)) = error.get(ContextKind::InvalidArg) else { return error };
     let written = written.clone();
@@ -240,8 +244,8 @@ fn without_misleading_tips(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Names the variable of the environment that has a value which an option does not take, where clap names the option. `given` are
-/// the words of the command line, and `variable` has the values of the environment.
+/// Names the environment variable of a refused value, where clap names the option. `given` has the
+/// words of the command line, and `variable` returns the values of the environment.
 fn with_variable(mut error: clap::Error, given: &[String], variable: impl Fn(&str) -> Option<String>) -> clap::Error {
     let Some(flag) = settings::flag_of(&error) else { return error };
     let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return error };
@@ -253,7 +257,7 @@ fn with_variable(mut error: clap::Error, given: &[String], variable: impl Fn(&st
     let args = command.get_subcommands().flat_map(clap::Command::get_arguments);
     let args = args.filter(|arg| arg.get_long() == Some(&*flag));
     let mut names = args.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
-    // Of a list, one of the values is what is wrong.
+    // The refused value may be one of a list.
     let holds = |name: &String| variable(name).is_some_and(|text| text.contains(value));
     if let Some(name) = names.find(holds) {
         error.insert(ContextKind::InvalidArg, ContextValue::String(name));
@@ -261,7 +265,8 @@ fn with_variable(mut error: clap::Error, given: &[String], variable: impl Fn(&st
     error
 }
 
-/// Says of a number that an option cannot have what it takes, where clap has the words of the parser only.
+/// Adds the accepted numbers to the error for a wrong number, because clap only has the parser's
+/// message.
 fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -287,8 +292,8 @@ fn with_what_numbers_it_takes(error: clap::Error) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, said)
 }
 
-/// What follows "a whole number" for a range as Rust writes it: ` from 1 to 64` for `1..=64`. An end that only the type sets is told
-/// to those who went beyond it.
+/// Returns the words after "a whole number" for a range in Rust's syntax: ` from 1 to 64` for
+/// `1..=64`. Omits an upper end that only the type sets, unless `value` exceeds it.
 fn range_in_words(range: &str, value: &str) -> Option<String> {
     let (least, most) = range.trim().split_once("..")?;
     let least: i64 = least.parse().ok()?;
@@ -300,14 +305,15 @@ fn range_in_words(range: &str, value: &str) -> Option<String> {
     })
 }
 
-/// The whole command line, with `serve`'s switches able to say no.
+/// Returns the whole command line, in which `serve`'s switches take optional values.
 fn command() -> clap::Command {
     Cli::command()
         .mut_subcommand("serve", settings::with_valued_switches)
         .mut_subcommands(|command| command.mut_args(with_negative_numbers))
 }
 
-/// Takes numbers below zero for values: else clap would say that there is no option of that name, and not what the number should be.
+/// Accepts negative numbers as values. Otherwise clap would report an unknown option instead of the
+/// accepted numbers.
 fn with_negative_numbers(arg: clap::Arg) -> clap::Arg {
     match arg.get_action().takes_values() {
         true => arg.allow_negative_numbers(true),
@@ -323,8 +329,8 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = runtime()?;
     let outcome = runtime.block_on(work);
-    // A blocking read of a file that nobody waits for any more must not hold the process, and one that writes a file gets
-    // the time to take it away.
+    // An abandoned blocking read must not keep the process alive. After a failure, a thread that
+    // writes a file gets time to remove it.
     runtime.shutdown_timeout(if outcome.is_err() { CLEANUP_MAX } else { Duration::ZERO });
     outcome
 }

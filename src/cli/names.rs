@@ -1,5 +1,5 @@
-//! Names in a list, as a command line writes them: with commas between them, and double quotes around those that have a comma or
-//! an equals sign of their own, as SQL has them.
+//! Lists of names on a command line. Commas separate the names. Double quotes surround names that
+//! contain a comma or an equals sign, as in SQL.
 //!
 //! ```text
 //!   a, b          "a" and "b"
@@ -8,18 +8,19 @@
 //!   "say ""x"""   "say "x"", in which the quotes are doubled
 //! ```
 //!
-//! A quote opens a name where the name begins; elsewhere it is a character like others. Quotes take the meaning from what divides
-//! names, and from nothing else: the server is sent `"left.a"` and `left.a` alike, and takes either for the column of that name if
-//! a table has one, and else for the left table's `a`. `left."left.a"` says that a column named `left.a` is the left table's.
+//! A quote opens a name only where the name begins; elsewhere it is an ordinary character. Quotes
+//! hide separators and nothing else, so the server receives the same text for `"left.a"` and
+//! `left.a`. The server takes it for the column of that name if a table has one, and else for the
+//! left table's `a`. `left."left.a"` is the left table's column named `left.a`.
 
 use std::str::FromStr;
 
 use crate::human::quoted;
 
-/// What stands before the name of a column to say of which table it is.
+/// Prefixes that select a column's table.
 const SIDES: [&str; 2] = ["left.", "right."];
 
-/// A list of names with commas between them.
+/// List of names, separated by commas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names(Vec<String>);
 
@@ -41,49 +42,52 @@ impl FromStr for Names {
 }
 
 impl Names {
-    /// The names of this list.
+    /// Returns the names.
     pub fn list(&self) -> &[String] {
         &self.0
     }
 
-    /// The names of several lists, which are one.
+    /// Concatenates the names of several lists.
     pub fn together(lists: &[Self]) -> Vec<String> {
         lists.iter().flat_map(|names| &names.0).cloned().collect()
     }
 }
 
-/// A name, and how it was written.
+/// Name, with the way it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// The name itself.
+    /// Name without quotes.
     pub text: String,
-    /// Whether it stood between quotes, where no character ends it or says something of it.
+    /// True if the name was quoted. In a quoted name no character is a separator or the start of a
+    /// suffix.
     pub is_quoted: bool,
 }
 
-/// What is left of an argument that is read from its start to its end.
+/// Unread rest of an argument.
 #[derive(Clone, Debug)]
 pub struct Words<'a> {
     rest: &'a str,
-    /// Whether nothing ends between a parenthesis and the one that closes it.
+    /// True if separators between parentheses do not count.
     has_parentheses: bool,
 }
 
 impl<'a> Words<'a> {
-    /// All of an argument.
+    /// Starts at the beginning of an argument.
     pub fn new(text: &'a str) -> Self {
         Self { rest: text, has_parentheses: false }
     }
 
-    /// As [`Words::new`], of an argument in which what stands between parentheses belongs together: `decimal(15,2)`.
+    /// Starts at the beginning of an argument in which separators between parentheses do not count:
+    /// `decimal(15,2)`.
     pub fn with_parentheses(text: &'a str) -> Self {
         Self { rest: text, has_parentheses: true }
     }
 
-    /// The name that comes next: what is between quotes, or else all before one of `ends`, without the spaces around it.
+    /// Reads the next name: the text between quotes, or else all text before one of `ends`, without
+    /// spaces around it.
     ///
     /// # Errors
-    /// `missing` when there is none; and a quote that is not closed.
+    /// `missing` if there is no name; a message if a quote is not closed.
     pub fn name(&mut self, ends: &[char], missing: &str) -> Result<Name, String> {
         self.rest = self.rest.trim_start();
         let side = SIDES.iter().find(|side| self.rest.strip_prefix(**side).is_some_and(|name| name.starts_with('"')));
@@ -120,9 +124,9 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// All before one of `ends`, or up to the end.
+    /// Reads all text before one of `ends`, or up to the end.
     pub fn before(&mut self, ends: &[char]) -> &'a str {
-        // A parenthesis without its other one is a character like others.
+        // A parenthesis without a partner is an ordinary character.
         let mut closed = 0;
         let end = self.rest.char_indices().find(|&(at, c)| {
             if self.has_parentheses && at >= closed && c == '(' {
@@ -135,10 +139,11 @@ impl<'a> Words<'a> {
         before
     }
 
-    /// Whether this character comes next, which is then passed over, or nothing does.
+    /// Passes over `separator` and returns true if it comes next. Returns false at the end of the
+    /// argument.
     ///
     /// # Errors
-    /// What stands there, behind the quote that closes a name.
+    /// A message with any other text, which follows the closing quote of a name.
     pub fn next_is(&mut self, separator: char) -> Result<bool, String> {
         match self.rest.strip_prefix(separator) {
             Some(rest) => {
@@ -153,7 +158,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Passes over a character if it comes next.
+    /// Passes over `separator` if it comes next, and returns true.
     pub fn pass(&mut self, separator: char) -> bool {
         let rest = self.rest.strip_prefix(separator);
         self.rest = rest.unwrap_or(self.rest);
@@ -161,7 +166,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Where the parenthesis is closed that this text begins with.
+/// Returns the index of the parenthesis that closes the first one of the text.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0;
     text.find(|c: char| {
@@ -170,7 +175,8 @@ fn closing(text: &str) -> Option<usize> {
     })
 }
 
-/// `NAME=VALUE` as a shell takes it for an argument, and [`Words`] for a name and what belongs to it.
+/// Writes `NAME=VALUE` so that a shell passes it as one argument and [`Words`] reads the name and
+/// its value.
 pub fn assignment(name: &str, value: &str) -> String {
     let word = format!("{}={value}", quoted(name));
     match word.chars().all(|c| c.is_alphanumeric() || "_-.:/=,+@%".contains(c)) {
@@ -236,7 +242,7 @@ mod tests {
         ] {
             let said = assignment(name, "string");
             assert_eq!(said, expected);
-            // What the shell makes of it.
+            // Undo the shell's quotes.
             let word = said.trim_matches('\'').replace(r"'\''", "'");
             assert_eq!(Words::new(&word).name(&['='], "missing").unwrap().text, name);
         }

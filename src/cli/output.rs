@@ -1,4 +1,4 @@
-//! What goes to stdout and stderr, for people or for machines.
+//! Output to stdout and stderr, for people or for machines.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,35 +9,37 @@ use crate::human::system_words;
 use crate::memory::human_bytes;
 use crate::{Error, Result, lines};
 
-/// Set once, from the command line, before anything is printed.
+/// True with `--json`. Set once from the command line, before any output.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// What was moved and how fast: `orders: 1,500 rows, 1.2 MiB sent in 10.0 ms (120.0 MiB/s)`, with `sent in` for `how`.
+/// Describes a transfer with its rate: `orders: 1,500 rows, 1.2 MiB sent in 10.0 ms (120.0 MiB/s)`,
+/// with `sent in` for `how`.
 pub fn transfer(what: &str, rows: u64, bytes: u64, how: &str, taken: f64) -> String {
     let (rows, size, rate) = (counted(rows, "row"), human_bytes(bytes), human_bytes((bytes as f64 / taken) as u64));
     format!("{what}: {rows}, {size} {how} {} ({rate}/s)", seconds(taken))
 }
 
-/// Says whether machines read along.
+/// Turns JSON output on or off.
 pub fn set_json(json: bool) {
     JSON.store(json, Ordering::Relaxed);
 }
 
-/// Whether `--json` was given.
+/// True if `--json` was given.
 pub fn is_json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
 
-/// Set when standard output has no reader any more.
+/// True once standard output has no reader any more.
 static READER_LEFT: AtomicBool = AtomicBool::new(false);
 
-/// Whether whoever read standard output has left (`dovetail tables | head -1`). What fails for that is no failure: they had
-/// what they wanted.
+/// True if the reader of standard output has left (`dovetail tables | head -1`). An error after
+/// that is no failure, because the reader has all the rows that it wanted.
 pub fn reader_left() -> bool {
     READER_LEFT.load(Ordering::Relaxed)
 }
 
-/// Makes of a failure to write to standard output what it is, and remembers whether the reader has left.
+/// Converts a failure to write to standard output into an [`Error`], and records a reader that has
+/// left.
 pub fn stdout_failure(failure: &std::io::Error) -> Error {
     if failure.kind() == ErrorKind::BrokenPipe {
         READER_LEFT.store(true, Ordering::Relaxed);
@@ -45,7 +47,7 @@ pub fn stdout_failure(failure: &std::io::Error) -> Error {
     Error::Exhausted(format!("cannot write to standard output: {}", system_words(failure)))
 }
 
-/// A line on stdout, for commands that have something to put away when it cannot be written.
+/// Writes a line on stdout, for commands that clean up if writing fails.
 ///
 /// # Errors
 /// [`Error::Exhausted`].
@@ -54,21 +56,21 @@ pub fn write_line(text: impl AsRef<str>) -> Result<()> {
     writeln!(stdout, "{}", text.as_ref()).and_then(|()| stdout.flush()).map_err(|failure| stdout_failure(&failure))
 }
 
-/// Makes and writes what may be a lot of text on a thread of its own: whoever waits for this can stop waiting, however long making it takes,
-/// and even if nobody reads standard output any more.
+/// Makes and writes possibly long text on a separate thread. The caller can stop waiting at any
+/// time, even if standard output has no active reader.
 ///
 /// # Errors
-/// Those of `work`, and [`Error::Exhausted`] where the system has no thread.
+/// The errors of `work`, and [`Error::Exhausted`] if the system has no thread.
 pub async fn on_a_thread(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     let (done, outcome) = tokio::sync::oneshot::channel();
-    // Not one of the runtime's: those are waited for when the process ends.
+    // Use a plain thread: the process waits for the runtime's threads when it ends.
     let begun = std::thread::Builder::new().spawn(move || done.send(work()));
     begun.map_err(|error| Error::Exhausted(format!("starting a thread that prints: {}", system_words(&error))))?;
     outcome.await.unwrap_or_else(|_| Err(Error::Internal("writing to standard output: its thread panicked".into())))
 }
 
-/// A line on stdout. Ends the process quietly when nobody reads any more, and with an error when it cannot be written for
-/// another reason: what was asked for would be lost.
+/// Writes a line on stdout. Exits with status 0 if the reader has left. Exits with an error for any
+/// other failure, because output would be lost.
 pub fn line(text: impl AsRef<str>) {
     if let Err(failure) = write_line(text) {
         if reader_left() {
@@ -79,19 +81,19 @@ pub fn line(text: impl AsRef<str>) {
     }
 }
 
-/// A JSON value on a line of stdout.
+/// Writes a JSON value as a line on stdout.
 pub fn json(value: &serde_json::Value) {
     line(value.to_string());
 }
 
-/// A remark for people, on stderr; machines do not get it.
+/// Writes a remark for people on stderr, except with `--json`.
 pub fn remark(text: impl AsRef<str>) {
     if !is_json() {
         lines::log(text.as_ref());
     }
 }
 
-/// A failure, on stderr: the sentence alone, or an object with its kind.
+/// Writes a failure on stderr: a sentence, or with `--json` an object with its kind.
 pub fn error(error: &Error) {
     if is_json() {
         lines::log(serde_json::json!({ "error": { "kind": kind(error), "message": error.message() } }));
@@ -100,7 +102,7 @@ pub fn error(error: &Error) {
     }
 }
 
-/// The name of an error's kind, for machines; the gRPC status's own name.
+/// Returns the name of an error's kind for machines, which is the name of its gRPC status.
 fn kind(error: &Error) -> &'static str {
     match error {
         Error::Invalid(_) => "invalid_argument",
@@ -118,20 +120,20 @@ fn kind(error: &Error) -> &'static str {
     }
 }
 
-/// How a piece of text stands out on a terminal.
+/// Style of a piece of text on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Headings.
     Heading,
     /// Side information.
     Dim,
-    /// It is right.
+    /// Success.
     Good,
-    /// It is wrong.
+    /// Failure.
     Error,
 }
 
-/// Colours for stdout: only on a terminal, and not where `NO_COLOR` is set.
+/// Colours text for stdout, only on a terminal and only if `NO_COLOR` is not set.
 pub fn styled(text: &str, how: Style) -> String {
     style(text, how, std::io::stdout().is_terminal())
 }
@@ -149,7 +151,7 @@ fn style(text: &str, how: Style, terminal: bool) -> String {
     format!("\x1b[{code}m{text}\x1b[0m")
 }
 
-/// A count or a rate in three digits: `950`, `12.3 M`, `1.20 G`.
+/// Formats a count or a rate with three digits: `950`, `12.3 M`, `1.20 G`.
 pub fn short(number: f64) -> String {
     let (value, unit) = match number {
         n if n >= 1e9 => (n / 1e9, " G"),
@@ -165,16 +167,16 @@ pub fn short(number: f64) -> String {
     }
 }
 
-/// Where a column's text stands.
+/// Alignment of a column's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// Alignment of words.
     Left,
-    /// Numbers.
+    /// Alignment of numbers.
     Right,
 }
 
-/// Rows under a heading, in columns as wide as they need, two spaces apart.
+/// Renders rows under a heading. Columns are as wide as their text, two spaces apart.
 pub fn table(columns: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     let width = |text: &str| text.chars().count();
     let widths: Vec<usize> = (0..columns.len())

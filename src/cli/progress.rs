@@ -1,7 +1,8 @@
-//! Progress bars on stderr: rates and time left for work that takes more than a second; none for machines.
+//! Progress bars on stderr, with rates and time left, for work that takes more than a second. With
+//! `--json` there are none.
 //!
-//! A bar is told three things by those who work: how many of its steps are done, in whatever they count (rows, bytes of a
-//! file, parts of a whole), how many bytes of tables have passed meanwhile, and what is being done now.
+//! The code that does the work tells a bar three things: the number of steps done, the bytes of
+//! tables moved, and a message. A step is any unit: a row, a byte of a file, a part of a whole.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -14,31 +15,33 @@ use super::output;
 use crate::human;
 use crate::memory::human_bytes;
 
-/// How far one piece of work is. Cheap to advance from several tasks; dropping it clears the line.
+/// Progress of one piece of work. Several tasks can advance it cheaply. Dropping it clears the
+/// line.
 #[derive(Clone, Debug)]
 pub struct Progress {
     bar: ProgressBar,
-    /// Bytes of tables that have passed.
+    /// Bytes of tables moved so far.
     moved: Arc<AtomicU64>,
-    /// Whether these bytes are the steps as well.
+    /// True if the moved bytes are also the steps.
     by_bytes: Arc<AtomicBool>,
 }
 
-/// A line with a known end, and one without.
+/// Templates of a line with a known total, and of a line without one.
 const WITH_TOTAL: &str = "{msg} {wide_bar} {percent:>3} %{moved}{left}";
 const WITHOUT_TOTAL: &str = "{spinner} {msg}{moved}  {passed}";
 
-/// Steps of a whole whose own unit does not matter.
+/// Steps of work that only reports a share.
 const SHARE_STEPS: u64 = 10_000;
 
-/// Nothing is drawn in the first second: work that is done by then needs no bar.
+/// Delay before the bar is drawn: shorter work needs no bar.
 const DRAWN_AFTER: Duration = Duration::from_secs(1);
 
-/// Redrawn ten times a second at most; a steady tick keeps the clock honest while nothing arrives.
+/// Maximum redraw rate. A steady tick at this rate keeps the clock right while no data arrives.
 const REDRAWS_PER_SECOND: u8 = 10;
 
 impl Progress {
-    /// Work of so many steps. Without any, or when nobody knows how many, it shows what has passed.
+    /// Creates the progress of work with `total` steps. If the total is 0 or unknown, it shows the
+    /// bytes moved and the elapsed time.
     pub fn of(what: &str, total: Option<u64>) -> Self {
         let total = total.filter(|total| *total > 0);
         let seen = std::io::stderr().is_terminal() && !output::is_json();
@@ -60,24 +63,24 @@ impl Progress {
         progress
     }
 
-    /// Bytes of tables on their way, and how many there are in all.
+    /// Creates the progress of a transfer, whose steps are the bytes of tables.
     pub fn transfer(what: &str, total_bytes: Option<u64>) -> Self {
         let progress = Self::of(what, total_bytes);
         progress.by_bytes.store(true, Ordering::Relaxed);
         progress
     }
 
-    /// Work that tells the share that is done.
+    /// Creates the progress of work that reports its share done.
     pub fn share(what: &str) -> Self {
         Self::of(what, Some(SHARE_STEPS))
     }
 
-    /// More steps are done.
+    /// Adds `steps` to the steps done.
     pub fn advance(&self, steps: u64) {
         self.bar.inc(steps);
     }
 
-    /// More bytes of tables have passed.
+    /// Adds `bytes` to the bytes of tables moved.
     pub fn moved(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         if self.by_bytes.load(Ordering::Relaxed) {
@@ -85,54 +88,54 @@ impl Progress {
         }
     }
 
-    /// So many steps are done in all.
+    /// Sets the number of steps done.
     pub fn set_position(&self, steps: u64) {
         self.bar.set_position(steps);
     }
 
-    /// The share that is done, 0 to 1.
+    /// Sets the share done, 0 to 1.
     pub fn set_share(&self, share: f64) {
         let steps = self.bar.length().unwrap_or(0);
         self.set_position((share.clamp(0.0, 1.0) * steps as f64) as u64);
     }
 
-    /// So many bytes of tables have passed in all.
+    /// Sets the bytes of tables moved.
     pub fn set_moved(&self, bytes: u64) {
         self.moved.store(bytes, Ordering::Relaxed);
     }
 
-    /// From now on a step is a byte that passes; so many there are in all.
+    /// Counts bytes moved as steps from now on, with `bytes` as the total.
     pub fn set_total_bytes(&self, bytes: u64) {
         self.by_bytes.store(true, Ordering::Relaxed);
         self.bar.set_length(bytes.max(1));
         self.bar.set_position(self.moved_bytes().min(bytes));
-        // The time left until now was that of other work.
+        // The estimate so far was for other work.
         self.bar.reset_eta();
         self.restyle();
     }
 
-    /// What is being done now.
+    /// Sets the description of the current work.
     pub fn set_message(&self, what: String) {
         self.bar.set_message(what);
     }
 
-    /// Bytes of tables that have passed.
+    /// Returns the bytes of tables moved so far.
     pub fn moved_bytes(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// The share that is done, when the total is known.
+    /// Returns the share done, if the total is known.
     #[cfg(test)]
     pub fn done(&self) -> Option<f64> {
         self.bar.length().map(|total| (self.bar.position() as f64 / total as f64).min(1.0))
     }
 
-    /// Writes lines of its own, with the bar out of their way.
+    /// Hides the bar while `write` writes other lines.
     pub fn aside<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)
     }
 
-    /// The work is over, well or not; the line disappears.
+    /// Ends the work, successful or not, and clears the line.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -147,7 +150,7 @@ impl Progress {
 
 fn with_units(style: ProgressStyle, moved: Arc<AtomicU64>) -> ProgressStyle {
     type Out<'a> = &'a mut dyn std::fmt::Write;
-    // What cannot be written to a terminal is not worth failing for.
+    // Ignore failed writes to the terminal.
     style
         .progress_chars("━╸ ")
         .with_key("moved", move |state: &ProgressState, out: Out<'_>| {
@@ -161,7 +164,7 @@ fn with_units(style: ProgressStyle, moved: Arc<AtomicU64>) -> ProgressStyle {
         })
 }
 
-/// `  1.2 GiB  468.0 MiB/s`; nothing before the first byte.
+/// Renders `  1.2 GiB  468.0 MiB/s`; nothing before the first byte.
 fn moved_and_rate(bytes: u64, elapsed: Duration) -> String {
     match bytes {
         0 => String::new(),
@@ -172,7 +175,7 @@ fn moved_and_rate(bytes: u64, elapsed: Duration) -> String {
     }
 }
 
-/// `  19 s left`; nothing before the first step, which is what it is judged by.
+/// Renders `  19 s left`; nothing before the first step, because the estimate needs one.
 fn time_left(steps: u64, left: Duration) -> String {
     match steps {
         0 => String::new(),

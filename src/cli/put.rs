@@ -1,4 +1,4 @@
-//! `dovetail put`: files become tables.
+//! `dovetail put`: uploads files as tables.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -61,16 +61,16 @@ pub struct PutArgs {
     connect: ConnectArgs,
 }
 
-/// The formats that are read.
+/// Parses the formats that can be read.
 fn readable() -> impl TypedValueParser<Value = Format> {
     PossibleValuesParser::new(READABLE.iter().filter_map(ValueEnum::to_possible_value))
         .try_map(|word| Format::from_str(&word, false))
 }
 
-/// Uploads.
+/// Uploads the files.
 ///
 /// # Errors
-/// Those of the files and the server's; tables before the one that failed are there.
+/// The errors of the files and of the server. Tables before the failed one stay on the server.
 pub async fn run(args: PutArgs) -> Result<()> {
     let uploads = plan(&args)?;
     if args.streams > 1 && !args.sorted_by.is_empty() {
@@ -80,7 +80,7 @@ pub async fn run(args: PutArgs) -> Result<()> {
                 .into(),
         ));
     }
-    // The files are opened before anything is sent: a wrong name among them leaves no trace.
+    // Open all files before sending anything, so that a wrong name among them leaves no trace.
     let adds = ["append", "create_if_missing"].contains(&args.mode.as_str());
     let asks_for_types = |sources: &[Source]| adds && sources.iter().any(Source::has_untyped_columns);
     let mut opened = Vec::with_capacity(uploads.len());
@@ -115,11 +115,13 @@ pub async fn run(args: PutArgs) -> Result<()> {
     Ok(())
 }
 
-/// Gives columns of CSV without a value the types that they have in the table which the rows are added to.
+/// Gives columns of CSV without a value the types of the same columns in the table that the rows
+/// are added to.
 async fn take_types(client: &Client, table: &str, sources: &mut [Source]) -> Result<()> {
     let schema = match client.info(table_descriptor(table)).await {
         Ok(info) => info.try_decode_schema()?,
-        // It may be made by this upload; and the server says what is wrong with one that wants it to be there.
+        // This upload may create the table. If the mode requires the table, the server reports the
+        // error.
         Err(Error::NotFound(_)) => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -127,7 +129,7 @@ async fn take_types(client: &Client, table: &str, sources: &mut [Source]) -> Res
     Ok(())
 }
 
-/// Uploads files, of which there is at least one, into one table. The steps of `progress` are the bytes of the files.
+/// Uploads files, at least one, into one table. The steps of `progress` are the bytes of the files.
 pub(super) async fn upload(
     client: &Client,
     table: &str,
@@ -149,7 +151,8 @@ pub(super) async fn upload(
     client.put(table, options, schema, batches.boxed(), move |bytes| sending.moved(bytes), stop).await
 }
 
-/// `inferred`: the columns of what came from CSV, where a wrong guess shows in the first join.
+/// Reports an upload. `inferred` has the columns if they came from CSV, because a wrong guess would
+/// show only in the first join.
 fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schema>) {
     if output::is_json() {
         let Uploaded { rows, bytes } = uploaded;
@@ -168,7 +171,7 @@ fn report(table: &str, uploaded: Uploaded, seconds: f64, inferred: Option<&Schem
     }
 }
 
-/// Which files go into which table, in the order given.
+/// Assigns the files to tables, in the given order.
 fn plan(args: &PutArgs) -> Result<Vec<(String, Vec<PathBuf>)>> {
     if args.files.iter().filter(|file| *file == Path::new(STDIN)).count() > 1 {
         return Err(Error::Invalid("standard input can be read once; write - once".into()));
@@ -209,7 +212,7 @@ fn stem(file: &Path) -> Result<String> {
     Ok(stem.to_owned())
 }
 
-/// Files that fill one table must have the same columns; the CSV reader's guesses included.
+/// Checks that files for one table have the same columns, including the types guessed for CSV.
 fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
     for (source, file) in sources.iter().zip(files).skip(1) {
         let (first, fields) = (sources[0].schema.fields(), source.schema.fields());
@@ -246,7 +249,7 @@ fn check_schemas(sources: &[Source], files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The type of a column of CSV that has the values of both.
+/// Returns a column type of CSV that fits the values of both types.
 fn wider(one: &DataType, other: &DataType) -> &'static str {
     match (one, other) {
         (DataType::Int64, DataType::Float64) | (DataType::Float64, DataType::Int64) => "float64",

@@ -1,4 +1,4 @@
-//! Rows of a table for people to look at, or for machines one JSON object each.
+//! Renders rows of a table: for people as a table, for machines as one JSON object per row.
 
 use std::io::Write;
 
@@ -16,13 +16,14 @@ use crate::columns::any_part;
 use crate::human::{quoted, type_name};
 use crate::{Error, Result, panics};
 
-/// Longest text of one value; more is cut.
+/// Maximum length of one value's text; longer text is cut.
 const CELL_WIDTH_MAX: usize = 32;
 
-/// Width when stdout is no terminal, or does not say how wide it is.
+/// Width to use if stdout is not a terminal, or does not report its width.
 const WIDTH: usize = 100;
 
-/// The rows under their column names. Columns that do not fit the terminal are named below instead.
+/// Renders the rows under their column names. Columns that do not fit the terminal are named below
+/// instead.
 ///
 /// # Errors
 /// Arrow's, for a type that has no text.
@@ -65,10 +66,10 @@ fn render_in(schema: &Schema, batches: &[RecordBatch], width: usize) -> Result<S
     Ok(text)
 }
 
-/// Refuses columns whose values CSV has no field for.
+/// Refuses columns whose values cannot be written as CSV fields.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the column, its type and what to do.
+/// [`Error::Invalid`] with the column, its type and advice.
 pub fn check_has_csv(schema: &Schema) -> Result<()> {
     let options = FormatOptions::default();
     check_columns(schema, "CSV", "write Parquet, Arrow or JSON instead", |field| {
@@ -77,10 +78,10 @@ pub fn check_has_csv(schema: &Schema) -> Result<()> {
     })
 }
 
-/// Refuses columns whose values have no JSON.
+/// Refuses columns whose values cannot be written as JSON.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the column, its type and what to do.
+/// [`Error::Invalid`] with the column, its type and advice.
 pub fn check_has_json(schema: &Schema) -> Result<()> {
     let options = EncoderOptions::default();
     check_columns(schema, "JSON", "write Parquet or Arrow instead", |field| {
@@ -91,13 +92,13 @@ pub fn check_has_json(schema: &Schema) -> Result<()> {
 /// Refuses columns that Parquet does not hold, or that its library does not write or read.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the column, its type and what to do.
+/// [`Error::Invalid`] with the column, its type and advice.
 pub fn check_has_parquet(schema: &Schema) -> Result<()> {
     check_columns(schema, "Parquet", "write Arrow instead", |field| has_parquet(field.data_type()))
 }
 
-/// True for types that Parquet's library writes and reads, which one null shows. The library refuses
-/// other types or panics over them, some only with a batch, and some only when it reads.
+/// True if Parquet's library writes and reads the type; tested with one null. The library refuses
+/// other types or panics over them, for some only with a batch, and for some only when reading.
 pub fn has_parquet(data_type: &DataType) -> bool {
     let read_back = || -> parquet::errors::Result<bool> {
         let batch = RecordBatch::try_from_iter([("c", new_null_array(data_type, 1))])?;
@@ -121,10 +122,11 @@ fn check_columns(schema: &Schema, format: &str, advice: &str, has: impl Fn(&Fiel
     }
 }
 
-/// Refuses dates and times that have no text: Arrow's writer of JSON would put an error in their place.
+/// Refuses dates and times that have no text. Arrow's JSON writer would write an error message
+/// instead.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the column, the row and what to do.
+/// [`Error::Invalid`] with the column, the row and advice.
 pub fn check_has_text(batch: &RecordBatch) -> Result<()> {
     let options = FormatOptions::default().with_display_error(false);
     let is_time = |part: &DataType| matches!(part, DataType::Timestamp(..) | DataType::Date32 | DataType::Date64);
@@ -150,8 +152,8 @@ pub fn check_has_text(batch: &RecordBatch) -> Result<()> {
     Ok(())
 }
 
-/// Writes each row as a JSON object on a line of its own, which has all columns. JSON has no number for NaN and the infinities:
-/// they are null, too.
+/// Creates a writer of one JSON object per row and line, with all columns. JSON has no NaN and no
+/// infinities, so they become null, too.
 pub fn json_writer<W: Write>(to: W) -> LineDelimitedWriter<W> {
     WriterBuilder::new().with_explicit_nulls(true).build(to)
 }
@@ -159,7 +161,7 @@ pub fn json_writer<W: Write>(to: W) -> LineDelimitedWriter<W> {
 /// Prints rows as [`json_writer`] writes them.
 ///
 /// # Errors
-/// Arrow's, for a type that has no JSON, and those of standard output.
+/// Arrow's, for a type that has no JSON, and the errors of standard output.
 pub fn print_json(batch: &RecordBatch) -> Result<()> {
     check_has_json(batch.schema_ref())?;
     check_has_text(batch)?;
@@ -182,7 +184,8 @@ fn cells(batches: &[RecordBatch], at: usize) -> Result<Vec<String>> {
     Ok(cells)
 }
 
-/// One line of limited length: control characters would break the table.
+/// Cuts text to one line of limited length. Replaces control characters, which would break the
+/// table.
 fn cut(text: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     match text.chars().count() > CELL_WIDTH_MAX {
@@ -195,7 +198,7 @@ fn align(data_type: &DataType) -> Align {
     if data_type.is_numeric() { Align::Right } else { Align::Left }
 }
 
-/// Breaks a line at spaces. What follows a break is indented as the line was.
+/// Breaks a line at spaces. Continuation lines keep the line's indentation.
 pub fn wrap(text: &str, width: usize) -> String {
     let indent = &text[..text.len() - text.trim_start_matches(' ').len()];
     let mut lines = Vec::new();

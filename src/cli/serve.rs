@@ -41,16 +41,16 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// True if a server is to run, which must outlive the readers of its output.
+    /// True if the command runs a server, which must outlive the readers of its output.
     pub fn runs(&self) -> bool {
         !self.print_config && !self.check_config
     }
 }
 
-/// Runs the server until it is told to stop.
+/// Runs the server until a signal stops it.
 ///
 /// # Errors
-/// What starting or running the server answers.
+/// The errors of starting or running the server.
 pub fn run(args: &ServeArgs, layered: &Layered) -> Result<()> {
     serve(args, layered).map_err(|error| layered.attributed(error))
 }
@@ -61,7 +61,7 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
     if !args.runs() {
         misspelt_variables().iter().for_each(output::remark);
         if args.check_config {
-            // It takes away again what it creates.
+            // Dropping the result removes the file again.
             args.ready_file.as_deref().map(ReadyFile::create).transpose()?;
         }
         Server::check(settings)?.iter().for_each(output::remark);
@@ -94,17 +94,17 @@ fn serve(args: &ServeArgs, layered: &Layered) -> Result<()> {
         let signals = EndSignals::listen(Duration::from_secs(settings.drain_seconds))?;
         let (flight, admin) = (server.flight_address(), server.admin_address());
         announce(settings, flight, admin);
-        // Until the server has stopped.
+        // Keep the file until the server has stopped.
         let _ready = ready.map(|ready| ready.write(flight, admin)).transpose()?;
         server.serve_until(signals.nth(1), signals.nth(2)).await
     });
-    // Work that nothing waits for any more must not hold the process.
+    // Abandoned work must not keep the process alive.
     runtime.shutdown_timeout(END_WITHIN);
     outcome
 }
 
-/// Lets the process have as many files open as the system allows it, which is often more than it is given at first: each connection
-/// takes one, and so may each slab of host memory.
+/// Raises the limit of open files to the system's maximum, which is often above the initial limit.
+/// Each connection takes a file, and so may each slab of host memory.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -113,7 +113,7 @@ fn raise_file_limit() {
     }
 }
 
-/// One line that says where to connect.
+/// Prints a line with the addresses to connect to.
 fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) {
     let scheme = if settings.tls_cert.is_some() { "grpc+tls" } else { "grpc" };
     let (flight, admin) = (format!("{scheme}://{flight}"), admin.map(|address| format!("http://{address}")));
@@ -125,16 +125,17 @@ fn announce(settings: &Settings, flight: SocketAddr, admin: Option<SocketAddr>) 
     }
 }
 
-/// The ready file, written aside and renamed, so that whoever waits for it never reads half of it. That it can be written is known
-/// before anything is started, and it is there only while the server is.
+/// Ready file, written aside and renamed, so that a reader never sees half of it. Creating it shows
+/// that the file can be written before the server starts. The file exists only while the server
+/// runs.
 struct ReadyFile<'a> {
     path: &'a Path,
     aside: PathBuf,
-    /// What was written.
+    /// Contents of the written file.
     text: String,
 }
 
-/// How long a server that is there may take to take a connection: it is on the same host, or near.
+/// Time limit for connecting to a running server, which is on the same host or near.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 impl<'a> ReadyFile<'a> {
@@ -156,7 +157,7 @@ impl<'a> ReadyFile<'a> {
         format!("writing the file of --ready-file, {}", self.path.display())
     }
 
-    /// Takes away what a server that was killed has left: nobody answers at its addresses.
+    /// Removes the file of a server that was killed: its addresses do not answer.
     fn remove_last(&self) -> Result<()> {
         let text = std::fs::read_to_string(self.path).unwrap_or_default();
         let last = serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default();
@@ -180,9 +181,9 @@ impl<'a> ReadyFile<'a> {
 
 impl Drop for ReadyFile<'_> {
     fn drop(&mut self) {
-        // Where the server did not start, only the file that is written aside is there.
+        // If the server did not start, only the temporary file exists.
         let _ = std::fs::remove_file(&self.aside);
-        // Another server may have put its own in this one's place.
+        // Another server may have replaced the file with its own.
         let is_ours = !self.text.is_empty() && std::fs::read_to_string(self.path).is_ok_and(|text| text == self.text);
         if is_ours {
             let _ = std::fs::remove_file(self.path);
@@ -190,7 +191,8 @@ impl Drop for ReadyFile<'_> {
     }
 }
 
-/// Every file that a setting names must be readable now, and not when the first client needs it.
+/// Checks that every file that a setting names is readable now, and not only when the first client
+/// needs it.
 fn check_files(settings: &Settings) -> Result<()> {
     let files = [
         ("--tls-cert", &settings.tls_cert),
@@ -209,11 +211,12 @@ fn check_files(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file can be read, without a read: what a pipe has given is gone, and whoever writes to one that is closed fails.
+/// Checks that a file can be read. Does not open pipes: a read would consume data, and closing the
+/// pipe would fail its writer.
 fn can_be_read(path: &Path) -> std::io::Result<()> {
     let kind = path.metadata()?.file_type();
     match (kind.is_dir(), kind.is_file()) {
-        // A folder can be opened, and not read.
+        // A folder can be opened, but not read.
         (true, _) => Err(ErrorKind::IsADirectory.into()),
         (_, true) => File::open(path).map(drop),
         _ => Ok(()),

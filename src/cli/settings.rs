@@ -1,13 +1,14 @@
-//! The server's settings, layered: flags over environment over configuration file over defaults.
+//! Layered settings of the server: flags override the environment, which overrides the
+//! configuration file, which overrides defaults.
 //!
 //! ```text
 //!   command line ─┐
-//!   environment  ─┴─ clap, first pass ─► raw words and where each came from ─┐
-//!   file (TOML) ─── known keys only ───► raw words ──────────────────────────┴─ clap, second pass ─► Settings
+//!   environment  ─┴─ clap, first pass ─► raw words and origins ─┐
+//!   file (TOML) ─── known keys only ───► raw words ─────────────┴─ clap, second pass ─► Settings
 //! ```
 //!
-//! Everything is derived from the one definition in [`Settings`]: the file's keys are the flags' names, its values go
-//! through the flags' parsers, and `--print-config` writes the flags' help as comments.
+//! [`Settings`] is the only definition. The file's keys are the flags' names, and the flags'
+//! parsers read the file's values. `--print-config` writes the flags' help as comments.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -28,30 +29,30 @@ use crate::service::{cache_bytes, device_memory_bytes, tenant_memory_bytes};
 use crate::topology::NodeKind;
 use crate::{Context, Error, Result};
 
-/// What the names of our variables in the environment begin with.
+/// Prefix of Dovetail's environment variables.
 const PREFIX: &str = "DOVETAIL_";
 
-/// Settings, and where each of them came from.
+/// Settings, with the origin of each.
 #[derive(Clone, Debug)]
 pub struct Layered {
-    /// The values that are in effect.
+    /// Values in effect.
     pub settings: Settings,
     entries: Vec<Entry>,
 }
 
-/// One setting.
+/// Setting with its value and origin.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// The flag's name without dashes in front; the key in the file.
+    /// Name of the flag without leading dashes, which is also the key in the file.
     key: String,
     help: String,
-    /// As written by whoever gave it; empty when it is not set.
+    /// Words as given at the origin; empty if not set.
     words: Vec<String>,
     kind: Kind,
     origin: Origin,
 }
 
-/// How a value looks in TOML.
+/// Form of a value in TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -60,7 +61,6 @@ enum Kind {
     List,
 }
 
-/// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Origin {
     Flag,
@@ -69,8 +69,8 @@ enum Origin {
     Default,
 }
 
-/// Makes the switches of [`Settings`] take an optional value, so that a flag can turn off what a file turned on
-/// (`--insecure=false`), and an environment variable can say `1` or `no`.
+/// Makes the switches of [`Settings`] take an optional value. A flag can then turn off a switch
+/// that a file turned on (`--insecure=false`), and an environment variable can be `1` or `no`.
 pub fn with_valued_switches(command: Command) -> Command {
     command.mut_args(|arg| if is_setting(&arg) { with_valued_switch(arg) } else { arg })
 }
@@ -90,11 +90,11 @@ fn with_valued_switch(arg: Arg) -> Arg {
         .value_name("BOOL")
 }
 
-/// Lays a configuration file under what the command line and the environment say.
+/// Adds a configuration file below the command line and the environment.
 ///
 /// # Errors
-/// [`Error::Invalid`] when the file cannot be read, is not TOML, has a key that is no setting, or a value that its
-/// setting does not take; the message names the file and the key.
+/// [`Error::Invalid`] if the file cannot be read, is not TOML, or has an unknown key or a value
+/// that its setting refuses. The message names the file and the key.
 pub fn layer(matches: &ArgMatches, file: Option<&Path>) -> Result<Layered> {
     let in_file = file.map(read_file).transpose()?.unwrap_or_default();
     let mut entries = Vec::new();
@@ -122,7 +122,7 @@ pub fn layer(matches: &ArgMatches, file: Option<&Path>) -> Result<Layered> {
     Ok(Layered { settings, entries })
 }
 
-/// The defaults, whatever the environment says.
+/// Returns the defaults, independent of the environment.
 ///
 /// # Errors
 /// None, unless a default is wrong.
@@ -131,12 +131,13 @@ pub fn defaults() -> Result<Settings> {
 }
 
 impl Layered {
-    /// An error that names settings by their flags, as one that names them by where they were set.
+    /// Rewrites an error that names settings by their flags, to name the origins of their values.
     pub fn attributed(&self, error: Error) -> Error {
         attributed(error, &self.entries)
     }
 
-    /// The settings as a configuration file that gives the same settings again, each with its help and its origin.
+    /// Renders the settings as a configuration file that gives the same settings again, each with
+    /// its help and its origin.
     pub fn to_toml(&self) -> String {
         let mut text =
             String::from("# Settings of `dovetail serve`; the comment after a value says where it came from.\n");
@@ -149,7 +150,7 @@ impl Layered {
         text
     }
 
-    /// The settings as a JSON object: key to value and origin.
+    /// Renders the settings as a JSON object: key to value and origin.
     pub fn to_json(&self) -> serde_json::Value {
         let entry = |entry: &Entry| {
             let word = || entry.words.first().cloned().unwrap_or_default();
@@ -180,7 +181,8 @@ impl Entry {
 }
 
 impl Origin {
-    /// What whoever set a setting of this key wrote, where that is no flag.
+    /// Returns the name of the setting at its origin: the variable, or the key with the file.
+    /// `None` for flags and defaults.
     fn written(&self, key: &str) -> Option<String> {
         match self {
             Self::Environment(variable) => Some(variable.clone()),
@@ -199,14 +201,15 @@ impl Origin {
     }
 }
 
-/// The definitions of all settings.
+/// Returns the definitions of all settings.
 fn setting_args() -> Vec<Arg> {
     let mut command = with_valued_switches(Settings::augment_args(Command::new("settings")));
     command.build();
     command.get_arguments().filter(|arg| is_setting(arg)).cloned().collect()
 }
 
-/// The arguments that clap adds by itself are no settings; neither are those without an environment variable.
+/// True if the argument is a setting. The arguments that clap adds, and those without an
+/// environment variable, are not.
 fn is_setting(arg: &Arg) -> bool {
     arg.get_env().is_some_and(|variable| variable.to_string_lossy().starts_with(PREFIX))
         && arg.get_id().as_str() != super::CONFIG_ID
@@ -244,7 +247,7 @@ fn boolish(word: &str) -> bool {
     matches!(word.to_ascii_lowercase().as_str(), "y" | "yes" | "t" | "true" | "on" | "1")
 }
 
-/// Reads a configuration file, refusing keys that are no settings.
+/// Reads a configuration file. Refuses keys that are not settings.
 fn read_file(path: &Path) -> Result<toml::Table> {
     let context = || format!("configuration file {}", path.display());
     let text =
@@ -260,7 +263,7 @@ fn read_file(path: &Path) -> Result<toml::Table> {
     Ok(table)
 }
 
-/// `; did you mean "listen"?`, or where to find all of them when nothing is close.
+/// Returns `; did you mean "listen"?`, or a hint to the list of settings if no name is close.
 fn suggestion(key: &str, known: &[String]) -> String {
     let key = key.replace('_', "-");
     let closeness = |name: &String| strsim::jaro_winkler(name, &key);
@@ -270,8 +273,9 @@ fn suggestion(key: &str, known: &[String]) -> String {
     }
 }
 
-/// Variables of the environment that look like misspelt settings: ours by their prefix, and close to one. Others of that
-/// prefix may belong to clients, or to whatever starts the server.
+/// Finds environment variables that look like misspelt settings: they have our prefix and a name
+/// close to a setting. Other variables with the prefix may belong to clients, or to the program
+/// that starts the server.
 pub fn misspelt_variables() -> Vec<String> {
     let known: Vec<String> =
         setting_args().iter().filter_map(Arg::get_env).map(|name| name.to_string_lossy().into_owned()).collect();
@@ -293,7 +297,7 @@ pub fn misspelt_variables() -> Vec<String> {
     .collect()
 }
 
-/// A value of the file in the words that a flag would have been given.
+/// Converts a value of the file to the words that a flag would take.
 fn words_of(value: &toml::Value) -> Result<Vec<String>> {
     Ok(match value {
         toml::Value::String(text) => vec![text.clone()],
@@ -311,7 +315,7 @@ fn words_of(value: &toml::Value) -> Result<Vec<String>> {
     })
 }
 
-/// Parses the words of every setting that has been given any, through the flags' own parsers.
+/// Parses the words of every setting that is not a default, with the flags' own parsers.
 fn parse(entries: &[Entry]) -> Result<Settings, clap::Error> {
     let no_environment = |arg: Arg| arg.env(None::<&'static str>);
     let command = with_valued_switches(Settings::augment_args(Command::new("serve"))).mut_args(no_environment);
@@ -321,7 +325,8 @@ fn parse(entries: &[Entry]) -> Result<Settings, clap::Error> {
     Settings::from_arg_matches(&command.try_get_matches_from(line)?)
 }
 
-/// What clap refuses, by where it was set: flags and environment have passed it once, so that is the file.
+/// Attributes an error of clap to the value's origin. Flags and environment have passed clap once,
+/// so the origin is the file.
 fn blame(mut error: clap::Error, entries: &[Entry]) -> Error {
     let flag = flag_of(&error);
     let entry = entries.iter().find(|entry| flag.as_deref() == Some(&*entry.key));
@@ -337,14 +342,15 @@ fn blame(mut error: clap::Error, entries: &[Entry]) -> Error {
     file.map_or(error.clone(), |file| error.context(file))
 }
 
-/// The name of the flag, without dashes in front, whose value clap refuses.
+/// Returns the name of the flag whose value clap refuses, without leading dashes.
 pub fn flag_of(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return None };
     let flag = argument.strip_prefix("--")?;
     Some(flag.split([' ', '=', '[']).next().unwrap_or(flag).to_owned())
 }
 
-/// Puts in the place of each flag that an error names what has set it, if that is the environment or the file.
+/// Replaces each flag in an error with the origin of its value, if that is the environment or the
+/// file.
 fn attributed(mut error: Error, entries: &[Entry]) -> Error {
     for entry in entries {
         let Some(written) = entry.origin.written(&entry.key) else { continue };
@@ -363,7 +369,7 @@ fn attributed(mut error: Error, entries: &[Entry]) -> Error {
     error
 }
 
-/// What clap has to say, in one line and without its hints on usage, which speak of the command line.
+/// Returns clap's message in one line, without its usage hints, which are about the command line.
 pub fn sentence(error: &clap::Error) -> String {
     let text = error.to_string();
     let said =
@@ -372,7 +378,8 @@ pub fn sentence(error: &clap::Error) -> String {
     sentence.trim_start_matches("error: ").to_owned()
 }
 
-/// What no single flag's parser can see: settings that need each other, and the sizes that are kept as text.
+/// Checks relations that no single flag's parser can see: settings that need each other, and sizes
+/// kept as text.
 fn check_relations(settings: &Settings) -> Result<()> {
     let refuse = |sentence: &str| Err(Error::Invalid(sentence.into()));
     match (&settings.tls_cert, &settings.tls_key) {
@@ -389,7 +396,7 @@ fn check_relations(settings: &Settings) -> Result<()> {
     } else if !share_is_sound(&settings.host_memory) {
         return refuse("--host-memory as a share is a number above 0% and up to 100%, such as 60%");
     }
-    // Whatever kinds there are, all that it says has to be sound.
+    // Check the whole text, whichever kinds of devices exist.
     device_memory_bytes(&settings.device_memory, NodeKind::Host)?;
     cache_bytes(&settings.device_cache, u64::MAX)?;
     size("message-limit", &settings.message_limit)?;
@@ -412,10 +419,10 @@ fn check_relations(settings: &Settings) -> Result<()> {
     }
 }
 
-/// Whether only one of two can be listened on: they are one, or one is of all networks and the other among them. Port 0 is a free
-/// one for each.
+/// True if two addresses cannot both be listened on: they are equal, or one covers all networks
+/// including the other. Port 0 stands for a free port, so it never collides.
 fn share_a_port(a: SocketAddr, b: SocketAddr) -> bool {
-    // On [::], IPv4 arrives too.
+    // The address [::] also receives IPv4.
     let covers = |a: IpAddr, b: IpAddr| a == b || (a.is_unspecified() && (a.is_ipv6() || b.is_ipv4()));
     a.port() == b.port() && a.port() != 0 && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }

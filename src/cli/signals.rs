@@ -1,12 +1,12 @@
-//! Signals that end the process however busy or stuck it is, by threads that do nothing else: they wait for no runtime, for no work or
-//! lock of other threads, and for no output.
+//! Signals that end the process even if it is busy or stuck. Dedicated threads handle them. They do
+//! not wait for a runtime, for work or locks of other threads, or for output.
 //!
 //! ```text
-//!   SIGTERM, SIGINT ─► thread "signals" ─┬─► the server: the first drains it, the second ends it
-//!                                        └─► thread "last resort": exits, unless the process ends in time by itself
+//!   SIGTERM, SIGINT ─► thread "signals" ─┬─► server: the first drains it, the second ends it
+//!                                        └─► thread "last resort": exits if the server is too slow
 //! ```
 //!
-//! Processes of devices end when the server's has.
+//! The child processes of devices end after the server's process.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -19,28 +19,30 @@ use tokio::sync::watch;
 
 use crate::{Context, Error, Result};
 
-/// What a shell adds to a signal's number to make an exit status of it.
+/// Number that a shell adds to a signal's number to make an exit status.
 pub const STATUS_BASE: u8 = 128;
 
-/// How long a server may take to tell its clients that it ends, and to end.
+/// Time limit for the server to tell its clients that it ends, and to end.
 pub const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long the process waits for the line in its log that says why it exits: output may block.
+/// Time limit for writing the last log line before the exit, because output may block.
 const SAID_WITHIN: Duration = Duration::from_millis(100);
 
-/// A signal that comes sooner after the first is the same one: `timeout` sends it to its command, and then to the command's group.
+/// Minimum time between two distinct signals. `timeout` sends one signal to its command, and then
+/// again to the command's group.
 const SECOND_AFTER: Duration = Duration::from_millis(200);
 
-/// The signals that a server has received.
+/// Signals that the server has received.
 pub struct EndSignals {
     numbers: watch::Receiver<Vec<i32>>,
 }
 
 impl EndSignals {
-    /// Listens until the process ends, which is a second after the second signal, or after the drain's limit, at the latest.
+    /// Listens until the process ends. The process ends at the latest [`END_WITHIN`] after the
+    /// second signal, or [`END_WITHIN`] after the drain limit.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the system gives no thread, or no signals.
+    /// [`Error::Unavailable`] if the system gives no thread or no signals.
     pub fn listen(drain_limit: Duration) -> Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGINT]).context(|| "listening for SIGTERM and SIGINT")?;
         let (to_last_resort, of_signals) = channel();
@@ -55,10 +57,10 @@ impl EndSignals {
         Ok(Self { numbers })
     }
 
-    /// Completes when `wanted` signals were received.
+    /// Waits until `wanted` signals were received.
     pub async fn nth(&self, wanted: usize) {
         let mut numbers = self.numbers.clone();
-        // The thread that tells of them lives as long as the process.
+        // The sending thread lives as long as the process.
         let Ok(received) = numbers.wait_for(|numbers| numbers.len() >= wanted).await else { return };
         let name = low_level::signal_name(received[wanted - 1]).unwrap_or("a signal");
         drop(received);
@@ -66,7 +68,8 @@ impl EndSignals {
     }
 }
 
-/// Exits when the server has not ended in time: by the drain's limit, or by the second signal. A third one is not waited for.
+/// Exits if the server does not end in time after the drain limit or the second signal. Exits at
+/// once at the third signal.
 fn exit_in_time(signals: &Receiver<i32>, drain_limit: Duration) {
     let Ok(first) = signals.recv() else { return };
     let number = match signals.recv_timeout(drain_limit.saturating_add(END_WITHIN)) {
@@ -78,8 +81,8 @@ fn exit_in_time(signals: &Receiver<i32>, drain_limit: Duration) {
     exit(number)
 }
 
-/// Lets a second signal end a command that the first one interrupts. Where the system gives no thread, the process ends as its work
-/// does.
+/// Makes a second signal end a command that the first one interrupts. If the system gives no
+/// thread, the process ends when its work does.
 pub fn exit_by_second() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
     let _ = spawn("signals", move || {
@@ -109,10 +112,10 @@ mod tests {
 
     use super::*;
 
-    /// Says in which way the process of a test is to be stuck.
+    /// Variable that tells the test process how to get stuck.
     const HOW: &str = "DOVETAIL_STUCK";
 
-    /// A process that hears no signal but by these threads, and holds its output.
+    /// Process that reacts to signals only through these threads, and keeps its output locked.
     #[test]
     #[ignore = "the other tests run it, in a process of its own"]
     fn stuck() {
@@ -148,7 +151,7 @@ mod tests {
         assert!(sent.success());
     }
 
-    /// The status that a process exits with.
+    /// Waits for a process and returns its exit status.
     fn status(mut child: Child) -> Option<i32> {
         let start = Instant::now();
         while child.try_wait().unwrap().is_none() {

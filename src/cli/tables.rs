@@ -39,7 +39,7 @@ pub struct TopologyArgs {
     connect: ConnectArgs,
 }
 
-/// Lists.
+/// Lists tables and kept results, or shows one table.
 ///
 /// # Errors
 /// The server's.
@@ -127,7 +127,7 @@ fn show_one(info: &FlightInfo) -> Result<()> {
     Ok(())
 }
 
-/// What the server says of a table, and its columns.
+/// Returns the server's description of a table, with its columns.
 fn to_json(info: &FlightInfo) -> Value {
     let mut table = said(info);
     if !table.is_object() {
@@ -156,7 +156,7 @@ fn join_names(names: &Value) -> String {
     names.map(quoted).collect::<Vec<_>>().join(", ")
 }
 
-/// Flight writes -1 for what it does not know.
+/// Formats a count. Flight writes -1 for an unknown number.
 fn count(number: i64) -> String {
     u64::try_from(number).map(output::count).unwrap_or_default()
 }
@@ -169,10 +169,10 @@ fn bytes(number: i64) -> String {
     u64::try_from(number).map(human_bytes).unwrap_or_default()
 }
 
-/// Drops.
+/// Drops tables.
 ///
 /// # Errors
-/// The server's. A table that is not there keeps none of the others.
+/// The server's. A missing table does not prevent the drop of the others.
 pub async fn run_drop(args: DropArgs) -> Result<()> {
     let client = Client::connect(&args.connect).await?;
     let mut missing = None;
@@ -217,7 +217,7 @@ pub async fn run_topology(args: TopologyArgs) -> Result<()> {
     Ok(())
 }
 
-/// The server's own picture where it has one, and what each device has.
+/// Prints the server's picture of the topology if it has one, and the description of each device.
 fn show_topology(answer: &Value) {
     match answer["text"].as_str() {
         Some(text) => output::line(format!("{}\n", text.trim_end())),

@@ -1,4 +1,4 @@
-//! The command line as a whole, and what its progress bars are told while tables go up and come down.
+//! Tests of the command line as a whole, and of progress bars during uploads and fetches.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::service::Server;
 
-/// Generous: the machine may be busy.
+/// Generous, because the machine may be busy.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 #[test]
@@ -94,7 +94,7 @@ fn what_takes_a_number_says_so_of_one_below_zero() {
 
 #[test]
 fn a_wrong_value_of_the_environment_is_told_by_its_variable() {
-    // What a variable of the environment would have is given as a flag here: tests share the environment.
+    // Give the variable's value as a flag here, because tests share the environment.
     let refused = |line: &str, given: &str, variable: (&str, &str)| {
         let words = ["dovetail"].into_iter().chain(line.split(' '));
         let error = command().try_get_matches_from(words).unwrap_err();
@@ -112,13 +112,13 @@ fn a_wrong_value_of_the_environment_is_told_by_its_variable() {
         let command = line.split(' ').next().unwrap();
         let said = refused(line, command, (variable, value));
         assert!(said.contains(&format!("invalid value '{value}' for '{variable}'")), "{line}: {said}");
-        // A flag counts, whatever the environment says.
+        // A flag overrides the environment.
         let said = refused(line, line, (variable, value));
         assert!(said.contains(&format!("invalid value '{value}' for '--")), "{line}: {said}");
     }
 }
 
-/// A server in this process, and a client of it.
+/// Starts a server in this process, with a client.
 async fn server() -> (Server, Client) {
     let mut settings = settings::defaults().unwrap();
     settings.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
@@ -145,7 +145,7 @@ fn write(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Uploads a file as a table, and returns the bar that was told of it.
+/// Uploads a file as a table, and returns its progress.
 async fn upload(client: &Client, table: &str, path: &Path, streams: usize) -> Progress {
     let source = Source::open(path, None, &CsvArgs::default()).unwrap();
     let progress = Progress::of("uploading", Some(source.file_bytes));
@@ -181,7 +181,8 @@ async fn a_fetch_tells_how_much_of_the_table_is_there() {
     assert!(progress.done().unwrap() > 0.999, "{progress:?}");
 }
 
-/// While a join runs its bar shows the share that is done; when its end is known, what of the result has come.
+/// Checks that the bar shows the running join's progress, and then the received share of the
+/// result.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_tells_its_share_and_then_how_much_of_the_result_is_there() {
     let folder = tempfile::tempdir().unwrap();
@@ -197,7 +198,7 @@ async fn a_join_tells_its_share_and_then_how_much_of_the_result_is_there() {
     let target = Target::create(&folder.path().join("joined.parquet"), None).unwrap();
     let fetched = async {
         let received = get::to_file(client.fetch(&info).unwrap(), target, Instant::now(), &progress).await.unwrap();
-        // The rows may be here before the job was asked again.
+        // All rows may arrive before the job's status is polled again.
         while progress.done() < Some(1.0) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -20,11 +20,11 @@ use crate::{Error, Result};
 /// Decoded batches of one endpoint that wait for the consumer.
 const BATCHES_AHEAD: usize = 4;
 
-/// Batches from a server. Dropping it ends the streams behind it.
+/// Stream of batches from a server. Dropping it ends the streams that feed it.
 pub struct BatchStream {
     schema: SchemaRef,
     batches: BoxStream<'static, Result<RecordBatch>>,
-    /// The readers end with their stream.
+    /// Reader tasks, which end when the stream is dropped.
     _readers: JoinSet<()>,
 }
 
@@ -34,10 +34,11 @@ impl BatchStream {
         self.schema.clone()
     }
 
-    /// Some of the columns, by their places. `left_out` hears of the bytes of the others.
+    /// Keeps the columns at `places`. Calls `left_out` with the bytes of the other columns of each
+    /// batch.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a place where no column is.
+    /// [`Error::Invalid`] for a place that has no column.
     pub fn project(self, places: Vec<usize>, left_out: impl Fn(u64) + Send + 'static) -> Result<Self> {
         let schema = Arc::new(self.schema.project(&places)?);
         let project = move |batch: RecordBatch| {
@@ -64,11 +65,12 @@ impl std::fmt::Debug for BatchStream {
 }
 
 impl Client {
-    /// Reads all endpoints of a flight at once, each over its own connection. An ordered flight arrives in order;
-    /// otherwise batches come as they are ready.
+    /// Reads all endpoints of a flight at once, each over its own connection. An ordered flight
+    /// arrives in order; otherwise batches come as they are ready.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the server's answer makes no sense; what goes wrong later comes with the batches.
+    /// [`Error::Internal`] if the server's answer makes no sense. Later errors come with the
+    /// batches.
     pub fn fetch(&self, info: &FlightInfo) -> Result<BatchStream> {
         let schema = Arc::new(info.clone().try_decode_schema()?);
         let mut readers = JoinSet::new();
@@ -105,7 +107,7 @@ impl Client {
         let mut decoded = FlightRecordBatchStream::new_from_flight_data(messages);
         while let Some(batch) = decoded.next().await {
             let batch = batch.map_err(from_flight)?;
-            // Empty batches only say that the job is still at work.
+            // An empty batch only says that the job is still running.
             if batch.num_rows() > 0 && batches.send(Ok(batch)).await.is_err() {
                 break;
             }

@@ -1,14 +1,15 @@
-//! A small Flight client: what `put`, `get`, `join` and the others say to a server, over the wire that any client uses.
+//! A small Flight client for `put`, `get`, `join` and the other commands. It uses the wire protocol
+//! of any Flight client.
 //!
 //! ```text
-//!   Client (one TCP connection, credentials) ── fresh() ──► Client (another connection, for another stream)
-//!     ├─ put:   batches ─ encode ─► DoPut in one stream, or several that fill one upload and commit it
+//!   Client (one TCP connection, credentials) ── fresh() ──► Client (another TCP connection)
+//!     ├─ put:   batches ─ encode ─► DoPut in one stream, or in several for one upload, then commit
 //!     ├─ info:  table, join or job ─► FlightInfo ── fetch ─► batches from all endpoints at once
 //!     └─ action: JSON in, JSON out
 //! ```
 //!
-//! One TCP connection tops out near 3 GB/s and on one core, so parallel streams have a connection each. This room knows
-//! nothing of the server's insides.
+//! One TCP connection reaches at most about 3 GB/s and uses one core, so each parallel stream has
+//! its own connection. This module does not depend on the server's code.
 
 mod fetch;
 mod upload;
@@ -67,32 +68,36 @@ pub struct ConnectArgs {
 }
 
 impl ConnectArgs {
-    /// An address, without credentials.
+    /// Returns arguments for an address, without credentials.
     pub fn to(server: String) -> Self {
         Self { server, token: None, ca: None, cert: None, key: None, connect_timeout: CONNECT_TIMEOUT }
     }
 }
 
-/// Where a server listens unless it is told otherwise.
+/// Port that a server listens on by default.
 const DEFAULT_PORT: u16 = 8815;
 
-/// How long connecting may take where nobody says: far longer than a server needs, and no longer than a person waits.
+/// Default time limit for connecting: far longer than a server needs, and no longer than a person
+/// waits.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often the other side is asked for a sign of life while a call waits for it. A join may say nothing for hours and be
-/// well; a host that has lost its power, or a firewall that has forgotten the connection, says nothing either.
+/// Interval of keep-alive pings while a call waits for the server. A healthy join may send nothing
+/// for hours. A host that lost its power, or a firewall that forgot the connection, sends nothing
+/// either.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long that sign may take.
+/// Time limit for the answer to a keep-alive ping.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// HTTP/2 frames of 1 MiB: at the default of 16 KiB the framing alone costs a third of the CPU of a transfer.
+/// HTTP/2 frame size: 1 MiB. With the default of 16 KiB, framing alone costs a third of a
+/// transfer's CPU time.
 const FRAME_BYTES: u32 = 1 << 20;
 
-/// Flow-control window of a stream; with the default of 64 KiB a stream waits for the other side most of the time.
+/// Flow-control window of a stream. With the default of 64 KiB, a stream mostly waits for the other
+/// side.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 
-/// Flow-control window of a connection, for several streams at once.
+/// Flow-control window of a connection that carries several streams at once.
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
 type Service = FlightServiceClient<InterceptedService<Channel, Credentials>>;
@@ -103,11 +108,11 @@ pub struct Client {
     endpoint: Endpoint,
     credentials: Credentials,
     channel: Channel,
-    /// The largest message that the server takes, in bytes.
+    /// Largest message that the server accepts, in bytes.
     message_limit: usize,
 }
 
-/// Puts the token into every call.
+/// Adds the token to every call.
 #[derive(Clone, Debug)]
 struct Credentials {
     header: Option<MetadataValue<Ascii>>,
@@ -123,12 +128,13 @@ impl Interceptor for Credentials {
 }
 
 impl Client {
-    /// Connects, and makes sure that a server answers: something that takes connections and says nothing would otherwise be
-    /// waited for by the first call, for ever.
+    /// Connects, and checks that a server answers. A peer that accepts connections and never
+    /// answers would otherwise block the first call for ever.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the address, the token or a certificate cannot be used, [`Error::Unavailable`] when
-    /// nobody answers, or not in time; what the server has against the credentials.
+    /// [`Error::Invalid`] if the address, the token or a certificate cannot be used.
+    /// [`Error::Unavailable`] if no server answers in time. The server's error if it refuses the
+    /// credentials.
     pub async fn connect(args: &ConnectArgs) -> Result<Self> {
         let endpoint = endpoint(args)?;
         let credentials = Credentials { header: args.token.as_deref().map(bearer).transpose()? };
@@ -149,7 +155,8 @@ impl Client {
                     ),
                     Some(_) => format!("{refusal}; it is what --token or DOVETAIL_TOKEN gives"),
                 })),
-                // What a server that speaks TLS makes of a call without it: it closes the connection, or answers with an alert.
+                // A TLS server reacts to a call without TLS by closing the connection or sending an
+                // alert.
                 Err(Error::Unavailable(_) | Error::Internal(_)) if speaks_tls(&address).await => {
                     Err(Error::Unavailable(format!(
                         "the server at {address} speaks TLS; write --server {}, and with --ca the certificate of its \
@@ -157,16 +164,17 @@ impl Client {
                         address.replacen("http://", "https://", 1)
                     )))
                 }
-                // What answers in another protocol, such as HTTP without frames, or HTTP/2 without gRPC.
+                // The peer answers in another protocol, such as HTTP/1, or HTTP/2 without gRPC.
                 Err(Error::Unavailable(said) | Error::Internal(said)) if is_of_no_flight(&said) => {
                     Err(Error::Unavailable(no_flight(&address)))
                 }
-                // It may close the connection before that was read.
+                // The peer may close the connection before the client has read its answer.
                 Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && speaks_http1(&address).await => {
                     Err(Error::Unavailable(no_flight(&address)))
                 }
-                // With TLS 1.3, a server refuses a client's certificate, or that there is none, once the client takes the handshake for
-                // done. What it says about it is lost when it closes the connection before the client has read that.
+                // With TLS 1.3, a server refuses a missing or invalid client certificate after the
+                // client considers the handshake done. If the server then closes the connection
+                // before the client reads the alert, the reason is lost.
                 Err(Error::Unavailable(broke)) if broke.starts_with(BROKE) && address.starts_with("https:") => {
                     Err(Error::Unavailable(match (alert(&broke), &args.cert) {
                         (Some(told), _) => format!("cannot reach a server at {address}: {}", told.sentence()),
@@ -192,7 +200,7 @@ impl Client {
         })
     }
 
-    /// The same server and credentials over another TCP connection.
+    /// Opens another TCP connection to the same server, with the same credentials.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -201,14 +209,14 @@ impl Client {
         Ok(Self { channel, ..self.clone() })
     }
 
-    /// The RPCs themselves. Message sizes are the server's business, so there are no limits here.
+    /// Returns the RPC stub. Message sizes are unlimited here because the server limits them.
     fn service(&self) -> Service {
         FlightServiceClient::with_interceptor(self.channel.clone(), self.credentials.clone())
             .max_decoding_message_size(usize::MAX)
             .max_encoding_message_size(usize::MAX)
     }
 
-    /// Where a table, or the result of a command, can be read. A command starts its job.
+    /// Asks where to read a table or the result of a command. A command starts its job.
     ///
     /// # Errors
     /// The server's.
@@ -216,7 +224,7 @@ impl Client {
         Ok(self.service().get_flight_info(descriptor).await.map_err(from_status)?.into_inner())
     }
 
-    /// All tables and live results.
+    /// Lists all tables and live results.
     ///
     /// # Errors
     /// The server's.
@@ -228,7 +236,7 @@ impl Client {
     /// Runs an action with a JSON body (none for `Null`), and returns its answers.
     ///
     /// # Errors
-    /// The server's; [`Error::Internal`] when an answer is not JSON.
+    /// The server's; [`Error::Internal`] if an answer is not JSON.
     pub async fn action(&self, name: &str, body: &Value) -> Result<Vec<Value>> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let action = Action { r#type: name.into(), body: body.into() };
@@ -243,17 +251,17 @@ impl Client {
     }
 }
 
-/// The descriptor of a table.
+/// Returns the descriptor of a table.
 pub fn table_descriptor(name: &str) -> FlightDescriptor {
     FlightDescriptor::new_path(vec![name.to_owned()])
 }
 
-/// The descriptor of a command in its JSON form.
+/// Returns the descriptor of a command in its JSON form.
 pub fn command_descriptor(command: &Value) -> FlightDescriptor {
     FlightDescriptor::new_cmd(command.to_string())
 }
 
-/// The address in the form that tonic takes, with windows and frames for bulk data.
+/// Parses the address into a tonic endpoint, with windows and frames for bulk data.
 fn endpoint(args: &ConnectArgs) -> Result<Endpoint> {
     let given = args.server.trim();
     let (scheme, rest) = given.split_once("://").unwrap_or(("http", given));
@@ -328,7 +336,7 @@ fn read_pem(flag: &str, path: &Path) -> Result<Vec<u8>> {
     })
 }
 
-/// What a file has that must hold a private key.
+/// Reads a file that must contain a private key.
 fn read_key(flag: &str, path: &Path) -> Result<Vec<u8>> {
     let pem = read_pem(flag, path)?;
     match pem.windows(PEM_KEY.len()).any(|words| words == PEM_KEY.as_bytes()) {
@@ -340,7 +348,8 @@ fn read_key(flag: &str, path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// What a file has that must hold certificates. TLS takes one without any for a list of none.
+/// Reads a file that must contain certificates. The TLS library accepts a file without any as an
+/// empty list.
 fn read_certificates(flag: &str, path: &Path) -> Result<Vec<u8>> {
     let pem = read_pem(flag, path)?;
     match pem.windows(PEM_CERTIFICATE.len()).any(|words| words == PEM_CERTIFICATE.as_bytes()) {
@@ -353,10 +362,10 @@ fn read_certificates(flag: &str, path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// The line that a certificate begins with.
+/// First line of a PEM certificate.
 const PEM_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
-/// How the line ends that a private key begins with; before it stands of which kind it is.
+/// End of the first line of a PEM private key; the text before it names the kind of key.
 const PEM_KEY: &str = "PRIVATE KEY-----";
 
 fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
@@ -400,17 +409,17 @@ async fn open(endpoint: &Endpoint) -> Result<Channel> {
     })
 }
 
-/// Whether nothing listens at the address.
+/// True if nothing listens at the address.
 fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let mut systems = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     systems.any(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
-/// What TLS or the system says, by words of it, and what to do about it.
+/// Error of TLS or of the system, recognized by words of its message, with advice for the user.
 struct Told {
     words: &'static str,
-    /// What that means, where the library says it in words of its own code.
+    /// Meaning of the error, if the library's message is an internal code.
     meaning: Option<&'static str>,
     advice: &'static str,
 }
@@ -424,7 +433,7 @@ impl Told {
         Self { words, meaning: Some(meaning), advice }
     }
 
-    /// The sentence on it, where the library said `cause`.
+    /// Returns the sentence for the user; `cause` is the library's message.
     fn of(&self, cause: &str) -> String {
         format!("{}; {}", self.meaning.unwrap_or(cause), self.advice)
     }
@@ -434,11 +443,11 @@ impl Told {
     }
 }
 
-/// What to do about a certificate of this client.
+/// Advice about this client's certificate.
 const ANOTHER_CERT: &str = "--cert and --key (or DOVETAIL_CERT and DOVETAIL_KEY) give one of an authority that the server knows, which \
                             its setting tls-client-ca names";
 
-/// The first whose words fit counts.
+/// The first entry whose words occur in the message applies.
 const TLS: [Told; 18] = [
     Told::meaning(
         "CertificateRequired",
@@ -457,7 +466,7 @@ const TLS: [Told; 18] = [
     Told::meaning("alert: CertificateExpired", "this client's certificate is no longer good", ANOTHER_CERT),
     Told::meaning("alert: CertificateRevoked", "this client's certificate has been revoked", ANOTHER_CERT),
     Told::meaning("alert: AccessDenied", "it does not let in who has this client's certificate", ANOTHER_CERT),
-    // What TLS makes of an answer that is not TLS.
+    // The TLS library reports this for an answer that is not TLS.
     Told::meaning("InvalidContentType", "it does not speak TLS there", "write http://"),
     Told::meaning(
         "failed to lookup address",
@@ -488,13 +497,13 @@ const TLS: [Told; 18] = [
     Told::new("alert: ", "that is the server's word on the TLS of this client, and its log may say more"),
 ];
 
-/// What a server says of this client's certificate with an alert.
+/// Finds the entry for a TLS alert about this client's certificate.
 fn alert(said: &str) -> Option<&'static Told> {
     TLS.iter().find(|told| told.meaning.is_some() && said.contains(told.words) && said.contains("alert: "))
 }
 
-/// Whether what listens at this address without TLS would speak with TLS: it does if it comes as far as showing a
-/// certificate, or if that is good.
+/// True if the peer at this plain address speaks TLS. The probe succeeds if the peer shows a
+/// certificate, valid or not.
 async fn speaks_tls(address: &str) -> bool {
     let Some(host) = address.strip_prefix("http://") else { return false };
     let endpoint = Endpoint::from_shared(format!("https://{host}"))
@@ -506,7 +515,7 @@ async fn speaks_tls(address: &str) -> bool {
     }
 }
 
-/// Whether what listens at this address without TLS answers in HTTP/1, which no Flight server does.
+/// True if the peer at this plain address answers in HTTP/1, which no Flight server does.
 async fn speaks_http1(address: &str) -> bool {
     const ANSWER: &[u8] = b"HTTP/1.";
     let Some(host) = address.strip_prefix("http://") else { return false };
@@ -519,7 +528,7 @@ async fn speaks_http1(address: &str) -> bool {
     answer.await.is_ok_and(|start| start == ANSWER)
 }
 
-/// The address as a person writes it.
+/// Returns the address in the form that a person writes.
 fn address(endpoint: &Endpoint) -> String {
     endpoint.uri().to_string().trim_end_matches('/').to_owned()
 }
@@ -529,7 +538,8 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a number of seconds, such as 10 or 0.5".into())
 }
 
-/// The innermost cause is the one that says something: "connection refused" under "transport error".
+/// Returns the innermost cause, which is the specific one: "connection refused" under "transport
+/// error".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
@@ -538,16 +548,16 @@ fn chain(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// How the sentence on a connection begins that was there.
+/// Start of the sentence about a connection that was lost.
 const BROKE: &str = "the connection to the server broke";
 
-/// tonic's words for an answer over HTTP that is none of gRPC.
+/// tonic's message for an HTTP answer that is not gRPC.
 const NO_GRPC: &str = "grpc-status header missing";
 
-/// What is said for an address where nobody knows it.
+/// Placeholder for the address where the code does not know it.
 const SOME_ADDRESS: &str = "the server's address";
 
-/// tonic's words for an answer that is no HTTP/2.
+/// tonic's message for an answer that is not HTTP/2.
 const NO_HTTP2: &str = "h2 protocol error";
 
 fn no_flight(address: &str) -> String {
@@ -556,15 +566,15 @@ fn no_flight(address: &str) -> String {
     )
 }
 
-/// Whether what a first call failed with says that no Flight server answered.
+/// True if the error of a first call says that the peer is no Flight server.
 fn is_of_no_flight(said: &str) -> bool {
     said.starts_with(NO_HTTP2) || said == no_flight(SOME_ADDRESS)
 }
 
-/// The server's sentence, under the variant that its status stands for.
+/// Converts a status into the [`Error`] variant of its code, with the server's message.
 pub fn from_status(status: Status) -> Error {
-    // A status that the server sent has no cause on this side; "transport error", "operation was canceled" and the like
-    // have.
+    // A status that the server sent has no local cause. A local status, such as "transport error"
+    // or "operation was canceled", has one.
     if let (Code::Unavailable | Code::Unknown | Code::Cancelled, Some(cause)) =
         (status.code(), std::error::Error::source(&status))
     {
@@ -618,7 +628,7 @@ mod tests {
 
     #[test]
     fn what_a_server_has_against_a_certificate_is_told_with_what_mends_it() {
-        // As rustls writes them.
+        // Alert names as rustls writes them.
         for said in [
             "CertificateRequired",
             "UnknownCA",
@@ -642,7 +652,8 @@ mod tests {
         let ca = folder.path().join("ca.pem");
         let key = rcgen::KeyPair::generate().unwrap();
         std::fs::write(&ca, rcgen::CertificateParams::default().self_signed(&key).unwrap().pem()).unwrap();
-        // Alerts as TLS 1.2 writes them: the kind of record, the version, two bytes, fatal, and which.
+        // TLS 1.2 alert records: the record type, the version, the length (2 bytes), the level
+        // "fatal", and the alert number.
         for (alert, words) in [
             (44, "this client's certificate has been revoked; --cert and --key"),
             (49, "it does not let in who has this client's certificate; --cert and --key"),
@@ -653,7 +664,7 @@ mod tests {
             let args = ConnectArgs { ca: Some(ca.clone()), ..ConnectArgs::to(server) };
             let answer = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                // The client's first words; the connection would be reset if they were not read.
+                // Read the client's first message; otherwise the system would reset the connection.
                 assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
                 stream.write_all(&[21, 3, 3, 0, 2, 2, alert]).await.unwrap();
                 stream

@@ -16,15 +16,17 @@ use super::{Client, from_status, table_descriptor};
 use crate::service::encode::Encoder;
 use crate::{Error, Result};
 
-/// Encoded messages that wait for the socket; enough to keep it busy, few enough to bound memory at some 16 MB a stream.
+/// Encoded messages that may wait for the socket. 8 keep the socket busy and bound memory at about
+/// 16 MB per stream.
 const MESSAGES_AHEAD: usize = 8;
 
-/// How a table is uploaded.
+/// Options of an upload.
 #[derive(Clone, Debug, Default)]
 pub struct PutOptions {
-    /// `create`, `replace`, `append` or `create_if_missing`; `None` is the server's default, `create`.
+    /// `create`, `replace`, `append` or `create_if_missing`; `None` is the server's default,
+    /// `create`.
     pub mode: Option<String>,
-    /// Columns by which the rows are sorted.
+    /// Columns that the rows are sorted by.
     pub sorted_by: Vec<String>,
     /// Sets of columns whose values are distinct.
     pub unique: Vec<Vec<String>>,
@@ -32,7 +34,7 @@ pub struct PutOptions {
     pub streams: usize,
 }
 
-/// What was uploaded.
+/// Amount of data that was uploaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uploaded {
     /// Rows sent.
@@ -41,7 +43,7 @@ pub struct Uploaded {
     pub bytes: u64,
 }
 
-/// Rows and bytes that have left, counted by all streams of an upload.
+/// Rows and bytes sent so far, counted by all streams of an upload.
 #[derive(Debug, Default)]
 struct Sent {
     rows: AtomicU64,
@@ -51,11 +53,12 @@ struct Sent {
 type Batches = BoxStream<'static, Result<RecordBatch>>;
 
 impl Client {
-    /// Uploads a table; it is there, in whole, when this returns. `advance` hears of the bytes of each message. When `stop`
-    /// comes back first, the upload is given up.
+    /// Uploads a table, which is complete on the server when this returns. Calls `advance` with the
+    /// bytes of each message. Aborts the upload if `stop` completes first.
     ///
     /// # Errors
-    /// Those of `batches`, the server's, and that of `stop`; nothing of the table stays behind.
+    /// The errors of `batches`, of the server and of `stop`. After an error the server has no part
+    /// of the table.
     pub async fn put(
         &self,
         table: &str,
@@ -97,14 +100,15 @@ impl Client {
                 Ok(sent.total())
             }
             Err(error) => {
-                // The first failure is what the caller must hear; an upload that cannot be aborted expires by itself.
+                // Return the first failure, and ignore a failed abort: the upload expires on the
+                // server.
                 let _ = self.action("abort_upload", &name).await;
                 Err(error)
             }
         }
     }
 
-    /// One DoPut, from descriptor to the last acknowledgement.
+    /// Runs one DoPut, from the descriptor to the last acknowledgement.
     async fn put_stream(
         &self,
         table: &str,
@@ -120,7 +124,7 @@ impl Client {
         first.flight_descriptor = Some(table_descriptor(table));
         first.app_metadata = options.to_string().into();
 
-        // Encoding has a task of its own, so that it overlaps with the socket.
+        // Encode in a separate task, so that encoding overlaps with the socket.
         let (messages, outgoing) = mpsc::channel::<Result<FlightData>>(MESSAGES_AHEAD);
         tokio::spawn(async move {
             let encoded = encode_all(&mut encoder, first, batches, &messages, &sent, &advance).await;
@@ -133,7 +137,8 @@ impl Client {
         let request = request_stream(outgoing, failure.clone());
         let rpc = async {
             let answers = self.service().do_put(request).await.map_err(from_status)?.into_inner();
-            // Acknowledgements say how many rows were taken so far; only the end of the stream says that all were.
+            // Acknowledgements count the rows accepted so far. Only the end of the stream confirms
+            // all rows.
             answers.try_for_each(|_| async { Ok(()) }).await.map_err(from_status)
         };
         tokio::select! {
@@ -163,7 +168,8 @@ fn options_json(options: &PutOptions) -> Value {
     said
 }
 
-/// Encodes until the end; `Err(None)` when nobody takes messages any more, which the call itself reports better.
+/// Encodes all batches. Returns `Err(None)` if the receiver is gone; the call itself then reports
+/// the better error.
 async fn encode_all(
     encoder: &mut Encoder,
     first: FlightData,
@@ -188,7 +194,7 @@ async fn encode_all(
     Ok(())
 }
 
-/// A failure on this side of an upload.
+/// Client-side failure of an upload.
 #[derive(Debug, Default)]
 struct Failure {
     error: Mutex<Option<Error>>,
@@ -207,8 +213,9 @@ impl Failure {
     }
 }
 
-/// The body of the request. Its regular end is what makes the table appear, so a failure must not look like one: the
-/// stream then stays silent until the call is dropped, which resets it.
+/// Returns the request body. The server publishes the table when the body ends, so a failure must
+/// not end it. After a failure the body stays pending until the call is dropped, which resets the
+/// stream.
 fn request_stream(
     outgoing: mpsc::Receiver<Result<FlightData>>,
     failure: Arc<Failure>,
@@ -225,14 +232,14 @@ fn request_stream(
     futures::stream::unfold((outgoing, failure), next).boxed()
 }
 
-/// Deals batches out to several takers, each batch to whoever asks next.
+/// Splits a stream of batches into `takers` streams. Each batch goes to the stream that asks next.
 fn share(batches: Batches, takers: usize) -> Vec<Batches> {
     let source = Arc::new(tokio::sync::Mutex::new(Some(batches)));
     let taker = |_| {
         let next = |source: Arc<tokio::sync::Mutex<Option<Batches>>>| async move {
             let mut guard = source.lock().await;
             let batch = guard.as_mut()?.next().await;
-            // After an error or the end nobody may poll the source again.
+            // After an error or the end, no taker may poll the source again.
             if !matches!(batch, Some(Ok(_))) {
                 *guard = None;
             }

@@ -1,4 +1,5 @@
-//! How many rows a join has, counted on the client with a plain hash map: slow, simple, and without a line of the engine.
+//! Counts the rows of a join on the client with a plain hash map: slow, simple, and independent of
+//! the engine.
 
 use std::collections::HashMap;
 
@@ -10,10 +11,11 @@ use super::tables::{Local, Tables};
 use crate::Result;
 use crate::cli::progress::Progress;
 
-/// Rows of an inner or a left anti join of tables whose keys have no nulls. `progress` is told of the bytes of its keys.
+/// Counts the rows of an inner or a left anti join of tables whose keys have no nulls. Reports the
+/// bytes of the keys to `progress`.
 ///
 /// # Errors
-/// Arrow's, for a column that is not there.
+/// Arrow's, for a missing column.
 pub fn rows(join: &Value, tables: &Tables, progress: &Progress) -> Result<u64> {
     let is_anti = join["how"] == "left_anti";
     let (counted, looked_up) = if is_anti { ("right", "left") } else { ("left", "right") };
@@ -30,7 +32,7 @@ pub fn rows(join: &Value, tables: &Tables, progress: &Progress) -> Result<u64> {
     Ok(rows)
 }
 
-/// Bytes of the keys of both sides.
+/// Returns the bytes of the keys of both sides.
 pub fn bytes(join: &Value, tables: &Tables) -> u64 {
     let of_side = |side: &str| {
         let table = table_of(join, side, tables);
@@ -39,7 +41,7 @@ pub fn bytes(join: &Value, tables: &Tables) -> u64 {
     of_side("left") + of_side("right")
 }
 
-/// Calls `each` with the key of every row of a side, as bytes that are equal where keys are.
+/// Calls `each` with the key of every row of a side, as bytes. Equal keys have equal bytes.
 fn for_each_key(
     join: &Value,
     side: &str,
@@ -102,7 +104,7 @@ mod tests {
         assert_eq!(count("few", "left_anti", "none"), 4);
     }
 
-    /// What a progress bar is told: it ends where it was said that it would.
+    /// Checks that the progress bar ends at the announced total.
     #[test]
     fn counting_is_told_from_its_start_to_its_end() {
         let tables = Tables::generate(0.01, &Progress::of("generating", None)).unwrap();

@@ -1,16 +1,16 @@
-//! The joins of the demo, as lines of `dovetail join`.
+//! Joins of the demo, as arguments of `dovetail join`.
 
-/// One join.
+/// Join of the demo.
 pub struct Step {
-    /// What it is, in a line.
+    /// One-line description of the join.
     pub title: &'static str,
-    /// Why it is here.
+    /// Reason why the demo shows the join.
     pub why: &'static str,
-    /// What stands behind `dovetail join`.
+    /// Arguments of `dovetail join`.
     pub words: &'static str,
 }
 
-/// All of them, in order: later ones may use tables that earlier ones keep.
+/// All joins of the demo, in order: later joins may use tables that earlier joins keep.
 pub const STEPS: [Step; 7] = [
     Step {
         title: "Every line with its order",

@@ -1,11 +1,11 @@
 //! `dovetail demo`: the main job on generated data, in one command.
 //!
 //! ```text
-//!   tpchgen ─► tables on the client ─┬─► put (DoPut over loopback) ─► server in this process ─► join ─► rows
-//!                                    └─► counted with plain hash maps ────────────── must be equal ──────┘
+//!   tpchgen ─► tables on the client ─┬─► put (DoPut) ─► server in this process ─► join ─► rows
+//!                                    └─► counted with plain hash maps ─── must be equal ─────┘
 //! ```
 //!
-//! The client half talks to the server half through a socket, as any client would.
+//! The client half talks to the server half through a loopback socket, as any client would.
 
 mod count;
 mod joins;
@@ -34,7 +34,7 @@ use crate::service::Server;
 use crate::service::settings::Settings;
 use crate::{Context, Error, Result};
 
-/// Width of text beside a label, for terminals of 100 columns.
+/// Width of the text next to a label, for terminals of 100 columns.
 const TEXT_WIDTH: usize = 88;
 
 /// Arguments of `dovetail demo`.
@@ -70,7 +70,7 @@ pub struct DemoArgs {
     keep: bool,
 }
 
-/// Those that the server knows, which is of this binary.
+/// Parses the strategies that the server knows. Server and client are this binary.
 fn strategies() -> PossibleValuesParser {
     PossibleValuesParser::new(["auto"].into_iter().chain(Strategy::ALL.map(Strategy::name)))
 }
@@ -82,17 +82,17 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Shows everything.
+/// Runs the demo.
 ///
 /// # Errors
-/// Whatever fails on the way; [`Error::Internal`] when a join has not the rows that it must have.
+/// Any error of a step; [`Error::Internal`] if a join has the wrong number of rows.
 pub async fn run(args: DemoArgs) -> Result<()> {
     unless_interrupted(show(&args)).await
 }
 
 async fn show(args: &DemoArgs) -> Result<()> {
     let start = Instant::now();
-    // Before the work, which may take minutes.
+    // Check the folder before the work, which may take minutes.
     if let Some(folder) = &args.save {
         let made = std::fs::create_dir_all(folder).map_err(|error| Error::Invalid(error.to_string()));
         made.context(|| format!("making the folder {}", folder.display()))?;
@@ -144,15 +144,15 @@ async fn generate(scale: f64) -> Result<Tables> {
     Ok(tables)
 }
 
-/// The file of a table that is saved.
+/// Returns the file that a table is saved in.
 fn file_of(folder: &Path, table: &str) -> PathBuf {
     folder.join(format!("{table}.parquet"))
 }
 
-/// Refuses a folder that has a file of a name that a table would be saved under.
+/// Refuses a folder that already contains a file with the name of a saved table.
 fn check_free(folder: &Path) -> Result<()> {
     let mut files = TPCH.iter().map(|table| file_of(folder, table));
-    // A link to nowhere is there, too.
+    // A dangling link counts as a file, too.
     match files.find(|file| file.symlink_metadata().is_ok()) {
         None => Ok(()),
         Some(file) => Err(Error::AlreadyExists(format!(
@@ -162,8 +162,8 @@ fn check_free(folder: &Path) -> Result<()> {
     }
 }
 
-/// Writes the tables of TPC-H, whose names are free. Their files appear together at the end: a demo that fails or is interrupted
-/// before leaves none of them in the way of the next.
+/// Writes the TPC-H tables into files whose names are free. All files appear together at the end. A
+/// demo that fails or is interrupted earlier leaves no files that would block the next one.
 async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     let rows = TPCH.iter().map(|name| tables.get(name).rows()).sum();
     let progress = Progress::of(&format!("writing files into {}", folder.display()), Some(rows));
@@ -177,7 +177,7 @@ async fn save(tables: &Tables, folder: &Path) -> Result<()> {
         }
         files.push(file.complete().await?);
     }
-    // That took a while, in which others may have put files there.
+    // Check again: other processes may have created files during the writing.
     check_free(folder)?;
     files.into_iter().try_for_each(Complete::appear)?;
     progress.finish();
@@ -187,9 +187,11 @@ async fn save(tables: &Tables, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses tables that would not fit: a process that takes more than its limit is ended, or makes the system end others.
+/// Refuses tables that would not fit into memory. A process over its limit is killed, or makes the
+/// system kill others.
 fn check_memory(scale: f64, limit: u64) -> Result<()> {
-    /// At the most 2.4 GB were taken at scale 0.2, and 8.1 at 0.8: tables in the client and in the server, results, and what counts rows.
+    /// Measured at most 2.4 GB at scale 0.2 and 8.1 GB at 0.8: tables in the client and in the
+    /// server, results, and the hash maps that count rows.
     const FIXED_BYTES: f64 = 0.5e9;
     const SCALE_BYTES: f64 = 9.5e9;
     let (bytes, limit_bytes) = (FIXED_BYTES + scale * SCALE_BYTES, limit as f64);
@@ -249,7 +251,7 @@ async fn upload(client: &Client, tables: &Tables, streams: u16) -> Result<()> {
     Ok(())
 }
 
-/// Runs a join, counts its rows independently, and tells both; true if they agree.
+/// Runs a join, counts its rows independently, and prints both counts. Returns true if they agree.
 async fn show_step(client: &Client, tables: &Tables, number: usize, step: &Step, args: &DemoArgs) -> Result<bool> {
     let command = join::command_of(step.words)?;
     let join = &command["join"];
@@ -281,20 +283,18 @@ async fn show_step(client: &Client, tables: &Tables, number: usize, step: &Step,
     Ok(is_right)
 }
 
-/// What a join did.
+/// Outcome of a join.
 struct Done {
-    /// Rows that came back, or that are in the table it was kept as.
+    /// Rows received, or rows of the table that keeps the result.
     rows: u64,
-    /// Bytes of them.
     bytes: u64,
-    /// The first of them.
     sample: Vec<RecordBatch>,
     schema: SchemaRef,
-    /// What the server tells of the job.
+    /// Job as the server describes it.
     job: Value,
-    /// What it tells of the plan, and how it went.
+    /// Plan as the server describes it, with measured times.
     plan: Value,
-    /// From the request to the last row.
+    /// Time from the request to the last row.
     seconds: f64,
 }
 
@@ -304,7 +304,7 @@ async fn run_step(client: &Client, title: &str, mut join: Value, args: &DemoArgs
     let mut info = client.info(command_descriptor(&json!({ "join": join }))).await?;
     let job = jobs::id_of(&info)?;
     if let Some(into) = join["into"].as_str() {
-        // The table is there when the job is complete.
+        // The table exists once the job is complete.
         jobs::wait(client, job, title).await?;
         info = client.info(table_descriptor(into)).await?;
     }
@@ -333,7 +333,8 @@ async fn run_step(client: &Client, title: &str, mut join: Value, args: &DemoArgs
     Ok(Done { rows: rows as u64, bytes: progress.moved_bytes(), sample, schema, job, plan, seconds })
 }
 
-/// The strategy, why, and the steps as a tree, in the server's words, and the phases with their times.
+/// Renders the strategy with its reason and the tree of steps, in the server's words, and the
+/// phases with their times.
 fn plan_of(done: &Done) -> String {
     let chosen = done.plan["text"].as_str().and_then(|text| text.split("\n\nresult:").next()).unwrap_or("?");
     let phases = phases(&done.job).map(|(name, seconds)| format!("{name} {}", output::seconds(seconds)));
@@ -345,8 +346,8 @@ fn phases(job: &Value) -> impl Iterator<Item = (&str, f64)> {
     phases.filter_map(|phase| Some((phase["name"].as_str()?, phase["seconds"].as_f64()?)))
 }
 
-/// Rates count the rows that go in and those that come out: an anti join may give hardly any, and a join of many to many
-/// takes its time for what it gives.
+/// Renders the time and the rate. The rate counts input and output rows: an anti join may output
+/// hardly any rows, and a many-to-many join spends its time on output.
 fn time_of(done: &Done, rows_in: u64) -> String {
     let engine: f64 = phases(&done.job).map(|(_, seconds)| seconds).sum();
     format!(
@@ -388,7 +389,7 @@ fn heading(text: &str) {
     people(&format!("\n{}", output::styled(text, Style::Heading)));
 }
 
-/// Text for people; machines get events.
+/// Prints text for people; with `--json` the demo prints events instead.
 fn people(text: &str) {
     if !output::is_json() {
         output::line(text);
@@ -401,7 +402,7 @@ fn event(value: Value) {
     }
 }
 
-/// A word in the margin, and what it says beside it.
+/// Prints a label in the margin with its text next to it.
 fn labelled(label: &str, text: &str) {
     let lines = text.lines().map(|line| rows::wrap(line, TEXT_WIDTH)).collect::<Vec<_>>().join("\n");
     for (at, line) in lines.lines().enumerate() {

@@ -1,4 +1,5 @@
-//! The demo's tables: TPC-H as its generator makes them, and what the joins of the demo need besides.
+//! Tables of the demo: TPC-H tables from the generator, and the other tables that the demo's joins
+//! need.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -21,28 +22,28 @@ const ROWS_PER_BATCH: usize = 64 * 1024;
 /// 1995-03-15, the date of TPC-H query 3, in days since 1970.
 const Q3_DATE: i32 = 9204;
 
-/// The tables of the benchmark, of which the generator makes these.
+/// Generated tables of the benchmark.
 pub const TPCH: [&str; 5] = ["customer", "orders", "lineitem", "supplier", "partsupp"];
 
-/// Rows that the generator makes: of customers, orders, suppliers and parts of suppliers so many as the benchmark says,
-/// and four lines for each order on average.
+/// Returns the number of rows to generate. Customers, orders, suppliers and parts of suppliers have
+/// the row counts of the benchmark. Each order has four lines on average.
 pub fn rows_to_generate(scale: f64) -> u64 {
     ((150_000.0 + 1_500_000.0 + 6_000_000.0 + 10_000.0 + 800_000.0) * scale) as u64
 }
 
-/// A table on the client's side.
+/// Table in the client's memory.
 #[derive(Clone, Debug)]
 pub struct Local {
-    /// The name that the server has it under.
+    /// Name of the table on the server.
     pub name: &'static str,
     /// Columns and their types.
     pub schema: SchemaRef,
-    /// The rows.
+    /// Rows of the table.
     pub batches: Vec<RecordBatch>,
 }
 
 impl Local {
-    /// A table of these batches, at least one.
+    /// Creates a table from `batches`, which must contain at least one batch.
     pub fn of(name: &'static str, batches: Vec<RecordBatch>) -> Result<Self> {
         let first =
             batches.first().ok_or_else(|| Error::Invalid(format!("there are no rows in {name} at this scale")))?;
@@ -54,20 +55,20 @@ impl Local {
         self.batches.iter().map(|batch| batch.num_rows() as u64).sum()
     }
 
-    /// A column, batch by batch.
+    /// Returns a column, batch by batch.
     pub fn column(&self, name: &str) -> impl Iterator<Item = &ArrayRef> + use<'_> {
         let at = self.schema.index_of(name).unwrap_or_else(|_| panic!("table {} has no column {name:?}", self.name));
         self.batches.iter().map(move |batch| batch.column(at))
     }
 
-    /// The rows that are to be kept, by a column of them.
+    /// Returns the rows that `keep` selects by the column `by`.
     fn filtered(&self, name: &'static str, by: &str, keep: impl Fn(&ArrayRef) -> BooleanArray) -> Result<Self> {
         let filter = |(batch, column)| Ok(filter_record_batch(batch, &keep(column))?);
         Self::of(name, self.batches.iter().zip(self.column(by)).map(filter).collect::<Result<_>>()?)
     }
 }
 
-/// The table that the demo's first join of query 3 leaves on the server.
+/// Table that the demo's first join of query 3 keeps on the server.
 const MADE_BY_JOIN: &str = "q3_customer_orders";
 
 /// All tables of the demo.
@@ -77,12 +78,13 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Generates them. The steps of `progress` are the rows that the generator makes, [`rows_to_generate`] in all.
+    /// Generates the tables. The steps of `progress` are generated rows, [`rows_to_generate`] in
+    /// total.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the generator and Arrow disagree.
+    /// [`Error::Internal`] if the generator and Arrow disagree.
     pub fn generate(scale: f64, progress: &Progress) -> Result<Self> {
-        // A part per thread and then some, so that none waits long for the last.
+        // Two parts per thread, so that no thread waits long for the last part.
         let parts = i32::try_from(rayon::current_num_threads() * 2).unwrap_or(8);
         macro_rules! generate {
             ($name:literal, $generator:ident, $arrow:ident) => {
@@ -114,17 +116,17 @@ impl Tables {
         Ok(Self::of(tables.into_iter().chain([made_by_join]).collect()))
     }
 
-    /// These tables.
+    /// Wraps the given tables.
     pub fn of(tables: Vec<Local>) -> Self {
         Self { tables }
     }
 
-    /// Those that are uploaded, in that order.
+    /// Returns the tables to upload, in order.
     pub fn uploads(&self) -> impl Iterator<Item = &Local> {
         self.tables.iter().filter(|table| table.name != MADE_BY_JOIN)
     }
 
-    /// The table of that name, which must be one of the demo's.
+    /// Returns the table with this name, which must be one of the demo's.
     pub fn get(&self, name: &str) -> &Local {
         self.tables.iter().find(|table| table.name == name).unwrap_or_else(|| panic!("the demo has no table {name:?}"))
     }
@@ -134,7 +136,7 @@ fn integers(keys: &ArrayRef) -> impl Iterator<Item = i64> {
     keys.as_primitive::<Int64Type>().values().iter().copied()
 }
 
-/// Generates the parts of a table on all threads, and puts them together in order.
+/// Generates the parts of a table on all threads, and concatenates them in order.
 fn parts_of<I>(name: &'static str, parts: i32, progress: &Progress, part: impl Fn(i32) -> I + Sync) -> Result<Local>
 where
     I: Iterator<Item = Result<RecordBatch, ArrowError>>,
@@ -151,7 +153,7 @@ where
     Local::of(name, batches)
 }
 
-/// The generator gives string views; plain strings are what most clients send.
+/// Casts the generator's string views to plain strings, which most clients send.
 fn plain_strings(batch: RecordBatch) -> Result<RecordBatch> {
     let plain = |field: &FieldRef| match field.data_type() {
         DataType::Utf8View => Field::clone(field).with_data_type(DataType::Utf8),
@@ -162,7 +164,7 @@ fn plain_strings(batch: RecordBatch) -> Result<RecordBatch> {
     Ok(columns.as_struct().into())
 }
 
-/// A table with a string for its key: the clerks that occur in orders, each with a desk.
+/// Makes a table with a string key: the clerks that occur in orders, each with a desk.
 fn clerks(orders: &Local) -> Result<Local> {
     let mut names = BTreeSet::new();
     for column in orders.column("o_clerk") {
@@ -179,7 +181,7 @@ fn clerks(orders: &Local) -> Result<Local> {
 mod tests {
     use super::*;
 
-    /// What a progress bar is told: it ends where it was said that it would.
+    /// Checks that the progress bar ends at the announced total, within 1 %.
     #[test]
     fn as_many_rows_are_generated_as_were_announced() {
         let scale = 0.01;

@@ -1,5 +1,5 @@
-//! Tables in files: Parquet, Arrow IPC (file and stream) and CSV, read and written batch by batch; also read from standard
-//! input and written to standard output. JSON lines are written only.
+//! Tables in files: Parquet, Arrow IPC (file and stream) and CSV, read and written batch by batch;
+//! also read from standard input and written to standard output. JSON lines are written only.
 
 mod csv;
 mod padding;
@@ -18,10 +18,10 @@ pub use source::{Piece, STDIN, Source, folder};
 
 use crate::{Error, Result};
 
-/// Batches that wait between the thread that reads or writes a file and whoever takes or gives them.
+/// Batches that may wait between the thread that reads or writes a file and its other end.
 const BATCHES_AHEAD: usize = 4;
 
-/// The bytes at the start of a file that tell its format.
+/// Bytes at the start of a file that show its format.
 const MAGIC_BYTES: usize = 8;
 
 /// What a file is written in.
@@ -39,11 +39,11 @@ pub enum Format {
     Json,
 }
 
-/// The formats that are read.
+/// Formats that can be read.
 pub const READABLE: [Format; 4] = [Format::Parquet, Format::Arrow, Format::ArrowStream, Format::Csv];
 
 impl Format {
-    /// How the names of its files end.
+    /// Returns the file name extensions of the format.
     fn extensions(self) -> &'static [&'static str] {
         match self {
             Self::Parquet => &["parquet", "pq"],
@@ -54,10 +54,10 @@ impl Format {
         }
     }
 
-    /// The format that a file's name stands for.
+    /// Returns the format that a file's name stands for.
     ///
     /// # Errors
-    /// [`Error::Invalid`] lists the names that stand for one of `formats`, which are those that can be meant.
+    /// [`Error::Invalid`] lists the extensions of `formats`, the formats that are possible here.
     pub fn of_name(path: &Path, formats: &[Self]) -> Result<Self> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
         let is_named = |format: &&Self| extension.as_deref().is_some_and(|name| format.extensions().contains(&name));
@@ -68,8 +68,8 @@ impl Format {
         })
     }
 
-    /// As [`Format::of_name`], corrected by the first bytes of the file, which know better. Of what gzip has compressed, CSV is
-    /// read, and the name before `.gz` counts.
+    /// Returns the format by the first bytes of the file, which are more reliable than its name, or
+    /// else by [`Format::of_name`]. A gzip file must be CSV by the name before `.gz`.
     fn of_file(path: &Path, start: &[u8]) -> Result<Self> {
         if let Some(format) = Self::of_magic(start) {
             return Ok(format);
@@ -92,8 +92,8 @@ impl Format {
         }
     }
 
-    /// Refuses a format that was said of what begins as another does. Text may begin with the letters of a mark, and numbers that
-    /// are no text follow on it in the files whose mark it is.
+    /// Refuses a `--format` that contradicts the first bytes. A text file may begin with the
+    /// letters of a mark. A file that carries the mark has bytes after it that are not text.
     fn check_said(self, start: &[u8]) -> Result<()> {
         let is_text = !start.iter().any(|byte| matches!(byte, 0..b'\t' | 0x0e..b' ' | 0xff));
         match Self::of_magic(start) {
@@ -106,12 +106,12 @@ impl Format {
         }
     }
 
-    /// The word that `--format` takes.
+    /// Returns the word that `--format` takes.
     fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// What a file of it is, in a sentence.
+    /// Returns a noun phrase for a file of the format.
     fn kind(self) -> &'static str {
         match self {
             Self::Parquet => "a Parquet file",
@@ -122,7 +122,7 @@ impl Format {
         }
     }
 
-    /// The format whose files begin so; of CSV they may begin with anything.
+    /// Returns the format whose files begin with these bytes. CSV has no such mark.
     fn of_magic(magic: &[u8]) -> Option<Self> {
         match magic {
             [b'P', b'A', b'R', b'1', ..] => Some(Self::Parquet),
@@ -133,12 +133,12 @@ impl Format {
     }
 }
 
-/// Whether a file's name says that tabs are between its fields.
+/// True if a file's name says that its fields are separated by tabs.
 fn is_tsv(path: &Path) -> bool {
     without_gz(path).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("tsv"))
 }
 
-/// The name that a file had before gzip compressed it.
+/// Returns the name that a file had before gzip compressed it.
 pub fn without_gz(path: &Path) -> &Path {
     let is_gz = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
     match (is_gz, path.file_stem()) {

@@ -1,10 +1,10 @@
 //! Nulls that Parquet's reader makes for the rows of a null struct.
 //!
-//! A row of a null struct takes a place in the arrays below it. The reader (parquet 59.3) fills some of
-//! these places with nulls: those of lists of a fixed size, and all places inside of lists and maps.
-//! A struct or list that may not be null gets no bitmap. Where its values may not be null either,
-//! nothing hides their nulls, and Arrow refuses the array. Here such structs and lists get the nulls of
-//! the struct above them.
+//! A row of a null struct takes a place in the arrays below it. The reader (parquet 59.3) fills
+//! some of these places with nulls: those of lists of a fixed size, and all places inside of lists
+//! and maps. A struct or list that may not be null gets no bitmap. Where its values may not be null
+//! either, nothing hides their nulls, and Arrow refuses the array. Here such structs and lists get
+//! the nulls of the struct above them.
 
 use arrow::array::{ArrayData, RecordBatch, RecordBatchOptions, make_array};
 use arrow::buffer::NullBuffer;
@@ -21,14 +21,14 @@ pub(super) fn has_padding(data_type: &DataType) -> bool {
     )
 }
 
-/// True for fields that take a place in each row of their parent and may not be null, with values that
-/// may not be null.
+/// True for fields that take a place in each row of their parent and may not be null, with values
+/// that may not be null.
 fn has_no_bitmap(field: &Field) -> bool {
     let takes_place = matches!(field.data_type(), DataType::Struct(_) | DataType::FixedSizeList(..));
     takes_place && !field.is_nullable() && children(field.data_type()).into_iter().any(|value| !value.is_nullable())
 }
 
-/// The batch with the nulls of structs in the fields that they hide.
+/// Returns the batch with the nulls of structs in the fields that they hide.
 ///
 /// # Errors
 /// Arrow's, for a null in a field that may not be null, and that no struct hides.
@@ -44,8 +44,8 @@ pub(super) fn hide_padding(batch: &RecordBatch) -> Result<RecordBatch, ArrowErro
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
 }
 
-/// The array with the nulls of its parent, if its field may not be null. Values without parts stay as
-/// they are.
+/// Adds the nulls of the parent to the array, if its field may not be null. Values without parts
+/// stay as they are.
 fn hidden(field: &Field, array: ArrayData, parent: Option<&NullBuffer>) -> Result<ArrayData, ArrowError> {
     let fields = children(array.data_type());
     if fields.is_empty() {

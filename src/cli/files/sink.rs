@@ -1,4 +1,4 @@
-//! Files that are written.
+//! Writes tables into files.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
@@ -25,33 +25,35 @@ use crate::cli::{output, rows};
 use crate::human::{file_failure, system_words};
 use crate::{Context, Error, Result};
 
-/// A file to be, empty so far and under another name next to its own: whether it can be written is known before there are
-/// rows, or even columns. Dropping it leaves nothing.
+/// File that is about to be written, still empty, under a temporary name next to its final name.
+/// Creating it shows early whether the file can be written, before rows or columns are known.
+/// Dropping it removes the file.
 #[derive(Debug)]
 pub struct Target {
     file: Option<File>,
     format: Format,
     path: PathBuf,
     failure: Failure,
-    /// None for a pipe or a device (`/dev/null`), which is there already and must not be replaced by a file.
+    /// `None` for a pipe or a device (`/dev/null`), which exists already and must not be replaced
+    /// by a file.
     aside: Option<Aside>,
 }
 
-/// What is being written, next to the file that it will be.
+/// Temporary file, next to its final place.
 #[derive(Debug)]
 struct Aside {
     path: PathBuf,
-    /// Where the file will be: behind the links that its name may be.
+    /// Final place of the file, with links resolved.
     place: PathBuf,
 }
 
-/// As many links as Linux follows.
+/// Number of links that Linux follows.
 const LINKS_MAX: usize = 40;
 
-/// Standard output, where the name of a file is asked for.
+/// File name that stands for standard output.
 pub const STDOUT: &str = "-";
 
-/// What is written to.
+/// File that is open for writing.
 #[derive(Debug)]
 struct Opened {
     file: File,
@@ -59,13 +61,14 @@ struct Opened {
     failure: Failure,
 }
 
-/// Why nothing more could be written: the libraries put words of their own around what the system says.
+/// First error of the system, kept because the libraries wrap the system's message in their own
+/// words.
 type Failure = Arc<OnceLock<Error>>;
 
 impl Write for Opened {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.file.write(bytes).inspect_err(|failure| {
-            // What is interrupted is tried again.
+            // An interrupted write is tried again.
             if failure.kind() != ErrorKind::Interrupted {
                 let error = match self.path == Path::new(STDOUT) {
                     true => output::stdout_failure(failure),
@@ -84,11 +87,11 @@ impl Write for Opened {
 }
 
 impl Target {
-    /// Creates the file next to where it will be. "-" is standard output, where an Arrow IPC stream goes unless a format is
-    /// said.
+    /// Creates the file next to its final place. "-" is standard output, which gets an Arrow IPC
+    /// stream unless `format` is given.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when its name says no format, or the place cannot be written.
+    /// [`Error::Invalid`] if the name does not show a format, or the place cannot be written.
     pub fn create(path: &Path, format: Option<Format>) -> Result<Self> {
         if path == Path::new(STDOUT) {
             return Self::stdout(format.unwrap_or(Format::ArrowStream));
@@ -134,15 +137,15 @@ impl Target {
         Ok(Self { file: Some(file.into()), format, path: STDOUT.into(), failure, aside: None })
     }
 
-    /// Whether it is standard output.
+    /// True if the target is standard output.
     pub fn is_stdout(&self) -> bool {
         self.path == Path::new(STDOUT)
     }
 
-    /// Begins to write a table of these columns.
+    /// Begins to write a table with the columns of `schema`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the format cannot hold the columns.
+    /// [`Error::Invalid`] if the format cannot hold the columns.
     pub fn begin(mut self, schema: &Schema) -> Result<Sink> {
         let file = self.file.take().ok_or_else(|| Error::Internal("the file has been begun already".into()))?;
         let opened = Opened { file, path: self.path.clone(), failure: self.failure.clone() };
@@ -151,7 +154,7 @@ impl Target {
         Ok(Sink { writer, target: self })
     }
 
-    /// What went wrong: what the system said when it was written to, or else `error`.
+    /// Returns the system's error if a write failed, or else `error`.
     fn failed(&self, error: Error) -> Error {
         match self.failure.get() {
             Some(failure) => failure.clone(),
@@ -159,22 +162,23 @@ impl Target {
         }
     }
 
-    /// The file as a person calls it.
+    /// Returns the name of the file for messages.
     fn name(&self) -> String {
         if self.is_stdout() { "standard output".into() } else { self.path.display().to_string() }
     }
 
-    /// As [`Target::begin`], on a thread of its own: compression must not hold up the sockets.
+    /// Begins to write on a separate thread, because compression must not delay the sockets.
     ///
     /// # Errors
-    /// As [`Target::begin`].
+    /// The errors of [`Target::begin`].
     pub fn start(self, schema: &Schema) -> Result<Writing> {
         let path = self.path.clone();
         let mut sink = self.begin(schema)?;
         let (batches, mut queued) = mpsc::channel::<Option<RecordBatch>>(BATCHES_AHEAD);
         let writer = tokio::task::spawn_blocking(move || {
             while let Some(Some(batch)) = queued.blocking_recv() {
-                // Whoever waits for the file holds on to the other end, and else it is taken away: the sooner, the better.
+                // The caller keeps its sender while it waits for the file. A dropped sender means
+                // that the file will be removed, so stop early.
                 if queued.is_closed() {
                     break;
                 }
@@ -185,7 +189,7 @@ impl Target {
         Ok(Writing { batches, writer, path })
     }
 
-    /// Where it will be.
+    /// Returns the final path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -194,13 +198,13 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if let Some(aside) = &self.aside {
-            // The error that led here matters more than one about the remains.
+            // Ignore errors of the removal: the error that led here matters more.
             let _ = std::fs::remove_file(&aside.path);
         }
     }
 }
 
-/// Creates a file next to where it will be, which whoever may read the one that is there may read, and nobody else.
+/// Creates a file next to its final place, with the permissions of the file that it will replace.
 fn create_aside(path: &Path, there: Option<std::fs::Permissions>) -> std::io::Result<(File, Option<Aside>)> {
     let place = behind_links(path)?;
     let mut aside = place.as_os_str().to_owned();
@@ -213,18 +217,19 @@ fn create_aside(path: &Path, there: Option<std::fs::Permissions>) -> std::io::Re
     }
     let file = options.open(&aside.path)?;
     if let Some(there) = there {
-        // The mask of the process has taken away from those that it was created with.
+        // The process's umask removed permissions when the file was created. Restore them.
         file.set_permissions(there).inspect_err(|_| drop(std::fs::remove_file(&aside.path)))?;
     }
     Ok((file, Some(aside)))
 }
 
-/// The path that a link, and one behind it, stands for, whether or not a file is there.
+/// Resolves a link, and links behind it, also if no file exists at the end.
 fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
         match std::fs::read_link(&path) {
-            // A relative one is seen from the folder that it is in; an absolute one takes the place of it all.
+            // A relative target starts at the link's folder. `join` replaces the path if the target
+            // is absolute.
             Ok(target) => path = path.parent().unwrap_or(Path::new("")).join(target),
             Err(_) => return Ok(path),
         }
@@ -232,23 +237,25 @@ fn behind_links(path: &Path) -> std::io::Result<PathBuf> {
     Err(std::io::Error::other("its name is a link in a circle"))
 }
 
-/// A file that a thread writes. Dropping it leaves nothing, once the thread is done with the batch it is at.
+/// File that a thread writes. Dropping it removes the file, once the thread has written its current
+/// batch.
 pub struct Writing {
-    /// `None` follows the last.
+    /// Queue of batches; `None` follows the last batch.
     batches: mpsc::Sender<Option<RecordBatch>>,
     writer: JoinHandle<Result<Sink>>,
     path: PathBuf,
 }
 
 impl Writing {
-    /// Hands a batch to the thread, and waits while it is behind.
+    /// Queues a batch for the thread, and waits while the queue is full.
     ///
     /// # Errors
-    /// Those of [`Sink::write`], for this batch or one before; nothing can be written after that.
+    /// The errors of [`Sink::write`], for this batch or an earlier one. Nothing can be written
+    /// after an error.
     pub async fn write(&mut self, batch: RecordBatch) -> Result<()> {
         match self.batches.send(Some(batch)).await {
             Ok(()) => Ok(()),
-            // The thread ends before its batches do only when it has failed.
+            // The thread ends before its last batch only after a failure.
             Err(_) => match written(&mut self.writer, &self.path).await {
                 Err(error) => Err(error),
                 Ok(_) => Err(Error::Internal(format!("the writer of {} ended early", self.path.display()))),
@@ -259,7 +266,7 @@ impl Writing {
     /// Completes the file and gives it its name.
     ///
     /// # Errors
-    /// As [`Writing::complete`] and [`Complete::appear`].
+    /// The errors of [`Writing::complete`] and [`Complete::appear`].
     pub async fn finish(self) -> Result<()> {
         self.complete().await?.appear()
     }
@@ -267,10 +274,10 @@ impl Writing {
     /// Completes the file.
     ///
     /// # Errors
-    /// Those of [`Sink::write`] for the last batches, and of [`Sink::complete`].
+    /// The errors of [`Sink::write`] for the last batches, and of [`Sink::complete`].
     pub async fn complete(self) -> Result<Complete> {
         let Self { batches, mut writer, path } = self;
-        // A thread that takes no more has failed, which it tells better.
+        // Ignore a failed send: the thread has failed, and its own error is better.
         let _ = batches.send(None).await;
         let sink = written(&mut writer, &path).await?;
         written(&mut tokio::task::spawn_blocking(move || sink.complete()), &path).await
@@ -281,7 +288,7 @@ async fn written<T>(writer: &mut JoinHandle<Result<T>>, path: &Path) -> Result<T
     writer.await.map_err(|error| Error::Internal(format!("the writer of {}: {error}", path.display())))?
 }
 
-/// A file that is being written. It appears under its name when it is finished, and not before.
+/// File that is being written. It appears under its name only when it is finished.
 pub struct Sink {
     writer: Writer,
     target: Target,
@@ -299,7 +306,8 @@ impl Sink {
     /// Writes a batch.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the format cannot hold it, [`Error::Exhausted`] when the disk is full.
+    /// [`Error::Invalid`] if the format cannot hold the batch, [`Error::Exhausted`] if the disk is
+    /// full.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         let written = match &mut self.writer {
             Writer::Parquet(writer, schema) => {
@@ -325,7 +333,7 @@ impl Sink {
     /// Completes the file and gives it its name.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the disk is full.
+    /// [`Error::Exhausted`] if the disk is full.
     #[cfg(test)]
     pub fn finish(self) -> Result<()> {
         self.complete()?.appear()
@@ -334,7 +342,7 @@ impl Sink {
     /// Completes the file.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the disk is full.
+    /// [`Error::Exhausted`] if the disk is full.
     pub fn complete(mut self) -> Result<Complete> {
         let finished = match &mut self.writer {
             Writer::Parquet(writer, _) => writer.finish().map(drop).map_err(|error| Error::Invalid(error.to_string())),
@@ -349,7 +357,7 @@ impl Sink {
                 Writer::Arrow(writer) => writer.get_mut(),
                 Writer::ArrowStream(writer) => writer.get_mut(),
                 Writer::Json(writer) => writer.get_mut(),
-                // It flushes after each batch.
+                // The CSV writer flushes after each batch.
                 Writer::Csv(_) => return Ok(()),
             };
             file.flush().map_err(Error::from)
@@ -359,15 +367,15 @@ impl Sink {
     }
 }
 
-/// A file that is written to its end, and has not its name yet. Dropping it leaves nothing.
+/// Complete file that does not have its name yet. Dropping it removes the file.
 #[derive(Debug)]
 pub struct Complete(Target);
 
 impl Complete {
-    /// Gives it its name.
+    /// Gives the file its name.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when the disk is full.
+    /// [`Error::Exhausted`] if the disk is full.
     pub fn appear(self) -> Result<()> {
         let Self(mut target) = self;
         if let Some(aside) = &target.aside {
@@ -378,8 +386,9 @@ impl Complete {
     }
 }
 
-/// The schema with types that Parquet has: it has no times in whole seconds and no days in milliseconds, and other readers would
-/// find numbers in their place. Its library has no dictionaries of some types.
+/// Returns the schema with types that Parquet has. Parquet has no times in whole seconds and no
+/// days in milliseconds; other readers would find numbers instead. The Parquet library has no
+/// dictionaries of some types.
 fn parquet_schema(schema: &Schema) -> SchemaRef {
     let field = |field: &FieldRef| Arc::new(field.as_ref().clone().with_data_type(parquet_type(field.data_type())));
     let fields: Vec<FieldRef> = schema.fields().iter().map(field).collect();
@@ -400,7 +409,7 @@ fn parquet_type(data_type: &DataType) -> DataType {
     }
 }
 
-/// The batch with the types of [`parquet_schema`].
+/// Casts the batch to the types of [`parquet_schema`].
 fn in_parquet(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let column = |(column, field): (&ArrayRef, &FieldRef)| match column.data_type() == field.data_type() {
@@ -433,7 +442,7 @@ impl Writer {
                 rows::check_has_csv(schema)?;
                 let delimiter = if is_tsv(path) { b'\t' } else { b',' };
                 let mut writer = csv::WriterBuilder::new().with_delimiter(delimiter).build(file);
-                // Writes the heading, which a table without rows has too.
+                // Write the heading, also for a table without rows.
                 writer.write(&RecordBatch::new_empty(Arc::new(schema.clone())))?;
                 Self::Csv(writer)
             }

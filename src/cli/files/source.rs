@@ -1,4 +1,4 @@
-//! Files that are read.
+//! Reads tables from files.
 
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
@@ -26,48 +26,51 @@ use crate::{Context, Error, Result, panics};
 /// Rows read at a time: some megabytes for tables of ordinary width.
 pub(super) const ROWS_PER_BATCH: usize = 64 * 1024;
 
-/// Bytes read at a time where a format's reader asks for less.
+/// Minimum number of bytes read at a time, for readers that ask for less.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
-/// Standard input, where the name of a file is asked for.
+/// File name that stands for standard input.
 pub const STDIN: &str = "-";
 
-/// What the readers of all formats come to.
+/// Iterator over the batches of a file, for the readers of all formats.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
-/// Begins to read the rows of a file, as columns of these types: those that it has, or that it was given.
+/// Starts reading the rows of a file, cast to the types of a schema: its own types, or types given
+/// by the caller.
 pub(super) type Begin = Box<dyn FnOnce(SchemaRef) -> Batches + Send>;
 
-/// A file that is open for reading.
+/// File that is open for reading.
 pub struct Source {
     /// Columns and their types.
     pub schema: SchemaRef,
-    /// Size of the file, 0 where nobody knows it; the pieces add up to it, or to a little less where the format has something
-    /// behind the rows.
+    /// Size of the file in bytes; 0 if unknown. The pieces add up to it, or to a little less if the
+    /// format stores something after the rows.
     pub file_bytes: u64,
-    /// Whether nothing but its first rows says what the types are.
+    /// True if the types were inferred from the first rows.
     pub is_inferred: bool,
-    /// Columns of CSV without a value in its first rows: text, unless somebody knows better.
+    /// Columns of CSV without a value in the first rows. They are text, unless the caller supplies
+    /// types.
     untyped: Vec<usize>,
     begin: Begin,
     measure: Measure,
     path: PathBuf,
 }
 
-/// Rows of a file, and how many of its bytes they took.
+/// Rows of a file, with the number of file bytes that they took.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// The rows.
     pub batch: RecordBatch,
-    /// The file's bytes since the piece before.
+    /// Bytes of the file since the previous piece.
     pub file_bytes: u64,
 }
 
-/// How the bytes of a file are shared out among its batches.
+/// Method to divide the bytes of a file among its batches.
 enum Measure {
-    /// By rows, of which the file says how many it has: a Parquet file is read column by column, back and forth.
+    /// By rows, with the total from the file: a Parquet file is read column by column, back and
+    /// forth.
     Rows { total: u64 },
-    /// By what was read from it.
+    /// By the bytes read so far.
     Read(Arc<AtomicU64>),
 }
 
@@ -81,13 +84,15 @@ impl Source {
     /// Opens a file and reads its schema.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it is not there, [`Error::Invalid`] when it is not what it seems; with the path.
+    /// [`Error::NotFound`] if the file does not exist, [`Error::Invalid`] if it is not what it
+    /// seems. Both name the path.
     pub fn open(path: &Path, format: Option<Format>, csv: &CsvArgs) -> Result<Self> {
         unless_it_panics(|| open(path, format, csv).and_then(Self::with_sound_names))
             .context(|| format!("reading {}", name_of(path)))
     }
 
-    /// Refuses columns that share a name, before the server does, which does not know the file.
+    /// Refuses columns that share a name. The server would refuse them too, but does not know the
+    /// file.
     fn with_sound_names(self) -> Result<Self> {
         let (schema, mut names) = (self.schema.clone(), HashSet::new());
         match schema.fields().iter().find(|field| !names.insert(field.name())) {
@@ -99,12 +104,13 @@ impl Source {
         }
     }
 
-    /// Whether there are columns that have no type of their own.
+    /// True if there are columns without a type.
     pub fn has_untyped_columns(&self) -> bool {
         !self.untyped.is_empty()
     }
 
-    /// Gives the columns that have no type of their own those of the same names in `table`, where CSV is read as these.
+    /// Gives each column without a type the type of the same column in `table`, if CSV is read as
+    /// that type.
     pub fn take_types(&mut self, table: &Schema) {
         let mut fields = self.schema.fields().to_vec();
         for at in std::mem::take(&mut self.untyped) {
@@ -116,14 +122,15 @@ impl Source {
         self.schema = Arc::new(Schema::new(fields));
     }
 
-    /// The rows, read on a thread of their own.
+    /// Returns a stream of the rows, which a separate thread reads.
     pub fn into_stream(self) -> BoxStream<'static, Result<Piece>> {
         let (pieces, incoming) = mpsc::channel(BATCHES_AHEAD);
         tokio::task::spawn_blocking(move || {
             let Self { begin, schema, .. } = self;
             let mut batches = begin(schema);
             let (mut rows, mut told) = (0, 0);
-            // A reader that panicked would look like one that is done, and half of a file like all of it.
+            // Without the check, a reader that panicked would look like a finished one, and half of
+            // a file like all of it.
             while let Some(batch) = unless_it_panics(|| batches.next().transpose()).transpose() {
                 let piece = batch.context(|| format!("reading {}", name_of(&self.path))).map(|batch| {
                     rows += batch.num_rows() as u64;
@@ -142,14 +149,16 @@ impl Source {
     }
 }
 
-/// What a reader answers; that it cannot read the file where it panics over what is in it.
+/// Returns the reader's answer. Turns a panic, which the contents of the file caused, into an
+/// error.
 fn unless_it_panics<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     panics::caught(read)
         .unwrap_or_else(|said| Err(Error::Invalid(format!("it is damaged, or holds what cannot be read: {said}"))))
 }
 
 impl Measure {
-    /// Bytes of the file that are done with when so many rows are; never fewer than before, and never more than all.
+    /// Returns the bytes of the file that `rows` rows account for. The value never decreases and
+    /// never exceeds `file_bytes`.
     fn done(&self, rows: u64, file_bytes: u64) -> u64 {
         match self {
             Self::Rows { total } => {
@@ -160,7 +169,7 @@ impl Measure {
     }
 }
 
-/// A file that counts what is read from it.
+/// File that counts the bytes read from it.
 struct Counted {
     file: File,
     read: Arc<AtomicU64>,
@@ -217,7 +226,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
             let file = Counted::new(file);
             let read = file.read.clone();
             let (schema, begin) = open_arrow(BufReader::with_capacity(BUFFER_BYTES, file))?;
-            // The reader began with the footer.
+            // The reader began with the footer, so restart the count.
             read.store(0, Ordering::Relaxed);
             (schema, begin, Measure::Read(read))
         }
@@ -240,7 +249,7 @@ fn open(path: &Path, format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     Ok(Source { schema, file_bytes, is_inferred, untyped, begin, measure, path: path.to_owned() })
 }
 
-/// The bytes that a file begins with; none of what can be read once only.
+/// Returns the first bytes of a file; none for a pipe, which can be read only once.
 fn first_bytes(file: &mut File, about: &Metadata) -> Result<Vec<u8>> {
     let mut start = Vec::with_capacity(MAGIC_BYTES);
     if about.is_file() {
@@ -250,12 +259,12 @@ fn first_bytes(file: &mut File, about: &Metadata) -> Result<Vec<u8>> {
     Ok(start)
 }
 
-/// What is wrong with a folder where a file is asked for.
+/// Returns the error for a folder given instead of a file.
 pub fn folder() -> Error {
     Error::Invalid("it is a folder; name the files in it, with --table to put them into one table".into())
 }
 
-/// What is wrong with a file that has nothing in it.
+/// Returns the error for an empty file.
 pub(super) fn empty() -> Error {
     Error::Invalid("it is empty, and a table needs columns".into())
 }
@@ -264,7 +273,7 @@ fn no_json() -> Error {
     Error::Invalid("JSON is written and not read here; upload it as Parquet, Arrow IPC or CSV".into())
 }
 
-/// Refuses what is said of CSV where there is none: whoever says it expects it to hold.
+/// Refuses CSV options for other formats, because the user expects them to take effect.
 fn check_args(format: Format, args: &CsvArgs) -> Result<()> {
     let kind = match format {
         Format::Csv | Format::Json => return Ok(()),
@@ -281,8 +290,8 @@ fn check_args(format: Format, args: &CsvArgs) -> Result<()> {
     }
 }
 
-/// What comes through a pipe has no end that is known, and cannot be read back and forth: what has its index at its end is
-/// taken into memory first.
+/// Opens standard input. A pipe has no known length and cannot seek, so formats with their index at
+/// the end are read into memory first.
 fn open_stdin(format: Option<Format>, args: &CsvArgs) -> Result<Source> {
     let (start, mut input) = csv::peek(std::io::stdin(), MAGIC_BYTES)?;
     if start.is_empty() {
@@ -349,7 +358,7 @@ fn open_arrow(mut input: impl Read + Seek + Send + 'static) -> Result<(SchemaRef
     Ok((reader.schema(), batches(reader, "an Arrow IPC file")))
 }
 
-/// What each message of a stream begins with.
+/// First bytes of each message of a stream.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
 fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Begin)> {
@@ -364,13 +373,13 @@ fn open_stream(input: impl Read + Send + 'static) -> Result<(SchemaRef, Begin)> 
     Ok((reader.schema(), batches(reader, "an Arrow IPC stream")))
 }
 
-/// A file as a person calls it.
+/// Returns the name of the file for messages.
 fn name_of(path: &Path) -> String {
     if path == Path::new(STDIN) { "standard input".into() } else { path.display().to_string() }
 }
 
-/// Refuses a file that begins as its kind does and has another end: what says where its rows lie is there, and the libraries have
-/// little to say of a file without it.
+/// Refuses a file that begins with the mark of its kind and does not end with it. The index of the
+/// rows is at the end, and the libraries' messages for a missing index are unclear.
 fn check_end(input: &mut (impl Read + Seek), mark: &[u8], kind: &str) -> Result<()> {
     let mut found = [vec![0; mark.len()], vec![0; mark.len()]];
     let length = input.seek(SeekFrom::End(0))?;
@@ -394,12 +403,14 @@ fn cut_short(kind: &str) -> Error {
     ))
 }
 
-/// The libraries say what they miss, and not what they took the file for.
+/// Returns the error for a damaged file. The libraries name the missing part, but not the format
+/// that they expected.
 fn broken(kind: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Invalid(format!("it is not {kind}, or is damaged: {}", first_words(error)))
 }
 
-/// What a library says, without the fields that a verifier of flatbuffers tells behind what is wrong: offsets, and a trace.
+/// Returns a library's message without the fields that a verifier of flatbuffers appends: offsets,
+/// and a trace.
 fn first_words(error: &dyn std::fmt::Display) -> String {
     let said = error.to_string();
     match said.split_once(" { ") {
@@ -408,7 +419,7 @@ fn first_words(error: &dyn std::fmt::Display) -> String {
     }
 }
 
-/// The batches of a library's reader, which have the types of the file.
+/// Returns the batches of a library's reader, in the types of the file.
 fn batches(
     reader: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
     kind: &'static str,
@@ -436,7 +447,8 @@ mod tests {
         let mut writer = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
         writer.write(&batch).unwrap();
         let whole = writer.into_inner().unwrap();
-        // The place of the root table, behind the mark and the length of the message: an odd one, and one out of the message.
+        // Damage the offset of the root table, after the mark and the length of the message. One
+        // value is odd, and one points outside the message.
         for (at, flipped, words) in [(8, 0x01, "Unaligned"), (10, 0xff, "RangeOutOfBounds")] {
             let mut damaged = whole.clone();
             damaged[at] ^= flipped;

@@ -1,4 +1,4 @@
-//! Every format there and back, and what is wrong with files.
+//! Writes and reads back every format, and checks the errors for bad files.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -52,7 +52,8 @@ async fn every_format_reads_back_what_was_written() {
     }
 }
 
-/// What a progress bar is told: the bytes of the pieces grow towards those of the file, and get there.
+/// Checks the bytes that a progress bar is told: they grow towards the size of the file, and reach
+/// it.
 #[tokio::test]
 async fn the_pieces_of_a_file_add_up_to_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -74,7 +75,8 @@ async fn the_pieces_of_a_file_add_up_to_it() {
         let sum: u64 = pieces.iter().sum();
         // An IPC file ends with a footer of some hundred bytes, which is not read twice.
         assert!((file_bytes - 4096..=file_bytes).contains(&sum), "{name}: {pieces:?} of {file_bytes}");
-        // A buffer is read ahead, and no more: halfway through the rows about half of the file is done.
+        // Readers read at most one buffer ahead: halfway through the rows, about half of the file
+        // is done.
         let half = pieces[..pieces.len() - 3].iter().sum::<u64>() as f64 / file_bytes as f64;
         assert!((0.4..0.8).contains(&half), "{name}: {pieces:?} of {file_bytes}");
     }
@@ -99,7 +101,7 @@ fn a_file_that_is_written_over_keeps_its_mode_and_the_links_to_it() {
     symlink("real/data.csv", at("near.csv")).unwrap();
     symlink(at("near.csv"), at("far.csv")).unwrap();
     symlink("circle.csv", at("circle.csv")).unwrap();
-    // First the links lead nowhere, then to a file that nobody else may read.
+    // First the links lead nowhere, then to a file with restricted permissions.
     for mode in [None, Some(0o600), Some(0o666)] {
         if let Some(mode) = mode {
             std::fs::set_permissions(at("real/data.csv"), std::fs::Permissions::from_mode(mode)).unwrap();
@@ -145,8 +147,9 @@ fn columns_that_a_format_cannot_hold_are_refused_before_there_are_rows() {
     begin("t.json").unwrap().unwrap();
 }
 
-/// Parquet has no times in whole seconds, and other readers find numbers where a file has them all the
-/// same. Its library does not read dictionaries of booleans, and panics over those of views.
+/// Parquet has no times in whole seconds; other readers find numbers in a file that has them
+/// anyway. The Parquet library does not read dictionaries of booleans, and panics over dictionaries
+/// of views.
 #[tokio::test]
 async fn parquet_gets_types_that_it_has() {
     let folder = tempfile::tempdir().unwrap();
@@ -191,29 +194,29 @@ async fn parquet_gets_types_that_it_has() {
     }
 }
 
-/// The field of values that may be null only if one of them is.
+/// Returns a field that is nullable only if a value of `array` is null.
 fn item(array: &ArrayRef) -> FieldRef {
     Arc::new(Field::new("item", array.data_type().clone(), array.is_nullable()))
 }
 
-/// Structs of one column. Every second struct is null, if `has_nulls`.
+/// Makes structs of one column. Every second struct is null, if `has_nulls`.
 fn structs(has_nulls: bool, column: ArrayRef) -> ArrayRef {
     let nulls = has_nulls.then(|| (0..column.len()).map(|row| row % 2 == 0).collect::<NullBuffer>());
     Arc::new(StructArray::new(vec![item(&column)].into(), vec![column], nulls))
 }
 
-/// Lists of two values each.
+/// Makes lists of two values each, of fixed size.
 fn pairs(values: ArrayRef) -> ArrayRef {
     Arc::new(FixedSizeListArray::new(item(&values), 2, values, None))
 }
 
-/// As [`pairs`], in lists of any size.
+/// Makes lists of two values each, of variable size.
 fn lists(values: ArrayRef) -> ArrayRef {
     let offsets = OffsetBuffer::from_repeated_length(2, values.len() / 2);
     Arc::new(ListArray::new(item(&values), offsets, values, None))
 }
 
-/// As [`pairs`], in maps from numbers.
+/// Makes maps of two values each, with numbers as keys.
 fn maps(values: ArrayRef) -> ArrayRef {
     let keys: ArrayRef = Arc::new(Int32Array::from_iter_values(0..values.len() as i32));
     let offsets = OffsetBuffer::from_repeated_length(2, values.len() / 2);
@@ -309,7 +312,7 @@ fn unreadable_files_are_named() {
     assert!(matches!(Source::open(&torn, None, &csv_args()), Err(Error::Invalid(_))));
 }
 
-/// Reads a file of CSV to its end, and gives the rows or what is wrong.
+/// Reads a CSV file to its end, and returns the number of rows or the error.
 async fn read_csv(text: impl AsRef<[u8]>, args: &CsvArgs) -> Result<usize> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.csv");
@@ -319,7 +322,7 @@ async fn read_csv(text: impl AsRef<[u8]>, args: &CsvArgs) -> Result<usize> {
     Ok(rows.iter().sum())
 }
 
-/// Arrow's reader counts records, and not lines.
+/// Arrow's reader counts records instead of lines.
 #[tokio::test]
 async fn what_is_wrong_behind_the_first_batch_is_named_with_its_line() {
     let rows = ROWS_PER_BATCH + 100;
@@ -387,7 +390,7 @@ async fn csv_is_read_as_gzip_has_compressed_it() {
     let text = "k,name\n".to_owned() + &(0..rows).map(|at| format!("{at},name {at}\n")).collect::<String>();
     for name in ["t.csv.gz", "t.csv"] {
         let path = folder.path().join(name);
-        // In two members, as files that were put together have them.
+        // Write two gzip members, as in concatenated files.
         let mut file = File::create(&path).unwrap();
         for half in [&text[..1000], &text[1000..]] {
             let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Settings from flags and a file, without the environment, which tests share.
+/// Layers settings from flags and a file, without the environment, which tests share.
 fn layered(flags: &[&str], file: Option<&str>) -> Result<Layered> {
     let folder = tempfile::tempdir().unwrap();
     let path = file.map(|text| {
@@ -14,7 +14,7 @@ fn layered(flags: &[&str], file: Option<&str>) -> Result<Layered> {
     layer(&matches, path.as_deref())
 }
 
-/// Those that a test sets.
+/// True if the environment sets the argument's variable.
 fn is_from_environment(arg: &Arg) -> bool {
     arg.get_env().is_some_and(|variable| std::env::var_os(variable).is_some())
 }

@@ -1,11 +1,15 @@
-//! CSV. Arrow's reader splits the text into columns of text; the kernels of Arrow then cast each column to its type.
+//! CSV. Arrow's reader splits the text into columns of text; the kernels of Arrow then cast each
+//! column to its type.
 //!
-//! The Python client reads CSV by the same rules (`clients/python/src/dovetail/_csv.py`), and `tests/csv/cases.json` tests both:
+//! The Python client reads CSV by the same rules (`clients/python/src/dovetail/_csv.py`), and
+//! `tests/csv/cases.json` tests both:
 //!
 //! * Text is UTF-8, with or without a byte order mark, and may be compressed by gzip.
 //! * An empty field is null, quoted or not, and so are the words of `--null-values`.
-//! * A column has the type that `--types` says, or else the first of [`types::INFERRED`] that all of its first rows have.
-//! * A value has the form that [`types::form`] says. Arrow and pyarrow would each read other forms, too.
+//! * A column has the type that `--types` gives it, or else the first of [`types::INFERRED`] that
+//!   fits all of its first rows.
+//! * A value has the form that [`types::form`] defines. Arrow and pyarrow would each read other
+//!   forms, too.
 
 mod records;
 mod types;
@@ -26,10 +30,10 @@ use super::source::{BUFFER_BYTES, Batches, Begin, ROWS_PER_BATCH, empty};
 use crate::human::{did_you_mean, listed};
 use crate::{Error, Result};
 
-/// What a file that gzip has compressed begins with.
+/// First bytes of a gzip file.
 pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Rows from which types are inferred by default.
+/// Default number of rows that types are inferred from.
 const INFER_ROWS: usize = 10_000;
 
 /// How CSV is read.
@@ -61,7 +65,7 @@ pub struct CsvArgs {
 }
 
 impl CsvArgs {
-    /// The flags that were given, as the command line writes them.
+    /// Returns the flags that were given, as the command line writes them.
     pub fn given(&self) -> Vec<&'static str> {
         let Self { delimiter, no_header, infer_rows, types, null_values } = self;
         let all = [
@@ -75,7 +79,7 @@ impl CsvArgs {
     }
 
     fn format(&self, is_tsv: bool) -> Result<Format> {
-        // The parser of the argument takes ASCII only.
+        // The argument's parser accepts ASCII only.
         let delimiter = self.delimiter.map_or(if is_tsv { b'\t' } else { b',' }, |delimiter| delimiter as u8);
         let words: String = self.null_values.iter().map(|word| format!("|{}", regex::escape(word))).collect();
         let nulls = regex::Regex::new(&format!("^(?:{words})$"));
@@ -94,17 +98,18 @@ fn delimiter(text: &str) -> Result<char, String> {
     }
 }
 
-/// CSV whose first rows were read.
+/// CSV input with its first rows read.
 pub(super) struct Opened {
     /// Columns and their types.
     pub schema: SchemaRef,
-    /// Columns without a value in the first rows and without a type of `--types`.
+    /// Columns without a value in the first rows and without a type from `--types`.
     pub untyped: Vec<usize>,
     /// Reads the rows.
     pub begin: Begin,
 }
 
-/// Begins to read CSV. The input is read once, from its start to its end, so it may be a pipe.
+/// Opens CSV and reads its first rows. Reads the input once, from start to end, so the input may be
+/// a pipe.
 pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -> Result<Opened> {
     let (start, input) = peek(input, GZIP_MAGIC.len())?;
     match start == GZIP_MAGIC {
@@ -113,7 +118,6 @@ pub(super) fn open(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvAr
     }
 }
 
-/// Decompresses gzip.
 struct Gunzip<R>(MultiGzDecoder<R>);
 
 impl<R: Read> Read for Gunzip<R> {
@@ -141,7 +145,7 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     check_said(&names, &said)?;
     let text = with_types(&names, |_, _| DataType::Utf8);
     let infer_rows = args.infer_rows.unwrap_or(INFER_ROWS);
-    // Of many files that are open at once, each holds its first rows.
+    // Limit the memory: each of many open files holds its first rows.
     let first_rows = infer_rows.clamp(1, ROWS_PER_BATCH);
     let mut records = Records::new(input, text.clone(), format, !args.no_header, first_rows);
     let (mut first, mut rows) = (Vec::new(), 0);
@@ -167,7 +171,7 @@ fn open_plain(input: impl Read + Send + 'static, is_tsv: bool, args: &CsvArgs) -
     Ok(Opened { schema, untyped, begin: Box::new(begin) })
 }
 
-/// The first bytes of an input, and all of it.
+/// Returns the first bytes of an input, and a reader of the whole input.
 pub(super) fn peek<R: Read>(mut input: R, count: usize) -> std::io::Result<(Vec<u8>, impl Read)> {
     let mut start = Vec::with_capacity(count);
     input.by_ref().take(count as u64).read_to_end(&mut start)?;
@@ -180,7 +184,7 @@ fn with_types(schema: &Schema, data_type: impl Fn(usize, &FieldRef) -> DataType)
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// Refuses types of columns that are not there.
+/// Refuses types for missing columns.
 fn check_said(schema: &Schema, types: &[(String, DataType)]) -> Result<()> {
     let Some((name, _)) = types.iter().find(|(name, _)| schema.index_of(name).is_err()) else { return Ok(()) };
     let known = || schema.fields().iter().map(|field| field.name().as_str());

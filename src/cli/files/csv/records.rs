@@ -1,4 +1,4 @@
-//! Records of CSV as batches of text, and the lines on which they stand.
+//! Reads CSV records as batches of text, with the line number of each record.
 
 use std::io::{BufRead, BufReader, Read};
 
@@ -15,49 +15,49 @@ use crate::human::type_name;
 use crate::memory::human_bytes;
 use crate::{Error, Result};
 
-/// Bytes that the records of a batch may have. A quote that is not closed takes all that follows into one record, and memory
-/// would be full before the end of a long file.
+/// Upper limit of the bytes of a batch's records. An unclosed quote puts the rest of the file into
+/// one record, which would fill memory before the end of a long file.
 const BATCH_BYTES_MAX: usize = 1 << 30;
 
-/// Rows of the first batch, which tells how long rows are.
+/// Rows of the first batch, which shows how long rows are.
 const FIRST_BATCH_ROWS: usize = 64;
 
-/// Bytes that the records of a batch should have at most.
+/// Target for the bytes of a batch's records.
 const BATCH_BYTES: usize = 64 << 20;
 
 /// Reads records in batches.
 pub(super) struct Records<R> {
     input: BufReader<R>,
     decoder: Decoder,
-    /// Rows that the next batch has at most.
+    /// Maximum number of rows of the next batch.
     rows: usize,
-    /// Of the first rows, which are in batches of their own, those that were not read yet.
+    /// First rows that are still unread. They get batches of their own.
     first_rows: usize,
-    /// The lines of the next batch.
+    /// Lines of the next batch.
     lines: Lines,
-    /// Bytes that the records of a batch may have.
+    /// Upper limit of the bytes of a batch's records.
     bytes_max: usize,
 }
 
-/// Records of a file, all columns as text.
+/// Records of a batch, with all columns as text.
 pub(super) struct Rows {
     pub batch: RecordBatch,
     lines: Lines,
 }
 
-/// Tells on which line a record of a batch begins: Arrow's reader counts records.
+/// Maps a record of a batch to its line, because Arrow's reader counts records.
 struct Lines {
     text: SchemaRef,
     format: Format,
     bytes: Vec<u8>,
-    /// The line on which the bytes begin; the first is 1.
+    /// Line number where `bytes` begins; the first line is 1.
     first: usize,
-    /// 1 if the bytes begin with the heading, else 0.
+    /// 1 if `bytes` begins with the heading, else 0.
     headings: usize,
 }
 
 impl<R: Read> Records<R> {
-    /// A batch ends after `first_rows` rows.
+    /// Creates a reader. A batch ends after `first_rows` rows.
     pub(super) fn new(input: R, text: SchemaRef, format: Format, has_header: bool, first_rows: usize) -> Self {
         let lines = Lines { text, format, bytes: Vec::new(), first: 1, headings: has_header.into() };
         let rows = first_rows.min(FIRST_BATCH_ROWS);
@@ -78,7 +78,8 @@ impl<R: Read> Records<R> {
             }
             lines.check_length(self.bytes_max)?;
         };
-        // Arrow's reader looks at the fields of a batch together, where halves of a character meet.
+        // Arrow's reader checks all fields of a batch together, so halves of a character in two
+        // fields would pass. Check the input itself.
         std::str::from_utf8(&lines.bytes).map_err(|_| not_utf8(&lines.bytes, lines.first))?;
         let batch = self.decoder.flush()?;
         if is_end {
@@ -93,7 +94,8 @@ impl<R: Read> Records<R> {
         if rows != self.rows {
             self.rows = rows;
             self.decoder = next.decoder(false, rows);
-            // Only at its start would a decoder take a mark of byte order from a value. It skips empty lines.
+            // A decoder removes a byte order mark at its start only. Feed it an empty line first,
+            // which it skips, so that it keeps the mark in a value.
             self.decoder.decode(b"\n")?;
         }
         let lines = std::mem::replace(lines, next);
@@ -110,7 +112,7 @@ impl<R: Read> Iterator for Records<R> {
 }
 
 impl Rows {
-    /// The rows with the types of a schema.
+    /// Casts the rows to the types of a schema.
     pub(super) fn typed(&self, schema: &SchemaRef) -> Result<RecordBatch> {
         let fields = schema.fields().iter().zip(self.batch.columns());
         let columns = fields.map(|(field, text)| convert(text, field.data_type())).collect::<Result<Vec<_>>>()?;
@@ -139,7 +141,7 @@ impl Lines {
         builder.with_header(has_header).with_batch_size(rows).build_decoder()
     }
 
-    /// The line of a record, by the number of records before it.
+    /// Returns the line of the record with `row` records before it.
     fn of(&self, row: usize) -> usize {
         let before = self.decoder(false, self.headings + row).decode(&self.bytes);
         let (read, rest) = self.bytes.split_at(before.unwrap_or(0));
@@ -147,7 +149,7 @@ impl Lines {
         self.first + newlines(read) + newlines(&rest[..blank])
     }
 
-    /// A record with too many or too few fields.
+    /// Returns the error for a record with too many or too few fields.
     fn ragged(&self, error: &ArrowError, row: usize) -> Error {
         let error = error.to_string();
         let found = error.rsplit_once("got ").map_or("another number of", |(_, found)| found);
@@ -159,7 +161,8 @@ impl Lines {
         ))
     }
 
-    /// Refuses a quote that is not closed before the end of the file: Arrow's reader takes all that follows for one value.
+    /// Refuses a quote that is still open at the end of the file, because Arrow's reader takes the
+    /// rest of the file as one value.
     fn check_last_quote(&self, batch: Option<&RecordBatch>) -> Result<()> {
         let row = batch.map(|batch| batch.num_rows() - 1);
         let last = match (batch, row) {
@@ -170,7 +173,7 @@ impl Lines {
             _ if self.headings > 0 => self.text.fields().last().map_or("", |field| field.name()),
             _ => return Ok(()),
         };
-        // Only a quoted value has a line end in it, and a quote within it is doubled.
+        // Only a quoted value contains a line end, and a quote within it is doubled.
         let quotes = self.bytes.trim_ascii_end().iter().rev().take_while(|byte| **byte == b'"').count();
         if !last.contains(['\n', '\r']) || !quotes.is_multiple_of(2) {
             return Ok(());
@@ -194,14 +197,14 @@ impl Lines {
     }
 }
 
-/// Rows of the next batch, by the rows and bytes of the one before.
+/// Returns the rows of the next batch, given the rows and bytes of the previous one.
 fn next_rows(rows: usize, bytes: usize) -> usize {
     const GROWTH: usize = 64;
     let fitting = BATCH_BYTES / bytes.div_ceil(rows).max(1);
     fitting.clamp(1, ROWS_PER_BATCH.min(GROWTH * rows))
 }
 
-/// Bytes that are not UTF-8. They begin on line `first`.
+/// Returns the error for bytes that are not UTF-8. The bytes begin on line `first`.
 pub(super) fn not_utf8(bytes: &[u8], first: usize) -> Error {
     let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);
     let line = first + newlines(&bytes[..valid]);

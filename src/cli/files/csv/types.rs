@@ -1,4 +1,4 @@
-//! Types of columns: their names, the forms of their values, and values made of text.
+//! Column types of CSV: their names, the forms of their values, and casts from text.
 
 use std::str::FromStr;
 
@@ -12,15 +12,15 @@ use crate::cli::names::Words;
 use crate::human::type_name;
 use crate::{Error, Result};
 
-/// Types by the names of columns.
+/// Types by column name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ColumnTypes(Vec<(String, DataType)>);
 
 impl ColumnTypes {
-    /// What several say, of each column once.
+    /// Merges several arguments, with one type per column.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when they say different types of one column.
+    /// [`Error::Invalid`] if the arguments give one column different types.
     pub(super) fn together(all: &[Self]) -> Result<Vec<(String, DataType)>> {
         let mut together: Vec<(String, DataType)> = Vec::new();
         for (name, data_type) in all.iter().flat_map(|types| &types.0) {
@@ -59,7 +59,8 @@ impl FromStr for ColumnTypes {
     }
 }
 
-/// Types without parameters. The Python client reads the same (`clients/python/src/dovetail/_types.py`).
+/// Types without parameters. The Python client has the same list
+/// (`clients/python/src/dovetail/_types.py`).
 const SIMPLE: [DataType; 17] = {
     use DataType::*;
     [
@@ -68,7 +69,7 @@ const SIMPLE: [DataType; 17] = {
     ]
 };
 
-/// Types that are inferred, the narrower first. A column that none of them fits is text.
+/// Types that are inferred, narrower types first. A column that fits none of them is text.
 pub(super) const INFERRED: [DataType; 6] = [
     DataType::Boolean,
     DataType::Int64,
@@ -78,7 +79,7 @@ pub(super) const INFERRED: [DataType; 6] = [
     DataType::Timestamp(TimeUnit::Nanosecond, None),
 ];
 
-/// A type by the name that [`type_name`] gives it.
+/// Parses a type from the name that [`type_name`] gives it.
 fn parse(text: &str) -> Result<DataType, String> {
     let simple = SIMPLE.into_iter().find(|data_type| type_name(data_type) == text);
     simple.or_else(|| parse_parameters(text)).ok_or_else(|| {
@@ -123,17 +124,18 @@ fn unit_named(text: &str) -> Option<TimeUnit> {
     }
 }
 
-/// True if CSV is read as a type.
+/// True if CSV is read as this type.
 pub(in crate::cli::files) fn is_read_as(data_type: &DataType) -> bool {
     form(data_type).is_some()
 }
 
-/// The form of a type's values, a regular expression; `None` for a type that CSV is not read as. The Python client has the same
-/// (`clients/python/src/dovetail/_types.py`).
+/// Returns the form of a type's values as a regular expression, or `None` if CSV is not read as the
+/// type. The Python client has the same forms (`clients/python/src/dovetail/_types.py`).
 fn form(data_type: &DataType) -> Option<String> {
     use DataType as T;
     const DATE: &str = "[0-9]{4}-[0-9]{2}-[0-9]{2}";
-    /// Of the years that nanoseconds reach from their first day to their last: pyarrow before 23 wraps around beyond.
+    /// Dates in the years that nanoseconds cover completely, 1678 to 2261. pyarrow before 23 wraps
+    /// around beyond them.
     const NEAR_DATE: &str =
         "(1(6(7[89]|[89][0-9])|[7-9][0-9]{2})|2([01][0-9]{2}|2([0-5][0-9]|6[01])))-[0-9]{2}-[0-9]{2}";
     const ZONE: &str = "(Z|[+-]([01][0-9]|2[0-3])(:?[0-5][0-9])?)";
@@ -149,7 +151,7 @@ fn form(data_type: &DataType) -> Option<String> {
     Some(match data_type {
         T::Utf8 | T::LargeUtf8 | T::Utf8View => String::new(),
         T::Boolean => "^(?i:true|false)$".into(),
-        // pyarrow makes another number of one with more than 38 digits.
+        // Limit the digits: pyarrow turns a number with more than 38 digits into another number.
         T::Decimal128(precision, scale @ 0..) => {
             let whole = precision.saturating_sub(scale.unsigned_abs());
             format!(r"^-?0*[0-9]{{0,{whole}}}(\.[0-9]{{0,{scale}}})?$")
@@ -168,23 +170,24 @@ fn form(data_type: &DataType) -> Option<String> {
     })
 }
 
-/// Casts a column of text to a type. Returns the values, and the first row that is not of the type.
+/// Casts a column of text to a type. Returns the values, and the first row whose text does not fit
+/// the type.
 pub(super) fn convert(text: &ArrayRef, data_type: &DataType) -> Result<(ArrayRef, Option<usize>)> {
     let form = form(data_type).ok_or_else(|| Error::Internal(format!("CSV is not read as {data_type}")))?;
     let formed = regexp_is_match_scalar(text.as_string::<i32>(), &form, None)?;
-    // What cannot be cast becomes null.
+    // Values that cannot be cast become null.
     let values = cast_with_options(text, data_type, &CastOptions::default())?;
     let is_unfit = |row: &usize| text.is_valid(*row) && (values.is_null(*row) || !formed.value(*row));
     let unfit = (0..text.len()).find(is_unfit);
     Ok((values, unfit))
 }
 
-/// The type that all values of a column of text have; `None` when there is no value.
+/// Returns the type that fits all values of a column of text, or `None` if the column has no value.
 pub(super) fn infer(text: &ArrayRef) -> Result<Option<DataType>> {
     if text.null_count() == text.len() {
         return Ok(None);
     }
-    // A float has not all digits of a whole number beyond int64.
+    // A float cannot hold all digits of an integer beyond int64.
     let has_long = regexp_is_match_scalar(text.as_string::<i32>(), "^-?[0-9]{19,}$", None)?.true_count() > 0;
     let zoned = |unit| DataType::Timestamp(unit, Some("UTC".into()));
     let inferred = INFERRED.into_iter().chain([zoned(TimeUnit::Microsecond), zoned(TimeUnit::Nanosecond)]);
