@@ -1,12 +1,12 @@
-//! The first chunks of the probe side cross the link while the last keys of the build side are indexed.
+//! Copies of the first chunks of the probe side, while the last keys of the build side are indexed.
 //!
 //! ```text
 //!   link in    build keys                  │ chunk 0 │ chunk 1 │ chunk 2 ...
 //!   device       index as they arrive ...      │ match 0 │ match 1 ...
 //! ```
 //!
-//! Streams begin when the build side is ready. By then these chunks are there, or on their way, each on a stream of its own, and rows
-//! of the result leave as soon as they are matched.
+//! Streams begin when the build side is ready. By then these chunks have arrived or are on their
+//! way, each on its own stream. Rows of the result leave as soon as they are matched.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,26 +23,27 @@ use crate::device::host::TableBytes;
 use crate::device::{Device, Stream};
 use crate::{Error, Result};
 
-/// As many as the link carries while the last 32 MiB of keys are indexed and streams begin, which is about a millisecond: a chunk of 2^27
-/// rows of 16 bytes takes 0.8 ms, and of 12 bytes 0.6.
+/// Number of chunks queued ahead. The link carries two while the last 32 MiB of keys are indexed
+/// and streams begin, which takes about a millisecond. A chunk of a probe side of 2^27 rows takes
+/// 0.8 ms with rows of 16 bytes, and 0.6 ms with rows of 12 bytes.
 const CHUNKS: usize = 2;
 
 /// Chunks that were queued before the build side was ready.
 #[derive(Default)]
 pub(super) struct Ahead {
     chunks: Mutex<VecDeque<AheadChunk>>,
-    /// The first row after them.
+    /// First row after the queued chunks.
     pub(super) next_row: u64,
 }
 
-/// A chunk whose copies were queued on a stream of its own.
+/// Chunk whose copies were queued on its own stream.
 pub(super) struct AheadChunk {
     pub(super) stream: Stream,
     pub(super) rows: Range<u64>,
     pub(super) arranged: Arranged,
 }
 
-/// What chunks are made of.
+/// Inputs from which chunks are made.
 pub(super) struct Probes<'a> {
     pub(super) task: &'a Task,
     pub(super) build: &'a SideInput,
@@ -52,12 +53,13 @@ pub(super) struct Probes<'a> {
 }
 
 impl Ahead {
-    /// Queues the copies of a few chunks behind those of the build side, which both of the workshop's streams were given. None where
-    /// something has to be waited for before a chunk is there, or where memory is not so plentiful that the index of the build side cannot
-    /// want for it, whatever its keys are: twice what that, a chunk for each stream and `held_back` bytes more take.
+    /// Queues the copies of up to `CHUNKS` chunks behind the build side's copies on both of the
+    /// workshop's streams. Queues none if a chunk needs a host wait before it is ready. Queues none
+    /// if free memory is under twice the sum of the index, a chunk for each stream and `held_back`
+    /// bytes. The index then has enough memory whatever its keys are.
     ///
     /// # Errors
-    /// The device's.
+    /// Errors of the device.
     pub(super) fn queue(of: &Probes<'_>, shop: &Workshop<'_>, turns: &Turns, held_back: u64) -> Result<Self> {
         let mut ahead = Self::default();
         let (device, total) = (shop.device, of.probe.table.rows);
@@ -89,14 +91,15 @@ impl Ahead {
         Ok(ahead)
     }
 
-    /// The next of them, if there are more.
+    /// Takes the next queued chunk, if there is one.
     pub(super) fn take(&self) -> Option<AheadChunk> {
         self.chunks.lock().pop_front()
     }
 }
 
 impl Probes<'_> {
-    /// Device memory that indexing the build side takes, at the most: keys may repeat though they were not expected to.
+    /// Returns the most device memory that indexing the build side takes. Keys may repeat although
+    /// the planner expected distinct keys.
     fn index_bytes(&self, device: &dyn Device) -> u64 {
         let rows = self.build.table.rows;
         let of = |repeats| TableBytes::new(self.layout.width(), rows, repeats);
@@ -108,7 +111,7 @@ impl Probes<'_> {
     fn copy(&self, shop: &Workshop<'_>, stream: &Stream, turns: &Turns, rows: Range<u64>) -> Result<Arranged> {
         let own = Workshop { stream, copies: stream, ..*shop };
         let rows = self.probe.rows(rows);
-        // All rows have a key.
+        // Every row has a key.
         let queue = || arrange(&own, self.probe, rows, self.layout, self.task.arrangement, false, None, self.copy_in);
         turns.take(shop.device, stream, queue).map(|(arranged, _)| arranged)
     }
@@ -132,7 +135,8 @@ mod tests {
 
     const ROWS: u64 = 100_000;
 
-    /// The first row that is not queued ahead, of a probe side on a device with so many streams and so much memory.
+    /// Returns the first row that is not queued ahead, on a device with the given streams and
+    /// memory.
     fn next_row(strategy: Strategy, with_nulls: bool, streams: usize, memory: u64) -> u64 {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         for name in ["build", "probe"] {
@@ -167,7 +171,7 @@ mod tests {
 
     #[test]
     fn chunks_are_queued_that_wait_for_nothing() {
-        // A fiftieth of the rows would be too few.
+        // A fiftieth of the rows would be too few for a chunk.
         assert_eq!(next_row(Strategy::Hash, false, 5, 1 << 30), 2 << 12);
         assert_eq!(next_row(Strategy::Hash, false, 1, 1 << 30), 0, "one stream has nothing to do beside indexing");
         assert_eq!(next_row(Strategy::Hash, true, 5, 1 << 30), 0, "how many rows have a key has to be waited for");

@@ -1,15 +1,18 @@
-//! Arrangements: rows of one side with their keys, as they lie, partitioned, or sorted, and what was carried along.
+//! Arrangements: rows of one side with their keys, in table order, partitioned, or sorted, and the
+//! columns carried along.
 //!
-//! A column of the result comes from one of three places, in this order:
+//! A column of the result comes from the first of these places that applies:
 //!
-//! 1. it is in the table already, when the result has a side's rows one after the other as they lie there: it is shared
-//!    (`emit.rs`);
-//! 2. it was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al. 2024, section 4.2);
-//! 3. it lies on the device as it was copied in, and is gathered by row number (gather from untransformed relation, GFUR), text among it where
-//!    the device works on that;
-//! 4. devices cannot move it (nested, booleans, text elsewhere): it is gathered on the host by row number.
+//! 1. The table already has it, if the result has the side's rows one after the other in table
+//!    order. The result then shares the column (`emit.rs`).
+//! 2. It was *carried*: moved with the keys (gather from transformed relation, GFTR: Wu et al.
+//!    2024, section 4.2).
+//! 3. It is stored on the device as it was copied in, and is gathered by row number (gather from
+//!    untransformed relation, GFUR). This includes text if the device works on text.
+//! 4. Devices cannot move it (nested, booleans, text elsewhere). The host gathers it by row number.
 //!
-//! Nullable columns are never carried, because bits do not move well: rule 3.
+//! Nullable columns are never carried, because validity bits do not move well: they come from place
+//! 3.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,33 +32,35 @@ use crate::device::{
 };
 use crate::memory::Arena;
 
-/// Everything that arranging needs beside the rows.
+/// Everything that arranging needs, except the rows.
 #[derive(Clone, Copy)]
 pub(super) struct Workshop<'a> {
     pub(super) device: &'a dyn Device,
     pub(super) stream: &'a Stream,
-    /// Where columns that are not needed yet are copied in, beside what the stream does: the same, or another stream.
+    /// Stream that copies in columns that are not needed yet, in parallel with `stream`. It may be
+    /// the same stream.
     pub(super) copies: &'a Stream,
     pub(super) arena: &'a Arena,
     pub(super) monitor: &'a Monitor,
 }
 
-/// Rows of one side, arranged. *Arranged positions* count in this order; *row numbers* count in `rows`.
+/// Arranged rows of one side. *Arranged positions* count in this order; *row numbers* count in
+/// `rows`.
 #[derive(Clone, Debug)]
 pub(super) struct Arranged {
     pub(super) rows: Rows,
     pub(super) keys: Arc<SideKeys>,
     pub(super) order: Order,
-    /// The row number at each arranged position; `None` when they are the same. With partitions and sorted rows that
-    /// carried no row numbers this is `None` too, and `numbered` is false.
+    /// Row number at each arranged position. `None` if both are the same. Also `None`, with
+    /// `numbered` false, for partitions and sorted rows that carried no row numbers.
     pub(super) to_rows: Option<Positions>,
-    /// Whether row numbers are known: `to_rows`, or the identity.
+    /// True if row numbers are known, from `to_rows` or as the identity.
     pub(super) numbered: bool,
-    /// Which table columns were carried, in the order they were given, which is that of the table.
+    /// Table columns that were carried, in table order.
     carried: Vec<usize>,
-    /// Columns on the device as they were copied in.
     originals: Arc<Originals>,
-    /// Rows that have no key because of a null, if there are any and the join keeps them.
+    /// Rows that have no key because of a null. `None` if there are none, or if the join drops
+    /// them.
     pub(super) unkeyed: Option<Positions>,
 }
 
@@ -63,11 +68,11 @@ pub(super) struct Arranged {
 #[derive(Debug, Default)]
 pub(super) struct Originals {
     columns: Mutex<BTreeMap<usize, Column>>,
-    /// The same of values of variable length.
+    /// Columns of values of variable length.
     text: Mutex<BTreeMap<usize, BytesColumn>>,
-    /// Those that came to be keys, whether or not anything is gathered from them.
+    /// Columns that were copied in as keys, even if nothing is gathered from them.
     came_as_keys: BTreeSet<usize>,
-    /// Whether any other was gathered from.
+    /// True if rows were gathered from any other column.
     used: AtomicBool,
 }
 
@@ -81,7 +86,8 @@ impl Originals {
         Arc::new(Self { columns, text, came_as_keys, used: AtomicBool::new(false) })
     }
 
-    /// A column that is about to be gathered from: one of `columns`, which `copy` brings if it is not there yet.
+    /// Returns a column that rows are about to be gathered from: one of `columns`. `copy` copies it
+    /// in if it is missing.
     fn of_column<C: Clone>(
         &self,
         columns: &Mutex<BTreeMap<usize, C>>,
@@ -97,39 +103,40 @@ impl Originals {
     }
 }
 
-/// When columns that do not move with the keys are copied in.
+/// Time at which columns that do not move with the keys are copied in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyIn {
-    /// With the keys, so that they cross the link while the keys are worked on.
+    /// With the keys, so that the columns cross the link while the device works on the keys.
     Ahead,
-    /// When rows are gathered from them, which for columns that the result shares with the table is never. Rows that are moved
-    /// are copied ahead all the same.
+    /// When rows are gathered from them. Columns that the result shares with the table are then
+    /// never copied in. If rows are moved, columns are copied ahead all the same.
     WhenNeeded,
 }
 
 /// Keys in their arrangement.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
-    /// As they lie.
+    /// In table order.
     Original(Keys),
     /// By partition.
     Partitioned(Partitions),
     /// By key.
     Sorted(Sorted),
-    /// As a join of partitions has put them, beside those of the other side.
+    /// In the order in which a join of partitions wrote them, next to the rows of the other side.
     Joined {
-        /// Keys, if a column of the result is made of them.
+        /// Keys, if a column of the result is made from them.
         keys: Option<Keys>,
         carried: Vec<Column>,
     },
 }
 
-/// Copies in, packs and arranges some rows of one side. What was moved is complete once the workshop's stream is synchronized; columns
-/// as they lie, once both of its streams are. `keeps_unkeyed`: rows without a key are part of the result. With a
-/// filter, rows whose keys do not pass it are left out as if they had none; then no row without a key is kept.
+/// Copies in, packs and arranges some rows of one side. Moved columns are complete once the
+/// workshop's stream is synchronized. Columns in table order are complete once both of its streams
+/// are. If `keeps_unkeyed` is true, rows without a key are part of the result. A filter drops rows
+/// whose keys do not pass, as if they had no key. With a filter, no row without a key is kept.
 ///
 /// # Errors
-/// The device's.
+/// Errors of the device.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn arrange(
     shop: &Workshop<'_>,
@@ -152,7 +159,7 @@ pub(super) fn arrange(
         })
     };
     let (mut keys, mut key_columns) = if layout.is_made_on_host() { beside(device, pack)? } else { pack()? };
-    // What is neither compared nor gathered is of no more use.
+    // Columns that are neither compared nor gathered are not needed any more.
     key_columns.bytes.retain(|&column, _| input.text(column).is_some());
     let packed = keys.packed.clone();
     if let Some(filter) = filter {
@@ -191,7 +198,7 @@ pub(super) fn arrange(
     let came_as_keys: BTreeSet<usize> = key_columns.fixed.into_keys().chain(key_columns.bytes.into_keys()).collect();
     drop(packed);
     if let Some(came) = to_be_moved {
-        // They are about to move with the keys; the others still cross the link meanwhile.
+        // These columns are about to move with the keys. The others still cross the link meanwhile.
         device.wait_event(&came, stream)?;
         hand_over(originals.iter().filter(|(column, _)| input.carried.contains(column)), shop);
     }
@@ -244,7 +251,8 @@ pub(super) fn arrange(
             carry.push(Carry::Column(column));
         }
     }
-    // Row numbers are needed by whatever is not carried, and by the comparison of real values behind hashed keys.
+    // Columns that are not carried need row numbers, and so does the comparison of real values
+    // behind hashed keys.
     let is_carried = |column: &usize| carried.binary_search(column).is_ok();
     let elsewhere = |column: &usize| !is_carried(column) && !is_raw_key(layout, input, *column, arrangement);
     let numbered = layout.is_hashed() || input.output_columns.iter().any(elsewhere);
@@ -253,7 +261,7 @@ pub(super) fn arrange(
     }
     let moved_bytes = 2 * (key_bytes + carry.iter().map(|carry| carry_bytes(carry, row_count)).sum::<u64>());
     let order = match arrangement {
-        // The histogram reads the keys once more.
+        // The histogram reads the keys a second time.
         Arrangement::Partitioned(bits) => {
             Order::Partitioned(monitor.phase(partition_phase, moved_bytes + key_bytes, || {
                 device.partition(&keys.packed.keys, &carry, bits, stream)
@@ -272,7 +280,7 @@ pub(super) fn arrange(
 }
 
 impl Arranged {
-    /// The keys in their arrangement.
+    /// Returns the keys in arranged order.
     pub(super) fn arranged_keys(&self) -> &Keys {
         match &self.order {
             Order::Original(keys) => keys,
@@ -282,12 +290,12 @@ impl Arranged {
         }
     }
 
-    /// Number of arranged rows: those that have a key.
+    /// Returns the number of arranged rows, all of which have a key.
     pub(super) fn len(&self) -> usize {
         self.arranged_keys().rows
     }
 
-    /// A table column in arranged order, if it was carried.
+    /// Returns a table column in arranged order, if it was carried.
     pub(super) fn carried(&self, column: usize) -> Option<&Column> {
         let at = self.carried.binary_search(&column).ok()?;
         match &self.order {
@@ -298,17 +306,18 @@ impl Arranged {
         }
     }
 
-    /// The same side's rows as a join of partitions has put them: `carried` is what was carried, in the same order.
+    /// Returns the side's rows in the order in which a join of partitions wrote them. `carried` has
+    /// the carried columns, in their order.
     ///
     /// # Errors
-    /// The device's.
+    /// Errors of the device.
     pub(super) fn joined(&self, keys: Option<Keys>, carried: Vec<Column>, shop: &Workshop<'_>) -> Result<Self> {
         let mut joined = Self { order: Order::Joined { keys, carried }, to_rows: None, ..self.clone() };
         shop.monitor.phase("join", 0, || joined.find_row_numbers(shop))?;
         Ok(joined)
     }
 
-    /// Some of the side's rows as they lie in its table, with columns of them that are on the device.
+    /// Returns some of the side's rows in table order, with the given columns on the device.
     pub(super) fn part(
         &self,
         rows: Rows,
@@ -327,25 +336,27 @@ impl Arranged {
         }
     }
 
-    /// A table column as it was copied in, by now.
+    /// Returns a table column as it was copied in. Copies it in first if it is missing.
     ///
     /// # Errors
-    /// The device's.
+    /// Errors of the device.
     pub(super) fn original(&self, column: usize, shop: &Workshop<'_>) -> Result<Column> {
         let originals = &self.originals;
         originals.of_column(&originals.columns, column, || copy_column(shop, shop.stream, &self.rows, column))
     }
 
-    /// The same of a column of values of variable length.
+    /// Returns a column of values of variable length as it was copied in. Copies it in first if it
+    /// is missing.
     ///
     /// # Errors
-    /// The device's.
+    /// Errors of the device.
     pub(super) fn original_text(&self, column: usize, shop: &Workshop<'_>) -> Result<BytesColumn> {
         let originals = &self.originals;
         originals.of_column(&originals.text, column, || copy_text(shop, shop.stream, &self.rows, column))
     }
 
-    /// What was copied in on the workshop's other stream belongs to its main one, which must have waited for it.
+    /// Hands over columns copied in on the workshop's `copies` stream to its main stream, which
+    /// must have waited for the copies.
     pub(super) fn hand_over_originals(&self, shop: &Workshop<'_>) {
         hand_over(&*self.originals.columns.lock(), shop);
         for BytesColumn { data, begins, validity, .. } in self.originals.text.lock().values() {
@@ -353,12 +364,13 @@ impl Arranged {
         }
     }
 
-    /// Whether rows were gathered from columns as they were copied in, other than from those that came to be keys.
+    /// True if rows were gathered from columns as they were copied in, other than columns that were
+    /// copied in as keys.
     pub(super) fn used_originals(&self) -> bool {
         self.originals.used.load(Ordering::Relaxed)
     }
 
-    /// Whether arranged positions are row numbers, all of them.
+    /// True if all arranged positions are row numbers.
     pub(super) fn lies_in_order(&self) -> bool {
         self.numbered && self.to_rows.is_none()
     }
@@ -375,7 +387,7 @@ impl Arranged {
         })
     }
 
-    /// Takes the row numbers out of what was carried.
+    /// Takes the row numbers out of the carried columns.
     fn find_row_numbers(&mut self, shop: &Workshop<'_>) -> Result<()> {
         if !self.numbered {
             return Ok(());
@@ -396,7 +408,8 @@ impl Arranged {
     }
 }
 
-/// Whether a column of the result is gathered from the arranged keys, because it is the one key column, bit for bit.
+/// True if a column of the result is gathered from the arranged keys, because it is the only key
+/// column, bit for bit.
 pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, arrangement: Arrangement) -> bool {
     layout.is_raw()
         && input.key_columns[0] == column
@@ -405,8 +418,8 @@ pub(super) fn is_raw_key(layout: &KeyLayout, input: &SideInput, column: usize, a
         && !input.has_nulls(column)
 }
 
-/// Whoever drops these columns, also for an error, may do so while the workshop's main stream still reads them. It has waited for their
-/// copies.
+/// Lets columns be dropped, also after an error, while the workshop's main stream still reads them.
+/// The main stream has waited for their copies.
 fn hand_over<'a>(columns: impl IntoIterator<Item = (&'a usize, &'a Column)>, shop: &Workshop<'_>) {
     let columns = columns.into_iter().map(|(_, column)| column);
     hand_over_buffers(columns.flat_map(|column| std::iter::once(&column.data).chain(&column.validity)), shop);
@@ -416,7 +429,7 @@ fn hand_over_buffers<'a>(buffers: impl IntoIterator<Item = &'a DeviceBuffer>, sh
     buffers.into_iter().for_each(|buffer| shop.device.hand_over(buffer, shop.stream));
 }
 
-/// Copies a column in as it lies.
+/// Copies in a column in table order.
 pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<Column> {
     shop.monitor.counted_phase("copy in", |moved| {
         let before = stream.spared.so_far();
@@ -429,7 +442,7 @@ pub(super) fn copy_column(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, col
     })
 }
 
-/// Copies a column of values of variable length in.
+/// Copies in a column of values of variable length.
 pub(super) fn copy_text(shop: &Workshop<'_>, stream: &Stream, rows: &Rows, column: usize) -> Result<BytesColumn> {
     shop.monitor.counted_phase("copy in", |moved| {
         moved.bytes += rows.text_bytes(column);

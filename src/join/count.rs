@@ -1,5 +1,5 @@
-//! Joins of which only the number of rows is wanted: everything runs up to the matches, which say how many rows there would be.
-//! No pair is made of them, and no column beyond the keys is read.
+//! Joins that only count the rows of their result: everything runs up to the matches, which give
+//! the number of rows. No pair is made of the matches, and no column except the keys is read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ impl BatchSink for RowCount {
 }
 
 impl RowCount {
-    /// The result: one row, with the number.
+    /// Returns the result: one row, with the number.
     pub(super) fn into_batch(self, schema: SchemaRef) -> Result<RecordBatch> {
         let rows = i64::try_from(self.0.into_inner())
             .map_err(|_| Error::Unsupported("the join has more rows than 64 bits with a sign can count".into()))?;

@@ -1,9 +1,10 @@
-//! From matched rows to batches of the result.
+//! Turns matched rows into batches of the result.
 //!
-//! Most columns are gathered, by the device or on the host, and written to memory of the result's own. But when each row of a
-//! stretch of the probe side is in the result once, as where every order line has its order, then the columns of that side
-//! lie in the table as the result has them, and the result shares them: they cross no link, and nobody writes them again.
-//! Batches of the result then end where those of the table do.
+//! The device or the host gathers most columns, and writes them to the result's own memory. Some
+//! joins have each row of a stretch of the probe side in the result once, for example if every
+//! order line has its order. The table then stores the columns of that side as the result needs
+//! them, and the result shares them: they cross no link, and are not written again. Batches of the
+//! result then end where the batches of the table do.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,18 +25,18 @@ use crate::device::{Event, Positions};
 use crate::memory::Held;
 use crate::{Error, Result};
 
-/// The rows of one side that a batch is made of.
+/// Rows of one side from which a batch is made.
 pub(super) enum SideRows<'a> {
-    /// At arranged positions.
+    /// Rows at arranged positions.
     Arranged(&'a Arranged, Positions),
-    /// By row number.
+    /// Rows by row number.
     Numbered(&'a Arranged, Positions),
     /// No rows of this side: nulls.
     Missing,
 }
 
 impl<'a> SideRows<'a> {
-    /// Some of these rows.
+    /// Returns a range of these rows.
     fn part(&self, range: &Range<usize>, shop: &Workshop<'_>) -> Result<SideRows<'a>> {
         let part = |positions| shop.device.compose(positions, &Positions::Range(range.clone()), shop.stream);
         Ok(match self {
@@ -54,73 +55,74 @@ pub(super) struct Emitter<'a> {
     pub(super) build: &'a SideInput,
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
-    /// Sizes of batches.
     pub(super) sizes: BatchSizes,
-    /// Where columns of the build side come last: the rows of this chunk that wait for them.
+    /// Rows of this chunk that wait for columns of the build side, if these columns come last.
     pub(super) late: Option<&'a LateChunk<'a>>,
 }
 
-/// Where the values of a column come from: a column of a side, and where that side has no row, one of the other.
+/// Source of a column's values: a column of one side, or a column of the other side for rows that
+/// the first side lacks.
 struct Source {
     first: (Role, usize),
     otherwise: Option<(Role, usize)>,
 }
 
 impl Source {
-    /// Whether it is a column of that side alone for which that holds.
+    /// True if the only source is a column of `role` for which `holds` returns true.
     fn is_of(&self, role: Role, holds: impl FnOnce(usize) -> bool) -> bool {
         self.otherwise.is_none() && self.first.0 == role && holds(self.first.1)
     }
 }
 
-/// Rows that are treated at once: some of all that are emitted together, or of those that wait for the same part of the build side.
+/// Rows processed at once: some of the rows emitted together, or of the rows that wait for the same
+/// part of the build side.
 struct Piece {
     part: usize,
     range: Range<usize>,
 }
 
-/// Columns of the probe side, of rows whose columns of the build side come later.
+/// Columns of the probe side, for rows whose columns of the build side come later.
 pub(super) struct Half {
-    /// Where each column of the result comes from, and what there is of it.
+    /// Source of each column of the result, and its values if it has any yet.
     columns: Vec<(Role, usize, Option<Pending>)>,
 }
 
-/// The same, in host memory. The rows stand in the order in which they were queued.
+/// [`Half`] in host memory. The rows are in the order in which they were queued.
 pub(super) struct HalfThere {
-    /// Where each column of the result comes from, and what there is of it.
+    /// Source of each column of the result, and its values if it has any yet.
     columns: Vec<(Role, usize, Option<ArrayRef>)>,
-    /// As of [`Finisher::paid`].
+    /// Reservations from [`Finisher::paid`].
     _paid: Vec<Held>,
 }
 
-/// Some rows of a half, with the rows of the build side that they are to stand beside.
+/// Some rows of a half, with the rows of the build side that complete them.
 pub(super) struct Group<'a> {
     pub(super) half: &'a HalfThere,
-    /// Row numbers of all rows of the half, each within the part of the build side that it lies in.
+    /// Row numbers of all rows of the half, each within its part of the build side.
     pub(super) build: &'a Positions,
-    /// Which part that is.
+    /// Number of the part.
     pub(super) part: usize,
-    /// Which of the rows: those of this part.
+    /// Rows of the half that belong to this part.
     pub(super) range: Range<usize>,
 }
 
-/// Rows on their way.
+/// Rows whose columns are queued.
 struct InFlight {
     range: Range<usize>,
-    /// The lengths of the stretches that they are made of, one batch after the other.
+    /// Lengths of the stretches that make up the rows, one batch after the other.
     stretches: Vec<usize>,
     columns: Vec<Pending>,
-    /// When they are complete.
+    /// Marks when the columns are complete.
     complete: Event,
 }
 
 impl Emitter<'_> {
-    /// Emits `rows` rows, the two sides side by side. However many there are, they take device and host memory for a few
-    /// batches at a time, and a job that is stopped stops between two batches. `emitted` is told how many rows have left
-    /// after each batch.
+    /// Emits `rows` rows with the two sides side by side. Any number of rows takes device and host
+    /// memory for a few batches at a time. A job that is stopped stops between two batches. Calls
+    /// `emitted` after each batch with the number of rows that have left.
     ///
     /// # Errors
-    /// The device's, the sink's, and [`Error::Exhausted`] when the arena is full.
+    /// Errors of the device and the sink, and [`Error::Exhausted`] when the arena is full.
     pub(super) fn emit(
         &self,
         build: &SideRows<'_>,
@@ -135,19 +137,20 @@ impl Emitter<'_> {
         self.emit_pieces(pieces(0, rows, at_once), &mut |piece| self.queue(build, probe, &piece.range), emitted)
     }
 
-    /// Emits the rows of groups whose columns of the probe side have left before, those of each part of the build side next to each other.
-    /// `part` answers the rows of that part, as they lie in its table, once they are on their way; `rows_at_once` of them are treated at
-    /// once.
+    /// Emits the rows of groups whose columns of the probe side have left before. Groups of the
+    /// same part of the build side are adjacent. `part` returns the rows of a part in table order,
+    /// once their copies are queued. Processes at most `rows_at_once` rows at once.
     ///
     /// # Errors
-    /// As of [`emit`](Self::emit), and those of `part`.
+    /// The errors of [`emit`](Self::emit) and of `part`.
     pub(super) fn emit_rest(
         &self,
         groups: &[Group<'_>],
         rows_at_once: usize,
         part: &mut dyn FnMut(usize) -> Result<Arranged>,
     ) -> Result<()> {
-        // Those of a part are gathered together, whatever chunks they are of: copies of a megabyte leave a sixth of the link unused.
+        // Groups of a part are gathered together, whatever their chunks: copies of a megabyte leave
+        // a sixth of the link unused.
         let parts: Vec<&[Group<'_>]> = groups.chunk_by(|a, b| a.part == b.part).collect();
         let rows_of = |groups: &[Group<'_>]| groups.iter().map(|group| group.range.len()).sum();
         let rows_at_once = rows_at_once.min(self.rows_that_fit());
@@ -173,12 +176,13 @@ impl Emitter<'_> {
         queue: &mut dyn FnMut(&Piece) -> Result<InFlight>,
         emitted: &mut dyn FnMut(usize),
     ) -> Result<()> {
-        // Where copies overlap with everything else, the next rows are queued before the last ones are waited for.
+        // If copies overlap with everything else, the next rows are queued before the host waits
+        // for the last ones.
         let in_flight_max = if self.shop.device.info().streams > 1 { 1 } else { 0 };
         let mut in_flight = VecDeque::new();
-        // Since when there is no memory for the next rows.
+        // Time since which there is no memory for the next rows.
         let mut short_since = None;
-        // Parts of a piece that was too large, the first one last.
+        // Halves of pieces that were too large, the next one last.
         let mut parts: Vec<Piece> = Vec::new();
         while let Some(piece) = parts.pop().or_else(|| pieces.next()) {
             match queue(&piece) {
@@ -187,7 +191,8 @@ impl Emitter<'_> {
                     in_flight.push_back(queued);
                 }
                 Err(error @ Error::Exhausted(_)) => {
-                    // Host memory that was taken for it is held until the stream has come so far.
+                    // Host memory taken for the failed piece is held until the stream gets past its
+                    // work.
                     self.shop.device.synchronize(self.shop.stream)?;
                     if let Some(first) = in_flight.pop_front() {
                         self.push(first, emitted)?;
@@ -197,13 +202,15 @@ impl Emitter<'_> {
                     } else if self.sink.wait_for_readers(*short_since.get_or_insert_with(Instant::now))? {
                         parts.push(piece);
                     } else if piece.range.len() > PIECE_ROWS_MIN {
-                        // Other streams may hold what is short, and less will do.
+                        // Other streams may hold the memory that is short, and a smaller piece
+                        // needs less.
                         parts.extend(piece.halves());
                     } else {
                         return Err(error);
                     }
                 }
-                // How long text is is known on average only: this is too long for the offsets of one batch, or for memory.
+                // Only the mean length of text is known. This piece overflows the offsets of one
+                // batch, or memory, so halve it.
                 Err(Error::Invalid(_)) if piece.range.len() > 1 => parts.extend(piece.halves()),
                 Err(error) => return Err(error),
             }
@@ -216,10 +223,10 @@ impl Emitter<'_> {
         in_flight.into_iter().try_for_each(|queued| self.push(queued, emitted))
     }
 
-    /// Says how many rows there are, where only that is wanted.
+    /// Pushes the number of rows, for joins that only count.
     ///
     /// # Errors
-    /// The sink's, and that the job was stopped.
+    /// Errors of the sink, and [`Error::Cancelled`] if the job was stopped.
     pub(super) fn count(&self, rows: usize, emitted: &mut dyn FnMut(usize)) -> Result<()> {
         self.shop.monitor.cancel().check()?;
         self.sink.push(batch_of(&Arc::new(Schema::empty()), Vec::new(), rows)?)?;
@@ -227,13 +234,13 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Pushes rows that are on their way, when they are there.
+    /// Waits for queued rows, and pushes them.
     fn push(&self, in_flight: InFlight, emitted: &mut dyn FnMut(usize)) -> Result<()> {
         let InFlight { range, stretches, columns, complete } = in_flight;
         let shared: Vec<bool> = columns.iter().map(|column| matches!(column, Pending::Shared(_))).collect();
-        // Until the batches are in the sink's hands.
+        // Holds reservations until the sink has the batches.
         let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
-        // An array for each stretch, or one for all.
+        // One array for each stretch, or one for all.
         let columns = self.shop.monitor.phase("gather", 0, || {
             self.shop.device.wait(&complete, self.shop.stream)?;
             columns
@@ -263,12 +270,13 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Rows whose positions and row numbers of both sides, 16 bytes, fit in a quarter of what is free.
+    /// Returns the rows whose positions and row numbers of both sides, 16 bytes per row, fit in a
+    /// quarter of free memory.
     fn rows_that_fit(&self) -> usize {
         ((self.shop.device.memory().free_bytes() / 4 / 16) as usize).max(256)
     }
 
-    /// Queues everything that those rows are made by.
+    /// Queues the work that makes a range of rows.
     fn queue(&self, build: &SideRows<'_>, probe: &SideRows<'_>, range: &Range<usize>) -> Result<InFlight> {
         let rows = range.len();
         let mut sides = self.shop.monitor.phase("gather", 0, || {
@@ -282,7 +290,7 @@ impl Emitter<'_> {
         }
         let fields = self.task.schema.fields();
         let sources: Vec<Source> = self.task.output.iter().map(|output| self.source(output.source, &sides)).collect();
-        // Only one of them can be cut where its batches end.
+        // Only one side can be cut where its batches end.
         let shared_side = [Role::Probe, Role::Build].into_iter().find(|&role| {
             let side = sides.of(role);
             sources.iter().zip(fields).any(|(source, field)| source.is_of(role, |column| side.may_share(column, field)))
@@ -329,10 +337,10 @@ impl Emitter<'_> {
         })
     }
 
-    /// Queues the columns of the probe side alone, of rows in which both sides have a row.
+    /// Queues the columns of the probe side alone, for rows in which both sides have a row.
     ///
     /// # Errors
-    /// The device's, and [`Error::Exhausted`] when the arena is full.
+    /// Errors of the device, and [`Error::Exhausted`] when the arena is full.
     pub(super) fn queue_half(&self, probe: SideRows<'_>, rows: usize) -> Result<Half> {
         let mut side = Gatherer::new(self, self.probe, probe, rows);
         side.are_matched = true;
@@ -354,10 +362,11 @@ impl Emitter<'_> {
         })
     }
 
-    /// A half whose copies are done.
+    /// Finishes a half whose copies are done.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] when there is no host memory for values that have to leave their dictionary.
+    /// [`Error::Exhausted`] when there is no host memory for values that have to leave their
+    /// dictionary.
     pub(super) fn finish_half(&self, half: Half) -> Result<HalfThere> {
         let mut finisher = Finisher { arena: self.shop.arena, paid: Vec::new() };
         let columns = half.columns.into_iter().zip(self.task.schema.fields()).map(|((role, column, there), field)| {
@@ -368,8 +377,8 @@ impl Emitter<'_> {
         Ok(HalfThere { columns, _paid: finisher.paid })
     }
 
-    /// Queues the columns of the build side, beside those of the probe side that have left: of those of the groups' rows, counted from the
-    /// first of the first group, that lie in `range`.
+    /// Queues the columns of the build side, next to the columns of the probe side that have left.
+    /// `range` selects rows of the groups, counted from the first row of the first group.
     fn queue_rest(&self, groups: &[Group<'_>], part: &Arranged, range: &Range<usize>) -> Result<InFlight> {
         let Workshop { device, stream, monitor, .. } = *self.shop;
         let rows = range.len();
@@ -403,10 +412,11 @@ impl Emitter<'_> {
         })
     }
 
-    /// Gathers what was asked for of those columns that the device moves, together: one copy takes several across a link.
+    /// Gathers the columns asked for that the device moves. One copy takes several columns across a
+    /// link.
     fn gather_moved(&self, sides: &mut [&mut Gatherer<'_>]) -> Result<()> {
         let Workshop { device, stream, arena, monitor, .. } = *self.shop;
-        // Their memory may have to be mapped first, which takes a while.
+        // The columns' memory may have to be mapped first, which takes a while.
         monitor.cancel().check()?;
         let mut moved = Vec::new();
         for (at, side) in sides.iter_mut().enumerate() {
@@ -424,8 +434,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Which side gives a column of rows in which both have a row. Where both sides' keys look alike, the probe side gives them: its rows
-    /// lie in order.
+    /// Returns the side and the column that give a column, for rows in which both sides have a row.
+    /// If both sides' keys look alike, the probe side gives them, because its rows are in order.
     fn giver(&self, source: OutputSource) -> (Role, usize) {
         match source {
             OutputSource::Column { side, index } => {
@@ -444,7 +454,8 @@ impl Emitter<'_> {
     fn source(&self, source: OutputSource, sides: &Sides<'_>) -> Source {
         let giver = self.giver(source);
         let OutputSource::Key { index } = source else { return Source { first: giver, otherwise: None } };
-        // The left value where there is a left row, else the right value, or if both look alike, either.
+        // The left value where there is a left row, else the right value. If both look alike,
+        // either value.
         let key = &self.task.keys[index];
         let (first, second) = match giver.0 {
             Role::Probe => (&sides.probe, &sides.build),
@@ -454,14 +465,14 @@ impl Emitter<'_> {
         match () {
             () if first.is_missing() => Source { first: of(second), otherwise: None },
             () if !first.may_miss() => Source { first: of(first), otherwise: None },
-            // A key that is null although its row is there has matched a null.
+            // A null key whose row exists has matched a null.
             () => Source { first: of(first), otherwise: Some(of(second)) },
         }
     }
 }
 
 impl Piece {
-    /// Its second half, and its first.
+    /// Returns the second half, and the first half.
     fn halves(&self) -> [Self; 2] {
         let (part, Range { start, end }) = (self.part, self.range.clone());
         let middle = start + (end - start) / 2;
@@ -469,12 +480,12 @@ impl Piece {
     }
 }
 
-/// So many rows of a part, in pieces of so many.
+/// Divides `rows` rows of a part into pieces of `at_once` rows.
 fn pieces(part: usize, rows: usize, at_once: usize) -> impl Iterator<Item = Piece> {
     (0..rows).step_by(at_once).map(move |start| Piece { part, range: start..rows.min(start + at_once) })
 }
 
-/// Which rows of which groups lie in a range of all of their rows.
+/// Returns the groups that overlap a range of all their rows, and the overlapping rows of each.
 fn taken_of<'g, 'a>(groups: &'g [Group<'a>], range: &Range<usize>) -> Vec<(&'g Group<'a>, Range<usize>)> {
     let mut start = 0;
     let of_group = |group: &'g Group<'a>| {
@@ -493,5 +504,5 @@ fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<R
         .map_err(|error| Error::Internal(format!("assembling a batch of the result: {error}")))
 }
 
-/// Rows that are still treated in two pieces, however small batches become, where there is no memory for them in one.
+/// Pieces of more rows than this are still halved if memory is short, however small batches become.
 const PIECE_ROWS_MIN: usize = 64;

@@ -1,14 +1,17 @@
-//! Inner joins whose partitions a device joins in one go: no list of matches is written, and what was carried comes out side by side.
+//! Inner joins whose partitions a device joins in one go: no list of matches is written, and the
+//! carried columns come out side by side.
 //!
 //! ```text
 //!   wave ─► join_partitions ─┬─ a count
-//!                            ├─ rows of both sides, one after the other as the batches have them ─► batches
-//!                            ├─ more rows than there was room for ─► again, with room for them
-//!                            └─ too many for the device's memory, or partitions too skewed ─► match, expand, gather
+//!                            ├─ rows of both sides, in the order of the batches ─► batches
+//!                            ├─ more rows than the room ─► again, with room for them
+//!                            └─ too many for the device's memory, or partitions too skewed
+//!                               ─► match, expand, gather
 //! ```
 //!
-//! Room is taken for as many pairs per probe row as statistics expect, and then as the wave before had. How many there are is known
-//! after the first run, whatever the room was, so that a guess that was too small costs a second run and never a row.
+//! The first wave takes room for as many pairs per probe row as statistics expect. Each later wave
+//! takes room for as many as the wave before had. The first run of a wave returns the number of
+//! pairs, whatever the room was. A guess that is too small costs a second run and loses no row.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,27 +27,29 @@ use crate::columns::KeyLayout;
 use crate::device::{Device, Positions, Wanted};
 use crate::{Error, Result};
 
-/// What is known of the pairs of partitions that are joined in one go.
+/// Facts about the pairs of partitions that are joined in one go.
 pub(super) struct Fused {
-    /// Whether a column of the result is made of the keys.
+    /// True if a column of the result is made from the keys.
     keys: bool,
-    /// Pairs per probe row of the last wave; before the first, as many as are expected.
+    /// Pairs per probe row of the last wave, or the expected number before the first wave.
     pairs_per_row: Mutex<f64>,
-    /// Whether the device gave up a wave, as it would give up the next ones: the build side is the same.
+    /// True if the device gave up a wave. It would give up the next waves too, because the build
+    /// side is the same.
     gave_up: AtomicBool,
 }
 
-/// Room beyond the guess, for waves differ.
+/// Room beyond the guess, because waves differ.
 const SLACK: f64 = 1.02;
 
-/// Room beyond what is expected, for statistics err.
+/// Room beyond the expected pairs, because statistics err.
 const EXPECTED_SLACK: f64 = 1.1;
 
-/// The share of free memory that the pairs of a wave may take.
+/// Divisor of free memory: the pairs of a wave take at most this share of it.
 const FREE_SHARE: u64 = 4;
 
 impl Fused {
-    /// `None` where a join needs to know which rows have matches, or which of them are real, or a device has no better way.
+    /// Returns `None` if the join must know which rows have matches or which matches are real, or
+    /// if the device is not faster this way.
     pub(super) fn of(
         task: &Task,
         build: &SideInput,
@@ -62,16 +67,17 @@ impl Fused {
         };
         Some(Self {
             keys: is_key(build) || is_key(probe),
-            // A match each is what a small result has room for anyway.
+            // A small result has room for one match per probe row anyway.
             pairs_per_row: Mutex::new((EXPECTED_SLACK * task.expected.pairs_per_row).max(1.0)),
             gave_up: AtomicBool::new(false),
         })
     }
 
-    /// Joins a wave of partitions. `false`: it has to be matched, and nothing of it was emitted.
+    /// Joins a wave of partitions. Returns false if the wave has to be matched, and nothing of it
+    /// was emitted.
     ///
     /// # Errors
-    /// The device's and the sink's.
+    /// Errors of the device and the sink.
     pub(super) fn join_wave(
         &self,
         emitter: &Emitter<'_>,
@@ -95,7 +101,7 @@ impl Fused {
         let join = |wanted| {
             let join = || shop.device.join_partitions(build_side, probe_side, wave.clone(), wanted, shop.stream);
             match shop.monitor.phase("join", (rows * (key_bytes + row_bytes) as f64) as u64, join) {
-                // Waves can be matched in less.
+                // Matching a wave takes less memory.
                 Err(Error::Exhausted(_)) => Ok(None),
                 Ok(None) => {
                     self.gave_up.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Columns of one side, gathered for a batch of the result, and what becomes of them there.
+//! Columns of one side, gathered for a batch of the result, and the arrays made from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,25 +22,27 @@ use crate::human::type_name;
 use crate::memory::{Arena, Held};
 use crate::{Error, Result};
 
-/// A column on its way: device columns are complete only after what was queued for them is done.
+/// Column on its way. Device columns are complete only after the work queued for them is done.
 pub(super) enum Pending {
-    /// As it lies in the table, a stretch at a time.
+    /// Stored in the table, one array per stretch.
     Shared(Vec<ArrayRef>),
     FromDevice(HostColumn, DataType, Option<ArrayRef>),
     TextFromDevice(HostBytes, DataType),
     Ready(ArrayRef),
-    /// As it left before, a stretch at a time.
+    /// Left the device before, one array per stretch.
     Left(Vec<ArrayRef>),
-    /// Gathered from batches that share no dictionary: it has one of its own, with 32-bit keys.
+    /// Gathered from batches that share no dictionary. The array has its own dictionary, with
+    /// 32-bit keys.
     Encoded(ArrayRef),
-    /// The first, and where that is null, the second.
+    /// Values of the first column, or of the second where the first is null.
     Either(Box<Pending>, Box<Pending>),
 }
 
-/// Makes the arrays of a batch of what was gathered.
+/// Makes the arrays of a batch from gathered columns.
 pub(super) struct Finisher<'a> {
     pub(super) arena: &'a Arena,
-    /// For values that were taken out of their dictionaries, and are many times as large then.
+    /// Reservations for values taken out of their dictionaries, which makes them many times as
+    /// large.
     pub(super) paid: Vec<Held>,
 }
 
@@ -69,10 +71,11 @@ impl Finisher<'_> {
                 })?
             }
         };
-        // A key of an outer join has a type that holds the values of both sides, and either may have a narrower one.
+        // The key of an outer join has a type that holds the values of both sides. Either side may
+        // have a narrower type.
         match (array.data_type(), field.data_type()) {
             (found, wanted) if found == wanted => Ok(array),
-            // Its keys may be of a type that cannot number a dictionary as it lies.
+            // The wanted keys may be too narrow to number the dictionary as it is stored.
             (DataType::Dictionary(..), wanted @ DataType::Dictionary(..)) => encode_again(&array, wanted),
             (_, wanted @ DataType::Dictionary(..)) => encode(&array, wanted),
             (found, wanted) => {
@@ -113,21 +116,23 @@ impl<'a> Sides<'a> {
     }
 }
 
-/// Gathers columns of one side for one batch. Row numbers are looked up once, and only when a column needs them.
+/// Gathers columns of one side for one batch. Looks up row numbers once, and only if a column needs
+/// them.
 pub(super) struct Gatherer<'a> {
     emitter: &'a Emitter<'a>,
     pub(super) input: &'a SideInput,
     pub(super) rows: SideRows<'a>,
     pub(super) count: usize,
-    /// Whether each row stands beside one of the other side with an equal key.
+    /// True if each row is paired with a row of the other side that has an equal key.
     pub(super) are_matched: bool,
     row_numbers: Option<Positions>,
     row_numbers_on_host: Option<arrow::buffer::Buffer>,
-    /// Where the rows lie in the table, when they follow each other there as they do here, and the result may share them.
+    /// Stretches of the table that hold the rows, if the rows follow each other there as they do
+    /// here, and the result may share them.
     pub(super) stretches: Option<Vec<Stretch>>,
-    /// Columns that are wanted and were not gathered yet.
+    /// Wanted columns that were not gathered yet.
     pub(super) asked_for: BTreeSet<usize>,
-    /// Of those that the device moves, on their way.
+    /// Wanted columns that the device moves, on their way.
     pub(super) gathered: BTreeMap<usize, HostColumn>,
 }
 
@@ -147,8 +152,9 @@ impl<'a> Gatherer<'a> {
         }
     }
 
-    /// Finds where the rows lie, if they lie as they are wanted. The batches of the table must not be so small that those of the
-    /// result would be fragments.
+    /// Finds the stretches of the table that hold the rows, if the rows are there in the wanted
+    /// order. Returns false if the table's batches are so small that the result's batches would be
+    /// fragments.
     pub(super) fn find_stretches(&mut self, sizes: BatchSizes) -> bool {
         let (SideRows::Arranged(arranged, Positions::Range(range))
         | SideRows::Numbered(arranged, Positions::Range(range))) = &self.rows
@@ -159,7 +165,8 @@ impl<'a> Gatherer<'a> {
             return false;
         }
         let stretches = arranged.rows.stretches(range.clone());
-        // The first and the last are cut where these rows begin and end, however long the batches of the table are.
+        // The first and the last stretch are cut where these rows begin and end, however long the
+        // batches of the table are.
         let whole = stretches.len().saturating_sub(2);
         if range.len() < whole * sizes.stretch_rows_min() {
             return false;
@@ -168,7 +175,8 @@ impl<'a> Gatherer<'a> {
         true
     }
 
-    /// Whether the result may share a column with the table, should the rows lie there as they are wanted.
+    /// True if the result may share a column with the table, provided that the table has the rows
+    /// in the wanted order.
     pub(super) fn may_share(&self, column: usize, field: &FieldRef) -> bool {
         let data_type = self.input.table.schema.field(column).data_type();
         self.input.shares && data_type == field.data_type() && lies_by_row(data_type)
@@ -182,7 +190,8 @@ impl<'a> Gatherer<'a> {
         Pending::Shared(stretches.map(|stretch| arranged.rows.lying(column, stretch)).collect())
     }
 
-    /// Bytes per value that the device moves, of text on average; 0 for a column that it does not.
+    /// Returns the bytes per value that the device moves, for text on average. Returns 0 for a
+    /// column that it does not move.
     pub(super) fn width_bytes(&self, column: usize) -> u64 {
         match self.is_missing() {
             true => 0,
@@ -193,7 +202,8 @@ impl<'a> Gatherer<'a> {
         }
     }
 
-    /// A column is wanted: brings it to the device, if that is where it will be gathered from and it is not there yet.
+    /// Asks for a column. Copies it to the device if it will be gathered from there and was not
+    /// copied yet.
     pub(super) fn ask_for(&mut self, column: usize) -> Result<()> {
         self.asked_for.insert(column);
         let (SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _)) = &self.rows else { return Ok(()) };
@@ -206,7 +216,7 @@ impl<'a> Gatherer<'a> {
         Ok(())
     }
 
-    /// A column that lies in arranged order on the device.
+    /// Returns a column that the device has in arranged order.
     fn moved(&self, column: usize) -> Option<Column> {
         let SideRows::Arranged(arranged, _) = &self.rows else { return None };
         match is_raw_key(self.emitter.layout, self.input, column, self.emitter.task.arrangement) {
@@ -219,12 +229,13 @@ impl<'a> Gatherer<'a> {
         matches!(self.rows, SideRows::Missing)
     }
 
-    /// Whether some of the rows may not be there.
+    /// True if some of the rows may be missing.
     pub(super) fn may_miss(&self) -> bool {
         matches!(self.rows, SideRows::Arranged(_, Positions::List { may_miss: true, .. }))
     }
 
-    /// A column's validity, unless no row has a null there, whatever the table has: nulls that match nothing are in no matched row.
+    /// Returns a column's validity, unless no row has a null. The table may have nulls: nulls that
+    /// match nothing are in no matched row.
     fn needed(&self, validity: Option<DeviceBuffer>, column: usize) -> Option<DeviceBuffer> {
         let has_none = self.are_matched && self.input.unmatched_nulls.contains(&column);
         validity.filter(|_| !has_none)
@@ -260,7 +271,8 @@ impl<'a> Gatherer<'a> {
         })
     }
 
-    /// A column that the device moves, as it lies there, and where these rows are in it.
+    /// Returns a column that the device moves, as it is stored on the device, and the positions of
+    /// these rows in it.
     pub(super) fn moved_at(&mut self, column: usize) -> Result<Option<(Column, Positions)>> {
         let arranged = match &self.rows {
             SideRows::Arranged(arranged, _) | SideRows::Numbered(arranged, _) => *arranged,
@@ -308,8 +320,9 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// Bytes of text that may be gathered at once, of rows that were expected to have so many: pieces are cut by how long rows are on average, and
-/// what has no bounds would take memory that other streams count on.
+/// Returns the most bytes of text to gather at once, for rows with `expected` bytes. Pieces are cut
+/// by the mean length of rows. Without a bound, long text would take memory that other streams
+/// count on.
 fn text_bytes_max(device: &dyn Device, expected: u64) -> u64 {
     const TIMES: u64 = 4;
     // Tests have little text.

@@ -1,4 +1,5 @@
-//! What a join reads: for each side its table, its key columns, and the columns that the result needs of it.
+//! Inputs of a join: for each side its table, its key columns, and the columns that the result
+//! needs.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use crate::columns::{Movable, Role, Rows, are_bytes, movable, value_bytes};
 use crate::device::Width;
 use crate::{Error, Result};
 
-/// One side of a join, by the role that it has.
+/// One side of a join, by its role.
 #[derive(Debug)]
 pub(super) struct SideInput {
     pub(super) role: Role,
@@ -19,31 +20,32 @@ pub(super) struct SideInput {
     pub(super) table: Arc<Table>,
     /// Key columns, in the order of the pairs.
     pub(super) key_columns: Vec<usize>,
-    /// Of these, those whose nulls match nothing.
+    /// Key columns whose nulls match nothing.
     pub(super) unmatched_nulls: BTreeSet<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub(super) output_columns: Vec<usize>,
-    /// Whether the result may share them with the table.
+    /// True if the result may share columns with the table.
     pub(super) shares: bool,
-    /// Those of them that are to move with the keys.
+    /// Columns of the result that are to move with the keys.
     pub(super) carried: BTreeSet<usize>,
-    /// How devices move the columns of the result; without an entry here or below, a column is gathered on the host.
+    /// Description of how devices move each column of the result. A column without an entry here or
+    /// in `text` is gathered on the host.
     movable: BTreeMap<usize, Movable>,
-    /// Columns of the result of values of variable length that the device gathers.
+    /// Columns of the result with values of variable length that the device gathers.
     text: BTreeMap<usize, TextColumn>,
 }
 
-/// A column of values of variable length that the device gathers.
+/// Column of values of variable length that the device gathers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TextColumn {
-    /// Of the offsets that lie beside the values.
+    /// Width of the offsets stored with the values.
     pub(super) offset_width: Width,
     /// Bytes of a value and its offset, on average.
     pub(super) mean_bytes: u64,
 }
 
 impl SideInput {
-    /// `works_on_text`: whether the device does.
+    /// Makes the input of one role. `works_on_text` is true if the device works on text.
     pub(super) fn new(task: &Task, role: Role, works_on_text: bool) -> Self {
         let of_task = match role {
             Role::Build => &task.build,
@@ -77,7 +79,7 @@ impl SideInput {
         }
     }
 
-    /// Some rows of this side.
+    /// Returns some rows of this side.
     pub(super) fn rows(&self, range: Range<u64>) -> Rows {
         let table: Arc<dyn Any + Send + Sync> = self.table.clone();
         let start = range.start;
@@ -85,37 +87,38 @@ impl SideInput {
         rows.of_table(Arc::downgrade(&table), start)
     }
 
-    /// How devices move a column of the result, or `None`.
+    /// Returns how devices move a column of the result, or `None` if they cannot.
     pub(super) fn movable(&self, column: usize) -> Option<&Movable> {
         self.movable.get(&column)
     }
 
-    /// A column of the result of values of variable length, if the device gathers it.
+    /// Returns a column of the result with values of variable length, if the device gathers it.
     pub(super) fn text(&self, column: usize) -> Option<TextColumn> {
         self.text.get(&column).copied()
     }
 
-    /// All of these.
+    /// Returns the columns of text that the device gathers.
     pub(super) fn text_columns(&self) -> impl Iterator<Item = usize> {
         self.text.keys().copied()
     }
 
-    /// Bytes per row of the text that the device gathers, with offsets, on average.
+    /// Returns the bytes per row of the text that the device gathers, with offsets, on average.
     pub(super) fn text_mean_bytes(&self) -> u64 {
         self.text.values().map(|text| text.mean_bytes).sum()
     }
 
-    /// Whether a column has nulls anywhere in the table.
+    /// True if a column has nulls anywhere in the table.
     pub(super) fn has_nulls(&self, column: usize) -> bool {
         self.table.batches.iter().any(|batch| batch.column(column).null_count() > 0)
     }
 
-    /// Bytes per row of the columns that the result takes and devices can move.
+    /// Returns the bytes per row of the columns that the result takes and devices can move.
     pub(super) fn device_row_bytes(&self) -> usize {
         self.movable.values().map(|movable| movable.width.bytes()).sum()
     }
 
-    /// Bytes per row of text on the device, but for its values: where each begins, and while it comes in its offset.
+    /// Returns the bytes per row of text on the device, except its values: the start of each value,
+    /// and the offset while it is copied in.
     pub(super) fn text_row_bytes(&self, column: usize) -> usize {
         self.text(column).map_or(0, |text| size_of::<u64>() + text.offset_width.bytes())
     }

@@ -1,4 +1,4 @@
-//! The kinds of join, and the sides of one.
+//! Kinds of join, and the sides of a join.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,16 +9,16 @@ use crate::device::Which;
 use crate::human::asked;
 use crate::{Error, Result};
 
-/// Which rows of a join survive.
+/// Kind of a join: selects the rows that survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum JoinKind {
     /// Every matching pair.
     Inner,
-    /// And left rows without a match, with nulls for right.
+    /// Every matching pair, and left rows without a match, with nulls for right.
     Left,
-    /// And right rows without a match, with nulls for left.
+    /// Every matching pair, and right rows without a match, with nulls for left.
     Right,
-    /// And both.
+    /// Every matching pair, and rows of both sides without a match, with nulls for the other side.
     Full,
     /// Left rows with a match, once each.
     LeftSemi,
@@ -30,17 +30,17 @@ pub enum JoinKind {
     RightAnti,
 }
 
-/// A side of a join, as the user wrote it.
+/// Side of a join, as the user wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     /// The first table named.
     Left,
-    /// The second.
+    /// The second table named.
     Right,
 }
 
 impl Side {
-    /// The other one.
+    /// Returns the other side.
     pub fn other(self) -> Self {
         match self {
             Self::Left => Self::Right,
@@ -59,7 +59,7 @@ impl fmt::Display for Side {
 }
 
 impl JoinKind {
-    /// All of them, in the order of the documentation.
+    /// All kinds, in the order of the documentation.
     pub const ALL: [Self; 8] = [
         Self::Inner,
         Self::Left,
@@ -71,7 +71,7 @@ impl JoinKind {
         Self::RightAnti,
     ];
 
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Inner => "inner",
@@ -85,12 +85,12 @@ impl JoinKind {
         }
     }
 
-    /// Whether rows of `side` without a match survive, beside nulls.
+    /// True if rows of `side` without a match survive, with nulls for the other side.
     pub fn keeps_unmatched(self, side: Side) -> bool {
         matches!((self, side), (Self::Left | Self::Full, Side::Left) | (Self::Right | Self::Full, Side::Right))
     }
 
-    /// For semi and anti joins, the only side whose rows appear.
+    /// Returns the only side whose rows appear, for semi and anti joins.
     pub fn only_side(self) -> Option<Side> {
         match self {
             Self::LeftSemi | Self::LeftAnti => Some(Side::Left),
@@ -99,7 +99,8 @@ impl JoinKind {
         }
     }
 
-    /// Which build rows are emitted at the end, when every probe row has left its mark.
+    /// Returns which build rows are emitted at the end, when every probe row has marked its
+    /// matches.
     pub fn build_rows_kept(self, build_side: Side) -> Option<Which> {
         match self.only_side() {
             Some(only) if only == build_side && self.is_anti() => Some(Which::Unmatched),
@@ -108,14 +109,14 @@ impl JoinKind {
         }
     }
 
-    /// Whether rows of `side` without a match leave no trace in the result, so that they may be dropped as soon as they are
-    /// known.
+    /// True if rows of `side` without a match leave no trace in the result. They may then be
+    /// dropped as soon as they are known.
     pub fn drops_unmatched(self, side: Side) -> bool {
         let is_sought = self.is_anti() && self.only_side() == Some(side);
         !is_sought && !self.keeps_unmatched(side)
     }
 
-    /// Whether it is one of the two anti joins.
+    /// True for the two anti joins.
     pub fn is_anti(self) -> bool {
         matches!(self, Self::LeftAnti | Self::RightAnti)
     }
@@ -138,7 +139,7 @@ impl FromStr for JoinKind {
     }
 }
 
-/// What other systems call kinds of joins, and what they are called here.
+/// Names of kinds of join in other systems, each with its name here.
 const OTHER_NAMES: [(&str, &str); 9] = [
     ("outer", "full"),
     ("full_outer", "full"),
@@ -151,8 +152,8 @@ const OTHER_NAMES: [(&str, &str); 9] = [
     ("exists", "left_semi"),
 ];
 
-/// The refusal of a name that nothing has, with those that are accepted, and with the one that was probably meant: spelt in
-/// another way, known by another name elsewhere, or misspelt.
+/// Returns the error for an unknown name. It lists the accepted names, and suggests the name that
+/// was probably meant: a name spelt in another way, known by another name elsewhere, or misspelt.
 pub(super) fn unknown(what: &str, given: &str, accepted: &[&str], other_names: &[(&str, &str)]) -> Error {
     let plain = |name: &str| name.trim().to_lowercase().replace(['-', ' '], "_");
     let given_plain = plain(given);
@@ -168,7 +169,7 @@ pub(super) fn unknown(what: &str, given: &str, accepted: &[&str], other_names: &
     Error::Invalid(format!("unknown {what} {}; it is one of {}{hint}", asked(given), accepted.join(", ")))
 }
 
-/// How close a name must be to be taken for misspelt, 0 to 1: two of three letters are right.
+/// Least similarity, 0 to 1, at which a name counts as misspelt: two of three letters are right.
 const CLOSE: f64 = 0.66;
 
 #[cfg(test)]

@@ -1,17 +1,21 @@
-//! Build columns that cross the link last, so that rows of the result leave before all of the build side has arrived.
+//! Build columns that cross the link last, so that rows of the result leave before all of the build
+//! side has arrived.
 //!
 //! ```text
 //!   link in    build keys │ probe chunks: keys and columns │ build columns, part by part
 //!   link out              │ probe columns of the result ...│... build columns of the result
 //! ```
 //!
-//! With all of the build side first, nothing leaves the device until that is there, and nothing comes in while the last rows leave. Here
-//! its keys are all that comes first. Each chunk's pairs are divided by the part of the build side that they refer to (ranges of its
-//! rows), and their columns of the probe side leave at once. When the last chunk is in, the build side's other columns follow, part by
-//! part; the rows that refer to a part get their columns of it as soon as it is there, and are complete.
+//! If all of the build side comes first, nothing leaves the device until it has arrived, and
+//! nothing comes in while the last rows leave. Here only the build keys come first. Each chunk's
+//! pairs are divided by the part of the build side that they refer to (ranges of its rows). Their
+//! columns of the probe side leave at once. When the last chunk is in, the build side's other
+//! columns follow, part by part. Rows that refer to a part get their columns as soon as the part
+//! has arrived, and are complete.
 //!
-//! What waits is in host memory, all of the result but for these columns, and on the device, one row number for each row of it. Should
-//! either run short, whoever notices completes what waits, and the rest of the join goes on with all of the build side on the device.
+//! Waiting rows take host memory for the whole result except these columns, and one row number per
+//! row on the device. If either memory runs short, the stream that notices completes the waiting
+//! rows. The rest of the join then goes on with all of the build side on the device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,20 +34,22 @@ use crate::device::{BytesColumn, Column, Event, PARTS_MAX, Pairs, Positions};
 use crate::memory::Held;
 use crate::{Error, Result};
 
-/// A build side is divided into so many parts at the most. With many of them little is left to do when the last has arrived, and with few
-/// each makes up for its calls.
+/// Largest number of parts of a build side. With many parts, little is left to do when the last has
+/// arrived. With few, each part is worth the cost of its calls.
 const PARTS: u64 = 16;
 const _: () = assert!(PARTS <= PARTS_MAX as u64, "devices divide pairs by so many parts");
 
-/// The share of free host memory that a result may be expected to take whose rows wait for columns of the build side: all of it is there
-/// when the last of these arrives, whoever reads it meanwhile.
+/// Divisor of free host memory: a result whose rows wait for build columns may be expected to take
+/// at most this share. All of the result is in host memory when the last of these columns arrives,
+/// whatever readers have read.
 const FREE_SHARE: u64 = 2;
 
-/// Pairs that are divided at once, at the most: those of a part among them are still worth a copy.
+/// Pairs divided at once, at most. The pairs of one part among them are still worth a copy.
 const PAIRS_AT_ONCE: usize = 1 << 24;
 
-/// The same of pairs whose text a device gathers, of that many bytes a row on average: all of it is there at once, as much as is gathered at
-/// once elsewhere, some times over.
+/// Returns the pairs to divide at once, if a device gathers text of `text_row_bytes` bytes per row
+/// on average. All of that text is in memory at once, so it is limited to a few times the bytes
+/// gathered at once elsewhere.
 pub(super) fn pairs_at_once(text_row_bytes: u64, gather_bytes: usize) -> usize {
     const GATHERS: u64 = 4;
     match (GATHERS * gather_bytes as u64).checked_div(text_row_bytes) {
@@ -52,44 +58,45 @@ pub(super) fn pairs_at_once(text_row_bytes: u64, gather_bytes: usize) -> usize {
     }
 }
 
-/// The columns of the build side that come last, and the rows that wait for them.
+/// Columns of the build side that come last, and the rows that wait for them.
 pub(super) struct Late<'a> {
     build: &'a SideInput,
     /// Columns that devices move.
     columns: Vec<usize>,
     /// Columns of text that the device gathers.
     text: Vec<usize>,
-    /// What these take on the device, in bytes.
+    /// Bytes of the text columns on the device.
     text_bytes: u64,
-    /// Rows of each part but the last, as a power of two.
+    /// Base-2 logarithm of the rows of each part except the last.
     part_bits: u32,
     /// Ranges of the table's rows.
     parts: Vec<Range<u64>>,
     arriving: Mutex<Arriving>,
-    /// Parts cross the link one after the other.
+    /// Turns in which parts cross the link one after the other.
     turns: Turns,
-    /// Of chunks whose copies are done.
+    /// Rows of chunks whose copies are done.
     waiting: Mutex<Vec<Arc<Deferred<HalfThere>>>>,
-    /// Whether memory ran short, so that no more rows wait.
+    /// True if memory ran short, so that no more rows wait.
     is_short: AtomicBool,
-    /// Whether all of these columns are on the device, for rows that do not wait.
+    /// True if all late columns are on the device, for rows that do not wait.
     whole: Mutex<bool>,
-    /// Host memory for the rest of some rows, however much of it those that wait have taken. It is given back when it is needed.
+    /// Host memory to complete some rows, however much memory the waiting rows have taken. It is
+    /// given back when it is needed.
     spare: Mutex<Option<Held>>,
-    /// Rows whose columns are gathered at once when they are there.
+    /// Rows whose late columns are gathered at once.
     rows_at_once: usize,
-    /// Host memory that all streams take for these at a time, at the most.
+    /// Host memory that all streams together take for these gathers at a time, at most.
     at_once_bytes: u64,
 }
 
-/// Parts that are on their way, or there.
+/// Parts that have arrived or are on their way.
 #[derive(Default)]
 struct Arriving {
     asked_for: usize,
     there: BTreeMap<usize, (Part, Event)>,
 }
 
-/// The columns of a part on the device.
+/// Columns of a part on the device.
 #[derive(Clone)]
 struct Part {
     columns: BTreeMap<usize, Column>,
@@ -101,13 +108,14 @@ struct Deferred<Columns> {
     half: Columns,
     /// Row numbers in the build side, part by part, each within its part.
     build: Positions,
-    /// Where the rows of each part start, and the last end.
+    /// Start of the rows of each part, and end of the last part.
     bounds: Vec<usize>,
 }
 
 impl<'a> Late<'a> {
-    /// `None` where all of the build side comes first: the task says so, or rows are emitted that are not pairs, or are moved before they
-    /// are, or a column is there with the keys; or there is too little host memory for all of the result to wait in.
+    /// Returns `None` if all of the build side comes first. The task may say so, rows may be moved
+    /// before they are emitted, or rows may be emitted that are not pairs. A column of the result
+    /// may arrive with the keys. The host may have too little memory for the whole result to wait.
     pub(super) fn of(
         task: &Task,
         build: &'a SideInput,
@@ -127,7 +135,7 @@ impl<'a> Late<'a> {
         if result_rows * task.expected.row_bytes > (shop.arena.free_bytes() / FREE_SHARE) as f64 {
             return None;
         }
-        // Each stream makes batches while the ones before are on their way.
+        // Each stream makes batches while its previous batches are on their way.
         let streams = shop.device.info().streams as u64;
         let row_bytes = mean_row_bytes(build);
         let rows_at_once = sizes.gather_rows_of(row_bytes);
@@ -162,7 +170,8 @@ impl<'a> Late<'a> {
         })
     }
 
-    /// What all of these columns take on the device, until they are there: memory may run short, and then all are needed at once.
+    /// Returns the bytes that all late columns take on the device, or 0 once they are there. If
+    /// memory runs short, all of these columns are needed at once.
     pub(super) fn bytes_to_come(&self) -> u64 {
         let row_bits = |&column: &usize| {
             let width = self.build.movable(column).map_or(0, |movable| movable.width.bytes() as u64);
@@ -172,11 +181,12 @@ impl<'a> Late<'a> {
         if *self.whole.lock() { 0 } else { self.build.table.rows * bits / 8 + self.text_bytes }
     }
 
-    /// Queues copies of all parts that were not asked for, behind `last`: no chunk is left to be copied in. Where there is no memory for
-    /// them, nothing is done: whoever completes the rows of a part asks for it again.
+    /// Queues copies of all parts that were not asked for, behind `last`. All chunks have been
+    /// copied in. If there is no memory for a part, queues no more parts: the stream that completes
+    /// the rows of a part asks for it again.
     ///
     /// # Errors
-    /// The device's.
+    /// Errors of the device, except exhausted memory.
     pub(super) fn copy_rest(&self, last: Option<&Event>, shop: &Workshop<'_>) -> Result<()> {
         if let Some(last) = last {
             shop.device.wait_event(last, shop.copies)?;
@@ -204,7 +214,8 @@ impl<'a> Late<'a> {
         Ok(())
     }
 
-    /// The rows of a part with its columns, which whatever is queued on the workshop's stream from now on may read.
+    /// Returns the rows of a part with its columns. Work queued on the workshop's stream from now
+    /// on may read them.
     fn part(&self, part: usize, build: &Arranged, shop: &Workshop<'_>) -> Result<Arranged> {
         let mut arriving = self.arriving.lock();
         if !arriving.there.contains_key(&part) {
@@ -215,12 +226,13 @@ impl<'a> Late<'a> {
         Ok(build.part(self.build.rows(self.parts[part].clone()), columns.clone(), text.clone()))
     }
 
-    /// Completes a share of the rows that wait, part after part, which leaves as many to each of the other streams that are yet to come to it:
-    /// these rows leave while others are at work on their last chunk. Where memory is not ample none are, for rows of these chunks may have
-    /// to wait in it first.
+    /// Completes a share of the waiting rows, part after part, and leaves equal shares to the
+    /// streams that are yet to come. These rows leave while other streams work on their last chunk.
+    /// Completes nothing if memory is not ample, because rows of these chunks may have to wait in
+    /// that memory first.
     ///
     /// # Errors
-    /// The device's, the sink's, and those of gathering.
+    /// Errors of the device, the sink, and gathering.
     pub(super) fn complete_share(&self, emitter: &Emitter<'_>, build: &Arranged, streams_to_come: usize) -> Result<()> {
         let are_parts_coming = self.arriving.lock().asked_for == self.parts.len();
         let is_ample = are_parts_coming && emitter.shop.arena.free_bytes() >= self.at_once_bytes;
@@ -235,16 +247,17 @@ impl<'a> Late<'a> {
         self.complete_these(&share.iter().collect::<Vec<_>>(), emitter, build)
     }
 
-    /// Whether no rows wait any more.
+    /// True if no rows wait any more.
     pub(super) fn is_complete(&self) -> bool {
         self.waiting.lock().is_empty()
     }
 
-    /// Completes the rows that still wait, part after part: so many streams do so at a time, of which this is the one of that number, and each
-    /// has a share of the rows of every part: there may be few parts, or most rows may refer to one. All chunks are through.
+    /// Completes the rows that still wait, part after part, once all chunks are joined. `streams`
+    /// streams do so in parallel, and this call is for number `stream`. Each stream has a share of
+    /// the rows of every part, because there may be few parts, or most rows may refer to one part.
     ///
     /// # Errors
-    /// The device's, the sink's, and those of gathering.
+    /// Errors of the device, the sink, and gathering.
     pub(super) fn complete(
         &self,
         emitter: &Emitter<'_>,
@@ -258,7 +271,7 @@ impl<'a> Late<'a> {
         self.complete_these(&share, emitter, build)
     }
 
-    /// Completes what waits now, to give its memory back.
+    /// Completes the rows that wait now, to give their memory back.
     fn complete_early(&self, emitter: &Emitter<'_>, build: &Arranged) -> Result<()> {
         *self.spare.lock() = None;
         let waiting = std::mem::take(&mut *self.waiting.lock());
@@ -281,27 +294,30 @@ impl<'a> Late<'a> {
             })
         };
         let groups: Vec<Group<'_>> = (0..self.parts.len()).flat_map(group_of).collect();
-        // Whoever completes rows early lets go of all parts, also of those that are being read here.
+        // A stream that completes rows early drops all parts, including the parts that are being
+        // read here.
         let mut read = Vec::new();
         let outcome = emitter.emit_rest(&groups, self.rows_at_once, &mut |part| {
             let part = self.part(part, build, emitter.shop)?;
             read.push(part.clone());
             Ok(part)
         });
-        // What is let go of now must not be read any more, however it came out.
+        // The parts dropped next must not be read any more, whether or not gathering succeeded.
         let settled = device.synchronize(&stream.uncancelled());
         drop(read);
         outcome.and(settled)
     }
 
-    /// Brings all of the columns to the device, if that was not done: whoever emits rows that do not wait reads them there.
+    /// Copies all late columns to the device, unless that was done. Rows that do not wait are
+    /// gathered from there.
     fn bring_whole(&self, build: &Arranged, shop: &Workshop<'_>) -> Result<()> {
         let mut whole = self.whole.lock();
         if !*whole {
             let columns = self.columns.iter().try_for_each(|&column| build.original(column, shop).map(drop));
             let bring_text = |&column: &usize| build.original_text(column, shop).map(drop);
             let brought = columns.and_then(|()| self.text.iter().try_for_each(bring_text));
-            // Other streams know nothing of this one's copies, and find those that were queued before one failed.
+            // Other streams do not wait for this stream's copies. They also find columns that were
+            // queued before a copy failed.
             let settled = shop.device.synchronize(&shop.stream.uncancelled());
             brought.and(settled)?;
             *whole = true;
@@ -310,20 +326,21 @@ impl<'a> Late<'a> {
     }
 }
 
-/// Bytes of a row in the columns that the result takes from a side, of those without a fixed width by what its table takes.
+/// Returns the bytes of a row in the columns that the result takes from a side. Columns without a
+/// fixed width count with the mean row of the whole table.
 fn mean_row_bytes(input: &SideInput) -> u64 {
     let is_moved = |&column: &usize| input.movable(column).is_some();
     let others = if input.output_columns.iter().all(is_moved) { 0 } else { input.table.bytes };
     input.device_row_bytes() as u64 + 1 + others / input.table.rows.max(1)
 }
 
-/// Bits of the row numbers of a part, such that [`PARTS`] parts are enough, and each but the last has so many rows at the least. With
-/// many parts little is left to do when the last has arrived.
+/// Returns the bits of the row numbers of a part, such that [`PARTS`] parts are enough. Each part
+/// except the last has at least `part_rows_min` rows.
 fn part_bits(rows: u64, part_rows_min: u64) -> u32 {
     rows.div_ceil(PARTS).max(part_rows_min).next_power_of_two().trailing_zeros()
 }
 
-/// What waits of one chunk; its copies may be under way.
+/// Waiting rows of one chunk, whose copies may be under way.
 pub(super) struct LateChunk<'a> {
     late: &'a Late<'a>,
     waiting: Mutex<Vec<Deferred<Half>>>,
@@ -334,11 +351,12 @@ impl<'a> LateChunk<'a> {
         Self { late, waiting: Mutex::default() }
     }
 
-    /// Lets the columns of the probe side of some pairs leave, to complete them later. `false` where memory is short: then all that
-    /// waited is complete, these pairs have not left, and the build side has all of its columns.
+    /// Lets the columns of the probe side of some pairs leave, to complete the rows later. Returns
+    /// false if memory is short. Then all waiting rows are complete, these pairs have not left, and
+    /// the build side has all of its columns.
     ///
     /// # Errors
-    /// The device's, the sink's, and those of gathering.
+    /// Errors of the device, the sink, and gathering.
     pub(super) fn defer(
         &self,
         emitter: &Emitter<'_>,
@@ -351,7 +369,7 @@ impl<'a> LateChunk<'a> {
             match self.queue(emitter, build, probe, pairs, &mut queued) {
                 Err(Error::Exhausted(_)) => self.late.is_short.store(true, Ordering::Relaxed),
                 outcome => {
-                    // All of them, or none.
+                    // All of the pairs wait, or none.
                     outcome?;
                     self.waiting.lock().extend(queued);
                     return Ok(true);
@@ -365,7 +383,8 @@ impl<'a> LateChunk<'a> {
         Ok(false)
     }
 
-    /// In halves, where text of these rows together is too long for the offsets of its type, or far longer than expected.
+    /// Queues pairs. Halves them if their text is too long for the offsets of its type, or far
+    /// longer than expected.
     fn queue(
         &self,
         emitter: &Emitter<'_>,
@@ -390,7 +409,7 @@ impl<'a> LateChunk<'a> {
         Ok(())
     }
 
-    /// Pairs whose columns of the probe side leave now.
+    /// Queues the columns of the probe side of some pairs.
     fn half_of(
         &self,
         emitter: &Emitter<'_>,
@@ -413,10 +432,11 @@ impl<'a> LateChunk<'a> {
         Ok(Deferred { half, build: split.build, bounds })
     }
 
-    /// The chunk is through, and so are its copies: what of it waits is for anybody to complete.
+    /// Makes the waiting rows of the chunk available to all streams, once the chunk is joined and
+    /// its copies are done.
     ///
     /// # Errors
-    /// As of [`Emitter::finish_half`].
+    /// The errors of [`Emitter::finish_half`].
     pub(super) fn finish(&self, emitter: &Emitter<'_>) -> Result<()> {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         let there = waiting.into_iter().map(|Deferred { half, build, bounds }| {

@@ -1,4 +1,5 @@
-//! Matching: a build side that is ready to be probed, and the waves in which a probe chunk is matched against it.
+//! Matching: a build side that is ready to be probed, and the waves in which a probe chunk is
+//! matched against it.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -12,20 +13,22 @@ use crate::columns::KeyLayout;
 use crate::device::{Device, Keys, Matches, PartitionMatches, Table};
 use crate::{Error, Result};
 
-/// A build side, arranged and indexed.
+/// Arranged and indexed build side.
 #[derive(Debug)]
 pub(super) struct BuildSide {
-    /// Its rows. Build positions of matches are arranged positions of these.
+    /// Arranged rows. Build positions of matches are arranged positions in these rows.
     pub(super) arranged: Arranged,
-    /// The table of the `hash` strategy; the others need none beyond the arrangement.
+    /// Table of the `hash` strategy. The other strategies need only the arrangement.
     table: Option<Table>,
-    /// What [`BuildSide::grouping_bytes`] has found: it looks at every partition, and is asked twice for each probe chunk.
+    /// Result of [`BuildSide::grouping_bytes`], which looks at every partition and is called twice
+    /// for each probe chunk.
     grouping_bytes: OnceLock<u64>,
 }
 
 impl BuildSide {
-    /// Indexes an arranged build side. `dense`: the smallest and the largest key, if the keys are worth an array of that extent.
-    /// `repeats`: some key is expected to be there twice. `adjacent`: equal keys must be so before the first wave, because marks or
+    /// Indexes an arranged build side. `dense` has the smallest and the largest key, if the keys
+    /// are worth an array of that extent. `repeats` is true if some key is expected to occur twice.
+    /// `adjacent` is true if equal keys must be adjacent before the first wave, because marks or
     /// comparisons refer to positions that may not move later.
     pub(super) fn new(
         mut arranged: Arranged,
@@ -56,14 +59,14 @@ impl BuildSide {
         Ok(Self { arranged, table, grouping_bytes: OnceLock::new() })
     }
 
-    /// Whether building its table has shown that no two keys are equal.
+    /// True if building the table has shown that all keys are distinct.
     pub(super) fn has_distinct_keys(&self) -> bool {
         self.table.as_ref().is_some_and(|table| table.order.is_none())
     }
 
-    /// Device memory that making equal keys adjacent takes, as long as that may still have to be done: a copy of what is
-    /// arranged, and for the partitions that are being grouped a place per row and a table of keys, at most four slots per
-    /// row.
+    /// Returns the device memory that grouping may still take, 0 if none is needed. Grouping takes
+    /// a copy of the arranged rows. The partitions that are being grouped also take a position per
+    /// row and a table of keys with at most four slots per row.
     pub(super) fn grouping_bytes(&self, device: &dyn Device) -> u64 {
         *self.grouping_bytes.get_or_init(|| self.find_grouping_bytes(device))
     }
@@ -76,7 +79,8 @@ impl BuildSide {
         let key_bytes = partitions.keys.width.bytes();
         let row_bytes: usize = key_bytes + partitions.carried.iter().map(|column| column.width.bytes()).sum::<usize>();
         let Some(bounds) = partitions.bounds.here() else {
-            // A device with memory of its own sorts all rows at once: keys and row numbers, what they become, and as much beside.
+            // A device with its own memory sorts all rows at once: keys and row numbers, their
+            // sorted copies, and as much scratch memory.
             return (partitions.keys.rows * (row_bytes + 3 * (key_bytes + 4))) as u64;
         };
         let mut sizes: Vec<usize> = bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
@@ -86,7 +90,7 @@ impl BuildSide {
         (partitions.keys.rows * row_bytes + rows_at_once * (4 + 4 * slot_bytes)) as u64
     }
 
-    /// The keys in the order of build positions.
+    /// Returns the keys in the order of build positions.
     pub(super) fn run_keys(&self, shop: &Workshop<'_>) -> Result<Keys> {
         let keys = self.arranged.arranged_keys();
         Ok(match self.table.as_ref().and_then(|table| table.order.as_ref()) {
@@ -97,25 +101,26 @@ impl BuildSide {
         })
     }
 
-    /// The same in host memory.
+    /// Returns the keys in the order of build positions, in host memory.
     pub(super) fn run_keys_on_host(&self, shop: &Workshop<'_>) -> Result<Buffer> {
         let keys = self.run_keys(shop)?;
         shop.device.copy_out(&keys.data, keys.rows * keys.width.bytes(), shop.arena, shop.stream)
     }
 
-    /// Whether equal keys of partitions are known to be adjacent.
+    /// True if equal keys of partitions are known to be adjacent.
     pub(super) fn is_grouped(&self) -> bool {
         matches!(&self.arranged.order, Order::Partitioned(partitions) if partitions.is_grouped())
     }
 
-    /// The same with equal keys of partitions adjacent.
+    /// Returns the build side with equal keys of partitions adjacent.
     pub(super) fn grouped(&self, shop: &Workshop<'_>) -> Result<Self> {
         let mut arranged = self.arranged.clone();
         arranged.group(shop)?;
         Ok(Self { arranged, table: self.table.clone(), grouping_bytes: OnceLock::new() })
     }
 
-    /// Matches one wave of a probe chunk. `None`: build keys repeat, and must be [grouped](Self::grouped) first.
+    /// Matches one wave of a probe chunk. Returns `None` if build keys repeat, and must be
+    /// [grouped](Self::grouped) first.
     pub(super) fn match_wave(
         &self,
         probe: &Arranged,
@@ -151,8 +156,9 @@ impl BuildSide {
     }
 }
 
-/// A build side that several streams probe. It does not change, but for one thing: keys that are found to repeat only when they
-/// are probed are grouped by the first stream that finds out, while the others go on with what they have.
+/// Build side that several streams probe. Only grouping changes it: if keys are found to repeat
+/// during probing, the first stream that finds out groups them. The other streams go on with the
+/// build side that they have.
 #[derive(Debug)]
 pub(super) struct SharedBuild(Mutex<Arc<BuildSide>>);
 
@@ -161,14 +167,15 @@ impl SharedBuild {
         Self(Mutex::new(Arc::new(built)))
     }
 
-    /// As it is now.
+    /// Returns the build side as it is now.
     pub(super) fn current(&self) -> Arc<BuildSide> {
         self.0.lock().clone()
     }
 
-    /// With equal keys adjacent: made so here, unless another stream has done it since `seen` was taken.
+    /// Returns the build side with equal keys adjacent. Groups it, unless another stream has done
+    /// so since `seen` was taken.
     pub(super) fn grouped(&self, seen: &Arc<BuildSide>, shop: &Workshop<'_>) -> Result<Arc<BuildSide>> {
-        // Earlier waves of this stream may still read what is about to be dropped.
+        // Earlier waves of this stream may still read the build side that is about to be dropped.
         shop.device.synchronize(shop.stream)?;
         let mut current = self.0.lock();
         if !Arc::ptr_eq(&current, seen) {
@@ -178,15 +185,15 @@ impl SharedBuild {
             return Err(Error::Internal("grouped partitions were reported as not grouped".into()));
         }
         let grouped = Arc::new(seen.grouped(shop)?);
-        // The other streams know nothing of this one's work.
+        // Other streams do not wait for this stream's work.
         shop.device.synchronize(shop.stream)?;
         *current = grouped.clone();
         Ok(grouped)
     }
 }
 
-/// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe rows each. May wait for the bounds of
-/// partitions.
+/// Divides a probe chunk into waves: ranges of rows, or of partitions, of about `wave_rows` probe
+/// rows each. May wait for the bounds of partitions.
 pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Result<Vec<Range<usize>>> {
     let Order::Partitioned(partitions) = &probe.order else {
         let rows = probe.len();
@@ -210,7 +217,7 @@ pub(super) fn waves(probe: &Arranged, wave_rows: usize) -> Result<Vec<Range<usiz
     Ok(waves)
 }
 
-/// The perfect-hash table when the keys are dense, as they are expected to be; else the general one.
+/// Builds the perfect-hash table if the keys are dense, as expected, and else the general table.
 fn build_table(keys: &Keys, dense: Option<(u128, u128)>, repeats: bool, shop: &Workshop<'_>) -> Result<Table> {
     if let Some((min, max)) = dense
         && let Some(table) = shop.device.build_dense_table(keys, min, max, shop.stream)?

@@ -1,4 +1,4 @@
-//! What a running join tells, and hears, about itself.
+//! Monitor of a running join: reports progress and phases, and takes the request to stop.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,44 +10,45 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use crate::device::{CancelFlag, in_phase};
 
-/// One phase of a join that has run.
+/// Record of one phase of a join.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseRecord {
-    /// What was done: `partition build`, `match`, `gather`.
+    /// Name of the phase, such as `partition build`, `match` or `gather`.
     pub name: Cow<'static, str>,
     /// Wall-clock seconds, all waves together.
     pub seconds: f64,
     /// Bytes that had to be read and written.
     pub bytes: u64,
-    /// Bytes that were asked for and did not have to be copied, because the device had kept them.
+    /// Bytes that were asked for and not copied, because the device had kept them.
     pub kept_bytes: u64,
-    /// Bytes that did not have to be copied, because the device reads them where they lie.
+    /// Bytes that were not copied, because the device reads them in place.
     pub in_place_bytes: u64,
 }
 
-/// All that a join has told of itself.
+/// Progress and phases that a join has reported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Work done, in the unit of `work_total`.
     pub work_done: u64,
-    /// Work that the join is.
+    /// All work of the join.
     pub work_total: u64,
     /// The phases so far, in the order they first ran.
     pub phases: Vec<PhaseRecord>,
 }
 
-/// What a piece of a phase has moved, where that is known only when it is done.
+/// Bytes moved by a piece of a phase, if they are known only when it is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
-    /// Of [`PhaseRecord::bytes`].
+    /// Part of [`PhaseRecord::bytes`].
     pub(super) bytes: u64,
-    /// Of [`PhaseRecord::kept_bytes`].
+    /// Part of [`PhaseRecord::kept_bytes`].
     pub(super) kept_bytes: u64,
-    /// Of [`PhaseRecord::in_place_bytes`].
+    /// Part of [`PhaseRecord::in_place_bytes`].
     pub(super) in_place_bytes: u64,
 }
 
-/// Between a join and whoever watches it: progress and phases come out, the wish to stop goes in.
+/// Connects a join with its observers: progress and phases come out, and the request to stop goes
+/// in.
 #[derive(Debug, Default)]
 pub struct Monitor {
     cancel: CancelFlag,
@@ -55,23 +56,24 @@ pub struct Monitor {
     work_done: AtomicU64,
     work_total: AtomicU64,
     phases: Mutex<Vec<PhaseRecord>>,
-    /// How often the flag was looked at in each phase.
+    /// Number of looks at the flag in each phase.
     #[cfg(test)]
     looks: Mutex<std::collections::BTreeMap<&'static str, u64>>,
 }
 
 impl Monitor {
-    /// A monitor whose job stops when `cancel` is raised.
+    /// Makes a monitor whose job stops when `cancel` is raised.
     pub fn new(cancel: CancelFlag) -> Self {
         Self { cancel, ..Self::default() }
     }
 
-    /// The flag that stops the job.
+    /// Returns the flag that stops the job.
     pub fn cancel(&self) -> &CancelFlag {
         &self.cancel
     }
 
-    /// Says how much work the join is, in rows to be passed over (each side once per phase).
+    /// Sets the work of the join, in the unit of [`advance`](Self::advance). Joins count shares of
+    /// their predicted seconds.
     pub fn expect_work(&self, total: u64) {
         self.work_total.store(total, Ordering::Relaxed);
     }
@@ -81,7 +83,7 @@ impl Monitor {
         self.work_done.fetch_add(work, Ordering::Relaxed);
     }
 
-    /// The share of the work that is done, 0 to 1.
+    /// Returns the share of the work that is done, 0 to 1.
     pub fn progress(&self) -> f64 {
         match self.work_total.load(Ordering::Relaxed) {
             0 => 0.0,
@@ -89,10 +91,11 @@ impl Monitor {
         }
     }
 
-    /// Runs a piece of a phase: not at all when the job was stopped, and adds its time and bytes to the phase's record.
+    /// Runs a piece of a phase, and adds its time and bytes to the phase's record. Runs nothing if
+    /// the job was stopped.
     ///
     /// # Errors
-    /// [`Cancelled`](crate::Error::Cancelled), and what `work` returns.
+    /// [`Cancelled`](crate::Error::Cancelled), and the errors of `work`.
     pub fn phase<T>(&self, name: &'static str, bytes: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.counted_phase(name, |moved| {
             moved.bytes = bytes;
@@ -100,10 +103,10 @@ impl Monitor {
         })
     }
 
-    /// As [`phase`](Self::phase), for work that finds out by itself what it moves.
+    /// Runs a piece of a phase like [`phase`](Self::phase), for work that counts its own bytes.
     ///
     /// # Errors
-    /// As [`phase`](Self::phase).
+    /// The errors of [`phase`](Self::phase).
     pub(super) fn counted_phase<T>(&self, name: &'static str, work: impl FnOnce(&mut Moved) -> Result<T>) -> Result<T> {
         self.cancel.check()?;
         #[cfg(test)]
@@ -130,14 +133,14 @@ impl Monitor {
         outcome
     }
 
-    /// What a join that runs elsewhere has told of itself so far, in the place of what it told before.
+    /// Replaces progress and phases by the latest report of a join that runs elsewhere.
     pub fn take_over(&self, report: Report) {
         self.work_done.store(report.work_done, Ordering::Relaxed);
         self.work_total.store(report.work_total, Ordering::Relaxed);
         *self.phases.lock() = report.phases;
     }
 
-    /// What the join has told of itself so far.
+    /// Returns the progress and phases so far.
     pub fn report(&self) -> Report {
         Report {
             work_done: self.work_done.load(Ordering::Relaxed),
@@ -146,13 +149,13 @@ impl Monitor {
         }
     }
 
-    /// How often the flag was looked at in each phase so far.
+    /// Returns the number of looks at the flag in each phase so far.
     #[cfg(test)]
     pub(super) fn looks(&self) -> std::collections::BTreeMap<&'static str, u64> {
         self.looks.lock().clone()
     }
 
-    /// The phases so far, in the order they first ran.
+    /// Returns the phases so far, in the order they first ran.
     pub fn phases(&self) -> Vec<PhaseRecord> {
         self.phases.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Which rows a kind of join emits, and how a chunk of the probe side becomes them.
+//! Rows that a kind of join emits, and the steps from a chunk of the probe side to these rows.
 
 use std::ops::Range;
 
@@ -15,26 +15,27 @@ use crate::Result;
 use crate::columns::Role;
 use crate::device::{Device, DeviceBuffer, Matches, Positions, Unmatched, Which};
 
-/// Pairs that are expanded at once, a whole number of batches if they fit in half of what is free: two positions, the row
-/// numbers of both, and as much again while they are made.
+/// Returns the pairs to expand at once: a whole number of batches, if they fit in half of free
+/// memory. A pair takes two positions, two row numbers, and as much again while they are made.
 fn expanded_pairs(device: &dyn Device, batch_rows: usize) -> usize {
-    /// Each call finds its first pair by counting the wave's: small batches share one.
+    /// Least number of pairs per call. Each call finds its first pair by counting the wave's pairs,
+    /// so small batches share a call.
     const PAIRS_MIN: usize = 64 << 10;
     let fit = ((device.memory().free_bytes() / 2 / 32) as usize).max(256);
     (batch_rows * (PAIRS_MIN / batch_rows).max(1)).min(fit)
 }
 
-/// Which rows the kind of join emits, in terms of build and probe side.
+/// Rows that the kind of join emits, in terms of build and probe side.
 pub(super) struct Outcome {
-    /// `Some`: a semi or anti join, whose rows are of that side only.
+    /// Side of all emitted rows, for a semi or anti join.
     only: Option<Role>,
-    /// Whether rows of the side in `only` survive for having a match, or for having none.
+    /// Selects whether rows of the side in `only` survive for having a match, or for having none.
     only_which: Which,
     keeps_unmatched_build: bool,
     keeps_unmatched_probe: bool,
-    /// Which build rows are emitted at the end.
+    /// Selects the build rows that are emitted at the end.
     pub(super) build_rows_kept: Option<Which>,
-    /// Where partitions are joined in one go.
+    /// State of the fused join, if partitions are joined in one go.
     fused: Option<Fused>,
 }
 
@@ -60,8 +61,8 @@ impl Outcome {
         self.keeps_unmatched_probe || (self.only == Some(Role::Probe) && self.only_which == Which::Unmatched)
     }
 
-    /// Emits the build rows that the kind of join keeps for having a match, or for having none, as `flags` say. `done` is told
-    /// which share of them has left.
+    /// Emits the build rows that the kind of join keeps for having a match, or for having none, as
+    /// `flags` say. Calls `done` with the share of the rows that has left.
     pub(super) fn emit_kept_build(
         &self,
         emitter: &Emitter<'_>,
@@ -73,15 +74,15 @@ impl Outcome {
         let Some(which) = self.build_rows_kept else { return Ok(()) };
         let positions = monitor.phase("match", 0, || device.select_flags(flags, build.len(), which, stream))?;
         let rows = positions.len();
-        // A list of all of them says no more than that.
+        // A list of all positions is the same as their range.
         let positions = if rows == build.len() { Positions::Range(0..rows) } else { positions };
         emitter.emit(&SideRows::Arranged(build, positions), &SideRows::Missing, rows, &mut |emitted| {
             done(emitted as f64 / rows as f64);
         })
     }
 
-    /// Joins a chunk of the probe side with a build side, in waves of about `wave_rows` probe rows, and tells `emitted` how many
-    /// of its rows are through with each batch.
+    /// Joins a chunk of the probe side with a build side, in waves of about `wave_rows` probe rows.
+    /// Calls `emitted` after each batch with the number of further probe rows that are done.
     pub(super) fn join_chunk(
         &self,
         emitter: &Emitter<'_>,
@@ -120,19 +121,21 @@ impl Outcome {
             Ok(())
         };
         let outcome = waves(probe, wave_rows).and_then(|waves| waves.into_iter().try_for_each(&mut join_wave));
-        // Where another stream has put a grouped build side in the place of this one, nobody else may hold it any more; and what
-        // this stream was given to do reads it, however the last wave came out, and whether or not the job was stopped.
+        // If another stream has replaced this build side with a grouped one, nothing else may hold
+        // it any more. This stream's queued work still reads it, whether or not the last wave
+        // failed or the job was stopped.
         let settled = shop.device.synchronize(&shop.stream.uncancelled());
         drop(built);
         outcome.and(settled)
     }
 
-    /// What becomes of probe rows without a match.
+    /// Returns the treatment of probe rows without a match.
     fn unmatched(&self) -> Unmatched {
         if self.keeps_unmatched_probe { Unmatched::Emit } else { Unmatched::Skip }
     }
 
-    /// How many probe rows of the wave a semi or anti join of the probe side keeps.
+    /// Returns the number of probe rows of the wave that a semi or anti join of the probe side
+    /// keeps.
     fn only_which_rows(&self, matches: &Matches) -> usize {
         match self.only_which {
             Which::Matched => matches.matched_rows,
@@ -140,7 +143,8 @@ impl Outcome {
         }
     }
 
-    /// Emits what one wave of matches gives, and tells `done` which share of it has left.
+    /// Emits the rows from one wave of matches. Calls `done` with the share of the wave that has
+    /// left.
     fn emit_wave(
         &self,
         emitter: &Emitter<'_>,

@@ -1,4 +1,4 @@
-//! The probe side of a join: chunk by chunk, on as many streams as the device overlaps.
+//! Probe side of a join: chunk by chunk, on as many streams as the device overlaps.
 //!
 //! ```text
 //!   stream 0   copy in │ arrange, match, gather │ copy out │ copy in │ ...
@@ -6,10 +6,11 @@
 //!   stream 2                                      copy in │ ...
 //! ```
 //!
-//! One stream works off its chunks one after the other: on the CPU, whose primitives use all of its threads, and on a GPU where there is little
-//! to overlap. With more, each stream has a thread that takes the next chunk until there are no more; copies of one chunk
-//! then cross the link while another is matched, and the link is busy both ways. All share the build side. The first streams to begin may
-//! find their first chunk queued already (`ahead.rs`).
+//! One stream processes its chunks one after the other. This is so on the CPU, whose primitives use
+//! all of its threads, and on a GPU with little to overlap. With more streams, each has a thread
+//! that takes the next chunk until none is left. Copies of one chunk then cross the link while
+//! another is matched, and the link is busy both ways. All streams share the build side. The first
+//! streams to begin may find their first chunk queued already (`ahead.rs`).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,24 +33,28 @@ use crate::Result;
 use crate::columns::KeyLayout;
 use crate::device::{Device, DeviceBuffer, Filter, ROWS_MAX};
 
-/// With several streams, a probe side comes in so many chunks for each: the first copy in and the last copy out overlap with nothing. Twice as
-/// many are worth it where a chunk reads nothing but its own rows and what they match, and as long as each copies [`COPY_BYTES`] of keys: 2^27
-/// rows of 16 bytes with as many take 90 ms by `hash` with 5, 89 with 8 and 88.6 with 12. It is twice as many so that chunks of both sizes end where
-/// the larger ones do, and a device that keeps columns has them for both.
+/// Chunks per stream of a probe side that comes on several streams. The first copy in and the last
+/// copy out overlap with nothing. Twice as many chunks pay if a chunk reads only its own rows and
+/// their matches, and each copies [`COPY_BYTES`] of keys. A join of 2^27 rows of 16 bytes with as
+/// many takes 90 ms by `hash` with 5 chunks per stream. It takes 89 ms with 8 and 88.6 ms with 12.
+/// The factor is two so that chunks of both sizes end where the larger ones do. A device that keeps
+/// columns then has them for both.
 const CHUNKS_PER_STREAM: u64 = 5;
 
-/// What one copy had better carry.
+/// Bytes that one copy should carry.
 const COPY_BYTES: u64 = 16 << 20;
 
-/// Chunks for each of several streams, of a probe side with so many rows and so many bytes in a key. `is_looked_up`: it stays as it lies, and
-/// a chunk does not go through all of the build side.
+/// Returns the chunks for each of several streams, for a probe side with the given rows and bytes
+/// per key. `is_looked_up` is true if the probe side stays in table order, and a chunk does not go
+/// through all of the build side.
 pub(crate) fn chunks_per_stream(rows: u64, key_bytes: usize, streams: u64, is_looked_up: bool) -> u64 {
     let copies = rows.saturating_mul(key_bytes as u64) / COPY_BYTES;
     let twice = 2 * CHUNKS_PER_STREAM;
     if is_looked_up && copies >= twice * streams { twice } else { CHUNKS_PER_STREAM }
 }
 
-/// Chunks start at whole words of the bitmaps of their columns, which can then be copied as they lie.
+/// Rows of a whole word of a bitmap. Chunks start at whole words of their columns' bitmaps, which
+/// can then be copied as they are.
 const BITMAP_ROWS: u64 = 64;
 
 /// Everything that probing needs, shared by all streams.
@@ -61,25 +66,26 @@ pub(super) struct Probing<'a> {
     pub(super) probe: &'a SideInput,
     pub(super) sink: &'a dyn BatchSink,
     pub(super) sizes: BatchSizes,
-    /// Which build rows were matched, when that decides what is emitted at the end.
+    /// Flags of the build rows that were matched, if they decide which rows are emitted at the end.
     pub(super) flags: Option<DeviceBuffer>,
-    /// What most probe rows without a match do not pass, when there are expected to be many.
+    /// Filter that drops most probe rows without a match, if many are expected.
     pub(super) filter: Option<Filter>,
     pub(super) built: SharedBuild,
-    /// Where columns of the build side come last.
+    /// Columns of the build side that come last, if any.
     pub(super) late: Option<Late<'a>>,
     /// Chunks that were queued before the build side was ready.
     pub(super) ahead: Ahead,
-    /// Chunks cross the link one after the other.
+    /// Turns in which chunks cross the link one after the other.
     pub(super) turns: Turns,
-    /// The first row of the next chunk.
+    /// First row of the next chunk.
     pub(super) next_row: Mutex<u64>,
-    /// Whether the last chunk needed columns beyond its keys on the device: so the next one will, most likely.
+    /// True if the last chunk needed more columns than its keys on the device. The next chunk will
+    /// most likely need them too.
     pub(super) columns_needed: AtomicBool,
     pub(super) progress: Mutex<ProbeProgress<'a>>,
 }
 
-/// How many probe rows are through.
+/// Number of probe rows that are arranged, and that have been emitted.
 pub(super) struct ProbeProgress<'a> {
     pub(super) inner: Progress<'a>,
     pub(super) arranged_rows: f64,
@@ -87,15 +93,15 @@ pub(super) struct ProbeProgress<'a> {
 }
 
 impl Probing<'_> {
-    /// Probes with all rows. `shop` is the one that the build side was made in.
+    /// Probes with all rows. `shop` is the workshop that made the build side.
     ///
     /// # Errors
-    /// The device's, the sink's, and those of gathering; the first of any stream.
+    /// Errors of the device, the sink, and gathering; the first of any stream.
     pub(super) fn run(&self, shop: &Workshop<'_>) -> Result<()> {
         let device = shop.device;
         let streams = streams_of(self.task, self.probe, device);
         if streams <= 1 {
-            // The caller's stream for copies is not waited for.
+            // Nothing waits for the caller's stream for copies.
             let shop = Workshop { copies: shop.stream, ..*shop };
             let never = AtomicBool::new(false);
             return where_primitives_run(device, || {
@@ -112,7 +118,7 @@ impl Probing<'_> {
             if failed.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            // The link goes on, both ways, while other streams are at work on their last chunk.
+            // The link stays busy both ways, while other streams work on their last chunk.
             late.copy_rest(self.turns.last().as_ref(), shop)?;
             let (emitter, to_come) = (self.emitter(own, None), to_come.fetch_sub(1, Ordering::Relaxed));
             late.complete_share(&emitter, &self.built.current().arranged, to_come)
@@ -126,8 +132,9 @@ impl Probing<'_> {
         })
     }
 
-    /// Runs `work` on so many streams of its own at once, until it is done on all, or has failed on one. They begin when what the caller's
-    /// stream was given so far is done. Who gets the stream of a chunk that was queued ahead is given that chunk with it.
+    /// Runs `work` on `streams` new streams in parallel, until it is done on all, or has failed on
+    /// one. The streams begin when the work queued so far on the caller's stream is done. A stream
+    /// on which a chunk was queued ahead begins with that chunk.
     fn on_streams(
         &self,
         shop: &Workshop<'_>,
@@ -147,8 +154,8 @@ impl Probing<'_> {
         };
         let failed = AtomicBool::new(false);
         let failure = Mutex::new(None);
-        // Not on the device's CPU threads: one that waits for its parts takes up other work, and that of another stream may wait for
-        // what this one holds.
+        // Not on the device's CPU threads: a thread that waits for its parts takes up other work.
+        // That work may be of another stream, and wait for something that this stream holds.
         device.on_stream_threads(streams, &|| {
             if let Err(error) = on_new_stream(&failed) {
                 failed.store(true, Ordering::Relaxed);
@@ -158,7 +165,8 @@ impl Probing<'_> {
         failure.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Takes chunks until there are no more, or another stream has failed, after one that was queued ahead.
+    /// Takes chunks until none is left, or another stream has failed. A chunk that was queued ahead
+    /// comes first.
     fn take_chunks(
         &self,
         shop: &Workshop<'_>,
@@ -177,7 +185,7 @@ impl Probing<'_> {
         Ok(())
     }
 
-    /// Completes rows that wait for columns of the build side: the share of one of so many streams.
+    /// Completes one stream's share of the rows that wait for columns of the build side.
     fn complete_late(&self, shop: &Workshop<'_>, number: usize, streams: usize) -> Result<()> {
         let Some(late) = &self.late else { return Ok(()) };
         late.complete(&self.emitter(shop, None), &self.built.current().arranged, number, streams)
@@ -208,7 +216,7 @@ impl Probing<'_> {
     fn probe_chunk(&self, shop: &Workshop<'_>, streams: usize, range: Range<u64>) -> Result<()> {
         let rows = self.probe.rows(range.clone());
         let unkeyed = self.outcome.keeps_probe_without_key();
-        // Copies overlap with other chunks' work only where there are several streams.
+        // Copies overlap with other chunks' work only if there are several streams.
         let copy_in = match streams > 1 && self.columns_needed.load(Ordering::Relaxed) {
             true => CopyIn::Ahead,
             false => CopyIn::WhenNeeded,
@@ -245,7 +253,7 @@ impl Probing<'_> {
         Ok(())
     }
 
-    /// Memory that the build side may yet take.
+    /// Returns the memory that the build side may still take.
     fn held_back_bytes(&self, device: &dyn Device) -> u64 {
         let columns = self.late.as_ref().map_or(0, Late::bytes_to_come);
         self.built.current().grouping_bytes(device) + columns
@@ -266,18 +274,19 @@ impl Probing<'_> {
     }
 }
 
-/// Streams that chunks are worked on.
+/// Returns the number of streams that work on chunks.
 pub(super) fn streams_of(task: &Task, probe: &SideInput, device: &dyn Device) -> usize {
     let chunks = probe.table.rows.div_ceil(task.chunk_rows_min());
     if task.probe_at_once { 1 } else { (device.info().streams as u64).min(chunks) as usize }
 }
 
-/// Whether chunks are ready to be matched once they are copied in.
+/// True if chunks are ready to be matched once they are copied in.
 pub(super) fn only_copies(task: &Task, layout: &KeyLayout) -> bool {
     task.arrangement == Arrangement::Original && !layout.is_made_on_host()
 }
 
-/// Rows of each chunk but the last, of a probe side of `total`, where there is memory enough for several streams.
+/// Returns the rows of each chunk except the last, for a probe side of `total` rows and enough
+/// memory for several streams.
 pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, streams: usize) -> u64 {
     let is_looked_up = task.arrangement == Arrangement::Original;
     let chunks = chunks_per_stream(total, layout.width().bytes(), streams as u64, is_looked_up);
@@ -287,32 +296,34 @@ pub(super) fn even_chunk_rows(task: &Task, layout: &KeyLayout, total: u64, strea
     even.max(task.chunk_rows_min())
 }
 
-/// Bytes of device memory that a row of a chunk takes: keys packed and arranged (and once more while sorting), columns copied in, carried,
-/// and sorted, and 32 bytes of row numbers, matches and pairs.
+/// Returns the bytes of device memory that a row of a chunk takes. Keys are packed and arranged
+/// (and stored once more while sorting). Columns are copied in, carried, and sorted. Row numbers,
+/// matches and pairs take 32 bytes.
 pub(super) fn chunk_row_bytes(probe: &SideInput, layout: &KeyLayout) -> usize {
     let gathered: usize = text_beside_keys(probe, layout).map(|column| probe.text_row_bytes(column)).sum();
     let of_text = layout.value_row_bytes(probe.role) + gathered;
     3 * layout.width().bytes() + 3 * probe.device_row_bytes() + of_text + 32
 }
 
-/// Bytes of the values of variable length of those rows that the device makes keys of, or gathers, beside what [each row](chunk_row_bytes)
-/// takes.
+/// Returns the bytes of variable-length values in the given rows, if the device makes keys of them
+/// or gathers them. They come in addition to the bytes of [each row](chunk_row_bytes).
 pub(super) fn value_bytes(probe: &SideInput, layout: &KeyLayout, rows: Range<u64>) -> u64 {
     if !layout.is_made_by_device() && probe.text_columns().next().is_none() {
-        // Rows are not looked at for nothing.
+        // Avoids a needless pass over the rows.
         return 0;
     }
     let rows = probe.rows(rows);
     layout.value_bytes(&rows, &probe.key_columns) + rows.value_bytes(text_beside_keys(probe, layout))
 }
 
-/// Columns of text that the device gathers and that are not there for their keys anyway.
+/// Returns the columns of text that the device gathers and that were not copied in as keys.
 fn text_beside_keys<'a>(probe: &'a SideInput, layout: &'a KeyLayout) -> impl Iterator<Item = usize> + 'a {
     let came_as_key = |column: usize| layout.is_made_by_device() && probe.key_columns.contains(&column);
     probe.text_columns().filter(move |&column| !came_as_key(column))
 }
 
-/// How many of these probe rows have a working set that fits beside the build side, in half of what is free once `held_back` is taken off.
+/// Returns how many of the probe rows in `of` have a working set that fits next to the build side.
+/// The limit is a stream's share of half of the free memory, without `held_back`.
 fn chunk_rows(
     probe: &SideInput,
     layout: &KeyLayout,
@@ -333,7 +344,8 @@ fn chunk_rows(
     rows
 }
 
-/// As the device likes it, in an eighth of what is free: matches, pairs and row numbers take about 64 bytes per row.
+/// Returns the wave size that the device prefers, limited to an eighth of a stream's share of free
+/// memory. Matches, pairs and row numbers take about 64 bytes per row.
 fn wave_rows(device: &dyn Device, held_back: u64, streams: usize) -> usize {
     let fit = (device.memory().free_bytes().saturating_sub(held_back) / streams as u64 / 8 / 64) as usize;
     device.info().wave_rows.min(fit).max(CHUNK_ROWS_MIN as usize)

@@ -1,39 +1,41 @@
-//! How far a join is, by the seconds that each stretch of it was predicted to take.
+//! Progress of a join, measured by the predicted seconds of each stretch.
 
 use super::Stretches;
 use super::monitor::Monitor;
 
-/// A part of a join that comes after the one before it is done, as [`Stretches`] has their seconds.
+/// Part of a join that starts when the part before it is done. [`Stretches`] has the seconds of
+/// each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stretch {
-    /// The build side is brought in and arranged.
+    /// Copies in and arranges the build side.
     ArrangeBuild,
-    /// Tables are built on it, or its keys are grouped and compared.
+    /// Builds tables on the build side, or groups and compares its keys.
     IndexBuild,
-    /// The probe side is brought in and arranged, a chunk at a time.
+    /// Copies in and arranges the probe side, a chunk at a time.
     ArrangeProbe,
-    /// Probe rows are matched, and the result leaves.
+    /// Matches probe rows, while the result leaves.
     Results,
-    /// Build rows that the kind of join keeps leave at the end.
+    /// Emits the build rows that the kind of join keeps, at the end.
     KeptBuild,
 }
 
 const STRETCHES: usize = 5;
 
-/// Advances a monitor as stretches get on. What was told once is never taken back, and the last step is [`finish`](Self::finish)'s.
+/// Advances a monitor as stretches advance. Reported progress never goes back. Only
+/// [`finish`](Self::finish) reports the last step.
 #[derive(Debug)]
 pub(super) struct Progress<'a> {
     monitor: &'a Monitor,
     /// Steps of each stretch.
     steps: [u64; STRETCHES],
-    /// Steps that the monitor was told of.
+    /// Steps reported to the monitor.
     told: [u64; STRETCHES],
 }
 
 impl<'a> Progress<'a> {
-    /// Nothing is done yet.
+    /// Starts with nothing done.
     pub(super) fn new(expected: &Stretches, monitor: &'a Monitor) -> Self {
-        /// More than anybody can see.
+        /// Number of steps, finer than a user can see.
         const STEPS: f64 = 1e6;
         let Stretches { arrange_build, index_build, arrange_probe, results, kept_build } = *expected;
         let weights: [f64; STRETCHES] = [arrange_build, index_build, arrange_probe, results, kept_build];
@@ -45,7 +47,7 @@ impl<'a> Progress<'a> {
         Self { monitor, steps, told: [0; STRETCHES] }
     }
 
-    /// That share of a stretch is done, from 0 to 1.
+    /// Reports that a share of a stretch is done, from 0 to 1.
     pub(super) fn reach(&mut self, stretch: Stretch, share: f64) {
         let at = stretch as usize;
         let reached = (self.steps[at] as f64 * share.clamp(0.0, 1.0)) as u64;
@@ -53,7 +55,7 @@ impl<'a> Progress<'a> {
         self.told[at] = self.told[at].max(reached);
     }
 
-    /// All is done.
+    /// Reports that everything is done.
     pub(super) fn finish(self) {
         let left = self.steps.iter().sum::<u64>() + 1 - self.told.iter().sum::<u64>();
         self.monitor.advance(left);

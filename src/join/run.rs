@@ -1,17 +1,19 @@
-//! The one loop that every strategy runs: arrange the build side, then chunk by chunk arrange the probe side, match it in
-//! waves, and emit.
+//! The one loop that every strategy runs. It arranges the build side, then arranges the probe side
+//! chunk by chunk, matches it in waves, and emits.
 //!
 //! ```text
-//!   build side ─► arrange ─► index ─► (hashed keys: compare runs; hash again if two differ) ─► (filter)
-//!   probe side ─► chunk ─► (filter) ─► arrange ─► wave ─► match ─► (hashed keys: compare) ─► pairs ─► batches
-//!                   ▲                              │                                            │
-//!                   └───────── next chunk ─────────┴──── next wave ◄────────────────────────────┘
+//!   build side ─► arrange ─► index ─► (compare runs; hash again if two differ) ─► (filter)
+//!   probe side ─► chunk ─► (filter) ─► arrange ─► wave ─► match ─► (compare) ─► pairs ─► batches
+//!                   ▲                              │                              │
+//!                   └───────── next chunk ─────────┴──── next wave ◄──────────────┘
 //!   at the end: build rows that the kind of join keeps for having a match, or for having none
+//!   compare: for hashed keys only
 //! ```
 //!
-//! Chunks, and who works on them, are in `probe.rs`. A chunk is what fits in device memory beside the build side; on a device
-//! with one stream most often all of the probe side. A wave is what keeps
-//! the intermediate results of matching small: in cache on a host device.
+//! Chunks, and the streams that work on them, are in `probe.rs`. A chunk fits in device memory next
+//! to the build side. On a device with one stream, a chunk is most often all of the probe side. A
+//! wave is small enough to keep the intermediate results of matching small: in cache on a host
+//! device.
 
 use std::sync::atomic::AtomicBool;
 
@@ -38,18 +40,20 @@ use crate::device::{Device, Filter};
 use crate::memory::Arena;
 use crate::{Error, Result};
 
-/// Rows of the smallest chunk that probe sides are divided into: fewer would cost more in calls than they save in memory.
+/// Rows of the smallest chunk of a probe side. Fewer rows would cost more in calls than they save
+/// in memory.
 pub(crate) const CHUNK_ROWS_MIN: u64 = 1024;
 
-/// Seeds that keys are hashed with until no two that differ have the same hash. That one of them is not enough is all but impossible.
+/// Number of seeds to hash keys with, one after the other, until no two different keys have the
+/// same hash. One seed is almost certainly enough.
 const SEEDS_MAX: usize = 8;
 
-/// Runs a join on one device, pushing the result batch by batch.
+/// Runs a join on one device, and pushes the result batch by batch.
 ///
 /// # Errors
-/// [`Exhausted`](crate::Error::Exhausted) when the device, or host memory, is too small; [`Cancelled`](crate::Error::Cancelled) soon
-/// after the monitor's flag is raised; [`Unavailable`](crate::Error::Unavailable) when the device is lost; and whatever the sink
-/// answers.
+/// [`Exhausted`](crate::Error::Exhausted) when the device, or host memory, is too small.
+/// [`Cancelled`](crate::Error::Cancelled) soon after the monitor's flag is raised.
+/// [`Unavailable`](crate::Error::Unavailable) when the device is lost. Errors of the sink.
 pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink, monitor: &Monitor) -> Result<()> {
     let works_on_text = device.info().works_on_text;
     let build = SideInput::new(task, Role::Build, works_on_text);
@@ -67,7 +71,7 @@ pub fn run(task: &Task, device: &dyn Device, arena: &Arena, sink: &dyn BatchSink
     sink.push(counted.into_batch(task.schema.clone())?)
 }
 
-/// As [`run`], with a layout of the caller's: tests make its hashes collide.
+/// Runs a join like [`run`], with the caller's layout. Tests make its hashes collide.
 #[allow(clippy::too_many_arguments)]
 fn run_with_layout(
     task: &Task,
@@ -81,7 +85,7 @@ fn run_with_layout(
 ) -> Result<()> {
     check_build_rows(build)?;
     let stream = device.stream(monitor.cancel().clone())?;
-    // The build side's keys are indexed while its other columns still cross the link.
+    // The device indexes the build side's keys while its other columns still cross the link.
     let copies = if device.info().streams > 1 { device.stream(monitor.cancel().clone())? } else { stream.clone() };
     let shop = Workshop { device, stream: &stream, copies: &copies, arena, monitor };
     let fused = Fused::of(task, build, probe, &layout, device);
@@ -118,8 +122,8 @@ fn run_with_layout(
             build.table.name
         )))
     })?;
-    // The other columns of the build side, too, must be there before anything is gathered from them: whoever moved rows has waited for
-    // what moved with them only.
+    // The other columns of the build side must also arrive before anything is gathered from them.
+    // Moving rows has waited only for the columns that moved with them.
     if late.is_none() {
         device.wait_event(&device.record_event(&copies)?, &stream)?;
         built.arranged.hand_over_originals(&shop);
@@ -171,21 +175,22 @@ fn run_with_layout(
     Ok(())
 }
 
-/// Runs `work`, all of one stream, on the CPU threads of a device whose primitives are done by them: changing over to them takes tens of
-/// microseconds each time. A GPU's work is queued from here, and what has parts to be shared out goes to its CPU threads by itself.
+/// Runs `work`, all of one stream, on the device's CPU threads if its primitives run there.
+/// Changing over to them takes tens of microseconds each time. A GPU's work is queued from the
+/// calling thread, and work with parallel parts goes to the device's CPU threads on its own.
 pub(super) fn where_primitives_run<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if device.info().streams > 1 { work() } else { beside(device, work) }
 }
 
-/// Runs `work` on the CPU threads that belong to the device: what is done for one stream at a time, or one that has parts to be shared out and
-/// waits for nobody else.
+/// Runs `work` on the device's own CPU threads. The work must be done for one stream at a time, or
+/// have parts to be shared out and wait for no other stream.
 pub(super) fn beside<T: Send>(device: &dyn Device, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (mut work, mut outcome) = (Some(work), None);
     device.beside(&mut || outcome = work.take().map(|work| work()));
     outcome.expect("a device does what it is given")
 }
 
-/// Compares keys by their values: on the device's CPU threads, where the host has them.
+/// Compares keys by their values, on the device's CPU threads if the host has the values.
 pub(super) fn where_values_lie<T: Send>(
     layout: &KeyLayout,
     device: &dyn Device,
@@ -194,7 +199,8 @@ pub(super) fn where_values_lie<T: Send>(
     if layout.is_hashed_by_device() { compare() } else { beside(device, compare) }
 }
 
-/// A filter of the build keys; `None` from a device that has no memory for one, because a join is right without.
+/// Builds a filter of the build keys. Returns `None` if the device has no memory for a filter,
+/// because the join is right without it.
 fn build_filter(built: &BuildSide, shop: &Workshop<'_>) -> Result<Option<Filter>> {
     let keys = built.arranged.arranged_keys();
     let bytes = (keys.rows * keys.width.bytes()) as u64;
@@ -250,7 +256,7 @@ mod tests {
         catalog
     }
 
-    /// Tables of these columns, of one batch each.
+    /// Makes tables of the given columns, of one batch each.
     fn catalog_with(build: Vec<(&str, ArrayRef)>, probe: Vec<(&str, ArrayRef)>) -> Catalog {
         let catalog = Catalog::new(Arena::new(Budget::new("host memory", "--host-memory", 1 << 30)));
         for (name, columns) in [("build", build), ("probe", probe)] {
@@ -262,7 +268,8 @@ mod tests {
         catalog
     }
 
-    /// Joins tables of long string keys whose hashes keep only the bits of `mask`; the number of rows found.
+    /// Joins tables of long string keys whose hashes keep only the bits of `mask`. Returns the
+    /// number of rows found.
     fn join_with_collisions(catalog: &Catalog, how: JoinKind, strategy: Strategy, mask: u128) -> usize {
         let made = rows_with_collisions(catalog, how, strategy, mask, false);
         assert_eq!(rows_with_collisions(catalog, how, strategy, mask, true), made, "{how} by {strategy}, counted");
@@ -315,7 +322,7 @@ mod tests {
         }
     }
 
-    /// One build row has far longer text than the others, and all probe rows find it.
+    /// One build row has far longer text than the others, and all probe rows match it.
     #[test]
     fn text_that_is_far_longer_than_most_is_gathered_in_smaller_pieces() {
         const ROWS: usize = 500;
@@ -350,7 +357,7 @@ mod tests {
         }
     }
 
-    /// Text of the build side arrives part by part, beside columns of a fixed width and without any.
+    /// Text of the build side arrives part by part, with and without columns of a fixed width.
     #[test]
     fn text_of_the_build_side_comes_last_as_other_columns_do() {
         const ROWS: i32 = 3000;
@@ -396,7 +403,8 @@ mod tests {
 
     #[test]
     fn probe_rows_that_only_share_a_hash_are_not_matched() {
-        // One build row, and hashes of one bit: half of the probe rows find it, one of them rightly.
+        // One build row, and hashes of one bit: half of the probe rows find it, but only one is a
+        // real match.
         let catalog = catalog_of(&[("build", 7..8), ("probe", 0..500)]);
         for strategy in Strategy::ALL {
             for (how, rows) in

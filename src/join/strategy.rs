@@ -1,4 +1,4 @@
-//! The strategies by name: what each does is said in the room's own page.
+//! Strategies by name. The page of [`crate::join`] describes each of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,26 +6,26 @@ use std::str::FromStr;
 use super::kind::unknown;
 use crate::{Error, Result};
 
-/// How a join is composed of primitives. [The room](super) says what each does.
+/// Composition of a join from primitives. [The module](super) describes each strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// One hash table over the whole build side.
     Hash,
-    /// Radix partitions with their payload columns; a table per partition.
+    /// Radix partitions with their payload columns, and a table per partition.
     RadixHash,
-    /// Radix partitions of keys and row numbers; payload gathered from where it lies.
+    /// Radix partitions of keys and row numbers. Payload stays in table order and is gathered.
     RadixHashGfur,
-    /// Both sides sorted with their payload columns, merged.
+    /// Both sides sorted with their payload columns, and merged.
     SortMerge,
-    /// Keys and row numbers sorted, merged; payload gathered from where it lies.
+    /// Keys and row numbers sorted and merged. Payload stays in table order and is gathered.
     SortMergeGfur,
 }
 
 impl Strategy {
-    /// All of them, in the order of the documentation.
+    /// All strategies, in the order of the documentation.
     pub const ALL: [Self; 5] = [Self::Hash, Self::RadixHash, Self::RadixHashGfur, Self::SortMerge, Self::SortMergeGfur];
 
-    /// The name on the wire.
+    /// Returns the name on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Hash => "hash",
@@ -36,18 +36,19 @@ impl Strategy {
         }
     }
 
-    /// Whether payload columns move with the keys (gather from transformed relations) or are gathered from where they lie
-    /// (gather from untransformed relations): Wu et al. 2024, section 4.
+    /// True if payload columns move with the keys (gather from transformed relations). False if
+    /// payload stays in table order and is gathered (gather from untransformed relations): Wu et
+    /// al. 2024, section 4.
     pub fn carries_payload(self) -> bool {
         matches!(self, Self::RadixHash | Self::SortMerge)
     }
 
-    /// Whether both sides are partitioned.
+    /// True if both sides are partitioned.
     pub fn is_partitioned(self) -> bool {
         matches!(self, Self::RadixHash | Self::RadixHashGfur)
     }
 
-    /// Whether both sides are sorted.
+    /// True if both sides are sorted.
     pub fn is_sorted(self) -> bool {
         matches!(self, Self::SortMerge | Self::SortMergeGfur)
     }

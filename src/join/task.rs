@@ -1,7 +1,7 @@
-//! What a run is given: tables and columns by index, the way the join is composed, and what to expect of it.
+//! Input of a run: tables and columns by index, the composition of the join, and expectations.
 //!
-//! Whoever plans a join makes a task of it. A task is right whatever it expects: expectations choose sizes and steps of
-//! progress, and no row depends on them.
+//! The planner turns a join into a task. A task's result is right whatever it expects. Expectations
+//! choose sizes and steps of progress, and no row depends on them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,67 +15,74 @@ use crate::catalog::Table;
 use crate::columns::KeyFacts;
 use crate::device::RadixBits;
 
-/// A join that is ready to run on one device. `T` stands for a table: the table itself, or the number by which another process knows it.
+/// Join that is ready to run on one device. `T` stands for a table: the table itself, or the number
+/// by which another process knows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task<T = Arc<Table>> {
-    /// Which rows survive.
+    /// Kind of the join, which selects the rows that survive.
     pub how: JoinKind,
-    /// The side that is indexed. Any kind of join may build on either side.
+    /// Side that is indexed. Any kind of join may build on either side.
     pub build: TaskSide<T>,
-    /// The side whose rows look for matches.
+    /// Side whose rows look for matches.
     pub probe: TaskSide<T>,
-    /// The columns that must be equal.
+    /// Pairs of columns that must be equal.
     pub keys: Vec<JoinKey>,
-    /// What is known of each pair of key columns, so that both sides make the same keys.
+    /// Facts about each pair of key columns, so that both sides make the same keys.
     pub key_facts: Vec<KeyFacts>,
-    /// The columns of the result; none when rows are counted.
+    /// Columns of the result, none if rows are counted.
     pub output: Vec<OutputColumn>,
-    /// Whether the result is the number of rows, in one row with one column of 64 bits, and not the rows.
+    /// True if the result is the number of rows instead of the rows: one row with one column of 64
+    /// bits.
     pub counts_rows: bool,
-    /// The schema of the result.
+    /// Schema of the result.
     pub schema: SchemaRef,
-    /// How both sides are arranged.
+    /// Arrangement of both sides.
     pub arrangement: Arrangement,
-    /// The smallest and the largest build key, where these are worth an array of that extent: one column of raw, unsigned
-    /// integers. For rows that stay as they lie.
+    /// Smallest and largest build key, if the keys are worth an array of that extent. The keys must
+    /// be one column of raw, unsigned integers. For rows that stay in table order.
     pub dense_range: Option<(u128, u128)>,
-    /// Whether probe rows pass over a filter of the build keys before they are arranged. A kind of join that keeps probe rows
-    /// without a match goes without, and so does a device that has none.
+    /// True if probe rows pass a filter of the build keys before they are arranged. A kind of join
+    /// that keeps probe rows without a match uses no filter, and neither does a device that has
+    /// none.
     pub filter: bool,
     /// Rows per batch of the result, at most. `None`: about a message.
     pub batch_rows: Option<usize>,
-    /// Rows that a chunk has at the least where several streams of a device work on chunks, or a part of the build side whose columns come
-    /// last. `None`: so many that launching work costs little beside it.
+    /// Fewest rows of a chunk if several streams of a device work on chunks. Also the fewest rows
+    /// of a part of a build side whose columns come last. `None`: as many as make the cost of
+    /// launching work small.
     pub chunk_rows_min: Option<u64>,
-    /// Whether the probe side comes in one chunk if that fits, also where several streams could work on chunks: what more chunks overlap is
-    /// expected to be less than what their calls take, and going through the build side again.
+    /// True if the probe side comes in one chunk if that fits, even if several streams could work
+    /// on chunks. More chunks are then expected to overlap less than they cost in calls and in
+    /// further passes over the build side.
     pub probe_at_once: bool,
-    /// Whether the columns that the result takes from the build side, beyond its keys, come in after the probe side, so that rows begin to
-    /// leave before. For inner joins of rows that stay as they lie.
+    /// True if the columns that the result takes from the build side, except its keys, come in
+    /// after the probe side. Rows then begin to leave earlier. For inner joins of rows that stay in
+    /// table order.
     pub build_columns_last: bool,
-    /// Whether the device makes keys of text, and hashes and compares what is too wide to be packed, if it is one that does so and can read
-    /// them; the host does else.
+    /// True if the device makes keys of text, and hashes and compares keys too wide to be packed.
+    /// Otherwise, or if the device cannot do so or cannot read them, the host does.
     pub device_makes_keys: bool,
-    /// What statistics say will happen.
+    /// Expectations from statistics.
     pub expected: Expected,
 }
 
-/// Rows that a chunk has at the least where several streams work on chunks, if nobody says otherwise: fewer would leave a GPU
-/// waiting for launches.
+/// Fewest rows of a chunk if several streams work on chunks and the task sets no number. Fewer rows
+/// would leave a GPU waiting for launches.
 pub(crate) const OVERLAPPED_CHUNK_ROWS_MIN: u64 = 1 << 20;
 
 impl Task {
-    /// Rows that a chunk has at the least where several streams work on chunks.
+    /// Returns the fewest rows of a chunk if several streams work on chunks.
     pub(super) fn chunk_rows_min(&self) -> u64 {
         self.chunk_rows_min.unwrap_or(OVERLAPPED_CHUNK_ROWS_MIN).max(1)
     }
 }
 
 impl<T> Task<T> {
-    /// The same task with what `map` makes of its tables, the build side's first.
+    /// Replaces the task's tables with the results of `map`, which is called for the build side's
+    /// table first.
     ///
     /// # Errors
-    /// What `map` answers.
+    /// The errors of `map`.
     pub(crate) fn map_tables<U>(self, mut map: impl FnMut(T) -> Result<U>) -> Result<Task<U>> {
         Ok(Task {
             build: self.build.map_table(&mut map)?,
@@ -102,20 +109,23 @@ impl<T> Task<T> {
 /// One side of a task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskSide<T = Arc<Table>> {
-    /// Which side of the join it is.
+    /// Side of the join.
     pub side: Side,
-    /// Its rows.
+    /// Table with the rows of this side.
     pub table: T,
     /// Key columns, in the order of the pairs.
     pub key_columns: Vec<usize>,
     /// Columns that the result takes from this side, each once, ascending.
     pub output_columns: Vec<usize>,
-    /// Whether the result may share them with the table where all rows of a stretch are in it as they lie.
+    /// True if the result may share these columns with the table, provided that the
+    /// result has all rows of a stretch in table order.
     pub shares: bool,
-    /// Those of them that move with the keys when rows are arranged (gather from transformed relation, GFTR). The others
-    /// are gathered by row number (GFUR), and so is a column that cannot move, should it be among these.
+    /// Columns of the result that move with the keys when rows are arranged (gather from
+    /// transformed relation, GFTR). The others are gathered by row number (GFUR), and so are
+    /// columns listed here that cannot move.
     pub carried: BTreeSet<usize>,
-    /// Columns of values of variable length that the device gathers, if it is one that works on text, and the host does else.
+    /// Columns of values of variable length that the device gathers, if it works on text. Otherwise
+    /// the host gathers them.
     pub device_text: BTreeSet<usize>,
 }
 
@@ -133,10 +143,10 @@ impl<T> TaskSide<T> {
     }
 }
 
-/// How rows are to be arranged.
+/// Arrangement of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Arrangement {
-    /// As they lie.
+    /// In table order.
     Original,
     /// By partition.
     Partitioned(RadixBits),
@@ -147,19 +157,19 @@ pub enum Arrangement {
 /// Two columns that must be equal, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinKey {
-    /// In the left table.
+    /// Index in the left table.
     pub left: usize,
-    /// In the right table.
+    /// Index in the right table.
     pub right: usize,
-    /// Whether null matches null.
+    /// True if null matches null.
     pub nulls_equal: bool,
-    /// Whether equal values look the same on both sides, type and bits, so that a result may show either. Floats do not:
-    /// -0 equals 0, and one NaN another.
+    /// True if equal values have the same type and bits on both sides, so that a result may show
+    /// either. Floats do not: -0 equals 0, and one NaN equals another.
     pub alike: bool,
 }
 
 impl JoinKey {
-    /// The column's index on that side.
+    /// Returns the column's index on the given side.
     pub fn column(&self, side: Side) -> usize {
         match side {
             Side::Left => self.left,
@@ -171,33 +181,34 @@ impl JoinKey {
 /// A column of the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputColumn {
-    /// Its name in the result.
+    /// Name in the result.
     pub name: String,
-    /// Where its values come from.
+    /// Source of the values.
     pub source: OutputSource,
 }
 
-/// Where a result's values come from.
+/// Source of the values of a column of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputSource {
-    /// A column of one side; null where that side has no row.
+    /// Column of one side, null where that side has no row.
     Column {
-        /// Which side.
+        /// Side of the column.
         side: Side,
-        /// Which of its columns.
+        /// Index of the column.
         index: usize,
     },
-    /// A key pair: the left value where there is a left row, else the right value.
+    /// Key pair: the left value where there is a left row, else the right value.
     Key {
-        /// Which of the pairs.
+        /// Index of the pair.
         index: usize,
     },
 }
 
 impl OutputColumn {
-    /// The columns that a result takes from a side when the tables are built on `build_side`, each once, ascending. A key
-    /// whose values look alike on both sides is taken from the probe side, whose rows lie in order, and any other from the
-    /// left; the other side gives it for its own rows without a match.
+    /// Returns the columns that a result takes from a side when the tables are built on
+    /// `build_side`, each once, ascending. A key whose values look alike on both sides is taken
+    /// from the probe side, whose rows are in order. Any other key is taken from the left. The
+    /// other side gives the key for its own rows without a match.
     pub fn taken_from(
         side: Side,
         build_side: Side,
@@ -221,13 +232,14 @@ impl OutputColumn {
     }
 }
 
-/// What statistics say will happen.
+/// Expectations from statistics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Expected {
-    /// Whether build keys repeat, so that it is worth making equal ones adjacent before the first row is probed.
+    /// True if build keys repeat, so that it is worth making equal keys adjacent before the first
+    /// row is probed.
     pub build_keys_repeat: bool,
-    /// Whether partitions are to be matched where a device could join them in one go, because it would give up: build keys repeat too
-    /// often.
+    /// True if partitions are matched even if a device could join them in one go. The device would
+    /// give up, because build keys repeat too often.
     pub matches_first: bool,
     /// Pairs per probe row that has a key.
     pub pairs_per_row: f64,
@@ -237,17 +249,18 @@ pub struct Expected {
     pub stretches: Stretches,
 }
 
-/// Seconds that each stretch of a run takes, one after the other; of the probe side's, all chunks together.
+/// Seconds of each stretch of a run. Stretches follow each other. The stretches of the probe side
+/// count all chunks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stretches {
-    /// The build side is brought in and arranged.
+    /// Seconds to copy in and arrange the build side.
     pub arrange_build: f64,
-    /// Tables are built on it, or its keys are grouped and compared.
+    /// Seconds to build tables on the build side, or to group and compare its keys.
     pub index_build: f64,
-    /// The probe side is brought in and arranged.
+    /// Seconds to copy in and arrange the probe side.
     pub arrange_probe: f64,
-    /// Probe rows are matched, and the result leaves.
+    /// Seconds to match probe rows and let the result leave.
     pub results: f64,
-    /// Build rows that the kind of join keeps leave at the end.
+    /// Seconds to emit the build rows that the kind of join keeps, at the end.
     pub kept_build: f64,
 }

@@ -1,4 +1,5 @@
-//! Joins at the edges: little memory, small batches, jobs that are stopped, keys that look different on both sides.
+//! Joins at the edges: little memory, small batches, jobs that are stopped, keys that look
+//! different on both sides.
 
 mod shared;
 
@@ -90,7 +91,7 @@ fn results_of_any_size_leave_through_little_memory() {
     let left = batch(vec![("k", numbers(0..ROWS)), ("text", texts)]);
     let right = batch(vec![("k", numbers(ROWS..2 * ROWS))]);
     let bench = Bench::new(4 << 20, left, right);
-    // 20 MB of text do not fit at once beside the tables, whichever way they leave.
+    // 20 MB of text do not fit at once next to the tables, whichever way the text leaves.
     let host = bench.catalog.arena().budget();
     let _held = host.reserve(host.free_bytes() - (12 << 20), "a test").unwrap();
     for how in [JoinKind::LeftAnti, JoinKind::Left, JoinKind::Full] {
@@ -138,7 +139,8 @@ fn a_join_that_is_stopped_pushes_no_further_batch() {
     }
 }
 
-/// A join for each way of making keys: one number (raw), two numbers (packed), a long text (hashed and compared).
+/// Returns a join for each way of making keys: one number (raw), two numbers (packed), a long text
+/// (hashed and compared).
 fn joins_of_every_kind_of_key(rows: i32) -> Vec<(&'static str, Bench, JoinSpec)> {
     let key = |row: i32, factor: i32| (i64::from(row) * i64::from(factor) % i64::from(rows)) as i32;
     let text = |number: i32| format!("key number {number} of a long list");
@@ -151,8 +153,8 @@ fn joins_of_every_kind_of_key(rows: i32) -> Vec<(&'static str, Bench, JoinSpec)>
         columns: vec!["left.v".into(), "right.v".into()],
         ..JoinSpec::inner("l", "r", keys.iter().map(|key| KeyPair::new(key, key)).collect())
     };
-    // Factors that have no divisor in common with the number of rows. Each even key is there twice on the left, so that no stage
-    // is over at once because keys are distinct.
+    // The factors have no divisor in common with the number of rows. Each even key occurs twice on
+    // the left, so that no stage ends early because keys are distinct.
     let bench = || Bench::new(1 << 30, side(7919, !1), side(104_729, !0));
     vec![
         ("a number", bench(), spec(&["k"])),
@@ -161,8 +163,8 @@ fn joins_of_every_kind_of_key(rows: i32) -> Vec<(&'static str, Bench, JoinSpec)>
     ]
 }
 
-/// Time would tell which stage takes no notice only where that stage takes long, and on a machine that does nothing else: how
-/// often the flag is looked at tells it anywhere.
+/// Counts looks at the flag, which shows on any machine which stage ignores it. Times would show
+/// only stages that take long, and only on an idle machine.
 #[test]
 fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
     const ROWS: i32 = 1 << 20;
@@ -175,7 +177,8 @@ fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
             bench.run(&plan, &Each(|_| Ok(())), &monitor).unwrap();
             let looks = monitor.looks();
             println!("{strategy} on {keys}: {looks:?}");
-            // These are over at the first row that tells, or have nothing to do where nothing has to be copied.
+            // These stages end at the first row that decides, or have nothing to do if nothing has
+            // to be copied.
             let is_brief = |phase: &str| match phase {
                 "copy in" | "check build order" | "check probe order" => true,
                 "pack keys" => keys == "a number",
@@ -192,9 +195,9 @@ fn every_stage_of_every_strategy_looks_at_the_flag_all_the_time() {
 #[test]
 fn a_join_that_is_stopped_anywhere_does_next_to_nothing_more() {
     const ROWS: i32 = 1 << 19;
-    /// Places in the work where it is stopped.
+    /// Number of points at which the join is stopped.
     const PLACES: u64 = 8;
-    /// Of threads that have begun a task, and of those who learn of it from them.
+    /// Looks by threads that have begun a task, and by threads that learn of the stop from them.
     const LOOKS_AFTER: u64 = 16;
     for (keys, bench, spec) in joins_of_every_kind_of_key(ROWS) {
         for strategy in Strategy::ALL {
@@ -217,7 +220,7 @@ fn a_join_that_is_stopped_anywhere_does_next_to_nothing_more() {
     }
 }
 
-/// The values of a column as text; floats as their bits.
+/// Returns the values of a column as text, and floats as their bits.
 fn shown(array: &ArrayRef) -> Vec<String> {
     let value = |row: usize| match array.data_type() {
         DataType::Float64 => format!("{:x}", array.as_primitive::<Float64Type>().value(row).to_bits()),
@@ -226,7 +229,8 @@ fn shown(array: &ArrayRef) -> Vec<String> {
     (0..array.len()).map(value).collect()
 }
 
-/// Joins on two key columns, each of distinct values. `common`: how many of each, from the first on, are equal in pairs.
+/// Joins on two key columns of distinct values. The first `common` values of both are equal in
+/// pairs.
 fn keys_show_the_left_value(left: ArrayRef, right: ArrayRef, common: usize) {
     let what = format!("{} and {}", left.data_type(), right.data_type());
     let (left_shown, right_shown) = (shown(&left), shown(&right));
@@ -374,12 +378,12 @@ fn a_filter_changes_no_row_of_any_kind_of_join_and_is_used_where_unmatched_rows_
     }
 }
 
-/// Columns that had stayed on the device were said to be copied, in no time.
+/// Regression test: columns that had stayed on the device were reported as copied, in no time.
 #[test]
 fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
     const ROWS: i32 = 4000;
     let left = batch(vec![("k", numbers(0..ROWS)), ("a", numbers(0..ROWS))]);
-    // With a row that has no match: else the result would share the columns of the right table.
+    // One row has no match. Otherwise the result would share the columns of the right table.
     let right = batch(vec![("k", numbers((0..ROWS + 1).rev())), ("b", numbers(0..ROWS + 1))]);
     let mut bench = Bench::new(64 << 20, left, right);
     let copied = |bench: &Bench| {
@@ -403,7 +407,7 @@ fn what_a_device_has_or_reads_in_place_is_not_said_to_be_copied() {
     assert_eq!(copied(&bench), (0, bytes, 0));
 }
 
-/// A null that matches nothing is in no row that has a match, so that nobody has to look for nulls there.
+/// A null that matches nothing is in no matched row, so that no code has to look for nulls there.
 #[test]
 fn keys_of_matched_rows_have_no_bitmap_unless_nulls_match() {
     let some = |rows: i32, null: i32| -> ArrayRef {
@@ -438,13 +442,13 @@ fn keys_of_matched_rows_have_no_bitmap_unless_nulls_match() {
     }
 }
 
-/// Keys that look distinct and are not make a build side be grouped while a chunk of the probe side is there. A large probe side
-/// once left no room for that.
+/// Build keys that look distinct but repeat are grouped while a chunk of the probe side is in
+/// memory. A large probe side once left no room for grouping.
 ///
-/// The memory is what the same join takes with a probe side of one small chunk, and little more. Grouping takes by far the
-/// most of it: with two partitions, its table is one over half of the keys. So a chunk that takes its half of what is free, as
-/// chunks do when nothing has to be held back for grouping, leaves too little. One thread, so that how much is in use at a
-/// time is the same in every run.
+/// The test allows slightly more memory than the same join takes with a probe side of one small
+/// chunk. Grouping takes by far the most of it: with two partitions, its table covers half of the
+/// keys. Without memory held back for grouping, a chunk takes half of free memory and leaves too
+/// little. The device has one thread, so that memory use is the same in every run.
 #[test]
 fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
     // One key in a hundred repeats.
@@ -460,12 +464,13 @@ fn a_build_side_is_grouped_late_beside_a_probe_side_of_any_size() {
     let mut large = Bench::new(0, left, right(8 * ROWS));
     for strategy in [Strategy::RadixHash, Strategy::RadixHashGfur] {
         let join = |bench: &mut Bench, memory: u64| {
-            // With a link, so that what it reads is copied and takes memory.
+            // The device has a link, so that its input is copied and takes memory.
             let link = EmulatedLink { to_device_bytes_per_second: 1e12, from_device_bytes_per_second: 1e12 };
             let budget = Budget::new("memory of device host:0", "--device-memory", memory);
             bench.device = HostDevice::new(0, 1, budget, Some(link)).unwrap().joining_partitions(false);
             let mut plan = bench.plan(spec(JoinKind::Inner, strategy), Side::Left);
-            // As if nobody knew, because so few keys do that they are in no sample.
+            // The planner is not told of the repeats, as if so few keys repeat that no sample has
+            // any.
             plan.estimates.left_repeats = false;
             plan.radix_bits = Some(1);
             let rows = Mutex::new(0);

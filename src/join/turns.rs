@@ -1,21 +1,23 @@
-//! Copies that cross the link one after the other, whatever streams they are on. At once they would share it, and all arrive late.
+//! Copies that cross the link one after the other, whatever their streams. In parallel they would
+//! share the link, and all arrive late.
 
 use parking_lot::Mutex;
 
 use crate::Result;
 use crate::device::{Device, Event, Stream};
 
-/// When what was queued last will be there.
+/// Event of the last queued copies.
 #[derive(Debug, Default)]
 pub(super) struct Turns(Mutex<Option<Event>>);
 
 impl Turns {
-    /// Queues copies on a stream, behind those that were queued here before, and says when they are there. Nothing but copies: others wait
-    /// until they are queued, and a thread of a device that waits for its parts takes up other work, which may be that of one who waits
-    /// here.
+    /// Queues copies on a stream, behind the copies queued here before. Returns an event for their
+    /// arrival. `queue` must queue only copies, because other callers wait until it returns. A
+    /// device's thread that waits for its parts takes up other work, perhaps work of a caller that
+    /// waits here.
     ///
     /// # Errors
-    /// The device's, and those of `queue`.
+    /// Errors of the device and of `queue`.
     pub(super) fn take<T>(
         &self,
         device: &dyn Device,
@@ -32,7 +34,7 @@ impl Turns {
         Ok((queued, there))
     }
 
-    /// When the last copies that were queued are there.
+    /// Returns the event of the last queued copies.
     pub(super) fn last(&self) -> Option<Event> {
         self.0.lock().clone()
     }

@@ -1,12 +1,12 @@
-//! Comparing the real values behind equal hashes, for keys too wide to be packed.
+//! Comparison of the real values behind equal hashes, for keys too wide to be packed.
 //!
 //! Two comparisons make every match exact, and neither looks at a pair twice:
 //!
-//! 1. The build side, once: rows with equal hashes are adjacent, and all rows of a run must have equal values. If two
-//!    differ (2^-128 for random values) the whole build side is hashed again with another seed, before anything is
-//!    emitted.
-//! 2. Each wave of probe rows: a row is compared with the first row of the run it found. If they differ, the row has no
-//!    match at all, because no other run has its hash.
+//! 1. The build side, once. Rows with equal hashes are adjacent, and all rows of a run must have
+//!    equal values. If two differ (2^-128 for random values), the whole build side is hashed again
+//!    with another seed, before anything is emitted.
+//! 2. Each wave of probe rows. A row is compared with the first row of the run it found. If they
+//!    differ, the row has no match at all, because no other run has its hash.
 
 use arrow::buffer::{Buffer, ScalarBuffer};
 use rayon::prelude::*;
@@ -20,10 +20,10 @@ use crate::device::{Matches, NO_ROW, Pairs, Positions, Unmatched};
 /// Rows that one task compares: some tenths of a millisecond between two looks at the cancel flag.
 const TASK_ROWS: usize = 1 << 13;
 
-/// Whether rows of the build side with equal hashes have equal values.
+/// True if rows of the build side with equal hashes have equal values.
 ///
 /// # Errors
-/// The device's.
+/// Errors of the device.
 pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: &Workshop<'_>) -> Result<bool> {
     if build.has_distinct_keys() {
         return Ok(true);
@@ -52,10 +52,10 @@ pub(super) fn build_runs_are_exact(build: &BuildSide, layout: &KeyLayout, shop: 
     (0..rows).into_par_iter().step_by(TASK_ROWS).map(exact).try_reduce(|| true, |a, b| Ok(a && b))
 }
 
-/// The matches of a wave without those whose values differ.
+/// Returns the matches of a wave without the matches whose values differ.
 ///
 /// # Errors
-/// The device's.
+/// Errors of the device.
 pub(super) fn exact_matches(
     matches: Matches,
     build: &BuildSide,
@@ -86,7 +86,7 @@ pub(super) fn exact_matches(
     without(matches, &in_wave, shop)
 }
 
-/// Which of the pairs are of rows whose values differ, by their places.
+/// Returns the indices of the pairs of rows whose values differ.
 fn differing_on_host(
     first: &Pairs,
     build: &BuildSide,
@@ -112,8 +112,9 @@ fn differing_on_host(
     Ok(false_matches.concat())
 }
 
-/// Each probe row of the wave that has a match, beside the first row of the run it found. Where most rows have one, the others are
-/// listed as well, with no row beside them: that spares listing, and where they are few the rest need not leave the device.
+/// Pairs each matched probe row of the wave with the first row of the run it found. If most rows
+/// have a match, the others are listed too, with no build row. This saves making a list. If few
+/// rows have a match, the rest need not leave the device.
 fn first_matches(matches: &Matches, shop: &Workshop<'_>) -> Result<Pairs> {
     let rows = matches.rows.len();
     if matches.matched_rows > rows / 2 {
@@ -124,7 +125,7 @@ fn first_matches(matches: &Matches, shop: &Workshop<'_>) -> Result<Pairs> {
     shop.device.expand(&once, 0..once.total, Unmatched::Skip, shop.stream)
 }
 
-/// The matches without those of some probe rows, given by their place in the wave.
+/// Returns the matches without the matches of some probe rows, given by their index in the wave.
 fn without(matches: Matches, unmatched: &[usize], shop: &Workshop<'_>) -> Result<Matches> {
     let rows = matches.rows.len();
     let to_host = |buffer| -> Result<Vec<u32>> {
@@ -148,9 +149,9 @@ fn without(matches: Matches, unmatched: &[usize], shop: &Workshop<'_>) -> Result
     })
 }
 
-/// Positions or row numbers that the CPU looks at.
+/// Positions or row numbers that the CPU reads.
 enum Numbers {
-    /// This one and those that follow.
+    /// First of consecutive numbers.
     From(u32),
     List(ScalarBuffer<u32>),
 }
@@ -173,12 +174,12 @@ impl Numbers {
     }
 }
 
-/// The row numbers at arranged positions, for the CPU.
+/// Returns the row numbers at arranged positions, for the CPU.
 fn row_numbers(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Numbers> {
     Numbers::of(&device_rows(arranged, positions, shop)?, shop)
 }
 
-/// The row numbers at arranged positions.
+/// Returns the row numbers at arranged positions.
 fn device_rows(arranged: &Arranged, positions: &Positions, shop: &Workshop<'_>) -> Result<Positions> {
     match &arranged.to_rows {
         Some(map) => shop.device.compose(map, positions, shop.stream),

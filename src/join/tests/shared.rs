@@ -8,7 +8,7 @@ use arrow::datatypes::Int32Type;
 use super::*;
 use crate::catalog::Table;
 
-/// Whether a column of a batch lies in a batch of the table.
+/// True if a column of a batch is stored in a batch of the table.
 fn lies_in(table: &Table, column: &ArrayRef) -> bool {
     let bytes = |array: &ArrayRef| {
         let data = array.to_data();
@@ -22,13 +22,14 @@ fn lies_in(table: &Table, column: &ArrayRef) -> bool {
     table.batches.iter().flat_map(|batch| batch.columns()).any(holds)
 }
 
-/// The batch of rows `rows` of a table of keys, their squares, and a text.
+/// Returns a batch of rows `rows` of a table of keys, their squares, and a text.
 fn rows_of(rows: Range<i32>, payload: &str) -> RecordBatch {
     let text: ArrayRef = Arc::new(StringArray::from_iter_values(rows.clone().map(|row| format!("text of {row}"))));
     batch(vec![("k", numbers(rows.clone())), (payload, numbers(rows.map(|row| row.wrapping_mul(row)))), ("text", text)])
 }
 
-/// Runs a join; the batches of the result and, by name of the result's columns, in how many rows they lie in a table.
+/// Runs a join. Returns the batches of the result and, for each column, the number of rows that are
+/// stored in a table.
 fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, usize)>) {
     let batches = Mutex::new(Vec::new());
     let sink = Each(|batch| {
@@ -48,7 +49,7 @@ fn joined(bench: &Bench, plan: &Plan) -> (Vec<RecordBatch>, Vec<(String, usize)>
     (batches, shared)
 }
 
-/// The columns that so many rows share with a table. No other rows share any.
+/// Returns the columns that share `rows` rows with a table. The other columns share none.
 fn names(shared: &[(String, usize)], rows: usize) -> Vec<&str> {
     assert!(shared.iter().all(|(_, shared)| [0, rows].contains(shared)), "{shared:?}, and not {rows} rows");
     shared.iter().filter(|(_, shared)| *shared > 0).map(|(name, _)| name.as_str()).collect()
@@ -56,7 +57,7 @@ fn names(shared: &[(String, usize)], rows: usize) -> Vec<&str> {
 
 #[test]
 fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
-    // The batches of the right table end at places of their own, one of them empty.
+    // The batches of the right table end elsewhere, and one of them is empty.
     let bounds = [0, 54_000, 54_000, 120_001];
     let right: Vec<_> = bounds.windows(2).map(|bounds| rows_of(bounds[0]..bounds[1], "square")).collect();
     let bench = Bench::of_batches(64 << 20, &[rows_of(0..150_000, "left_square")], &right);
@@ -67,7 +68,7 @@ fn columns_of_rows_that_each_match_once_are_those_of_the_table() {
         (JoinKind::Inner, Strategy::SortMerge, vec!["k", "square", "text_right"]),
         (JoinKind::RightSemi, Strategy::Hash, vec!["k", "square", "text"]),
         (JoinKind::RightSemi, Strategy::SortMergeGfur, vec!["k", "square", "text"]),
-        // Partitions are another order.
+        // Partitions have another order.
         (JoinKind::Inner, Strategy::RadixHash, vec![]),
         // Rows of the left that have no match come at the end.
         (JoinKind::Full, Strategy::Hash, vec!["k", "square", "text_right"]),
@@ -147,7 +148,7 @@ fn columns_are_gathered_when_rows_are_left_out_or_come_twice_or_lie_in_fragments
 
 #[test]
 fn long_batches_are_shared_wherever_the_rows_that_are_gathered_at_once_end() {
-    // A few rows of the last batches are left over, or of others, by how many batches there are.
+    // The number of batches decides how many rows of which batches are left over.
     for count in (1..60).step_by(7) {
         let right: Vec<_> = (0..count).map(|at| rows_of(2600 * at..2600 * (at + 1), "other")).collect();
         let bench = Bench::of_batches(64 << 20, &[rows_of(0..2600 * count, "square")], &right);
@@ -189,7 +190,8 @@ fn columns_that_are_shared_do_not_cross_the_link() {
         run(&plan.task().unwrap(), &linked, bench.catalog.arena(), &Each(|_| Ok(())), &monitor).unwrap();
         let copied: u64 =
             monitor.phases().iter().filter(|phase| phase.name == "copy in").map(|phase| phase.bytes).sum();
-        // Beside the keys, which are copied to be packed, only the left table's numbers, for the inner join.
+        // The keys are copied to be packed. Except them, the inner join copies only the left
+        // table's numbers.
         assert_eq!(copied, expected, "{how}");
     }
 }
