@@ -1,16 +1,16 @@
-//! Columns that stay on a device after a join, in memory that no job needs, so that the next join
-//! on their table does not bring them in again.
+//! Cache of columns that stay on a device after a join, in memory that no job needs. The next join
+//! on their table does not copy them again.
 //!
-//! A range of consecutive rows of a column is kept as it was copied. It is known by the table itself
-//! and not by its name, so a table that replaces another is a new one.
+//! A range of consecutive rows of a column is kept as it was copied. The key is the table itself
+//! and not its name, so a table that replaces another has its own entries.
 //!
-//! Joins ask for different ranges of one column. A build side asks for all rows, and a probe side for
-//! chunks; once its columns are kept, the planner may prefer one chunk to many. So a range is also
-//! read out of a larger one that is kept. Or it is put together on the device of several that are
-//! kept, and then kept as well.
+//! Joins ask for different ranges of one column. A build side asks for all rows, and a probe side
+//! for chunks. Once its columns are kept, the planner may prefer one chunk to many. So a range is
+//! also read out of a larger one that is kept. Or the device puts it together from several kept
+//! ranges, and keeps the result.
 //!
-//! Kept columns are charged to the device's memory and give way when a job asks for it: first those
-//! of tables that are gone, then the least recently used.
+//! Kept columns are charged to the device's memory and are evicted when a job asks for it. Columns
+//! of dropped tables are evicted first, then the least recently used.
 
 use std::any::Any;
 use std::collections::{HashMap, hash_map};
@@ -25,36 +25,37 @@ use super::{Device, DeviceBuffer, DeviceMemory, Event, Stream};
 use crate::memory::{Budget, Reclaim};
 use crate::{Error, Result};
 
-/// Consecutive rows of a column of a table, by which a device recognizes what it has copied before.
+/// Consecutive rows of a column of a table. A device uses them to recognize data that it copied
+/// before.
 #[derive(Clone, Debug)]
 pub struct ColumnRows {
-    /// The table. Its address is not used again as long as this lives.
+    /// The table. Its address is not reused while this handle lives.
     pub table: Weak<dyn Any + Send + Sync>,
-    /// Which of its columns.
+    /// Number of the column.
     pub column: usize,
-    /// Which of its rows.
+    /// Range of rows.
     pub rows: Range<u64>,
 }
 
-/// What a cache has done and holds.
+/// Counters and sizes of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
-    /// Bytes that it may hold.
+    /// Maximum bytes that the cache may hold.
     pub limit_bytes: u64,
-    /// Bytes that it holds.
+    /// Bytes that the cache holds.
     pub bytes: u64,
-    /// Columns, or ranges of them, that were there when they were asked for.
+    /// Requests for a column, or a range of it, that were served from the cache.
     pub hits: u64,
-    /// Bytes of these, which did not have to be copied.
+    /// Bytes of the hits, which did not have to be copied.
     pub hit_bytes: u64,
-    /// Those that were not.
+    /// Requests that had to be copied.
     pub misses: u64,
-    /// Those that gave way.
+    /// Entries that were evicted.
     pub evictions: u64,
 }
 
 impl CacheStats {
-    /// What it has done, and one before it, of which nothing is left.
+    /// Adds the counters of an earlier cache whose contents are gone.
     #[must_use]
     pub fn after(self, before: &Self) -> Self {
         Self {
@@ -72,26 +73,26 @@ pub(super) struct ColumnCache {
     /// All of the device's memory.
     memory: Budget,
     limit_bytes: u64,
-    /// Waits until everything is done that was queued on the device.
+    /// Waits until all work queued on the device is done.
     settle: Box<dyn Fn() + Send + Sync>,
     inner: Mutex<Inner>,
-    /// Totals of `inner`, for those who ask for them with every chunk of every join.
+    /// Totals of `inner` without its lock, because every chunk of every join reads them.
     totals: Arc<Totals>,
 }
 
 /// Bytes of columns.
 #[derive(Debug, Default)]
 struct Totals {
-    /// That are kept.
+    /// Bytes that are kept.
     kept: AtomicU64,
-    /// That are kept, and in use.
+    /// Bytes that are kept and in use.
     lent: AtomicU64,
 }
 
 #[derive(Default)]
 struct Inner {
     entries: HashMap<Key, Entry>,
-    /// Counts uses.
+    /// Number of uses so far, which orders them.
     clock: u64,
     /// Bytes that are being copied, and have room.
     coming_bytes: u64,
@@ -116,10 +117,10 @@ impl Key {
 struct Entry {
     table: Weak<dyn Any + Send + Sync>,
     buffer: DeviceBuffer,
-    /// When the copy is complete.
+    /// Marks the end of the copy.
     ready: Event,
     last_used: u64,
-    /// The buffer in the hands of those who use it.
+    /// The handle that all current users share.
     lent: Weak<Lent>,
 }
 
@@ -132,7 +133,7 @@ impl Entry {
         Arc::strong_count(&self.buffer) > 1
     }
 
-    /// The buffer for one more who uses it.
+    /// Returns the buffer for one more user, and counts its bytes as lent.
     fn lend(&mut self, totals: &Arc<Totals>) -> DeviceBuffer {
         if let Some(lent) = self.lent.upgrade() {
             return lent;
@@ -149,22 +150,23 @@ impl Entry {
 pub(super) struct KeptPart {
     pub(super) buffer: DeviceBuffer,
     pub(super) bytes: Range<usize>,
-    /// When they may be read.
+    /// Event after which the bytes may be read.
     ready: Event,
 }
 
-/// Where a device copies rows from.
+/// Source of rows that a device copies.
 pub(super) enum CopyFrom<'a> {
-    /// Host memory, at the charge of that budget, or of the job where there is none.
+    /// Host memory. Charged to the given budget, or to the job if there is none.
     Host(Option<&'a Budget>),
-    /// What is kept, one part after the other, at the charge of that budget, or of the job. One part alone need not be copied.
+    /// Kept parts, one after the other. Charged to the given budget, or to the job if there is
+    /// none. A single part need not be copied.
     Kept(&'a [KeptPart], Option<&'a Budget>),
 }
 
-/// A kept buffer as those have it who use it. It is the buffer in all but that its end is noticed.
+/// A kept buffer in the hands of its users. It behaves as the buffer, and reports its drop.
 #[derive(Debug)]
 struct Lent {
-    /// There until it is dropped.
+    /// `Some` until dropped.
     buffer: Option<DeviceBuffer>,
     totals: Arc<Totals>,
 }
@@ -192,13 +194,13 @@ impl DeviceMemory for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let bytes = self.charged_bytes();
-        // First, so that what is said to be out of use is.
+        // Release the buffer first, so that bytes counted as out of use really are.
         self.buffer = None;
         self.totals.lent.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-/// Room for a column that is being copied.
+/// Reserved room for a column that is being copied. Returned on drop.
 struct Room {
     cache: Arc<ColumnCache>,
     bytes: u64,
@@ -217,7 +219,8 @@ impl std::fmt::Debug for ColumnCache {
 }
 
 impl ColumnCache {
-    /// A cache of at most `limit_bytes` of a device's memory, which columns give back when it is asked for.
+    /// Creates a cache of at most `limit_bytes` of a device's memory. The memory's budget may
+    /// reclaim them.
     pub(super) fn new(memory: &Budget, limit_bytes: u64, settle: Box<dyn Fn() + Send + Sync>) -> Arc<Self> {
         let (inner, totals) = (Mutex::default(), Arc::default());
         let cache = Arc::new(Self { memory: memory.clone(), limit_bytes, settle, inner, totals });
@@ -226,11 +229,12 @@ impl ColumnCache {
         cache
     }
 
-    /// Those rows on the device: `bytes` in all, as they are kept, or else copied there, and kept if there is room; `stays` is told of what
-    /// is kept from now on.
+    /// Returns the given rows on the device, `bytes` in all, from the cache if possible. Otherwise
+    /// copies them there, and keeps the copy if there is room. `stays` receives each buffer that is
+    /// newly kept.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's error.
     pub(super) fn copy_in(
         self: &Arc<Self>,
         rows: &ColumnRows,
@@ -257,23 +261,23 @@ impl ColumnCache {
         let is_in_one_part = parts.as_ref().is_some_and(|parts| parts.len() == 1);
         let stays_there = bytes > 0 && !is_in_one_part;
         let Some(room) = stays_there.then(|| self.room(bytes)).flatten() else { return copy(None) };
-        // Charged to the device and not to the job, because it stays.
+        // Charged to the device and not to the job, because the column stays.
         let buffer = match copy(Some(&self.memory)) {
             Ok(buffer) => buffer,
-            // Somebody was quicker to take the room.
+            // Another reservation took the memory first.
             Err(Error::Exhausted(_)) => return copy(None),
             Err(error) => return Err(error),
         };
         let (kept, first_ready) = self.keep(room, rows, &buffer, device.record_event(stream)?);
         match first_ready {
             None => stays(&buffer),
-            // Another stream has brought the same rows in meanwhile.
+            // Another stream has copied the same rows meanwhile.
             Some(ready) => device.wait_event(&ready, stream)?,
         }
         Ok(kept)
     }
 
-    /// Those rows, if they are there, and the event after which they may be read.
+    /// Returns the rows if they are kept, with the event after which they may be read.
     fn find(&self, rows: &ColumnRows) -> Option<(DeviceBuffer, Event)> {
         let mut inner = self.inner.lock();
         inner.clock += 1;
@@ -288,7 +292,7 @@ impl ColumnCache {
         Some((entry.lend(&self.totals), entry.ready.clone()))
     }
 
-    /// Those rows as parts of others that are kept, if all of them are there.
+    /// Returns the rows as parts of other kept ranges, if these cover all of them.
     fn find_parts(&self, rows: &ColumnRows, bytes: u64) -> Option<Vec<KeptPart>> {
         let wanted = Key::of(rows);
         let row_bytes = bytes.checked_div(wanted.end - wanted.start)?;
@@ -316,7 +320,8 @@ impl ColumnCache {
         let mut lent = |(key, rows): (Key, Range<u64>)| {
             let entry = entries.get_mut(&key)?;
             if is_one {
-                // Several are put together to one that is kept instead, so they may give way.
+                // Several parts are put together into one range that is kept instead, so they may
+                // be evicted.
                 entry.last_used = *clock;
             }
             let byte = |row: u64| ((row - key.start) * row_bytes) as usize;
@@ -326,10 +331,10 @@ impl ColumnCache {
         parts.into_iter().map(&mut lent).collect()
     }
 
-    /// Room for so many bytes more, once others have given way to them; `None` when there is none. Memory that jobs have or are
-    /// free to take is not asked for.
+    /// Reserves room for `bytes` more, after evictions if needed. `None` when there is no room.
+    /// Memory that jobs have, or are free to take, is not asked for.
     fn room(self: &Arc<Self>, bytes: u64) -> Option<Room> {
-        /// What devices charge is a multiple of less.
+        /// Upper bound of the granule in which devices charge memory.
         const GRANULE_BYTES: u64 = 256;
         let bytes = bytes.checked_next_multiple_of(GRANULE_BYTES)?;
         if bytes > self.limit_bytes {
@@ -340,7 +345,7 @@ impl ColumnCache {
             (inner.stats.bytes + inner.coming_bytes + bytes).saturating_sub(self.limit_bytes)
         };
         if surplus > 0 {
-            // Several at once, because each time everything on the device is waited for.
+            // Evict several at once, because each eviction waits for all work on the device.
             self.give_way(surplus.max(self.limit_bytes / 16));
         }
         let mut inner = self.inner.lock();
@@ -352,8 +357,8 @@ impl ColumnCache {
         Some(Room { cache: self.clone(), bytes })
     }
 
-    /// Keeps what was copied where there is room for it, from `ready` on, and answers with what is kept: where these rows are
-    /// already, those, and the event after which they may be read.
+    /// Keeps the copied rows, readable after `ready`, and returns the kept buffer. If the same rows
+    /// are already kept, returns the kept ones and the event after which they may be read.
     fn keep(
         &self,
         _room: Room,
@@ -381,7 +386,7 @@ impl ColumnCache {
         }
     }
 
-    /// What it keeps of a table.
+    /// Rows of a table that the cache keeps.
     pub(super) fn kept_rows(&self, table: &Weak<dyn Any + Send + Sync>) -> Vec<ColumnRows> {
         let address = table.as_ptr().cast::<()>() as usize;
         let inner = self.inner.lock();
@@ -389,13 +394,13 @@ impl ColumnCache {
         of_table.map(|key| ColumnRows { table: table.clone(), column: key.column, rows: key.start..key.end }).collect()
     }
 
-    /// What it has done and holds.
+    /// Counters and sizes of the cache.
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats { limit_bytes: self.limit_bytes, ..self.inner.lock().stats }
     }
 
-    /// Lets go of columns that no job uses, until `bytes` are free or no such column is left. Those of
-    /// tables that are gone all go. Returns the bytes that became free.
+    /// Evicts columns that no job uses, until `bytes` are free or no such column is left. All
+    /// columns of dropped tables are evicted. Returns the bytes that became free.
     fn give_way(&self, bytes: u64) -> u64 {
         let mut inner = self.inner.lock();
         let unused = inner.entries.iter().filter(|(_, entry)| !entry.is_in_use());
@@ -417,7 +422,8 @@ impl ColumnCache {
         inner.stats.evictions += gone.len() as u64;
         drop(inner);
         if !gone.is_empty() {
-            // Work that reads them may be under way on any stream; none can be queued any more.
+            // Work that reads the columns may be under way on any stream. No new work on them can
+            // be queued.
             (self.settle)();
         }
         free
@@ -465,10 +471,10 @@ mod tests {
         }
     }
 
-    /// What devices charge memory in.
+    /// Granule in which devices charge memory.
     const PIECE: u64 = 256;
 
-    /// In pieces, as all sizes here.
+    /// A cache on a budget. All sizes in these tests are in pieces.
     struct Bench {
         memory: Budget,
         cache: Arc<ColumnCache>,
@@ -492,7 +498,7 @@ mod tests {
     }
 
     impl Bench {
-        /// As a device does: what is not there is copied, and kept if there is room.
+        /// Copies as a device does: rows that are not kept are copied, and kept if there is room.
         fn copy_in(&self, rows: &ColumnRows, pieces: u64) -> DeviceBuffer {
             let bytes = pieces * PIECE;
             if let Some((buffer, _)) = self.cache.find(rows) {

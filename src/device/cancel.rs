@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::memory::Interrupt;
 use crate::{Error, Result};
 
-/// Raised once, by anybody, to stop a job; read between morsels by whoever works for it. Clones are the same flag.
+/// Stops a job once any thread raises it. Workers read the flag between morsels. Clones share one
+/// flag.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag {
     raised: Arc<AtomicBool>,
@@ -16,23 +17,24 @@ pub struct CancelFlag {
     looks: Arc<Looks>,
 }
 
-/// How often a flag was looked at, by which tests tell what works without looking.
+/// Count of reads of a flag. Tests use it to find work that never checks the flag.
 #[cfg(test)]
 #[derive(Debug, Default)]
 struct Looks {
     count: AtomicU64,
-    /// The look that raises the flag; 0: none does.
+    /// The read that raises the flag, counted from 1. 0: no read raises it.
     raising: u64,
 }
 
 #[cfg(test)]
 impl CancelFlag {
-    /// A flag that is raised when it is looked at for that time, counting from 1: at one place in the work, however fast it is.
+    /// Returns a flag that its `look`-th read raises, counting from 1. The stop is then at a fixed
+    /// place in the work, at any speed.
     pub(crate) fn raised_at_look(look: u64) -> Self {
         Self { looks: Arc::new(Looks { raising: look, ..Looks::default() }), ..Self::default() }
     }
 
-    /// How often it was looked at.
+    /// Number of reads of the flag so far.
     pub(crate) fn looks(&self) -> u64 {
         self.looks.count.load(Ordering::Relaxed)
     }
@@ -45,24 +47,24 @@ impl CancelFlag {
 }
 
 impl CancelFlag {
-    /// A flag that is not raised.
+    /// Returns a flag that is not raised.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Asks the work to stop. It does at its next check; there is no way back.
+    /// Asks the work to stop. Work stops at its next check. A raised flag stays raised.
     pub fn raise(&self) {
         self.raised.store(true, Ordering::Release);
     }
 
-    /// Whether the work should stop.
+    /// True if the work should stop.
     pub fn is_raised(&self) -> bool {
         #[cfg(test)]
         self.count_look();
         self.raised.load(Ordering::Acquire)
     }
 
-    /// What ends waits for memory once the flag is raised.
+    /// Returns the interrupt that ends waits for memory once the flag is raised.
     pub fn interrupt(&self) -> Interrupt {
         let flag = self.clone();
         Interrupt::by(move || flag.check())

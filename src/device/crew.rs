@@ -1,11 +1,13 @@
-//! The CPU threads of a device, which do a host device's work and what a GPU cannot: one crew for the device, and one for each job
-//! that runs beside others. A GPU has more of them, whose threads drive the streams of a join.
+//! CPU threads of a device, which do a host device's work and the work that a GPU cannot do. The
+//! device has one crew, and each job that runs in parallel with others has one. A GPU has further
+//! crews, whose threads drive the streams of a join.
 //!
-//! Jobs do not share a crew. A thread that waits for a part of its own work, or for a GPU, takes up whatever else lies there, and
-//! with another job's work it would hold up its own until that is done, or stopped, or read.
+//! Jobs do not share a crew. A thread that waits for a part of its own work, or for a GPU, takes up
+//! any other work of its crew. With another job's work it would delay its own job until that work
+//! is done, stopped or read.
 //!
-//! A thread that runs jobs of a host device, one after the other, is itself one of a crew: a small join then changes threads nowhere,
-//! which would take it longer than its rows.
+//! A thread that runs jobs of a host device, one after the other, is itself part of a crew. A small
+//! join then never changes threads, because a change would take longer than its rows.
 
 use std::cell::OnceCell;
 use std::ops::Deref;
@@ -18,26 +20,26 @@ use super::DeviceId;
 use crate::{Error, Result};
 
 thread_local! {
-    /// The crew that this thread is one of. It stays that until it ends.
+    /// The crew that includes this thread. A thread keeps its crew until the thread ends.
     static OWN: OnceCell<Option<Own>> = const { OnceCell::new() };
 }
 
-/// A crew that one of its threads has for itself.
+/// A crew that is reserved for one of its threads.
 struct Own {
     threads: Arc<ThreadPool>,
     home: Arc<Crews>,
 }
 
-/// Crews of one device, of as many threads each.
+/// Crews of one device, with `threads` threads each.
 #[derive(Debug)]
 pub(super) struct Crews {
     id: DeviceId,
-    /// What threads are called, each with its number.
+    /// Prefix of the thread names, which end with the thread's number.
     name: String,
     threads: usize,
-    /// What helps when the system refuses them.
+    /// Advice for the error when the system refuses threads.
     remedy: &'static str,
-    /// Those that nobody uses: threads take longer to start than a small join to run.
+    /// Unused crews, kept because threads take longer to start than a small join to run.
     idle: Mutex<Vec<Arc<ThreadPool>>>,
 }
 
@@ -46,7 +48,7 @@ impl Crews {
         Self::of_name(id, id.to_string(), threads, "use fewer")
     }
 
-    /// Crews of so many streams.
+    /// Returns crews with one thread per stream.
     #[cfg(dovetail_cuda)]
     pub(super) fn of_streams(id: DeviceId, streams: usize) -> Arc<Self> {
         Self::of_name(id, format!("{id}-stream"), streams, "allow this process more threads")
@@ -56,7 +58,7 @@ impl Crews {
         Arc::new(Self { id, name, threads: threads.max(1), remedy, idle: Mutex::default() })
     }
 
-    /// A crew that nobody else uses, until it is dropped.
+    /// Takes a crew for the caller alone, until the crew is dropped.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
@@ -69,8 +71,10 @@ impl Crews {
         Ok(Crew { threads, home: self.clone(), is_of_caller: false })
     }
 
-    /// A crew that the calling thread is one of, where it has none of another device: what it then shares out, it also works on, and what is
-    /// not worth that is done without a change of threads. Others may give such a crew nothing to do while its caller does not work.
+    /// Takes a crew that includes the calling thread, unless that thread already has a crew of
+    /// another device. The caller works on the tasks that it shares out, and runs small tasks
+    /// without a change of threads. Other threads must not give work to this crew while its caller
+    /// does not work.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
@@ -86,7 +90,7 @@ impl Crews {
         }
     }
 
-    /// `with_caller`: the calling thread is the first of them.
+    /// Starts threads. `with_caller`: the calling thread is the first of them.
     fn start(&self, with_caller: bool) -> Result<ThreadPool> {
         let (id, name, threads, remedy) = (self.id, self.name.clone(), self.threads, self.remedy);
         let builder =
@@ -103,12 +107,12 @@ impl Crews {
 pub(super) struct Crew {
     threads: Arc<ThreadPool>,
     home: Arc<Crews>,
-    /// Such a one stays its caller's.
+    /// True for a crew that includes the calling thread, which keeps it.
     is_of_caller: bool,
 }
 
 impl Crew {
-    /// Another crew of the same device.
+    /// Takes another crew of the same device.
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
@@ -116,7 +120,7 @@ impl Crew {
         self.home.crew()
     }
 
-    /// Another crew of the same device, as [`Crews::crew_of_caller`].
+    /// Takes another crew of the same device, as [`Crews::crew_of_caller`].
     ///
     /// # Errors
     /// [`Error::Exhausted`] when the system refuses threads.
@@ -169,7 +173,7 @@ mod tests {
     fn a_thread_keeps_a_crew_that_it_is_one_of() {
         let crews = |index| Crews::new(DeviceId { kind: DeviceKind::Host, index }, 2);
         let who = || std::thread::current().id();
-        // It stays in that crew, which the test's own thread need not.
+        // The spawned thread stays in that crew for its life. The test's own thread should not.
         let ended = std::thread::spawn(move || {
             let (device, caller) = (crews(0), who());
             let crew = device.crew_of_caller().unwrap();

@@ -1,34 +1,36 @@
-//! Deliberate failures, for tests of what becomes of jobs and of the server when a device fails: when one is due.
+//! Trigger of deliberate failures, for tests of jobs and of the server when a device fails.
 //!
-//! `DOVETAIL_TEST_FAULT` names a file. Whenever that file exists, the next call that its text applies to removes it and fails
-//! in that way. The text may begin with the device that it is for: `host:1 lost`. Without the variable nothing is looked at.
-//! Which ways there are, and what each does, is said in `host/fault.rs` and `cuda/fault.rs`.
+//! `DOVETAIL_TEST_FAULT` names a file. Whenever that file exists, the next call that its text
+//! applies to removes the file and fails in that way. The text may begin with the device that it is
+//! for: `host:1 lost`. Without the variable, no file is read. `host/fault.rs` and `cuda/fault.rs`
+//! list the failures and their effects.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::DeviceId;
 
-/// What asks a device for failures.
+/// Request for failures of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Trigger {
     device: DeviceId,
-    /// The file that asks; `None`: nothing fails.
+    /// The file with the request. `None`: no call fails.
     file: Option<Arc<PathBuf>>,
 }
 
 impl Trigger {
-    /// As the environment says.
+    /// Reads the file name from the environment.
     pub(super) fn of(device: DeviceId) -> Self {
         Self::at(device, std::env::var_os("DOVETAIL_TEST_FAULT").map(PathBuf::from))
     }
 
-    /// By that file.
+    /// Takes requests from the given file.
     pub(super) fn at(device: DeviceId, file: Option<PathBuf>) -> Self {
         Self { device, file: file.map(Arc::new) }
     }
 
-    /// Whether this call is to fail in that way. Of several calls at a time, the one that removes the file.
+    /// True if this call should fail in the given way. Among concurrent calls, only the call that
+    /// removes the file fails.
     pub(super) fn is_due(&self, fault: &str) -> bool {
         let Some(file) = self.file.as_deref() else { return false };
         let Ok(text) = std::fs::read_to_string(file) else { return false };

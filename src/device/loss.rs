@@ -1,16 +1,18 @@
-//! What is to be done about a device that is lost, which depends on whose process this is.
+//! Remedies after the loss of a device, which depend on the process that it is lost in.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether this process serves one device and nothing else.
+/// True if this process serves one device and nothing else.
 static SERVES_ONE_DEVICE: AtomicBool = AtomicBool::new(false);
 
-/// Says that this process is that of one device, which the server ends when the device is lost.
+/// Declares that this process serves one device. The server ends the process when the device is
+/// lost.
 pub fn set_process_of_one_device() {
     SERVES_ONE_DEVICE.store(true, Ordering::Relaxed);
 }
 
-/// What follows for the device and for those who joined on it. `all`: no other device of its kind works in this process any more.
+/// Returns the consequences for the device and for joins on it. `all`: no other device of its kind
+/// works in this process any more.
 pub(super) fn remedy(all: bool) -> &'static str {
     match (SERVES_ONE_DEVICE.load(Ordering::Relaxed), all) {
         (true, _) => "its process is ended; joins on other devices go on",

@@ -1,5 +1,5 @@
-//! Opening devices: the GPUs of this machine, as far as this build can use them, which only this place knows; and one device
-//! by name.
+//! Opens devices: the GPUs of this machine that this build can use, or one device by name. No other
+//! module knows which GPUs this build can use.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::Error;
 use crate::Result;
 use crate::memory::Budget;
 
-/// The device that `host` or `cuda:N` names: what programs take that run on one.
+/// Parses `host` or `cuda:N`, for programs that run on one device.
 ///
 /// # Errors
-/// What is accepted, for any other text.
+/// A text that names the accepted forms, for any other text.
 pub fn parse_device(text: &str) -> Result<DeviceId, String> {
     match text.split_once(':') {
         None if text == "host" => Ok(DeviceId { kind: DeviceKind::Host, index: 0 }),
@@ -25,11 +25,11 @@ pub fn parse_device(text: &str) -> Result<DeviceId, String> {
     }
 }
 
-/// Opens one device, the CPU as a whole or a GPU, with `threads` CPU threads. `budget` is told how many bytes a GPU's memory
-/// can give.
+/// Opens one device, the CPU as a whole or a GPU, with `threads` CPU threads. `budget` receives the
+/// number of bytes that a GPU's memory can give.
 ///
 /// # Errors
-/// As [`open_gpu`] and [`HostDevice::new`].
+/// Errors of [`open_gpu`] and [`HostDevice::new`].
 pub fn open_device(
     id: DeviceId,
     threads: usize,
@@ -41,7 +41,7 @@ pub fn open_device(
     }
 }
 
-/// How many GPUs this process can use; none in a build without kernels, or without a driver.
+/// Number of GPUs that this process can use. 0 in a build without kernels, or without a driver.
 ///
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) when there is a driver that does not work.
@@ -50,7 +50,7 @@ pub fn gpu_count() -> Result<u16> {
     super::cuda::device_count()
 }
 
-/// How many GPUs this process can use; none in a build without kernels, or without a driver.
+/// Number of GPUs that this process can use. 0 in a build without kernels, or without a driver.
 ///
 /// # Errors
 /// None in this build.
@@ -59,7 +59,7 @@ pub fn gpu_count() -> Result<u16> {
     Ok(0)
 }
 
-/// Why [`gpu_count`] is 0, where it is.
+/// Reason why [`gpu_count`] is 0, if it is.
 #[cfg(dovetail_cuda)]
 pub fn why_no_gpu() -> &'static str {
     match super::cuda::has_driver() {
@@ -68,17 +68,18 @@ pub fn why_no_gpu() -> &'static str {
     }
 }
 
-/// Why [`gpu_count`] is 0.
+/// Reason why [`gpu_count`] is 0.
 #[cfg(not(dovetail_cuda))]
 pub fn why_no_gpu() -> &'static str {
     concat!("this build has no kernels: ", env!("DOVETAIL_WHY_NO_KERNELS"))
 }
 
-/// Opens GPU number `index`, with `threads` CPU threads for the work beside it. `budget` is told how many bytes its memory can
-/// give: what is free, but for a twentieth.
+/// Opens GPU number `index`, with `threads` CPU threads for the work next to the GPU's. `budget`
+/// receives the number of bytes that its memory can give: 95% of the free bytes.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build cannot use it.
+/// [`Error::Unsupported`](crate::Error::Unsupported) when there is no such GPU, or this build
+/// cannot use it.
 #[cfg(dovetail_cuda)]
 pub fn open_gpu(index: u16, threads: usize, budget: impl FnOnce(u64) -> Budget) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(super::cuda::CudaDevice::open(index, threads, |free| budget(free / 20 * 19))?))

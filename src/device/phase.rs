@@ -1,4 +1,5 @@
-//! Which phase of a join the calling thread works for, so that whoever watches a device can say what its work was for.
+//! Phase of a join that the calling thread works for, so that measurements of a device can name the
+//! purpose of its work.
 
 use std::cell::Cell;
 
@@ -6,7 +7,7 @@ thread_local! {
     static PHASE: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// The phase that the thread goes back to.
+/// Restores the thread's previous phase on drop.
 struct Outer(&'static str);
 
 impl Drop for Outer {
@@ -15,13 +16,13 @@ impl Drop for Outer {
     }
 }
 
-/// Does `work` as part of that phase.
+/// Runs `work` as part of the phase `name`.
 pub fn in_phase<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
     let _outer = Outer(PHASE.replace(name));
     work()
 }
 
-/// The phase that the calling thread works for; empty for none.
+/// Phase that the calling thread works for. Empty: none.
 #[cfg(any(dovetail_cuda, test))]
 pub(super) fn current() -> &'static str {
     PHASE.get()

@@ -1,4 +1,4 @@
-//! Queues of work on a device, marks in them, and what was counted of them.
+//! Queues of work on a device, marks in them, and counts of their work.
 
 use std::any::Any;
 use std::fmt;
@@ -14,7 +14,7 @@ pub struct Stream {
     pub handle: Arc<dyn DeviceHandle>,
     /// Raised when the job should stop.
     pub cancel: CancelFlag,
-    /// What copies on this stream were asked for, and did not have to move.
+    /// Bytes that copies on this stream were asked for and did not have to move.
     pub spared: Arc<SparedBytes>,
 }
 
@@ -25,22 +25,22 @@ pub struct SparedBytes {
     in_place: AtomicU64,
 }
 
-/// What [`SparedBytes`] have come to.
+/// Totals of [`SparedBytes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spared {
     /// Bytes that the device had kept.
     pub kept: u64,
-    /// Bytes that it reads where they lie.
+    /// Bytes that the device reads in place.
     pub in_place: u64,
 }
 
 impl Spared {
-    /// All of them.
+    /// Sum of both kinds.
     pub fn bytes(&self) -> u64 {
         self.kept + self.in_place
     }
 
-    /// What came since `before`.
+    /// Returns the bytes that were spared since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { kept: self.kept - before.kept, in_place: self.in_place - before.in_place }
@@ -48,7 +48,7 @@ impl Spared {
 }
 
 impl SparedBytes {
-    /// Counts bytes that were asked for and that the device had kept.
+    /// Counts requested bytes that the device had kept.
     pub(super) fn add_kept(&self, bytes: u64) {
         self.kept.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -58,15 +58,15 @@ impl SparedBytes {
         self.in_place.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What has been spared so far.
+    /// Returns the bytes spared so far.
     pub fn so_far(&self) -> Spared {
         Spared { kept: self.kept.load(Ordering::Relaxed), in_place: self.in_place.load(Ordering::Relaxed) }
     }
 }
 
 impl Stream {
-    /// The same queue for what has to be done whether or not the job is stopped, such as to wait before memory is let go of
-    /// that queued work still reads.
+    /// Returns the same queue for work that must be done even if the job is stopped. An example is
+    /// the wait before memory is freed that queued work still reads.
     #[must_use]
     pub fn uncancelled(&self) -> Self {
         Self { cancel: CancelFlag::new(), ..self.clone() }
@@ -82,17 +82,17 @@ pub struct Event {
 
 /// A device's own handle of something that is not memory.
 pub trait DeviceHandle: Any + Send + Sync + fmt::Debug {
-    /// For the owning device, which knows the concrete type.
+    /// Gives the owning device the concrete type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What the pieces of work of one name took in one phase of joins, by the device's own clock.
+/// Time that work of one name took in one phase of joins, by the device's own clock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkTime {
     /// The phase of the join; empty for work that belongs to none.
     pub phase: &'static str,
     /// A kernel or a copy.
     pub work: &'static str,
-    /// From the beginning of each piece to its end, added up: streams that work at the same time count each for itself.
+    /// Sum of the durations of all pieces. Streams that work at the same time each count in full.
     pub seconds: f64,
 }

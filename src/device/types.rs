@@ -1,4 +1,5 @@
-//! What passes between a strategy and a device: buffers, columns, keys, arrangements, matches and positions.
+//! Data that passes between a strategy and a device: buffers, columns, keys, arrangements, matches
+//! and positions.
 
 use std::any::Any;
 use std::fmt;
@@ -10,17 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
-/// The position that means "no row": a null on gathering. No row has it, because [`ROWS_MAX`] is smaller.
+/// The position that means "no row": a null on gathering. No row has it, because [`ROWS_MAX`] is
+/// smaller.
 pub const NO_ROW: u32 = u32::MAX;
 
-/// The most rows of one side that a device is given at a time: as many as 32-bit positions tell apart, but for so many that those
-/// which follow the last one in a tile have positions as well.
+/// Maximum number of rows of one side that a device is given at a time. This is the number of
+/// 32-bit positions, less a margin: the rows that follow the last one in a tile need positions as
+/// well.
 pub const ROWS_MAX: usize = (u32::MAX - 0xffff) as usize;
 
-/// The most parts of a build side that pairs are divided by.
+/// Maximum number of parts of a build side that pairs are divided by.
 pub const PARTS_MAX: usize = 32;
 
-/// Which device: its kind and its number among those of its kind.
+/// Identity of a device: its kind and its number within the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceId {
     /// CPU or GPU.
@@ -53,58 +56,62 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// What a device is made of, and the sizes it works best with.
+/// Description of a device, and the sizes that it works best with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
-    /// As the operator knows it: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
+    /// Name for the operator: `2 threads of Intel(R) Xeon(R)`, `NVIDIA H200`.
     pub name: String,
-    /// Which one of those that are alike: a GPU's UUID; empty where it says none.
+    /// Identity of the unit among equal ones: a GPU's UUID. Empty if the device reports none.
     pub unit: String,
     /// CPU threads, or multiprocessors.
     pub parallelism: usize,
-    /// CPU threads that work for it: those of a host device, and of a GPU those that do what it cannot.
+    /// CPU threads of this device. A host device's own threads, or a GPU's helpers for the work
+    /// that the GPU cannot do.
     pub cpu_threads: usize,
-    /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 where a call is finished when
-    /// it returns.
+    /// Streams of one job that are worked on at once, so that copies and kernels overlap. 1 if a
+    /// call is finished when it returns.
     pub streams: usize,
-    /// Rows that one of them takes at a time, so that the others have nothing to do where there are no more; 1 where rows are shared out one by
-    /// one.
+    /// Rows per morsel, which one thread takes at a time. Other threads idle if there are no more
+    /// rows. 1 if rows are shared out one by one.
     pub morsel_rows: usize,
-    /// Probe rows that one wave of matching and gathering should cover, so that what passes between its primitives stays
-    /// in cache (host) or launches stay few (GPU).
+    /// Probe rows that one wave of matching and gathering should cover. Intermediate data then
+    /// stays in cache (host), or launches stay few (GPU).
     pub wave_rows: usize,
-    /// Bytes of the result that should be gathered at once: about a message's worth while they are in cache (host), more
-    /// where each call and each copy costs by itself (GPU).
+    /// Bytes of the result that should be gathered at once. About one message while the bytes are
+    /// in cache (host), more if each call and each copy has a cost (GPU).
     pub gather_bytes: usize,
-    /// Device memory that arranging a side takes on top of what a host device needs, per row: beside a second copy of what is
-    /// arranged. `None` where that is nothing.
+    /// Device memory per row that arranging a side takes beyond a host device's need and beyond a
+    /// second copy of the arranged data. `None` if there is no such need.
     pub row_scratch_bytes: Option<usize>,
-    /// Build rows that a partition should have, so that its hash table stays in the fastest memory.
+    /// Build rows per partition that keep its hash table in the fastest memory.
     pub partition_rows: usize,
-    /// The most bits that one partition pass resolves well.
+    /// Maximum bits that one partition pass resolves well.
     pub pass_bits_max: u32,
-    /// Whether partitions had better be joined in one go ([`join_partitions`](super::Device::join_partitions)) than matched first
-    /// and gathered then.
+    /// True if partitions should be joined in one step
+    /// ([`join_partitions`](super::Device::join_partitions)) instead of matched first and gathered
+    /// later.
     pub joins_partitions: bool,
-    /// Whether it works on values of variable length itself: makes keys of them ([`short_values`](super::Device::short_values),
-    /// [`hash_keys`](super::Device::hash_keys)), and gathers them ([`gather_bytes_to_host`](super::Device::gather_bytes_to_host)); else
-    /// the host does.
+    /// True if the device makes keys of values of variable length
+    /// ([`short_values`](super::Device::short_values), [`hash_keys`](super::Device::hash_keys)) and
+    /// gathers them ([`gather_bytes_to_host`](super::Device::gather_bytes_to_host)). Otherwise the
+    /// host does.
     pub works_on_text: bool,
 }
 
-/// Memory of a device. Only the device's own room looks inside.
+/// Memory of a device. Only the device's own module reads it.
 pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
     /// Bytes that may be used.
     fn size_bytes(&self) -> usize;
-    /// Bytes that the device's budget is charged for it: more than may be used, where memory comes in larger pieces.
+    /// Bytes that the device's budget is charged. More than the usable bytes if memory comes in
+    /// larger pieces.
     fn charged_bytes(&self) -> u64 {
         self.size_bytes() as u64
     }
-    /// For the owning device, which knows the concrete type.
+    /// Gives the owning device the concrete type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Shared memory of a device; the last clone frees it (in stream order) and gives its budget back.
+/// Shared memory of a device. The last clone frees it (in stream order) and returns its budget.
 pub type DeviceBuffer = Arc<dyn DeviceMemory>;
 
 /// Bytes per value of a fixed-width column.
@@ -125,7 +132,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// The width of that many bytes, if there is one.
+    /// Returns the width of the given number of bytes, if there is one.
     pub fn from_bytes(bytes: usize) -> Option<Self> {
         Some(match bytes {
             1 => Self::W1,
@@ -160,7 +167,8 @@ pub struct Column {
     pub width: Width,
     /// Number of values.
     pub rows: usize,
-    /// A bit per row, 1 for a value; `None` when there are no nulls. What lies under a null is unspecified.
+    /// A bit per row, 1 for a value; `None` when there are no nulls. The value under a null is
+    /// unspecified.
     pub validity: Option<DeviceBuffer>,
 }
 
@@ -180,7 +188,7 @@ pub struct HostColumn {
 pub enum BitSlice {
     /// `len` bits of `buffer` from bit `offset`.
     Bits {
-        /// Where the bits are.
+        /// The buffer with the bits.
         buffer: Buffer,
         /// First bit.
         offset: usize,
@@ -202,7 +210,7 @@ impl BitSlice {
         }
     }
 
-    /// Whether there are none.
+    /// True if there are no bits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -220,7 +228,7 @@ pub enum KeyWidth {
 }
 
 impl KeyWidth {
-    /// The narrowest width that holds `bits` bits.
+    /// Returns the narrowest width that holds `bits` bits.
     pub fn for_bits(bits: u32) -> Option<Self> {
         Some(match bits {
             0..=32 => Self::W4,
@@ -245,24 +253,26 @@ impl KeyWidth {
 pub struct KeyField {
     /// The values.
     pub column: Column,
-    /// How a value becomes bits.
+    /// Encoding of a value in bits.
     pub encoding: KeyEncoding,
-    /// Where the field's lowest bit goes in the packed key.
+    /// Position of the field's lowest bit in the packed key.
     pub shift: u32,
-    /// Bits that the encoded value takes.
+    /// Number of bits of the encoded value.
     pub bits: u32,
-    /// `Some(bit)`: nulls match nulls; a null row has this bit of the packed key set, and zeros for the value.
-    /// `None`: a row that is null here has no key.
+    /// `Some(bit)`: nulls match nulls. A null row has this bit of the packed key set, and zeros for
+    /// the value. `None`: a row that is null here has no key.
     pub null_bit: Option<u32>,
 }
 
-/// How a key value becomes bits, so that equal bits mean equal values. Order is kept where the type has one.
+/// Encoding of a key value in bits, so that equal bits mean equal values. Order is kept if the type
+/// has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyEncoding {
     /// The bits as they are, zero-extended.
     Unsigned,
-    /// A two's-complement integer of the column's width, minus `min` (wrapping in 128 bits): small ranges take few bits,
-    /// and order is kept. With `min` the type's own minimum this is the usual sign flip.
+    /// A two's-complement integer of the column's width, minus `min` (wrapping in 128 bits). Small
+    /// ranges take few bits, and order is kept. With the type's own minimum as `min`, this is the
+    /// usual sign flip.
     Signed {
         /// The smallest value of both sides.
         min: i128,
@@ -272,11 +282,12 @@ pub enum KeyEncoding {
         /// The smallest value of both sides.
         min: u128,
     },
-    /// IEEE 754 of the column's width (2, 4 or 8): -0 becomes 0, every NaN the same NaN, and order is kept.
+    /// IEEE 754 of the column's width (2, 4 or 8): -0 becomes 0, every NaN the same NaN, and order
+    /// is kept.
     Float,
 }
 
-/// Keys of fixed width, as they lie.
+/// Keys of fixed width, in their given order.
 #[derive(Clone, Debug)]
 pub struct Keys {
     /// `rows` unsigned integers.
@@ -288,7 +299,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The keys as a column, to be gathered.
+    /// Returns the keys as a column, for gathering.
     pub fn as_column(&self) -> Column {
         let width = Width::from_bytes(self.width.bytes()).expect("every key width is a column width");
         Column { data: self.data.clone(), width, rows: self.rows, validity: None }
@@ -300,26 +311,29 @@ impl Keys {
 pub struct PackedKeys {
     /// The keys of the rows that have one.
     pub keys: Keys,
-    /// The row number of each key; `None` when every row has a key, so that they are the same.
+    /// The row number of each key. `None` when every row has a key, so that key and row numbers are
+    /// equal.
     pub rows_kept: Option<Positions>,
 }
 
-/// Something that moves with the keys when rows are arranged.
+/// Data that moves with the keys when rows are arranged.
 #[derive(Clone, Debug)]
 pub enum Carry {
-    /// The number of the row itself, made on the fly; arrives as a column of width 4.
+    /// The row's own number, made on the fly. It arrives as a column of width 4.
     RowNumber,
-    /// A column's values. Its validity, if any, is not moved: nullable columns are gathered by row number.
+    /// A column's values. Its validity, if any, is not moved: nullable columns are gathered by row
+    /// number.
     Column(Column),
 }
 
-/// Which bits of the mixed key choose the partition. Bits are counted from the most significant, so that levels are disjoint:
-/// the second of two passes over `{0, 15}` uses `{8, 7}` if the first used `{0, 8}`, and tables use the lowest bits.
+/// Bits of the mixed key that choose the partition. Bits are counted from the most significant, so
+/// that levels are disjoint. The second of two passes over `{0, 15}` uses `{8, 7}` if the first
+/// used `{0, 8}`. Tables use the lowest bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RadixBits {
     /// Bits that earlier levels have used.
     pub skip: u32,
-    /// Bits of this level: `1 << bits` partitions, in as many passes as that takes.
+    /// Bits of this level: `1 << bits` partitions, in as many passes as needed.
     pub bits: u32,
 }
 
@@ -328,25 +342,26 @@ pub struct RadixBits {
 pub struct Partitions {
     /// The keys, partition after partition.
     pub keys: Keys,
-    /// What was carried, in the same order and as it was given.
+    /// The carried columns, in the order in which they were given.
     pub carried: Vec<Column>,
-    /// Where each partition starts.
+    /// Start of each partition.
     pub bounds: Bounds,
     /// The bits that chose the partition.
     pub bits: RadixBits,
-    /// What is known of equal keys.
+    /// Knowledge about equal keys.
     pub grouping: Grouping,
 }
 
 impl Partitions {
-    /// Whether equal keys are known to be adjacent.
+    /// True if equal keys are known to be adjacent.
     pub fn is_grouped(&self) -> bool {
         matches!(self.grouping, Grouping::Adjacent { .. })
     }
 }
 
-/// Where partitions start, and at the end the number of rows: one more entry than partitions. A device with memory of its own keeps them
-/// there, and tells when it is asked: many joins never ask.
+/// Starts of partitions and, at the end, the number of rows: one more entry than partitions. A
+/// device with its own memory stores them there and reports them on request, because many joins
+/// never need them.
 #[derive(Clone, Debug)]
 pub struct Bounds(Arc<BoundsState>);
 
@@ -358,20 +373,20 @@ enum BoundsState {
 
 /// Bounds in a device's memory.
 pub trait BoundsOnDevice: fmt::Debug + Send + Sync {
-    /// All of them. Waits.
+    /// Reads all bounds. Waits.
     fn read(&self) -> Result<Vec<usize>>;
 
-    /// For the device that made them.
+    /// Gives the device that made the bounds the concrete type.
     fn as_any(&self) -> &dyn Any;
 }
 
 impl Bounds {
-    /// Those of so many partitions with so many rows together, in a device's memory.
+    /// Bounds of `partitions` partitions with `rows` rows in total, stored on a device.
     pub fn on_device(partitions: usize, rows: usize, bounds: Box<dyn BoundsOnDevice>) -> Self {
         Self(Arc::new(BoundsState::There { partitions, rows, bounds, read: OnceLock::new() }))
     }
 
-    /// How many partitions there are.
+    /// Number of partitions.
     pub fn partitions(&self) -> usize {
         match &*self.0 {
             BoundsState::Here(bounds) => bounds.len() - 1,
@@ -387,10 +402,10 @@ impl Bounds {
         }
     }
 
-    /// The bounds; read from the device when it was never asked. May wait.
+    /// Returns the bounds, read from the device at the first call. May wait.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's read error.
     pub fn get(&self) -> Result<&[usize]> {
         let (bounds, read) = match &*self.0 {
             BoundsState::Here(bounds) => return Ok(bounds),
@@ -403,7 +418,7 @@ impl Bounds {
         Ok(read.get_or_init(|| bounds))
     }
 
-    /// The bounds, unless a device keeps them in memory of its own.
+    /// Returns the bounds, unless a device stores them in its own memory.
     pub fn here(&self) -> Option<&[usize]> {
         match &*self.0 {
             BoundsState::Here(bounds) => Some(bounds),
@@ -411,7 +426,7 @@ impl Bounds {
         }
     }
 
-    /// What the device has, of a device with memory of its own.
+    /// Returns the bounds that a device stores in its own memory, if it does.
     pub fn there(&self) -> Option<&dyn BoundsOnDevice> {
         match &*self.0 {
             BoundsState::Here(_) => None,
@@ -419,10 +434,10 @@ impl Bounds {
         }
     }
 
-    /// Rows of a range of partitions. May wait, unless it is all of them.
+    /// Returns the rows of a range of partitions. May wait, unless the range is all partitions.
     ///
     /// # Errors
-    /// The device's.
+    /// The device's read error.
     pub fn rows_of(&self, partitions: Range<usize>) -> Result<Range<usize>> {
         if partitions == (0..self.partitions()) {
             return Ok(0..self.rows());
@@ -439,14 +454,14 @@ impl From<Vec<usize>> for Bounds {
     }
 }
 
-/// What is known of equal keys within partitions.
+/// Knowledge about equal keys within partitions.
 #[derive(Clone, Debug)]
 pub enum Grouping {
-    /// They may lie apart.
+    /// Equal keys may be apart.
     Unknown,
-    /// They are adjacent.
+    /// Equal keys are adjacent.
     Adjacent {
-        /// Where, from a device that matches by runs.
+        /// Their runs, from a device that matches by runs.
         runs: Option<Runs>,
     },
 }
@@ -454,11 +469,11 @@ pub enum Grouping {
 /// Runs of equal keys, one after the other through all partitions.
 #[derive(Clone, Debug)]
 pub struct Runs {
-    /// Where each starts, and at the end the number of rows: 32-bit positions.
+    /// Start of each run and, at the end, the number of rows: 32-bit positions.
     pub heads: DeviceBuffer,
-    /// How many there are.
+    /// Number of runs.
     pub count: usize,
-    /// How many lie before each partition, and at the end all of them: 32-bit numbers.
+    /// Number of runs before each partition and, at the end, of all runs: 32-bit numbers.
     pub before: DeviceBuffer,
 }
 
@@ -467,14 +482,14 @@ pub struct Runs {
 pub struct Sorted {
     /// Keys in ascending order.
     pub keys: Keys,
-    /// What was carried, in the same order and as it was given.
+    /// The carried columns, in the order in which they were given.
     pub carried: Vec<Column>,
 }
 
-/// A table over build keys, in the form that its device likes.
+/// A table over build keys, in the device's own form.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// The device's own.
+    /// The device's own state.
     pub state: Arc<dyn DeviceMemory>,
     /// Build rows with equal keys adjacent, when keys repeat: matches are positions in this list.
     pub order: Option<Positions>,
@@ -482,12 +497,12 @@ pub struct Table {
     pub rows: usize,
 }
 
-/// What is known of a set of build keys in little memory, in the form that its device likes.
+/// A compact summary of a set of build keys, in the device's own form.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    /// The device's own.
+    /// The device's own state.
     pub state: Arc<dyn DeviceMemory>,
-    /// Keys that it was built of.
+    /// Number of keys that the filter was built from.
     pub rows: usize,
 }
 
@@ -500,14 +515,14 @@ pub struct Matches {
     pub count: Option<DeviceBuffer>,
     /// The probe positions that were matched.
     pub rows: Range<usize>,
-    /// How many of them have a match.
+    /// Number of these probe rows that have a match.
     pub matched_rows: usize,
     /// The sum of all run lengths.
     pub total: u64,
 }
 
 impl Matches {
-    /// How many pairs [`expand`](super::Device::expand) can give.
+    /// Returns the number of pairs that [`expand`](super::Device::expand) can give.
     pub fn pair_count(&self, unmatched: Unmatched) -> u64 {
         match unmatched {
             Unmatched::Skip => self.total,
@@ -516,64 +531,64 @@ impl Matches {
     }
 }
 
-/// What [`match_partitions`](super::Device::match_partitions) found.
+/// Result of [`match_partitions`](super::Device::match_partitions).
 #[derive(Clone, Debug)]
 pub enum PartitionMatches {
-    /// The matches of the probe rows of those partitions.
+    /// The matches of the probe rows of the given partitions.
     Matched(Matches),
-    /// A build key repeats, and equal keys are not adjacent: group the partitions, then ask again.
+    /// A build key repeats, and equal keys are not adjacent. Group the partitions, then call again.
     RepeatedBuildKeys,
 }
 
-/// What [`join_partitions`](super::Device::join_partitions) found.
+/// Result of [`join_partitions`](super::Device::join_partitions).
 #[derive(Clone, Debug)]
 pub struct JoinedPartitions {
-    /// Pairs of rows with equal keys.
+    /// Number of pairs of rows with equal keys.
     pub pairs: u64,
-    /// Each of them once, in no order; `None` where there was no room for all.
+    /// Each pair once, in no order. `None` if there was no room for all.
     pub rows: Option<JoinedRows>,
 }
 
-/// Rows of both sides, side by side.
+/// Rows of both sides: row `i` of every column belongs to pair `i`.
 #[derive(Clone, Debug)]
 pub struct JoinedRows {
-    /// Their keys, if they were asked for.
+    /// Keys of the rows, if they were asked for.
     pub keys: Option<Keys>,
-    /// What the build side carried, in the same order and as it was given.
+    /// The columns that the build side carried, in the order in which they were given.
     pub build: Vec<Column>,
-    /// What the probe side carried.
+    /// The columns that the probe side carried.
     pub probe: Vec<Column>,
 }
 
-/// What is wanted of joined partitions.
+/// Requested result of joined partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// How many rows there would be.
+    /// The number of rows.
     Count,
-    /// The rows, if these are no more than `room`, with their keys or without.
+    /// The rows, if there are at most `room`, with their keys or without.
     Rows {
         /// Rows that memory may be taken for.
         room: usize,
-        /// Whether their keys are among them.
+        /// True if the keys are included.
         keys: bool,
     },
 }
 
-/// What becomes of probe rows without a match.
+/// Treatment of probe rows without a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmatched {
-    /// They are passed over.
+    /// Rows without a match are passed over.
     Skip,
-    /// They give one pair without a build row.
+    /// Rows without a match give one pair without a build row.
     Emit,
 }
 
-/// Which rows to select.
+/// Selection of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those with a match.
+    /// Rows with a match.
     Matched,
-    /// Those without.
+    /// Rows without a match.
     Unmatched,
 }
 
@@ -588,7 +603,7 @@ pub enum Positions {
         data: DeviceBuffer,
         /// Number of positions.
         rows: usize,
-        /// Whether [`NO_ROW`] may be among them.
+        /// True if [`NO_ROW`] may be among the positions.
         may_miss: bool,
     },
 }
@@ -602,16 +617,16 @@ impl Positions {
         }
     }
 
-    /// Whether there are none.
+    /// True if there are no positions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Matched rows, side by side.
+/// Matched rows: entry `i` of both lists is pair `i`.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// Build positions; [`NO_ROW`] beside an unmatched probe row.
+    /// Build positions; [`NO_ROW`] for an unmatched probe row.
     pub build: Positions,
     /// Probe positions.
     pub probe: Positions,

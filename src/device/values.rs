@@ -1,35 +1,36 @@
-//! Values of variable length on a device that works on them itself: makes keys of them, and gathers them.
+//! Values of variable length on a device that makes keys of them and gathers them itself.
 
 use arrow::buffer::Buffer;
 
 use super::types::{Column, DeviceBuffer, KeyEncoding};
 
-/// The most bytes of a value that is packed with its length in 128 bits.
+/// Maximum size of a value that is packed with its length in 128 bits.
 pub const SHORT_BYTES_MAX: usize = 15;
 
-/// Bits for the length of values of at most that many bytes.
+/// Bits for the length of values of at most `bytes_max` bytes.
 pub fn length_bits(bytes_max: usize) -> u32 {
     usize::BITS - bytes_max.leading_zeros()
 }
 
-/// The most key columns that a device hashes.
+/// Maximum number of key columns that a device hashes.
 pub const VALUE_FIELDS_MAX: usize = 8;
 
 /// Values of variable length of some rows, in Arrow's layout.
 #[derive(Clone, Debug)]
 pub struct BytesPart {
-    /// Where in `data` each value begins and, one entry more than rows, the last one ends; in 4 or 8 bytes each.
+    /// Start of each value in `data`, and the end of the last value: one entry more than rows, 4 or
+    /// 8 bytes each.
     pub offsets: Buffer,
-    /// What the offsets refer to; what lies before the first of them, and beyond the last, is of other rows.
+    /// Bytes of the values. Bytes before the first offset and beyond the last belong to other rows.
     pub data: Buffer,
 }
 
 /// A column of values of variable length on a device.
 #[derive(Clone, Debug)]
 pub struct BytesColumn {
-    /// The values, one after the other, and zeros up to a multiple of 8 bytes.
+    /// The values, one after the other, padded with zeros to a multiple of 8 bytes.
     pub data: DeviceBuffer,
-    /// Where each value begins and, one entry more than rows, the last one ends: numbers of 64 bits.
+    /// Start of each value, and the end of the last value: one 64-bit number more than rows.
     pub begins: DeviceBuffer,
     /// Number of values.
     pub rows: usize,
@@ -40,7 +41,7 @@ pub struct BytesColumn {
 /// Gathered values of variable length in host memory, in Arrow's layout.
 #[derive(Clone, Debug)]
 pub struct HostBytes {
-    /// Where each value begins and, one entry more than rows, the last one ends.
+    /// Start of each value, and the end of the last value: one entry more than rows.
     pub offsets: Buffer,
     /// The values, one after the other. Nulls have no bytes.
     pub data: Buffer,
@@ -53,23 +54,24 @@ pub struct HostBytes {
 /// The values of one key column.
 #[derive(Clone, Debug)]
 pub struct ValueField {
-    /// Where they are.
+    /// The values themselves.
     pub values: KeyValues,
-    /// Whether null matches null; else a row that is null here has no key.
+    /// True if null matches null. Otherwise a row that is null here has no key.
     pub nulls_equal: bool,
 }
 
-/// Values that are equal exactly when they look the same: of fixed width in their encoding, of variable length byte by byte.
+/// Values that are equal exactly when their bits are: in their encoding if of fixed width, byte by
+/// byte if of variable length.
 #[derive(Clone, Debug)]
 pub enum KeyValues {
-    /// Of fixed width.
+    /// Values of fixed width.
     Fixed {
         /// The values.
         column: Column,
-        /// How they are read, with nothing taken off.
+        /// Encoding of the values, with no minimum subtracted.
         encoding: KeyEncoding,
     },
-    /// Of variable length.
+    /// Values of variable length.
     Bytes(BytesColumn),
 }
 
@@ -91,11 +93,11 @@ impl ValueField {
     }
 }
 
-/// How values become a hash of 128 bits.
+/// Parameters of the hash of 128 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashing {
     /// A random number, the same for both sides.
     pub seed: u64,
-    /// The bits of the hash that are kept: all of them, but for tests that want collisions.
+    /// Bits of the hash that are kept: all, except in tests that want collisions.
     pub mask: u128,
 }
